@@ -51,12 +51,11 @@ _SPARK_FIXTURES = {
     "spark_local": sessions.LOCAL,
     "spark_ml": sessions.ML,
     "spark_cluster": sessions.CLUSTER,
-    "spark_cluster_one_slot": sessions.CLUSTER_ONE_SLOT,
     "spark_standalone": sessions.STANDALONE,
     "spark_session_on": None,  # any master, named by the test
 }
 _LARGEST = (
-    *("spark_local", "spark_ml", "spark_cluster", "spark_cluster_one_slot"),
+    *("spark_local", "spark_ml", "spark_cluster"),
     *("spark_standalone", "spark_session_on"),
 )
 """Groups of tests that take longest, see `_group`: no worker may come to one of them last."""
@@ -284,12 +283,6 @@ def spark_ml(spark_sessions: SparkSessions) -> SparkSession:
 def spark_cluster(spark_sessions: SparkSessions) -> SparkSession:
     """A session on two executors of two slots."""
     return spark_sessions.get(sessions.CLUSTER)
-
-
-@pytest.fixture
-def spark_cluster_one_slot(spark_sessions: SparkSessions) -> SparkSession:
-    """A session on two executors of one slot."""
-    return spark_sessions.get(sessions.CLUSTER_ONE_SLOT)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ Runs in: the process of pytest
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -180,3 +181,12 @@ def frame_head(nbytes: int) -> bytes:
 def text_frame(payload: bytes) -> bytes:
     """A client's text frame, whatever its payload."""
     return Frame(Opcode.TEXT, payload).serialize(mask=True)
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has a loopback of IP version 6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True

@@ -10,22 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from sparkdl.control.channel import (
-    ChildPipe,
-    Consumed,
-    EndMark,
-    Imported,
-    Local,
-    Raised,
-    Release,
-    Results,
-    Returned,
-    Segment,
-    Unframer,
-    frame,
-    receive,
-    send,
-)
+from sparkdl.control import channel as ch
 from sparkdl.control.messages import EpochEnd
 from tests.doubles.feeds import SOON_S, no_descriptors_left
 
@@ -36,8 +21,8 @@ class Agent:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.ours, self.child_end = socket.socketpair()
-        self.heard: list[tuple[Local, int]] = []
-        self.pipe = ChildPipe(self.loop, self.ours, lambda *heard: self.heard.append(heard))
+        self.heard: list[tuple[ch.Local, int]] = []
+        self.pipe = ch.ChildPipe(self.loop, self.ours, lambda *heard: self.heard.append(heard))
         self.child_end.settimeout(SOON_S)
 
     def turn(self) -> None:
@@ -58,7 +43,7 @@ class Agent:
         assert is_done()
 
     @property
-    def messages(self) -> list[Local]:
+    def messages(self) -> list[ch.Local]:
         return [message for message, _ in self.heard]
 
 
@@ -95,48 +80,18 @@ def is_open(fd: int) -> bool:
     return True
 
 
-def segment(number: int, feed: str = "input") -> Segment:
-    return Segment(feed, number, 0, 1, 1)
+def segment(number: int, feed: str = "input") -> ch.Segment:
+    return ch.Segment(feed, number, 0, 1, 1)
 
 
-def received(child_end: socket.socket, count: int) -> list[tuple[Local, int]]:
-    found: list[tuple[Local, int]] = []
-    unframer = Unframer()
+def received(child_end: socket.socket, count: int) -> list[tuple[ch.Local, int]]:
+    found: list[tuple[ch.Local, int]] = []
+    unframer = ch.Unframer()
     while len(found) < count:
-        messages = receive(child_end, unframer)
+        messages = ch.receive(child_end, unframer)
         assert messages is not None, "the pipe has ended"
         found += messages
     return found
-
-
-def test_messages_and_their_descriptors_arrive_in_order() -> None:
-    with opened() as agent:
-        agent.pipe.send(EpochEnd("input", 0, {0: 1}))
-        for number in range(3):
-            agent.pipe.send(segment(number), memory(b"%d" % number))
-        agent.pipe.send(EndMark("input"))
-        found = received(agent.child_end, 5)
-        assert [message for message, _ in found] == [
-            EpochEnd("input", 0, {0: 1}),
-            *(segment(number) for number in range(3)),
-            EndMark("input"),
-        ]
-        assert [content(fd) for _, fd in found if fd >= 0] == [b"0", b"1", b"2"]
-
-
-def test_descriptor_belongs_to_the_pipe_once_it_is_sent() -> None:
-    with opened() as agent:
-        fd = memory()
-        agent.pipe.send(segment(0), fd)
-        assert not is_open(fd)
-
-
-def test_descriptors_are_not_inherited_by_programs_that_the_child_starts() -> None:
-    with opened() as agent:
-        agent.pipe.send(segment(0), memory())
-        ((_, fd),) = received(agent.child_end, 1)
-        assert not os.get_inheritable(fd)
-        os.close(fd)
 
 
 def test_more_than_the_socket_holds_is_queued_and_arrives_whole_and_in_order() -> None:
@@ -147,18 +102,18 @@ def test_more_than_the_socket_holds_is_queued_and_arrives_whole_and_in_order() -
         for number, fd in enumerate(fds):
             agent.pipe.send(segment(number, "y" * 20_000), fd)
         assert all(is_open(fd) for fd in fds)  # queued, for nobody reads yet
-        found: list[tuple[Local, int]] = []
-        unframer = Unframer()
+        found: list[tuple[ch.Local, int]] = []
+        unframer = ch.Unframer()
         agent.child_end.setblocking(False)
 
         def is_whole() -> bool:
             with suppress(BlockingIOError):
-                found.extend(receive(agent.child_end, unframer) or [])
+                found.extend(ch.receive(agent.child_end, unframer) or [])
             return len(found) == 41
 
         agent.turn_until(is_whole)
         assert found[0] == (large, -1)
-        assert [m.number for m, _ in found if isinstance(m, Segment)] == list(range(40))
+        assert [m.number for m, _ in found if isinstance(m, ch.Segment)] == list(range(40))
         assert [content(fd) for _, fd in found[1:]] == [b"%d" % n for n in range(40)]
         assert not any(is_open(fd) for fd in fds)
 
@@ -171,54 +126,43 @@ def test_closed_pipe_closes_what_is_queued_and_what_comes_later() -> None:
         agent.pipe.close()
         assert not is_open(queued)
         agent.pipe.send(segment(1), later)
-        agent.pipe.send(EndMark("input"))
+        agent.pipe.send(ch.EndMark("input"))
         assert not is_open(later)
 
 
 def test_what_the_child_says_is_heard_in_order_and_whole() -> None:
     with opened() as agent:
         fd = memory(b"result")
-        send(agent.child_end, Imported())
-        send(agent.child_end, Results("0.a", 1), fd)
-        send(agent.child_end, Consumed("input", 1, 0))
+        ch.send(agent.child_end, ch.Imported())
+        ch.send(agent.child_end, ch.Results("0.a", 1), fd)
+        ch.send(agent.child_end, ch.Consumed("input", 1, 0))
         agent.turn()
-        assert agent.messages == [Imported(), Results("0.a", 1), Consumed("input", 1, 0)]
+        assert agent.messages == [ch.Imported(), ch.Results("0.a", 1), ch.Consumed("input", 1, 0)]
         assert is_open(fd)  # the sender keeps its own
         os.close(fd)
         assert content(agent.heard[1][1]) == b"result"
 
 
-def test_message_that_comes_in_pieces_is_heard_once_it_is_whole() -> None:
-    with opened() as agent:
-        data = frame(Release("input", (7,))) + frame(Imported())
-        ends = [len(frame(Release("input", (7,)))), len(data)]
-        for count in range(1, len(data) + 1):
-            agent.child_end.send(data[count - 1 : count])
-            agent.turn()
-            assert len(agent.heard) == sum(count >= end for end in ends)
-        assert agent.messages == [Release("input", (7,)), Imported()]
-
-
 def test_last_words_are_heard_when_the_pipe_is_closed() -> None:
     with opened() as agent:
-        send(agent.child_end, Consumed("input", 1, 0))
-        send(agent.child_end, Returned(b"result"))
+        ch.send(agent.child_end, ch.Consumed("input", 1, 0))
+        ch.send(agent.child_end, ch.Returned(b"result"))
         agent.child_end.close()
         agent.pipe.close()
-        assert agent.messages == [Consumed("input", 1, 0), Returned(b"result")]
+        assert agent.messages == [ch.Consumed("input", 1, 0), ch.Returned(b"result")]
 
 
 def test_last_words_are_heard_though_rows_for_the_child_can_no_longer_be_sent() -> None:
     """A child returns while feeders still bring rows."""
     with opened() as agent:
-        send(agent.child_end, Returned(b"result"))
+        ch.send(agent.child_end, ch.Returned(b"result"))
         agent.child_end.close()
         fds = [memory(), memory()]
         for number, fd in enumerate(fds):
             agent.pipe.send(segment(number), fd)
         assert not any(is_open(fd) for fd in fds)
         agent.turn()
-        assert agent.messages == [Returned(b"result")]
+        assert agent.messages == [ch.Returned(b"result")]
 
 
 def test_rows_that_wait_when_the_child_ends_are_dropped_and_its_last_words_heard() -> None:
@@ -226,17 +170,17 @@ def test_rows_that_wait_when_the_child_ends_are_dropped_and_its_last_words_heard
         agent.pipe.send(EpochEnd("x" * 3_000_000, 0, {}))
         fd = memory()
         agent.pipe.send(segment(0), fd)
-        send(agent.child_end, Returned(b"result"))
+        ch.send(agent.child_end, ch.Returned(b"result"))
         agent.child_end.close()
         agent.turn_until(lambda: not is_open(fd) and bool(agent.heard))
-        assert agent.messages == [Returned(b"result")]
+        assert agent.messages == [ch.Returned(b"result")]
 
 
 def test_descriptor_of_a_message_that_never_came_whole_is_closed() -> None:
     before = set(os.listdir("/dev/fd"))
     with opened() as agent:
         fd = memory()
-        socket.send_fds(agent.child_end, [frame(Results("0.a", 1))[:-3]], [fd])
+        socket.send_fds(agent.child_end, [ch.frame(ch.Results("0.a", 1))[:-3]], [fd])
         os.close(fd)
         agent.turn()
         assert agent.heard == []
@@ -253,14 +197,16 @@ def test_close_can_be_repeated(times: int) -> None:
 def test_child_that_says_no_message_has_failed_and_is_hung_up_on() -> None:
     """User code has written to the pipe, perhaps: the number of a descriptor that it has closed."""
     with opened() as agent:
-        agent.child_end.sendall(frame(Imported()) + b"\0\0\0\5hello" + frame(EndMark("x")))
+        agent.child_end.sendall(
+            ch.frame(ch.Imported()) + b"\0\0\0\5hello" + ch.frame(ch.EndMark("x"))
+        )
         agent.turn_until(lambda: len(agent.heard) == 2)
         first, failed = agent.messages
-        assert first == Imported()
-        assert isinstance(failed, Raised)
+        assert first == ch.Imported()
+        assert isinstance(failed, ch.Raised)
         assert failed.failure.message.startswith("ProtocolError: not a message on the pipe")
         assert agent.child_end.recv(1) == b""  # upon which a child ends itself
-        agent.pipe.send(EndMark("x"))
+        agent.pipe.send(ch.EndMark("x"))
         agent.pipe.close()
         assert len(agent.heard) == 2
 
@@ -268,8 +214,8 @@ def test_child_that_says_no_message_has_failed_and_is_hung_up_on() -> None:
 def test_results_for_which_there_is_no_descriptor_are_heard_without() -> None:
     with opened() as agent:
         fd = memory()
-        send(agent.child_end, Results("p", 1), fd)
+        ch.send(agent.child_end, ch.Results("p", 1), fd)
         with no_descriptors_left():
             agent.turn()
         os.close(fd)
-        assert agent.heard == [(Results("p", 1), -1)]
+        assert agent.heard == [(ch.Results("p", 1), -1)]

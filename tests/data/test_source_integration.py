@@ -102,13 +102,6 @@ def test_writing_what_fails_leaves_what_was_there(
         check_that_failing_leaves_what_was_there(spark_local, tmp_path / mode, mode)
 
 
-@pytest.mark.deep  # the same with tasks in other processes than the driver's
-def test_overwriting_with_what_fails_on_executors_leaves_what_was_there(
-    spark_cluster: SparkSession, tmp_path: Path
-) -> None:
-    check_that_failing_leaves_what_was_there(spark_cluster, tmp_path, "overwrite")
-
-
 def check_that_failing_leaves_what_was_there(spark: SparkSession, folder: Path, mode: str) -> None:
     old = write(folder / "old", [example({"id": (Kind.INT64, [1])})])
     before = old.read_bytes()

@@ -41,6 +41,11 @@ class Lab:
         for rank in range(self.size):
             _asks(self.folder, rank).write_bytes(cloudpickle.dumps((body, args)))
 
+    def ended(self, feed: str) -> list[Any]:
+        """End a feed; return what the nodes return."""
+        self.cluster.end_feeds(feed)
+        return self.results()
+
     def results(self) -> list[Any]:
         """Wait for what `body` returned on each node, by rank; raise what it raised."""
         found = [

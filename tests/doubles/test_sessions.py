@@ -66,11 +66,6 @@ def test_two_executors_of_two_slots(spark_cluster: SparkSession) -> None:
     assert _executors_are_two(spark_cluster)
 
 
-@pytest.mark.deep  # as of two slots
-def test_two_executors_of_one_slot(spark_cluster_one_slot: SparkSession) -> None:
-    assert _executors_are_two(spark_cluster_one_slot)
-
-
 def test_standalone_workers_are_processes_of_their_own(spark_standalone: SparkSession) -> None:
     assert str(spark_standalone.sparkContext.master).startswith("spark://127.0.0.1:")
     assert _executors_are_two(spark_standalone)

@@ -17,33 +17,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from sparkdl.control import messages as msg
 from sparkdl.control.auth import bearer
 from sparkdl.control.cause import CutLink, fetch_cause
 from sparkdl.control.client import CoordinatorClient
-from sparkdl.control.messages import (
-    Begin,
-    ChildFailed,
-    ChildReturned,
-    ChildRunning,
-    FeedCount,
-    FeedEnd,
-    FeedProgress,
-    FetchLog,
-    FromAgent,
-    Hello,
-    LastLines,
-    LogLines,
-    LogTail,
-    NewRound,
-    NodeActive,
-    Offer,
-    Refused,
-    Stop,
-    StopChild,
-    ToAgent,
-    decode_to_agent,
-    encode,
-)
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
     ConfigError,
@@ -79,11 +56,11 @@ class FakeAgent:
     connection: ClientConnection
     node_id: int
 
-    def say(self, message: FromAgent) -> None:
-        self.connection.send(encode(message))
+    def say(self, message: msg.FromAgent) -> None:
+        self.connection.send(msg.encode(message))
 
-    def hears(self) -> ToAgent:
-        return decode_to_agent(self.connection.recv(timeout=SOON_S))
+    def hears(self) -> msg.ToAgent:
+        return msg.decode_to_agent(self.connection.recv(timeout=SOON_S))
 
     def hears_the_end(self) -> bool:
         try:
@@ -110,9 +87,9 @@ class Play:
         connecting = connect(self.url, additional_headers=headers, proxy=None)
         agent = FakeAgent(self.connections.enter_context(connecting), node_id)
         name = agent_id or f"agent-{node_id}"
-        agent.say(Hello(node_id, 0, name, f"host-{node_id}", 40 + node_id, "", "3", "process"))
+        agent.say(msg.Hello(node_id, 0, name, f"host-{node_id}", 40 + node_id, "", "3", "process"))
         if offers:
-            agent.say(Offer(0, 9000 + node_id))
+            agent.say(msg.Offer(0, 9000 + node_id))
         else:
             self.until(lambda view: name in ids_of(view))
         return agent
@@ -121,7 +98,7 @@ class Play:
         """Have all agents join, and the world begin."""
         agents = [self.agent(node_id) for node_id in range(num_nodes)]
         for agent in agents:
-            assert agent.hears() == Begin(world_of(num_nodes))
+            assert agent.hears() == msg.Begin(world_of(num_nodes))
         return agents
 
     def until(self, is_true: Callable[[View], bool]) -> None:
@@ -179,9 +156,9 @@ def play() -> Iterator[Play]:
         yield play
 
 
-def child_failed(node_id: int, kind: FailureKind, time_s: float) -> ChildFailed:
+def child_failed(node_id: int, kind: FailureKind, time_s: float) -> msg.ChildFailed:
     node = plan_nodes(9)[node_id]
-    return ChildFailed(0, Failure(node.name, kind, "ValueError: no", time_s, node_id=node_id))
+    return msg.ChildFailed(0, Failure(node.name, kind, "ValueError: no", time_s, node_id=node_id))
 
 
 # Gathering.
@@ -191,8 +168,8 @@ def test_the_world_begins_when_all_have_offered_and_everyone_is_told(play: Play)
     first = play.agent(1)
     second = play.agent(0, offers=False)
     assert isinstance(play.controller.look(lambda view: view.state), states.Gathering)
-    second.say(Offer(0, 9000))
-    begin = Begin(world_of(2))
+    second.say(msg.Offer(0, 9000))
+    begin = msg.Begin(world_of(2))
     assert (first.hears(), second.hears()) == (begin, begin)
     state = play.until_is(states.Running)
     assert isinstance(state, states.Running)
@@ -206,7 +183,7 @@ def test_nodes_that_do_not_come_in_time_are_named_and_the_others_stopped() -> No
         error = play.controller.look(lambda view: failure_of(view.state))
         assert type(error) is ReservationTimeoutError
         assert "1 of 3 nodes came up within 0.2 s; missing: worker:0, worker:2." in str(error)
-        assert agent.hears() == StopChild(0)
+        assert agent.hears() == msg.StopChild(0)
 
 
 def test_a_job_that_cannot_carry_the_nodes_ends_the_wait(play: Play) -> None:
@@ -214,7 +191,7 @@ def test_a_job_that_cannot_carry_the_nodes_ends_the_wait(play: Play) -> None:
     play.until(lambda view: bool(ids_of(view)))
     problem = LaunchError("the Spark job failed")
     play.controller.submit(states.LaunchBroke(problem))
-    assert agent.hears() == StopChild(0)
+    assert agent.hears() == msg.StopChild(0)
     assert play.controller.look(lambda view: failure_of(view.state)) is problem
 
 
@@ -222,9 +199,9 @@ def test_a_twin_of_a_living_agent_waits_and_takes_over_when_it_leaves(play: Play
     first, twin = play.agent(0), play.agent(0, "twin", offers=False)
     first.leave()
     play.until(lambda view: ids_of(view) == {"twin"})
-    twin.say(Offer(0, 9000))
+    twin.say(msg.Offer(0, 9000))
     other = play.agent(1)
-    assert (twin.hears(), other.hears()) == (Begin(world_of(2)), Begin(world_of(2)))
+    assert (twin.hears(), other.hears()) == (msg.Begin(world_of(2)), msg.Begin(world_of(2)))
 
 
 def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None:
@@ -243,10 +220,10 @@ def test_a_lost_port_begins_another_world_with_the_new_ports(play: Play) -> None
     agents = play.world()
     agents[1].say(child_failed(1, "port", 5.0))
     for agent in agents:
-        assert agent.hears() == NewRound(1)
-        agent.say(Offer(1, 9500 + agent.node_id))
+        assert agent.hears() == msg.NewRound(1)
+        agent.say(msg.Offer(1, 9500 + agent.node_id))
     for agent in agents:
-        assert agent.hears() == Begin(world_of(2, 1, 9500))
+        assert agent.hears() == msg.Begin(world_of(2, 1, 9500))
     play.until_is(states.Running)
 
 
@@ -256,8 +233,8 @@ def test_a_lost_port_begins_another_world_with_the_new_ports(play: Play) -> None
 def test_results_of_all_nodes_finish_the_job(play: Play) -> None:
     agents = play.world()
     for agent in agents:
-        agent.say(ChildRunning(0, 1))
-        agent.say(ChildReturned(0, b"result of %d" % agent.node_id))
+        agent.say(msg.ChildRunning(0, 1))
+        agent.say(msg.ChildReturned(0, b"result of %d" % agent.node_id))
     state = play.until_is(states.Finished)
     assert isinstance(state, states.Finished)
     assert {node_id: message.result for node_id, message in state.returned.items()} == {
@@ -273,7 +250,7 @@ def test_an_agent_that_vanishes_is_a_lost_node_and_the_others_are_stopped(play: 
     heard = agents[0].hears()
     error = play.controller.look(lambda view: failure_of(view.state))
     assert type(error) is NodeLostError
-    assert heard == StopChild(0, error.root_cause.describe())
+    assert heard == msg.StopChild(0, error.root_cause.describe())
     lost = error.root_cause
     assert (lost.node, lost.rank, lost.host, lost.pid) == ("worker:1", 1, "host-1", 41)
     assert lost.message.startswith("its connection broke")
@@ -286,7 +263,7 @@ def test_an_agent_that_says_no_message_is_a_lost_node_with_the_reason(play: Play
     heard = agents[1].hears()
     error = play.controller.look(lambda view: failure_of(view.state))
     assert type(error) is NodeLostError
-    assert heard == StopChild(0, error.root_cause.describe())
+    assert heard == msg.StopChild(0, error.root_cause.describe())
     assert "an agent sent something that is no message" in str(error)
 
 
@@ -302,7 +279,7 @@ def test_the_earliest_failure_is_the_root_cause_whoever_is_heard_first(
     heard = [agent.hears() for agent in agents]
     error = play.controller.look(lambda view: failure_of(view.state))
     assert type(error) is NodeFailedError
-    assert heard == [StopChild(0, error.root_cause.describe())] * 2
+    assert heard == [msg.StopChild(0, error.root_cause.describe())] * 2
     assert [failure.node for failure in error.failures] == ["worker:1", "worker:0"]
 
 
@@ -313,8 +290,8 @@ def test_who_comes_late_is_sent_away(play: Play) -> None:
     headers = {"Authorization": bearer(TOKEN)}
     with connect(play.url, additional_headers=headers, proxy=None) as connection:
         late = FakeAgent(connection, 0)
-        late.say(Hello(0, 1, "late", "h", 1, "", "3", "task"))
-        assert late.hears() == Stop(0.0)
+        late.say(msg.Hello(0, 1, "late", "h", 1, "", "3", "task"))
+        assert late.hears() == msg.Stop(0.0)
 
 
 def test_an_event_out_of_place_is_logged_and_changes_nothing(
@@ -325,7 +302,7 @@ def test_an_event_out_of_place_is_logged_and_changes_nothing(
     with caplog.at_level(logging.ERROR):
         play.controller.submit(states.DeadlinePassed())
         late = play.agent(0)
-        assert late.hears() == Stop(0.0)
+        assert late.hears() == msg.Stop(0.0)
     assert "DeadlinePassed in Stopped" in caplog.text
     assert play.controller.look(lambda view: view.state) == before
 
@@ -336,7 +313,7 @@ def test_host_that_a_feeder_does_not_reach_is_left_though_its_agent_answers() ->
         agents = play.world()
         assert fetch_cause(play.url, TOKEN, None, CutLink(0, 1, "host-0")) == ""
         assert left.get(timeout=SOON_S) == ("host-1", True)
-        assert agents[1].hears() == Stop(0.0)
+        assert agents[1].hears() == msg.Stop(0.0)
         failed = play.until_is(states.Failed)
         error = failure_of(failed)
         assert isinstance(error, NodeLostError)
@@ -351,7 +328,7 @@ def test_a_stop_reaches_everyone_and_is_over_when_all_have_gone(play: Play) -> N
     agents = [*play.world(), play.agent(0, "twin", offers=False)]
     play.controller.submit(states.StopAsked(3.0, SOON_S))
     for agent in agents:
-        assert agent.hears() == Stop(3.0)
+        assert agent.hears() == msg.Stop(3.0)
         agent.leave()
     state = play.until_is(states.Stopped)
     assert isinstance(state, states.Stopped)
@@ -361,7 +338,7 @@ def test_a_stop_reaches_everyone_and_is_over_when_all_have_gone(play: Play) -> N
 def test_agents_that_do_not_go_in_time_are_named(play: Play) -> None:
     agents = play.world()
     play.controller.submit(states.StopAsked(0.0, 0.1))
-    assert [agent.hears() for agent in agents] == [Stop(0.0)] * 2
+    assert [agent.hears() for agent in agents] == [msg.Stop(0.0)] * 2
     state = play.until_is(states.Stopped)
     assert isinstance(state, states.Stopped)
     assert state.left_behind == ("worker:0", "worker:1")
@@ -372,32 +349,32 @@ def test_agents_that_do_not_go_in_time_are_named(play: Play) -> None:
 
 def test_a_broadcast_reaches_the_nodes_it_is_for(play: Play) -> None:
     agents = play.world()
-    play.controller.broadcast(FeedEnd(("a",)), {1})
-    play.controller.broadcast(FeedEnd(()), {0, 1, 99})
-    assert agents[0].hears() == FeedEnd(())
-    assert [agents[1].hears() for _ in range(2)] == [FeedEnd(("a",)), FeedEnd(())]
+    play.controller.broadcast(msg.FeedEnd(("a",)), {1})
+    play.controller.broadcast(msg.FeedEnd(()), {0, 1, 99})
+    assert agents[0].hears() == msg.FeedEnd(())
+    assert [agents[1].hears() for _ in range(2)] == [msg.FeedEnd(("a",)), msg.FeedEnd(())]
 
 
 def test_a_broadcast_for_another_world_reaches_nobody(play: Play) -> None:
     agents = play.world()
-    play.controller.broadcast(FeedEnd(("old",)), {0, 1}, generation=1)
-    play.controller.broadcast(FeedEnd(("now",)), {0, 1}, generation=0)
-    assert [agent.hears() for agent in agents] == [FeedEnd(("now",))] * 2
+    play.controller.broadcast(msg.FeedEnd(("old",)), {0, 1}, generation=1)
+    play.controller.broadcast(msg.FeedEnd(("now",)), {0, 1}, generation=0)
+    assert [agent.hears() for agent in agents] == [msg.FeedEnd(("now",))] * 2
 
 
 def test_progress_counts_news_only(play: Play) -> None:
     agents = play.world()
-    counts = FeedCount("x", 10, 4), FeedCount("y", 1, 1, closed=True)
-    agents[0].say(FeedProgress(counts))
-    agents[0].say(FeedProgress(counts))
-    agents[0].say(ChildReturned(0, b""))
-    agents[1].say(FeedProgress((FeedCount("x", 7, 7),)))
+    counts = msg.FeedCount("x", 10, 4), msg.FeedCount("y", 1, 1, closed=True)
+    agents[0].say(msg.FeedProgress(counts))
+    agents[0].say(msg.FeedProgress(counts))
+    agents[0].say(msg.ChildReturned(0, b""))
+    agents[1].say(msg.FeedProgress((msg.FeedCount("x", 7, 7),)))
     play.until(lambda view: (1, "x") in view.feeds and bool(getattr(view.state, "returned", ())))
     feeds, progress = play.controller.look(lambda view: (dict(view.feeds), view.progress))
     assert feeds == {
         (0, "x"): counts[0],
         (0, "y"): counts[1],
-        (1, "x"): FeedCount("x", 7, 7),
+        (1, "x"): msg.FeedCount("x", 7, 7),
     }
     assert progress == 3
 
@@ -413,10 +390,10 @@ def test_a_log_is_fetched_from_its_node(play: Play) -> None:
         thread = threading.Thread(target=fetch)
         thread.start()
         asked = agents[1].hears()
-        assert isinstance(asked, FetchLog)
+        assert isinstance(asked, msg.FetchLog)
         assert asked.lines == 20
-        agents[1].say(LogTail(asked.request + 1000, 0, ("not asked for",)))
-        agents[1].say(LogTail(asked.request, 0, (text, "line")))
+        agents[1].say(msg.LogTail(asked.request + 1000, 0, ("not asked for",)))
+        agents[1].say(msg.LogTail(asked.request, 0, (text, "line")))
         thread.join()
         assert answers.get_nowait() == (text, "line")
 
@@ -426,19 +403,19 @@ def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: P
     assert play.controller.fetch_log(7, 5, Deadline.after(SOON_S)) == ()
     assert play.controller.fetch_log(0, 5, Deadline.after(0.05)) == ()
     asked = agents[0].hears()
-    assert isinstance(asked, FetchLog)
-    agents[0].say(LogTail(asked.request, 0, ("too late",)))
-    agents[0].say(ChildReturned(0, b""))
+    assert isinstance(asked, msg.FetchLog)
+    agents[0].say(msg.LogTail(asked.request, 0, ("too late",)))
+    agents[0].say(msg.ChildReturned(0, b""))
     play.until(lambda view: bool(getattr(view.state, "returned", ())))
 
 
 def test_the_last_lines_of_a_child_outlive_its_agent_and_the_cluster(play: Play) -> None:
     agents = play.world()
     twin = play.agent(0, "twin", offers=False)
-    twin.say(LastLines(0, ("of nobody",)))
-    agents[0].say(LastLines(0, ("of the first child",)))
-    agents[0].say(LastLines(0, ("one", "two", "three")))
-    agents[0].say(ChildReturned(0, b""))
+    twin.say(msg.LastLines(0, ("of nobody",)))
+    agents[0].say(msg.LastLines(0, ("of the first child",)))
+    agents[0].say(msg.LastLines(0, ("one", "two", "three")))
+    agents[0].say(msg.ChildReturned(0, b""))
     play.until(lambda view: bool(getattr(view.state, "returned", ())))
     play.controller.close()
     for lines, kept in ((2, ("two", "three")), (9, ("one", "two", "three")), (0, ())):
@@ -457,13 +434,13 @@ def test_logs_of_earlier_attempts_come_before_those_of_the_child_that_runs(play:
         thread = threading.Thread(target=fetch)
         thread.start()
         asked = agents[0].hears()
-        assert isinstance(asked, FetchLog)
-        agents[0].say(LogTail(asked.request, generation, ("now", "and now")))
+        assert isinstance(asked, msg.FetchLog)
+        agents[0].say(msg.LogTail(asked.request, generation, ("now", "and now")))
         thread.join()
         return answers.get_nowait()
 
     assert fetched(0) == ("now", "and now"), "one attempt has no heading"
-    agents[0].say(LastLines(0, ("now", "and now", "the end")))
+    agents[0].say(msg.LastLines(0, ("now", "and now", "the end")))
     assert fetched(0) == ("now", "and now"), "it is the same child, which has just ended"
     headings = [f"sparkdl: attempt {n + 1} (generation {n})" for n in range(2)]
     both = (headings[0], "now", "and now", "the end", headings[1], "now", "and now")
@@ -475,7 +452,7 @@ def test_logs_of_earlier_attempts_come_before_those_of_the_child_that_runs(play:
 def test_node_that_cannot_start_is_the_launchs_error(play: Play) -> None:
     address = play.controller.address
     assert address is not None
-    refused = Refused("FrameworkMissingError", "no torch on exec-7")
+    refused = msg.Refused("FrameworkMissingError", "no torch on exec-7")
     asyncio.run(CoordinatorClient.say(address.url, TOKEN, SOON_S, refused))
     play.until_is(states.Failed)
     problem = play.controller.look(lambda view: failure_of(view.state))
@@ -488,11 +465,11 @@ def test_lines_of_the_children_are_handed_on_with_the_nodes_name() -> None:
     with playing(on_log=lines.put) as play:
         agents = play.world()
         twin = play.agent(0, "twin", offers=False)
-        twin.say(LogLines(("of nobody",)))
-        agents[1].say(LogLines(("a", "b")))
+        twin.say(msg.LogLines(("of nobody",)))
+        agents[1].say(msg.LogLines(("a", "b")))
         assert lines.get(timeout=SOON_S) == LogLine("worker:1", "a")
         assert lines.get(timeout=SOON_S) == LogLine("worker:1", "b")
-        agents[0].say(LogLines(("noise", "c"), noise=(0,)))
+        agents[0].say(msg.LogLines(("noise", "c"), noise=(0,)))
         assert lines.get(timeout=SOON_S) == LogLine("worker:0", "c")
 
 
@@ -502,8 +479,8 @@ def test_an_on_log_that_raises_costs_no_node(caplog: pytest.LogCaptureFixture) -
 
     with playing(on_log=on_log) as play:
         agents = play.world()
-        agents[0].say(LogLines(("x",)))
-        agents[0].say(ChildReturned(0, b""))
+        agents[0].say(msg.LogLines(("x",)))
+        agents[0].say(msg.ChildReturned(0, b""))
         play.until(lambda view: bool(getattr(view.state, "returned", ())))
         assert isinstance(play.controller.look(lambda view: view.state), states.Running)
     assert "ValueError: x" in caplog.text
@@ -530,7 +507,7 @@ def test_a_closed_controller_takes_everything_and_does_nothing(play: Play) -> No
     play.controller.close()
     before = play.controller.look(lambda view: view.state)
     play.controller.submit(states.StopAsked(0.0, 0.0))
-    play.controller.broadcast(FeedEnd(()), {0, 1})
+    play.controller.broadcast(msg.FeedEnd(()), {0, 1})
     assert play.controller.fetch_log(0, 5, Deadline.after(SOON_S)) == ()
     assert play.controller.look(lambda view: view.state) is before
 
@@ -632,7 +609,7 @@ def test_report_is_handed_on_once_with_its_rank(play: Play) -> None:
     agent, _ = play.agent(1), play.agent(0)
     play.until_is(states.Running)
     for step in (3, 3, 4):
-        agent.say(NodeActive(0, step, {"loss": 0.5}))
+        agent.say(msg.NodeActive(0, step, {"loss": 0.5}))
     first, second = (reports.get(timeout=SOON_S) for _ in range(2))
     assert (first.node, first.rank, first.step, first.metrics) == ("worker:1", 1, 3, {"loss": 0.5})
     assert second.step == 4

@@ -10,54 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.messages import (
-    Begin,
-    ChildFailed,
-    ChildReturned,
-    Detach,
-    Hello,
-    NewRound,
-    Offer,
-    StopChild,
-)
+from sparkdl.control import messages as msg
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.options import Recovery, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import CheckpointRef, Resume
+from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
-from sparkdl.driver.lifecycle.state import (
-    Action,
-    AgentDetached,
-    AgentJoined,
-    AgentLeft,
-    AgentOffered,
-    CheckpointMade,
-    ChildBroke,
-    ChildGaveResult,
-    DeadlinePassed,
-    Event,
-    Failed,
-    Failing,
-    Finished,
-    Gathering,
-    LaunchBroke,
-    NodesBlamed,
-    Relaunch,
-    Running,
-    Send,
-    SlotsCounted,
-    State,
-    StopAsked,
-    Stopped,
-    Warn,
-    failure_of,
-)
 from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.slots.placement import Standing
 
-EXPIRED = DeadlinePassed()
+EXPIRED = states.DeadlinePassed()
 KILLED = ("signal", 9)
 RECOVERY = {each.name for each in fields(Recovery)}
 
@@ -75,21 +40,21 @@ class Play:
             is_fed=is_fed,
             settings=Settings(**{"max_restarts": 3, "recovery": Recovery(**recovery), **settings}),
         )
-        self.state: State = begin(self.spec, 0.0)
+        self.state: states.State = begin(self.spec, 0.0)
         self.now_s = 0.0
-        self.actions: list[Action] = []
+        self.actions: list[states.Action] = []
         ids = [chr(ord("a") + node.node_id) for node in self.spec.nodes]
         self.say(*(self.joined(i) for i in ids), *(self.offered(i) for i in ids))
-        assert isinstance(self.state, Running)
+        assert isinstance(self.state, states.Running)
 
-    def say(self, *events: Event) -> list[Action]:
+    def say(self, *events: states.Event) -> list[states.Action]:
         """Let things happen, a second apart; return what follows from the last one."""
         for event in events:
             self.now_s += 1.0
             self.state, self.actions = step(self.state, event, self.now_s)
         return self.actions
 
-    def expire(self) -> list[Action]:
+    def expire(self) -> list[states.Action]:
         self.now_s = self.state.deadline_s
         self.state, self.actions = step(self.state, EXPIRED, self.now_s)
         return self.actions
@@ -97,15 +62,17 @@ class Play:
     def node_id(self, agent_id: str) -> int:
         return ord(agent_id[0]) - ord("a")
 
-    def joined(self, agent_id: str) -> AgentJoined:
+    def joined(self, agent_id: str) -> states.AgentJoined:
         node_id = self.node_id(agent_id)
-        return AgentJoined(Hello(node_id, 0, agent_id, f"host-{agent_id}", 1, "x", "3", "task"))
+        return states.AgentJoined(
+            msg.Hello(node_id, 0, agent_id, f"host-{agent_id}", 1, "x", "3", "task")
+        )
 
-    def offered(self, agent_id: str, generation: int = 0, port: int = 80) -> AgentOffered:
-        return AgentOffered(agent_id, Offer(generation, port))
+    def offered(self, agent_id: str, generation: int = 0, port: int = 80) -> states.AgentOffered:
+        return states.AgentOffered(agent_id, msg.Offer(generation, port))
 
-    def left(self, agent_id: str) -> AgentLeft:
-        return AgentLeft(agent_id, "its connection closed", self.now_s)
+    def left(self, agent_id: str) -> states.AgentLeft:
+        return states.AgentLeft(agent_id, "its connection closed", self.now_s)
 
     def failure(self, agent_id: str, generation: int, kind: FailureKind = "signal") -> Failure:
         node = self.spec.nodes[self.node_id(agent_id)]
@@ -116,41 +83,45 @@ class Play:
             generation=generation,
         )
 
-    def broke(self, agent_id: str, generation: int = 0, kind: FailureKind = "signal") -> ChildBroke:
-        return ChildBroke(
-            agent_id, ChildFailed(generation, self.failure(agent_id, generation, kind))
+    def broke(
+        self, agent_id: str, generation: int = 0, kind: FailureKind = "signal"
+    ) -> states.ChildBroke:
+        return states.ChildBroke(
+            agent_id, msg.ChildFailed(generation, self.failure(agent_id, generation, kind))
         )
 
     @property
     def names(self) -> list[str]:
-        assert isinstance(self.state, Running)
+        assert isinstance(self.state, states.Running)
         return [member.node.name for member in self.state.world.members]
 
 
-def sent(actions: list[Action], kind: type) -> list[str]:
-    return [a.agent_id for a in actions if isinstance(a, Send) and isinstance(a.message, kind)]
+def sent(actions: list[states.Action], kind: type) -> list[str]:
+    return [
+        a.agent_id for a in actions if isinstance(a, states.Send) and isinstance(a.message, kind)
+    ]
 
 
-def resumes(actions: list[Action]) -> set[Resume]:
-    messages = [action.message for action in actions if isinstance(action, Send)]
-    return {message.resume for message in messages if isinstance(message, Begin)}
+def resumes(actions: list[states.Action]) -> set[Resume]:
+    messages = [action.message for action in actions if isinstance(action, states.Send)]
+    return {message.resume for message in messages if isinstance(message, msg.Begin)}
 
 
-def said(actions: list[Action]) -> str:
-    return "\n".join(action.text for action in actions if isinstance(action, Warn))
+def said(actions: list[states.Action]) -> str:
+    return "\n".join(action.text for action in actions if isinstance(action, states.Warn))
 
 
 def test_restart_goes_on_at_the_last_checkpoint_in_the_same_agents() -> None:
     play = Play()
     ref = CheckpointRef("/c/7", 7, 0)
-    play.say(CheckpointMade(ref), play.broke("b"))
+    play.say(states.CheckpointMade(ref), play.broke("b"))
     actions = play.expire()
-    assert isinstance(play.state, Gathering)
-    assert sent(actions, NewRound) == ["a", "b", "c"]
+    assert isinstance(play.state, states.Gathering)
+    assert sent(actions, msg.NewRound) == ["a", "b", "c"]
     assert "restart 1 of 3 because worker:1" in said(actions)
-    assert not [action for action in actions if isinstance(action, Relaunch)]
+    assert not [action for action in actions if isinstance(action, states.Relaunch)]
     actions = play.say(*(play.offered(i, 1) for i in "abc"))
-    assert sent(actions, Begin) == ["a", "b", "c"]
+    assert sent(actions, msg.Begin) == ["a", "b", "c"]
     assert resumes(actions) == {Resume(1, ref)}
 
 
@@ -161,8 +132,8 @@ def test_second_restart_in_a_row_is_held_back_and_children_come_up_meanwhile() -
     play.say(*(play.offered(i, 1) for i in "abc"), play.broke("c", 1))
     play.expire()
     assert play.say(*(play.offered(i, 2) for i in "abc")) == []
-    assert isinstance(play.state, Gathering)
-    assert sent(play.expire(), Begin) == ["a", "b", "c"]
+    assert isinstance(play.state, states.Gathering)
+    assert sent(play.expire(), msg.Begin) == ["a", "b", "c"]
 
 
 def test_child_that_dies_before_the_world_began_is_another_restart() -> None:
@@ -170,9 +141,9 @@ def test_child_that_dies_before_the_world_began_is_another_restart() -> None:
     play.say(play.broke("b"))
     play.expire()
     actions = play.say(play.broke("c", 1))
-    assert isinstance(play.state, Gathering)
+    assert isinstance(play.state, states.Gathering)
     assert (play.state.generation, play.state.is_held) == (2, True)
-    assert sent(actions, NewRound) == ["a", "b", "c"]
+    assert sent(actions, msg.NewRound) == ["a", "b", "c"]
     play.say(*(play.offered(i, 2) for i in "abc"))
     assert resumes(play.expire()) == {Resume(2)}
 
@@ -181,25 +152,25 @@ def test_lost_node_is_brought_back_and_told_of_the_round() -> None:
     play = Play()
     play.say(play.left("b"))
     actions = play.expire()
-    assert Relaunch((play.spec.nodes[1],)) in actions
+    assert states.Relaunch((play.spec.nodes[1],)) in actions
     play.say(play.offered("a", 1), play.offered("c", 1))
-    assert sent(play.say(play.joined("b2")), NewRound) == ["b2"]
-    assert sent(play.say(play.offered("b2", 1)), Begin) == ["a", "c", "b2"]
+    assert sent(play.say(play.joined("b2")), msg.NewRound) == ["b2"]
+    assert sent(play.say(play.offered("b2", 1)), msg.Begin) == ["a", "c", "b2"]
 
 
 def test_nodes_that_are_lost_during_a_restart_are_brought_back_as_well() -> None:
     play = Play()
     play.say(play.left("b"))
     play.expire()
-    assert play.say(play.left("c")) == [Relaunch(play.spec.nodes[1:])]
-    assert play.say(LaunchBroke(LaunchError("no"))) == [Relaunch(play.spec.nodes[1:])]
+    assert play.say(play.left("c")) == [states.Relaunch(play.spec.nodes[1:])]
+    assert play.say(states.LaunchBroke(LaunchError("no"))) == [states.Relaunch(play.spec.nodes[1:])]
 
 
 def test_without_restarts_nobody_is_brought_back() -> None:
     play = Play(max_restarts=0)
     play.say(play.left("b"))
-    assert sent(play.expire(), StopChild) == ["a", "c"]
-    assert isinstance(play.state, Failed)
+    assert sent(play.expire(), msg.StopChild) == ["a", "c"]
+    assert isinstance(play.state, states.Failed)
     assert play.state.note == ""
 
 
@@ -207,11 +178,11 @@ def test_node_that_does_not_come_back_is_the_end_with_the_first_failure_as_cause
     play = Play()
     play.say(play.left("b"))
     play.expire()
-    play.say(play.offered("a", 1), play.offered("c", 1), LaunchBroke(LaunchError("no slot")))
-    assert sent(play.expire(), StopChild) == ["a", "c"]
-    assert isinstance(play.state, Failed)
+    play.say(play.offered("a", 1), play.offered("c", 1), states.LaunchBroke(LaunchError("no slot")))
+    assert sent(play.expire(), msg.StopChild) == ["a", "c"]
+    assert isinstance(play.state, states.Failed)
     assert play.state.failures[0].node == "worker:1"
-    text = str(failure_of(play.state))
+    text = str(states.failure_of(play.state))
     assert "worker:1 (rank 1, pid 1) on host-b was lost" in text
     assert "elastic_timeout=60 s" in text
     assert text.endswith("The last attempt: no slot.")
@@ -223,19 +194,19 @@ def test_world_goes_on_with_fewer_nodes_and_grows_at_a_checkpoint() -> None:
     play.expire()
     play.say(play.offered("a", 1), play.offered("c", 1))
     actions = play.expire()
-    assert sent(actions, Begin) == ["a", "c"]
+    assert sent(actions, msg.Begin) == ["a", "c"]
     assert "without worker:1" in said(actions)
-    assert isinstance(play.state, Running)
+    assert isinstance(play.state, states.Running)
     assert play.names == ["worker:0", "worker:2"]
     assert [member.index for member in play.state.world.members] == [0, 1]
     assert [len(jobs) for jobs in play.state.world.cluster_spec().values()] == [2]
     # It is asked for again, comes, and takes part at the next checkpoint.
     one, two = CheckpointRef("/c/1", 1, 1), CheckpointRef("/c/2", 2, 1)
-    assert play.say(CheckpointMade(one)) == [Relaunch((play.spec.nodes[1],))]
+    assert play.say(states.CheckpointMade(one)) == [states.Relaunch((play.spec.nodes[1],))]
     assert play.say(play.joined("b2"), play.offered("b2")) == []
-    assert sent(play.say(CheckpointMade(two)), NewRound) == ["a", "c", "b2"]
+    assert sent(play.say(states.CheckpointMade(two)), msg.NewRound) == ["a", "c", "b2"]
     actions = play.say(*(play.offered(i, 2) for i in ("a", "c", "b2")))
-    assert sent(actions, Begin) == ["a", "c", "b2"]
+    assert sent(actions, msg.Begin) == ["a", "c", "b2"]
     assert resumes(actions) == {Resume(1, two)}, "growing is no restart"
 
 
@@ -246,10 +217,10 @@ def test_newcomer_that_goes_again_neither_fails_nor_delays_the_others() -> None:
     play.say(play.offered("a", 1), play.offered("c", 1))
     play.expire()
     play.say(play.joined("b2"), play.left("b2"))
-    assert isinstance(play.state, Running)
-    play.say(play.joined("b3"), CheckpointMade(CheckpointRef("/c/1", 1, 1)))
+    assert isinstance(play.state, states.Running)
+    play.say(play.joined("b3"), states.CheckpointMade(CheckpointRef("/c/1", 1, 1)))
     play.say(play.offered("a", 2), play.left("b3"))
-    assert sent(play.say(play.offered("c", 2)), Begin) == ["a", "c"]
+    assert sent(play.say(play.offered("c", 2)), msg.Begin) == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -269,26 +240,26 @@ def test_world_without_enough_nodes_or_a_role_does_not_begin(
     play.expire()
     play.say(*(play.offered(i, 1) for i in "abc" if i not in victims))
     play.expire()
-    assert isinstance(play.state, Failed)
+    assert isinstance(play.state, states.Failed)
 
 
 def test_all_run_again_whoever_had_returned() -> None:
     play = Play()
-    play.say(ChildGaveResult("a", ChildReturned(0, b"1")), play.broke("b"))
+    play.say(states.ChildGaveResult("a", msg.ChildReturned(0, b"1")), play.broke("b"))
     play.expire()
     play.say(*(play.offered(i, 1) for i in "abc"))
-    assert isinstance(play.state, Running)
+    assert isinstance(play.state, states.Running)
     assert play.state.returned == {}
-    play.say(*(ChildGaveResult(i, ChildReturned(1, b"2")) for i in "abc"))
-    assert isinstance(play.state, Finished)
+    play.say(*(states.ChildGaveResult(i, msg.ChildReturned(1, b"2")) for i in "abc"))
+    assert isinstance(play.state, states.Finished)
 
 
 def test_who_watches_the_nodes_may_blame_one_of_this_world() -> None:
     play = Play(on_hang="restart")
     hang = play.failure("b", 0, "hang")
-    play.say(NodesBlamed(1, (hang,)))
-    assert isinstance(play.state, Running)
-    play.say(NodesBlamed(0, (hang,)))
+    play.say(states.NodesBlamed(1, (hang,)))
+    assert isinstance(play.state, states.Running)
+    play.say(states.NodesBlamed(0, (hang,)))
     assert "restart 1 of 3" in said(play.expire())
 
 
@@ -296,9 +267,9 @@ def test_stop_during_a_restart_ends_it() -> None:
     play = Play()
     play.say(play.broke("b"))
     play.expire()
-    play.say(StopAsked(1.0, 1.0), *(play.left(i) for i in "abc"))
-    assert isinstance(play.state, Stopped)
-    assert "stopped before all had begun anew" in str(failure_of(play.state))
+    play.say(states.StopAsked(1.0, 1.0), *(play.left(i) for i in "abc"))
+    assert isinstance(play.state, states.Stopped)
+    assert "stopped before all had begun anew" in str(states.failure_of(play.state))
 
 
 # Nodes that are not trainers. Node 0, "a", is the evaluator.
@@ -315,7 +286,7 @@ def test_evaluator_that_was_left_takes_part_again_when_all_begin_again() -> None
     play.say(play.broke("b"))
     play.expire()
     play.say(*(play.offered(i, 1) for i in ("a2", "b", "c")))
-    assert isinstance(play.state, Running)
+    assert isinstance(play.state, states.Running)
     assert (play.state.left, play.state.world.member(0).host) == (frozenset(), "host-a2")
 
 
@@ -326,20 +297,20 @@ def test_evaluator_that_fails_is_left_behind(happens: str, max_restarts: int) ->
     actions = play.say(getattr(play, happens)("a"))
     assert said(actions).startswith("The training goes on without evaluator:0: evaluator:0 (rank")
     assert len(actions) == 1
-    assert isinstance(play.state, Running)
+    assert isinstance(play.state, states.Running)
     assert play.state.left == {0}
-    play.say(*(ChildGaveResult(i, ChildReturned(0, b"1")) for i in "bc"))
-    assert isinstance(play.state, Finished)
+    play.say(*(states.ChildGaveResult(i, msg.ChildReturned(0, b"1")) for i in "bc"))
+    assert isinstance(play.state, states.Finished)
 
 
 def test_restart_of_all_does_not_need_the_evaluator() -> None:
     play = Play(3, EVALUATED)
     play.say(play.broke("b"), play.left("a"))
-    assert isinstance(play.state, Failing)
+    assert isinstance(play.state, states.Failing)
     assert [failure.node for failure in play.state.failures] == ["worker:0"]
     play.expire()
     play.say(play.offered("b", 1), play.offered("c", 1))
-    assert sent(play.expire(), Begin) == ["b", "c"]
+    assert sent(play.expire(), msg.Begin) == ["b", "c"]
 
 
 @pytest.mark.parametrize("is_fed", [True, False])
@@ -347,7 +318,7 @@ def test_restart_of_all_does_not_need_the_evaluator() -> None:
 def test_lost_ps_or_worker_of_parameter_servers_restarts_all(victim: str, is_fed: bool) -> None:
     play = Play(4, {**SERVED, "is_fed": is_fed})
     play.say(play.broke(victim))
-    assert isinstance(play.state, Failing)
+    assert isinstance(play.state, states.Failing)
 
 
 # Whatever happens.
@@ -368,7 +339,7 @@ class Chance:
         self.here = set(self.letters)
         self.count = 0
 
-    def next(self, generation: int) -> Event:
+    def next(self, generation: int) -> states.Event:
         kinds = ["offer"] * 6 + ["join"] * 3 + ["break", "leave", "made", "return", "expire"]
         kinds += ["detached", "detached", "counted"]
         kind = self.data.draw(st.sampled_from(kinds)) if self.here else "join"
@@ -386,28 +357,28 @@ class Chance:
         mostly = self.data.draw(st.sampled_from([generation] * 4 + [0]))
         if kind == "counted":
             room, is_short = self.data.draw(st.tuples(st.integers(0, 4), st.booleans()))
-            return SlotsCounted(Standing(room, is_short, ""))
-        events: dict[str, Event] = {
-            "detached": AgentDetached(agent),
+            return states.SlotsCounted(Standing(room, is_short, ""))
+        events: dict[str, states.Event] = {
+            "detached": states.AgentDetached(agent),
             "offer": self.play.offered(agent, mostly),
             "break": self.play.broke(agent, generation),
             "leave": self.play.left(agent),
-            "return": ChildGaveResult(agent, ChildReturned(generation, b"")),
-            "made": CheckpointMade(CheckpointRef("/c", self.count, generation)),
+            "return": states.ChildGaveResult(agent, msg.ChildReturned(generation, b"")),
+            "made": states.CheckpointMade(CheckpointRef("/c", self.count, generation)),
         }
         return events.get(kind, events["made"])
 
 
-def generation_of(state: State, before: int) -> int:
-    if isinstance(state, Gathering):
+def generation_of(state: states.State, before: int) -> int:
+    if isinstance(state, states.Gathering):
         return state.generation
-    return state.world.generation if isinstance(state, (Running, Failing)) else before
+    return state.world.generation if isinstance(state, (states.Running, states.Failing)) else before
 
 
 def validate(play: Play, asked: set[str]) -> None:
     state, spec = play.state, play.spec
-    assert not isinstance(state, Stopped)
-    if isinstance(state, Running):
+    assert not isinstance(state, states.Stopped)
+    if isinstance(state, states.Running):
         roster = state.roster
         holders = {a.agent_id for a in roster.agents.values() if a.holds_slot}
         assert not roster.is_detaching or holders <= asked
@@ -415,7 +386,7 @@ def validate(play: Play, asked: set[str]) -> None:
         assert len(play.names) >= (spec.settings.recovery.min_nodes or len(spec.nodes) - 1)
         for member in state.world.members:
             assert not member.role.is_needed or member.node.node_id in state.roster.agents
-    if isinstance(state, Gathering) and state.is_held:
+    if isinstance(state, states.Gathering) and state.is_held:
         assert state.deadline_s - play.now_s <= MAX_BACKOFF_S
 
 
@@ -428,9 +399,9 @@ def test_whatever_happens_rounds_count_up_and_only_who_is_there_is_spoken_to(
     asked: set[str] = set()
     for _ in range(data.draw(st.sampled_from([80, 40]))):
         play.say(chance.next(generation))
-        assert {a.agent_id for a in play.actions if isinstance(a, Send)} <= chance.here
+        assert {a.agent_id for a in play.actions if isinstance(a, states.Send)} <= chance.here
         before, generation = generation, generation_of(play.state, generation)
         assert before <= generation
         assert len(play.state.roster.history.restarts_s) <= generation  # type: ignore[union-attr]
-        asked.update(sent(play.actions, Detach))
+        asked.update(sent(play.actions, msg.Detach))
         validate(play, asked)

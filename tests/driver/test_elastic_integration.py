@@ -10,10 +10,12 @@ from typing import Any
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.options import Recovery
+from sparkdl.driver.lifecycle.state import Running
+from sparkdl.driver.view import View
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.nodes import SOON_S, launch
-from tests.driver.test_restart import _all_offer, no_room
+from tests.driver.test_restart import no_room
 
 __all__ = ["no_room"]
 
@@ -69,3 +71,9 @@ def test_rows_of_a_world_that_shrinks_and_grows_are_used_once(
         results = cluster.results(SOON_S)
     assert [result[:3] for result in results] == [[2, 1, 3]] * 3
     assert sorted(row for result in results for row in result[3:]) == list(range(ROWS))
+
+
+def _all_offer(view: View) -> bool:
+    assert isinstance(view.state, Running)
+    agents = view.state.roster.agents
+    return len(agents) == 3 and all(agent.offer for agent in agents.values())

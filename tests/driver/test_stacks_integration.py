@@ -104,14 +104,3 @@ def test_training_that_stands_still_fails_if_wanted_and_names_who_is_behind() ->
     assert "hung: it made no progress" in str(caught.value)
     assert "while worker:0 (rank 0) is at step 2" in str(caught.value)
     assert "in stand_still" in str(caught.value)
-
-
-@pytest.mark.deep  # as failing does, and a blamed node is a restart: test_elastic.py
-def test_training_that_stands_still_begins_anew_if_wanted() -> None:
-    with launch(
-        stand_still,
-        max_restarts=1,
-        recovery=Recovery(hang_timeout_s=0.5, on_hang="restart"),
-        feeding=Feeding(fed=False),
-    ) as cluster:
-        assert cluster.results(3 * SOON_S) == [1, 1]

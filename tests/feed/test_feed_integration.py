@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,23 +21,14 @@ from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.infer.task import InferRdd, decode_results, exchange
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.store.segment import write_segment
-from sparkdl.feed.transfer import feeder
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import FeederError
 from sparkdl.feed.values.row_codec import RowEncoder
-from tests.doubles.feeds import SOON_S, LocalNode, Running, numbers, order, values
+from tests.doubles.feeds import SOON_S, LocalNode, Running, numbers, values
+from tests.doubles.feeds import order as hasty
 
-
-@pytest.fixture(autouse=True)
-def _batches_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small batches are not joined."""
-    monkeypatch.setattr(feeder, "MIN_PIECE_NBYTES", 0)
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No node counts as late, however slow this machine is."""
-    monkeypatch.setattr(feeder, "PATIENCE_S", SOON_S)
+order = partial(hasty, ack_wait_s=SOON_S)
+"""No node counts as late, however slow this machine is."""
 
 
 def batches(start: int, sizes: list[int]) -> Iterator[pa.RecordBatch]:
@@ -140,11 +132,8 @@ def test_epochs_larger_than_the_budget_follow_each_other(is_even: bool) -> None:
         feeding.result()
 
 
-def test_node_that_waits_for_rows_gets_them_while_another_is_full(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_node_that_waits_for_rows_gets_them_while_another_is_full() -> None:
     """Two nodes that train in step: the full one reads on only when the other has a batch."""
-    monkeypatch.setattr(feeder, "PATIENCE_S", 0.02)
     with LocalNode(0, limit_nbytes=20_000) as a, LocalNode(1, limit_nbytes=20_000) as b:
         in_step = threading.Barrier(2)
 
@@ -159,7 +148,8 @@ def test_node_that_waits_for_rows_gets_them_while_another_is_full(
         training = [Running(lambda node=node: train(node)) for node in (a, b)]  # type: ignore[misc]
         for node in (a, b):
             node.grant()
-        fed = Feeder(order([a.target, b.target]), 1).feed(batches(2000, [1000] * 30))
+        spec = hasty([a.target, b.target], ack_wait_s=0.02)
+        fed = Feeder(spec, 1).feed(batches(2000, [1000] * 30))
         rows = {0: fed.rows[0] + 2000, 1: fed.rows[1]}
         for node in (a, b):
             node.end_epoch(0, rows)
@@ -202,14 +192,6 @@ def test_each_row_gets_its_result_in_order() -> None:
         for name, count in (("0.a", 95), ("1.b", 1), ("2.c", 40)):
             assert infer(node, name, list(range(count))) == [-row for row in range(count)]
         assert node.rows_received == 0
-        node.end_feed()
-        serving.result()
-
-
-def test_results_may_have_any_size() -> None:
-    with LocalNode() as node:
-        serving = serve(node, lambda rows: [list(range(row % 5)) for row in rows])
-        assert infer(node, "0.a", list(range(50))) == [list(range(row % 5)) for row in range(50)]
         node.end_feed()
         serving.result()
 

@@ -102,15 +102,7 @@ def differences(a: Any, b: Any, where: str = "row") -> list[str]:
     return [] if a == b and repr(a) == repr(b) else [f"{where}: {a!r} is not {b!r}"]
 
 
-@pytest.mark.parametrize(
-    ("nulls", "zone"),
-    [
-        (False, "UTC"),
-        (True, "America/Los_Angeles"),
-        pytest.param(True, "UTC", marks=pytest.mark.deep),
-        pytest.param(False, "America/Los_Angeles", marks=pytest.mark.deep),
-    ],
-)
+@pytest.mark.parametrize(("nulls", "zone"), [(False, "UTC"), (True, "America/Los_Angeles")])
 def test_rows_of_a_batch_are_those_of_the_rdd(
     spark_local: SparkSession, nulls: bool, zone: str
 ) -> None:

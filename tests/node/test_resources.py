@@ -27,6 +27,7 @@ from sparkdl.node.resources import (
     reserve_port,
     work_root,
 )
+from tests.control.rooms import has_ipv6
 
 NOTHING_SET = Environment()
 MIB, GIB = 1024**2, 1024**3
@@ -38,14 +39,6 @@ def test_the_own_address_is_the_one_on_the_way_to_the_peer() -> None:
 
 def test_the_own_address_can_be_set() -> None:
     assert own_host(("127.0.0.1", 80), Environment(node_host="node.example")) == "node.example"
-
-
-def has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")

@@ -1,4 +1,4 @@
-"""The notebooks: executed here, with `--deep` in kernels of their own; and as they are saved."""
+"""The notebooks: with `--deep` executed in kernels of their own; and as they are saved."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.examples.names import unknown_names
 
@@ -36,8 +34,6 @@ FIGURES = {
     "quickstart.ipynb": {"test accuracy": 0.9},
     "spark_ml_pipeline.ipynb": {"test accuracy": 0.9, "area under ROC": 0.97},
 }
-SMALLER = {"nodes=2": "nodes=1", "repartition(2)": "repartition(1)"}
-"""What the run in this process replaces in the code of the quickstart."""
 
 
 def code_cells(path: Path) -> list[Any]:
@@ -63,28 +59,6 @@ def check_figures(name: str, said: str) -> None:
         found = re.search(rf"{what} ([\d.]+)$", said, re.MULTILINE)
         assert found, said
         assert float(found[1]) > at_least
-
-
-@pytest.mark.deep  # the demo and examples show what it does
-@pytest.mark.tensorflow
-@pytest.mark.filterwarnings("default")  # as for a user
-def test_quickstart_runs_on_the_shared_session(
-    spark_local: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    begin, *cells, end = [cell.source for cell in code_cells(NOTEBOOKS / "quickstart.ipynb")]
-    assert "spark = (\n    SparkSession.builder" in begin
-    assert end == "spark.stop()"
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("MPLBACKEND", "Agg")
-    code = "\n".join(cells)
-    for large, small in SMALLER.items():
-        assert large in code
-        code = code.replace(large, small)
-    exec(code, {"__name__": "__main__", "spark": spark_local})  # functions travel by value
-    check_figures("quickstart.ipynb", capsys.readouterr().out)
 
 
 @pytest.mark.deep

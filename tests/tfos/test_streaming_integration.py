@@ -54,16 +54,6 @@ def count(args: int, ctx: NodeContext) -> int:
     return rows
 
 
-@pytest.mark.deep  # by default tests/driver/test_stream_query_integration.py does
-def test_stream_ends_when_a_node_has_had_enough(ssc: Any) -> None:
-    cluster = run(ssc, count, 25, nodes=2)
-    assert cluster.train(stream(ssc, 30, 20), feed_timeout=60) is None
-    ssc.start()
-    cluster.shutdown(ssc)
-    assert 25 in cluster.cluster.results()
-    assert ssc.sparkContext.parallelize([1]).collect() == [1], "the context stays"
-
-
 @pytest.mark.deep
 def test_stream_ends_when_a_client_asks_and_all_rows_until_then_are_read(
     ssc: Any, caplog: pytest.LogCaptureFixture

@@ -44,9 +44,6 @@ from sparkdl.feed.transfer.messages import (
 from sparkdl.feed.transfer.put_stream import Piece, PutStream
 from sparkdl.feed.values.row_codec import RowEncoder
 
-PATIENCE_S = 1.5
-"""How long the next batch waits for a node that has not acknowledged, before it goes to others."""
-MIN_PIECE_NBYTES = 4 * 1024 * 1024
 MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """What one node gets at once, where the batches allow."""
 MAX_COUNT_S = 30.0
@@ -110,7 +107,7 @@ class Feeder:
         if self._partition in self._spec.skipped:
             return FedPartition(self._partition, {}, 0)
         num_nodes = max(len(group) for group in self._groups.groups)
-        min_nbytes = min(MIN_PIECE_NBYTES * num_nodes, MAX_JOINED_NBYTES)
+        min_nbytes = min(self._spec.min_piece_nbytes * num_nodes, MAX_JOINED_NBYTES)
         max_nbytes = MAX_PIECE_NBYTES * num_nodes
         try:
             row = 0
@@ -300,7 +297,7 @@ class Feeder:
                 all(not stream.unacknowledged or stream.has_room() for stream in busy)
                 or any(stream.problem() for stream in busy)
             ),
-            PATIENCE_S,
+            self._spec.ack_wait_s,
         )
         for stream in busy:
             stream.is_late = not stream.may_send()

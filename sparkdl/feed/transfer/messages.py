@@ -75,6 +75,9 @@ class FeedSpec:
         skipped: partitions of which all rows are `done`; they are not even read.
         partitions: how many there were when rows were fed before; 0 where that is not known.
         patience_s: how long inference waits for nodes that are between two generations.
+        ack_wait_s: how long the next batch waits for a node that has not acknowledged the last one,
+            before it goes to others.
+        min_piece_nbytes: small batches are joined until each node gets so much at once.
         host_timeout_s: after how much silence of a node's host a feeder says so; 0 for never.
         coordinator: its URL, to ask why no node answers.
         trust: what nodes and coordinator have to show; `None` where they are not encrypted.
@@ -95,6 +98,8 @@ class FeedSpec:
     skipped: frozenset[int] = frozenset()
     partitions: int = 0
     patience_s: float = 10.0
+    ack_wait_s: float = 1.5
+    min_piece_nbytes: int = 4 * 1024 * 1024
     host_timeout_s: float = 0.0
     coordinator: str = ""
     trust: Trust | None = None

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,7 @@ import psutil
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.options import Feeding, Observe, Placement, Recovery, Startup
-from sparkdl.core.settings import Settings
+from sparkdl.core.options import Feeding, Observe, Recovery, Startup
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.executors.spark import SparkExecutor
 from sparkdl.driver.lifecycle.state import Running, SlotsCounted
@@ -39,61 +37,6 @@ if TYPE_CHECKING:
 
 def kill_executor(spark: SparkSession, agent: psutil.Process) -> None:
     executor_of(agent.pid).kill()
-
-
-def kill_agent(spark: SparkSession, agent: psutil.Process) -> None:
-    agent.kill()
-
-
-def kill_python_worker(spark: SparkSession, agent: psutil.Process) -> None:
-    agent.parent().kill()
-
-
-def cancel_jobs(spark: SparkSession, agent: psutil.Process) -> None:
-    spark.sparkContext.cancelAllJobs()
-
-
-@pytest.mark.deep  # others below lose an executor while rows are fed, and when nodes are detached
-@pytest.mark.parametrize(
-    ("placement", "faults"),
-    [
-        ("attached", [kill_agent, kill_python_worker, cancel_jobs]),
-        ("attached", [kill_executor]),
-        ("detached", [kill_executor]),
-    ],
-)
-def test_lost_node_is_replaced(
-    spark_cluster: SparkSession,
-    placement: Placement,
-    faults: list[Callable[[SparkSession, psutil.Process], None]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    settings = partial(Settings, restart_backoff_s=0.05)
-    monkeypatch.setattr("sparkdl.driver.launch.Settings", settings)
-    lines, end, world = Lines(), tmp_path / "end", -1
-    with launch(
-        spark_cluster,
-        map_funs.wait_without_file,
-        str(end),
-        max_restarts=2 * len(faults),
-        recovery=Recovery(wait_s=BACK_S),
-        feeding=Feeding(fed=False),
-        observe=Observe(on_log=lines),
-        startup=Startup(placement=placement),
-    ) as cluster:
-        for happens in faults:
-            world, agents, children = node_processes(lines, world + 1)
-            if happens is faults[-1]:
-                end.touch()
-            happens(spark_cluster, psutil.Process(min(agents)))
-            wait_until_gone(children)
-        results = cluster.results(2 * BACK_S)
-        assert "was lost" in cluster.status()
-    assert [result[0] for result in results] == [0, 1]
-    assert all(len(faults) <= result[1] == result[2] <= 2 * len(faults) for result in results)
-    wait_until_gone(agents)
-    assert spark_cluster.range(3).count() == 3
 
 
 @pytest.mark.deep  # a fault of the moment between two threads

@@ -23,7 +23,7 @@ from sparkdl.core.errors import (
     NodeFailedError,
     NodeLostError,
 )
-from sparkdl.core.options import Feeding, Observe, Placement, Startup
+from sparkdl.core.options import Feeding, Observe, Startup
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
 from sparkdl.driver.slots.advice import encrypting_setting
@@ -141,18 +141,6 @@ def test_nodes_that_need_all_slots_are_fed_by_jobs_that_say_what_they_are(
         f"{group}: feed 'input', epochs 0-1",
         f"{group}: feed 'input', epoch 2",
     }
-
-
-@pytest.mark.deep  # the default run has it on two other masters
-def test_cluster_with_one_slot_each_feeds_and_gathers(
-    spark_cluster_one_slot: SparkSession,
-) -> None:
-    check_feeding(spark_cluster_one_slot)
-
-
-@pytest.mark.deep  # tests of faults and of GPUs feed on this master
-def test_standalone_cluster_feeds_and_gathers(spark_standalone: SparkSession) -> None:
-    check_feeding(spark_standalone)
 
 
 def test_nodes_on_a_standalone_cluster_get_an_executor_each(
@@ -398,24 +386,6 @@ def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> No
     started = [job for job in jobs_of(spark_cluster) if job.number not in before]
     assert [job.description.partition(": ")[2] for job in started].count("nodes") == 1
     assert sum(job.failed_tasks for job in started) == 0
-
-
-@pytest.mark.deep  # test_restart_integration has it with a restart
-@pytest.mark.parametrize("placement", ["detached", "attached"])
-def test_killed_executor_takes_its_node_along(
-    spark_cluster: SparkSession, placement: Placement
-) -> None:
-    lines = Lines()
-    options = {"observe": Observe(on_log=lines), "startup": Startup(placement=placement)}
-    with (
-        pytest.raises(NodeLostError),
-        launch(spark_cluster, map_funs.where_then_wait, **options) as cluster,
-    ):
-        _, agents, children = node_processes(lines)
-        executor_of(min(agents)).kill()
-        cluster.wait(60)
-    wait_until_gone(agents | children)
-    assert spark_cluster.range(3).count() == 3
 
 
 def test_job_of_a_feed_that_nobody_wants_is_cancelled_however_slow_its_source(

@@ -33,12 +33,6 @@ SIZES = {
 whatever_the_budget = pytest.mark.parametrize("nodes", ["roomy", "little", "disk"], indirect=True)
 
 
-def ended(lab: Lab, feed: str) -> list[Any]:
-    """End the feed; return what the nodes return."""
-    lab.cluster.end_feeds(feed)
-    return lab.results()
-
-
 def used_once(epochs: list[list[list[int]]], rows: int) -> bool:
     """Whether the steps of one epoch on all nodes used each of the first rows once.
 
@@ -64,7 +58,7 @@ def test_nodes_that_meet_at_every_step_use_each_row_once_an_epoch(
     with Meetings() as meetings:
         nodes.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})
         report = nodes.cluster.feed(parts(*SIZES[sizes]), 3, feed, STEP_S)
-        results = ended(nodes, feed)
+        results = nodes.ended(feed)
     has_room = nodes.cluster.spec.settings.feeding.disk_nbytes != 0
     assert report.epochs == 3
     assert report.rows_unused == 0 or tail == "carry"
@@ -106,7 +100,7 @@ def test_terminate_of_all_ends_the_feed_and_the_cluster_is_fed_again(
         roomy.begin(train, {"port": meetings.port, "feed": feed, "tail": tail, "stop_all": stop})
         roomy.cluster.feed(parts(100, 100), 1000, feed, STEP_S)
         report = roomy.cluster.feed(parts(50, 7), 2, feed, STEP_S)
-        results = ended(roomy, feed)
+        results = roomy.ended(feed)
     assert report.rows_unused == 0 or tail == "carry"
     first, second = steps_of(results)
     assert first == second
@@ -145,7 +139,7 @@ def test_terminate_of_one_worker_ends_an_endless_feed_and_all_take_part_in_the_n
     report = disk.cluster.feed(endless(), 1, feed, STEP_S)
     assert report.epochs == 0
     again = disk.cluster.feed(parts(50, 7, 39), 2, feed, STEP_S)
-    results = ended(disk, feed)
+    results = disk.ended(feed)
     assert again.rows_unused == 0 or tail == "carry"
     stayed, left = results
     assert [len(steps) for steps in stayed[-2:]] == [len(steps) for steps in left[-2:]]
@@ -170,7 +164,7 @@ def test_feed_that_broke_within_an_epoch_leaves_nodes_in_step(
         with pytest.raises(ValueError, match="in the data"):
             disk.cluster.feed(rows(), 1, feed, STEP_S)
         report = disk.cluster.feed(parts(50, 7, 40), 2, feed, STEP_S)
-        results = ended(disk, feed)
+        results = disk.ended(feed)
     assert report.rows_unused == 0 or tail == "carry"
     first, second = steps_of(results)
     assert first == second
@@ -198,7 +192,7 @@ def test_feed_that_timed_out_names_node_and_step_and_the_cluster_is_fed_again(
             roomy.cluster.feed(parts(100, 33), 3, feed, STILL_S)
         meet(held.port)
         report = roomy.cluster.feed(parts(60, 5), 2, feed, STEP_S)
-        results = ended(roomy, feed)
+        results = roomy.ended(feed)
     story = str(caught.value)
     assert "made no progress for 1 s: worker:" in story
     assert "steps, and received" in story
@@ -220,7 +214,7 @@ def test_feed_that_timed_out_between_two_epochs_from_the_log_leaves_nodes_in_ste
             roomy.cluster.feed(parts(100, 33), 50, feed, STILL_S)
         meet(held.port)
         roomy.cluster.feed(parts(60, 5), 2, feed, STEP_S)
-        results = ended(roomy, feed)
+        results = roomy.ended(feed)
     first, second = steps_of(results)
     assert first == second
     assert len(first) == 4 + 2
@@ -249,7 +243,7 @@ def test_worker_that_begins_late_and_a_straggling_partition_leave_nodes_in_step(
         ports = {"port": meetings.port, "held": held.port}
         disk.begin(late_and_slow, {**ports, "feed": feed, "tail": tail})
         report = disk.cluster.feed(rows(), 1, feed, STEP_S)
-        results = ended(disk, feed)
+        results = disk.ended(feed)
     assert report.rows_fed == 3000
     first, second = steps_of(results)
     assert first == second
@@ -266,7 +260,7 @@ def test_plain_feed_has_every_row_once_an_epoch(nodes: Lab, feed: str) -> None:
 
     nodes.begin(read, feed)
     report = nodes.cluster.feed(parts(1, 1000, 0), 3, feed, STEP_S)
-    results = ended(nodes, feed)
+    results = nodes.ended(feed)
     assert (report.rows_fed, report.rows_used) == (3003, 3003)
     assert report.passes == 1 or nodes.cluster.spec.settings.feeding.disk_nbytes == 0
     assert Counter(x for rows in results for x in rows) == Counter(dict.fromkeys(range(1001), 3))
@@ -317,7 +311,7 @@ def test_nodes_are_level_though_no_feeder_reaches_all_of_them(
     with Meetings(3) as meetings:
         trio.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})
         report = trio.cluster.feed(parts(*SIZES[sizes]), 3, feed, STEP_S)
-        results = ended(trio, feed)
+        results = trio.ended(feed)
     assert (report.epochs, report.rows_fed, report.rows_unused) == (3, 3 * count, 0)
     assert len({len(epoch) for node in results for epoch in node}) == 1
     assert report.rows_padded == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,12 @@ from sparkdl.core.errors import ConfigError, FeedTimeoutError, ReadError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.feed.parquet.source import list_files
 from sparkdl.node.context import NodeContext
-from sparkdl.tfos import TFCluster
-from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.gates import Gate
 from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import SOON_S, launch
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 LITTLE = 1 << 16
 """Bytes of feed memory that make reading wait."""
@@ -62,12 +59,6 @@ def read_all(feed: str, ctx: NodeContext) -> list[int]:
     return found
 
 
-def ended(lab: Lab, feed: str) -> list[Any]:
-    """End the feed; return what the nodes return."""
-    lab.cluster.end_feeds(feed)
-    return lab.results()
-
-
 @pytest.fixture(scope="module")
 def own(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes that read data of their own, of which they hold 64 KiB."""
@@ -98,14 +89,14 @@ def test_every_row_is_read_once_an_epoch_and_the_files_once(
     assert (report.epochs, report.passes) == (3, 1)
     assert report.rows == {"worker:0": 1500, "worker:1": 1500}
     assert (report.rows_used, report.rows_unused) == (3000, 0)
-    assert each_once(ended(roomy, feed), 1000)
+    assert each_once(roomy.ended(feed), 1000)
 
 
 def test_nodes_differ_by_one_row_at_most(roomy: Lab, feed: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "data", files=3, rows=67)
     roomy.begin(read_epochs, (feed, 1))
     assert sorted(roomy.cluster.feed(folder, 1, feed).rows.values()) == [100, 101]
-    ended(roomy, feed)
+    roomy.ended(feed)
 
 
 @pytest.mark.parametrize(("nodes", "passes"), [("little", 2), ("disk", 1)], indirect=["nodes"])
@@ -116,7 +107,7 @@ def test_files_that_do_not_fit_are_read_for_each_epoch_or_again_from_disk(
     nodes.begin(read_epochs, (feed, 2))
     report = nodes.cluster.feed(folder, 2, feed)
     assert (report.epochs, report.passes) == (2, passes)
-    assert each_once(ended(nodes, feed), 1200)
+    assert each_once(nodes.ended(feed), 1200)
 
 
 def test_files_may_be_named_in_every_way(roomy: Lab, feed: str, tmp_path: Path) -> None:
@@ -131,7 +122,7 @@ def test_files_may_be_named_in_every_way(roomy: Lab, feed: str, tmp_path: Path) 
         list_files(str(folder), ["x"]),
     ):
         assert roomy.cluster.feed(data, feed=feed).rows_fed == 500
-    first, second = ended(roomy, feed)
+    first, second = roomy.ended(feed)
     assert Counter(first + second) == Counter([*range(500)] * 5)
 
 
@@ -143,7 +134,7 @@ def test_paths_that_name_nothing_are_refused_before_anything_is_read(
         roomy.cluster.feed(tmp_path / "nothing.parquet", feed=feed)
     with pytest.raises(ConfigError, match="must be a list of names"):
         roomy.cluster.feed(sparkdl.parquet(tmp_path, columns="x"), feed=feed)
-    assert ended(roomy, feed) == [[], []]
+    assert roomy.ended(feed) == [[], []]
 
 
 def test_vanished_file_is_an_error_that_names_node_and_file_and_ends_only_this_feed(
@@ -156,7 +147,7 @@ def test_vanished_file_is_an_error_that_names_node_and_file_and_ends_only_this_f
     with pytest.raises(ReadError, match=r"worker:1 could not read its share: .*part-3.parquet"):
         roomy.cluster.feed(source, 2, feed)
     assert roomy.cluster.feed(good, 2, feed).epochs == 2
-    fed = Counter(x for node in ended(roomy, feed) for x in node if x < 5000)
+    fed = Counter(x for node in roomy.ended(feed) for x in node if x < 5000)
     assert fed == Counter([*range(1000)] * 2)
 
 
@@ -173,7 +164,7 @@ def test_terminate_ends_the_reading(little: Lab, feed: str, tmp_path: Path) -> N
     little.begin(first_rows, feed)
     assert little.cluster.feed(folder, 50, feed).epochs == 0
     assert little.cluster.feed(more, 2, feed).epochs == 2
-    fed = Counter(x for node in ended(little, feed) for x in node if x >= 5000)
+    fed = Counter(x for node in little.ended(feed) for x in node if x >= 5000)
     assert fed == Counter([*range(5000, 5020)] * 2)
 
 
@@ -209,52 +200,7 @@ def test_feed_that_nobody_reads_times_out(little: Lab, feed: str, tmp_path: Path
         little.cluster.feed(folder, feed=feed, timeout_s=1.0)
     for gate in gates:
         gate.open()
-    ended(little, feed)
-
-
-@pytest.mark.deep  # as rows are, and as files are after a restart
-def test_files_are_read_anew_when_a_node_loses_its_port(tmp_path: Path) -> None:
-    def lose_port_once(args: Gate, ctx: NodeContext) -> list[int]:
-        if ctx.generation == 0 and ctx.rank == 1:
-            ctx.get_data_feed().next_batch(10)
-            args.wait()
-            raise OSError("address already in use")
-        return read_all("input", ctx)
-
-    folder, gate = write(tmp_path / "data", rows=300, width=200), Gate.at(tmp_path / "gate")
-    with (
-        launch(
-            lose_port_once,
-            gate,
-            framework=LOSES_PORTS,
-            feeding=Feeding(memory_nbytes=LITTLE, disk_nbytes=0),
-        ) as cluster,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        feeding = pool.submit(cluster.feed, folder)
-        gate.open()
-        assert feeding.result(2 * SOON_S).rows_fed == 1200
-        results = cluster.results(SOON_S)
-    assert Counter(x for node in results for x in node) == Counter(range(1200))
-
-
-@pytest.mark.deep  # the same feed as above, through Spark and TFCluster
-@pytest.mark.spark
-def test_tf_cluster_trains_from_files_on_spark(tmp_path: Path, spark_cluster: SparkSession) -> None:
-    folder = write(tmp_path / "data")
-    cluster = TFCluster.run(
-        spark_cluster.sparkContext,
-        read_epochs,
-        ("input", 2),
-        2,
-        input_mode=TFCluster.InputMode.SPARK,
-        framework="plain",
-    )
-    with cluster:
-        with pytest.raises(ConfigError, match="qname='other'"):
-            cluster.train(folder, qname="other")
-        cluster.train(f"{folder}/*.parquet", num_epochs=2)
-        assert each_once(cluster.cluster.results(2 * SOON_S), 1000)
+    little.ended(feed)
 
 
 # asked for by user code
@@ -295,7 +241,7 @@ def test_training_and_validation_are_two_sources_side_by_side_with_a_feed(
     train = str(write(tmp_path / "train", rows=300, width=200))
     validation = str(write(tmp_path / "validation", files=1))
     little.begin(both, [train, validation, feed])
-    results = ended(little, feed)  # which ends neither source
+    results = little.ended(feed)  # which ends neither source
     assert sum(rows[0] for rows in results) == 3 * sum(range(1200))
     assert sum(rows[1] for rows in results) == 3 * sum(range(250))
 

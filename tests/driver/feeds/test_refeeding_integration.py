@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.control.rows import CallShape, EpochRows, FeedCoverage
-from sparkdl.core.errors import ConfigError, FeedClosedError
+from sparkdl.core.errors import ConfigError
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
@@ -71,15 +71,6 @@ def test_rows_are_fed_again_when_no_call_is_under_way_and_the_end_waits_for_them
         with gate.wait_until_reached():
             kill("worker:1")
         assert all_rows(results.result(3 * SOON_S)) == list(range(110))
-
-
-@pytest.mark.deep  # the table of transitions says so as well
-def test_an_iterator_whose_rows_are_missing_is_told_of() -> None:
-    with launch(read_all, {"dies_after": 30}, max_restarts=1) as cluster:
-        with pytest.raises(FeedClosedError, match=r"a range_iterator, whose rows .* cannot be fed"):
-            cluster.feed(iter(range(100)))
-        assert cluster.feed(range(10)).rows_fed == 10, "the others go on"
-        assert all_rows(cluster.results(3 * SOON_S)) == list(range(10))
 
 
 def train(args: dict[str, Any], ctx: NodeContext) -> list[int]:

@@ -32,43 +32,10 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world
+from sparkdl.driver.feeds import state as fs
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.driver.feeds.state import (
-    Action,
-    Answer,
-    CancelJob,
-    Cutting,
-    CuttingShort,
-    DeadlinePassed,
-    Event,
-    Explaining,
-    Feed,
-    FeedAsked,
-    FetchLines,
-    Holding,
-    Idle,
-    JobBroke,
-    JobEnded,
-    KeepProblem,
-    Leveling,
-    LogFetched,
-    Nodes,
-    NodesSeen,
-    Opening,
-    Reading,
-    Requested,
-    Send,
-    ShowEpochs,
-    StartJob,
-    State,
-    Stream,
-    StreamAsked,
-    StreamEndAsked,
-    StreamStopped,
-    Warn,
-)
 from sparkdl.driver.feeds.transitions import ANSWER_S, CANCEL_S, LOOKS, REASON_S, TRANSITIONS, step
 from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
 from tests.doubles.machines import declared_steps_only
@@ -87,9 +54,9 @@ def world_of(num_nodes: int, generation: int = 0) -> World:
     )
 
 
-def feed_of(num_nodes: int, keeps: bool = True) -> Feed:
+def feed_of(num_nodes: int, keeps: bool = True) -> fs.Feed:
     order = FeedSpec("input", 0, "", (), "token", TIMEOUT_S)
-    return Feed(CallHistory("input", keeps), order, 60.0, Nodes(0, world_of(num_nodes)))
+    return fs.Feed(CallHistory("input", keeps), order, 60.0, fs.Nodes(0, world_of(num_nodes)))
 
 
 # by hand
@@ -99,31 +66,31 @@ def feed_of(num_nodes: int, keeps: bool = True) -> Feed:
 class Play:
     """A feed of two nodes, and what it has asked for."""
 
-    state: State = field(default_factory=lambda: Idle(feed_of(2)))
+    state: fs.State = field(default_factory=lambda: fs.Idle(feed_of(2)))
     now_s: float = 0.0
     counts: dict[int, FeedCount] = field(
         default_factory=lambda: {0: FeedCount("input"), 1: FeedCount("input")}
     )
     progress: int = 0
 
-    def after(self, event: Event) -> list[Action]:
+    def after(self, event: fs.Event) -> list[fs.Action]:
         self.state, actions = step(self.state, event, self.now_s)
         return actions
 
-    def asked(self, epochs: int = 1, ticket: int = 7, **asked: Any) -> list[Action]:
-        return self.after(Requested(FeedAsked(ticket, FeedRequest("data", epochs, **asked))))
+    def asked(self, epochs: int = 1, ticket: int = 7, **asked: Any) -> list[fs.Action]:
+        return self.after(fs.Requested(fs.FeedAsked(ticket, FeedRequest("data", epochs, **asked))))
 
-    def seen(self, *nodes: dict[str, Any], **known: Any) -> list[Action]:
+    def seen(self, *nodes: dict[str, Any], **known: Any) -> list[fs.Action]:
         """Have the nodes tell counts, one after the other."""
         for node_id, count in enumerate(nodes):
             self.counts[node_id] = replace_count(self.counts[node_id], **count)
             self.progress += 1
         now = {"counts": dict(self.counts), "progress": self.progress, **known}
-        return self.after(NodesSeen(replace(self.state.feed.nodes, **now)))
+        return self.after(fs.NodesSeen(replace(self.state.feed.nodes, **now)))
 
-    def expired(self) -> list[Action]:
+    def expired(self) -> list[fs.Action]:
         self.now_s = self.state.deadline_s
-        return self.after(DeadlinePassed())
+        return self.after(fs.DeadlinePassed())
 
 
 def replace_count(count: FeedCount, **changes: Any) -> FeedCount:
@@ -135,46 +102,46 @@ def fed(*rows: int, refused: int = 0) -> tuple[FedPartition, ...]:
     return (FedPartition(0, brought, refused, sum(rows) + refused),)
 
 
-def sent(message: Any) -> Send:
-    return Send(message, BOTH, 0)
+def sent(message: Any) -> fs.Send:
+    return fs.Send(message, BOTH, 0)
 
 
 def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
     play = Play()
     begin, start = play.asked()
     assert begin == sent(FeedBegin("input", 0, 0))
-    assert isinstance(start, StartJob)
+    assert isinstance(start, fs.StartJob)
     assert (start.job, start.data, start.ticket) == (1, "data", 7)
     assert play.seen({"epoch_rows": 5}, {"epoch_rows": 4}) == [sent(Granted("input", 0, 4))]
-    assert play.after(JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
+    assert play.after(fs.JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
     counted = [{"cut": 0, "cut_rows": 5, "epoch": 1, "epoch_rows": 0, "rows_received": 5}] * 2
     assert play.seen(*counted) == [
         sent(EpochEnd("input", 0, {0: 5, 1: 5})),
-        ShowEpochs(0, 0, "feeders", 10),
+        fs.ShowEpochs(0, 0, "feeders", 10),
     ]
-    assert isinstance(play.state, Reading)
+    assert isinstance(play.state, fs.Reading)
     assert play.seen({"rows_consumed": 5}) == []
     (answer,) = play.seen({}, {"rows_consumed": 5})
     rows = {"worker:0": 5, "worker:1": 5}
     steps = dict.fromkeys(rows, 0)
-    assert answer == Answer(7, FeedReport(1, rows, steps, rows_used=10, passes=1))
-    assert isinstance(play.state, Idle)
+    assert answer == fs.Answer(7, FeedReport(1, rows, steps, rows_used=10, passes=1))
+    assert isinstance(play.state, fs.Idle)
 
 
 def test_epochs_that_all_nodes_hold_are_read_again_without_another_job() -> None:
     play = Play()
     play.asked(epochs=3)
-    play.after(JobEnded(1, fed(2, 2)))
+    play.after(fs.JobEnded(1, fed(2, 2)))
     whole = {"cut": 0, "cut_rows": 2, "cut_whole": True, "rows_received": 2}
     assert play.seen(whole, whole) == [
         sent(EpochEnd("input", 0, {0: 2, 1: 2}, again=True)),
         sent(EpochEnd("input", 1, {0: 2, 1: 2}, again=True)),
         sent(EpochEnd("input", 2, {0: 2, 1: 2})),
-        ShowEpochs(0, 2, "feeders", 4),
+        fs.ShowEpochs(0, 2, "feeders", 4),
     ]
     play.seen({"epochs_done": 3, "rows_consumed": 6})
     (answer,) = play.seen({}, {"rows_consumed": 6})
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedReport)
     assert (answer.value.epochs, answer.value.rows_fed, answer.value.passes) == (3, 12, 1)
 
@@ -182,29 +149,29 @@ def test_epochs_that_all_nodes_hold_are_read_again_without_another_job() -> None
 def test_terminate_while_logs_are_read_ends_all_nodes_in_the_furthest_epoch() -> None:
     play = Play()
     play.asked(epochs=5)
-    play.after(JobEnded(1, fed(2, 2)))
+    play.after(fs.JobEnded(1, fed(2, 2)))
     whole = {"cut": 0, "cut_rows": 2, "cut_whole": True}
     play.seen(whole, whole)
     assert play.seen({"closed_to": 4}) == [sent(FeedHold("input", 4))]
-    assert isinstance(play.state, Holding)
+    assert isinstance(play.state, fs.Holding)
     end, warned, answer = play.seen({}, {"held": 4, "reading": 2, "rows_received": 2})
     assert end == sent(EpochEnd("input", 2, {0: 2, 1: 2}))
-    assert isinstance(warned, Warn)
-    assert isinstance(answer, Answer)
+    assert isinstance(warned, fs.Warn)
+    assert isinstance(answer, fs.Answer)
 
 
 def test_job_that_nobody_wants_is_cancelled_until_it_ends_and_what_came_is_an_epoch() -> None:
     play = Play()
     play.asked()
-    assert play.seen({"closed_to": 0}) == [CancelJob(1)]
-    assert play.expired() == [CancelJob(1)]
+    assert play.seen({"closed_to": 0}) == [fs.CancelJob(1)]
+    assert play.expired() == [fs.CancelJob(1)]
     assert play.now_s == CANCEL_S
-    assert play.after(JobBroke(9, RuntimeError("of an earlier call"))) == []
-    assert play.after(JobBroke(1, RuntimeError("cancelled"))) == [sent(FeedCut("input", 0))]
-    assert isinstance(play.state, CuttingShort)
+    assert play.after(fs.JobBroke(9, RuntimeError("of an earlier call"))) == []
+    assert play.after(fs.JobBroke(1, RuntimeError("cancelled"))) == [sent(FeedCut("input", 0))]
+    assert isinstance(play.state, fs.CuttingShort)
     end, *_, answer = play.seen({"cut": 0, "cut_rows": 3}, {"cut": 0, "cut_rows": 0})
     assert end == sent(EpochEnd("input", 0, {0: 0, 1: 0})), "a node has no row: none has stepped"
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedReport)
 
 
@@ -212,22 +179,22 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     play = Play()
     play.asked()
     error = RuntimeError("Task 0 failed 4 times")
-    assert play.after(JobBroke(1, error, is_cut_off=True)) == []
-    assert isinstance(play.state, Explaining)
+    assert play.after(fs.JobBroke(1, error, is_cut_off=True)) == []
+    assert isinstance(play.state, fs.Explaining)
     assert play.state.deadline_s == 60.0
     cause = LaunchError("worker:1 was killed")
     assert play.seen(problem=cause, has_failed=True, generation=None, world=None) == [
-        Answer(7, cause)
+        fs.Answer(7, cause)
     ]
     again = Play()
     again.asked()
-    again.after(JobBroke(1, error))
+    again.after(fs.JobBroke(1, error))
     assert again.state.deadline_s == REASON_S
     assert again.expired() == [sent(FeedCut("input", 0))], "nobody says: the job's own error counts"
-    assert again.expired()[-1] == Answer(7, error), "though no node has counted"
+    assert again.expired()[-1] == fs.Answer(7, error), "though no node has counted"
     of_data = Play()
     of_data.asked()
-    assert of_data.after(JobBroke(1, error, is_of_data=True)) == [sent(FeedCut("input", 0))]
+    assert of_data.after(fs.JobBroke(1, error, is_of_data=True)) == [sent(FeedCut("input", 0))]
 
 
 def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
@@ -235,11 +202,11 @@ def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
     play.asked(timeout_s=9.0)
     play.seen({"rows_received": 5, "rows_consumed": 5}, {"rows_received": 5, "rows_consumed": 1})
     assert play.state.deadline_s == 9.0
-    assert play.expired() == [FetchLines(1)]
-    assert play.after(LogFetched(1, ("compiling",))) == [CancelJob(1)]
-    assert play.after(JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
+    assert play.expired() == [fs.FetchLines(1)]
+    assert play.after(fs.LogFetched(1, ("compiling",))) == [fs.CancelJob(1)]
+    assert play.after(fs.JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
     *_, answer = play.seen({"cut": 0}, {"cut": 0})
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedTimeoutError)
     assert "no progress for 9 s: worker:1 has read 1 rows" in str(answer.value)
     assert "| compiling" in str(answer.value)
@@ -248,11 +215,11 @@ def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
 def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None:
     play = Play()
     play.asked(timeout_s=9.0)
-    assert play.expired() == [FetchLines(0)]
-    assert play.after(LogFetched(0, ())) == [CancelJob(1)]
-    assert play.after(JobEnded(1, fed(0, 0))) == [sent(FeedCut("input", 0))]
+    assert play.expired() == [fs.FetchLines(0)]
+    assert play.after(fs.LogFetched(0, ())) == [fs.CancelJob(1)]
+    assert play.after(fs.JobEnded(1, fed(0, 0))) == [sent(FeedCut("input", 0))]
     *_, answer = play.seen({"cut": 0}, {"cut": 0})
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedTimeoutError)
     assert "has brought no row to any node for 9 s" in str(answer.value)
     assert "waits for a task slot that nodes or other jobs hold" in str(answer.value)
@@ -263,11 +230,11 @@ def test_timeout_of_a_call_is_its_own_for_the_driver_and_for_its_feeders(timeout
     """The cluster's is for calls that name none."""
     play = Play()
     _, start = play.asked(timeout_s=timeout_s)
-    assert isinstance(start, StartJob)
+    assert isinstance(start, fs.StartJob)
     assert (start.spec.timeout_s, play.state.deadline_s) == (timeout_s, timeout_s)
     other = Play()
     _, start = other.asked()
-    assert isinstance(start, StartJob)
+    assert isinstance(start, fs.StartJob)
     assert (start.spec.timeout_s, other.state.deadline_s) == (TIMEOUT_S, TIMEOUT_S)
 
 
@@ -275,53 +242,53 @@ def test_job_that_ends_while_a_node_is_blamed_goes_on() -> None:
     play = Play()
     play.asked(timeout_s=9.0)
     play.expired()
-    assert play.after(JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
-    assert isinstance(play.state, Cutting)
+    assert play.after(fs.JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
+    assert isinstance(play.state, fs.Cutting)
 
 
 def test_nodes_that_do_not_count_are_named() -> None:
     play = Play()
     play.asked()
-    play.after(JobEnded(1, fed(5, 5)))
+    play.after(fs.JobEnded(1, fed(5, 5)))
     play.seen({"cut": 0, "cut_rows": 5})
     assert play.state.deadline_s == ANSWER_S
     assert play.expired() == [sent(FeedCut("input", 0))]
     end, answer = play.expired()
     assert end == sent(EpochEnd("input", 0, {0: 0, 1: 0}))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, fs.Answer)
     assert "agent of worker:1 did not say within 30 s" in str(answer.value)
 
 
 def test_next_generation_waits_for_the_last_job_and_finds_what_nodes_still_have() -> None:
     play = Play()
     play.asked()
-    assert play.seen(generation=1, world=None) == [CancelJob(1)]
-    assert play.after(JobBroke(1, RuntimeError("cancelled"))) == []
-    assert isinstance(play.state, Idle)
+    assert play.seen(generation=1, world=None) == [fs.CancelJob(1)]
+    assert play.after(fs.JobBroke(1, RuntimeError("cancelled"))) == []
+    assert isinstance(play.state, fs.Idle)
     begin, start = play.seen(generation=1, world=world_of(2, 1))
-    assert begin == Send(FeedBegin("input", 0, 0), BOTH, 1)
-    assert isinstance(start, StartJob)
+    assert begin == fs.Send(FeedBegin("input", 0, 0), BOTH, 1)
+    assert isinstance(start, fs.StartJob)
     assert start.spec.generation == 1
-    play.after(JobEnded(2, fed(5, 5)))
+    play.after(fs.JobEnded(2, fed(5, 5)))
     assert play.seen(generation=2, world=world_of(2, 2)) != []
-    assert isinstance(play.state, Opening), "its size is known, and nodes may have rows of it"
+    assert isinstance(play.state, fs.Opening), "its size is known, and nodes may have rows of it"
     play.counts = {0: FeedCount("input", began=0, epoch_rows=3), 1: FeedCount("input", began=0)}
     granted_or_started = play.seen()
-    (start,) = [a for a in granted_or_started if isinstance(a, StartJob)]
+    (start,) = [a for a in granted_or_started if isinstance(a, fs.StartJob)]
     assert start.spec.ahead == {0: 3, 1: 0}
 
 
 def test_nodes_that_few_feeders_reached_get_rows_of_those_that_have_more() -> None:
     """Nine nodes are more than a feeder has streams to."""
-    play = Play(Idle(feed_of(9)), counts={n: FeedCount("input") for n in range(9)})
+    play = Play(fs.Idle(feed_of(9)), counts={n: FeedCount("input") for n in range(9)})
     play.asked()
     partitions = (
         FedPartition(0, {0: 12, 1: 7}, 0, 19),
         FedPartition(1, dict.fromkeys(range(2, 9), 5), 0, 35),
     )
-    said = play.after(JobEnded(1, partitions))
-    assert isinstance(play.state, Leveling)
-    orders = [(each.node_ids, each.message) for each in said if isinstance(each, Send)]
+    said = play.after(fs.JobEnded(1, partitions))
+    assert isinstance(play.state, fs.Leveling)
+    orders = [(each.node_ids, each.message) for each in said if isinstance(each, fs.Send)]
     assert [node_ids for node_ids, _ in orders] == [{0}, {1}]
     given = Counter(
         {to.node: to.rows for _, each in orders if isinstance(each, PassOn) for to in each.to}
@@ -330,54 +297,54 @@ def test_nodes_that_few_feeders_reached_get_rows_of_those_that_have_more() -> No
     assert set(given) == {f"worker:{n}" for n in range(2, 9)}
     assert play.seen({"passed_on": 0}) == [], "the other one has not done it yet"
     (cut,) = play.seen({}, {"passed_on": 0})
-    assert isinstance(cut, Send)
+    assert isinstance(cut, fs.Send)
     assert cut.message == FeedCut("input", 0)
-    assert isinstance(play.state, Cutting)
+    assert isinstance(play.state, fs.Cutting)
     assert play.state.brought == {0: 6, 1: 6} | dict.fromkeys(range(2, 9), 6)
 
 
 @pytest.mark.parametrize("problem", ["it broke", ""])
 def test_rows_of_which_nobody_knows_where_they_are_end_the_call(problem: str) -> None:
-    play = Play(Idle(feed_of(9)), counts={n: FeedCount("input") for n in range(9)})
+    play = Play(fs.Idle(feed_of(9)), counts={n: FeedCount("input") for n in range(9)})
     play.asked()
-    play.after(JobEnded(1, (FedPartition(0, {0: 90}, 0, 90),)))
+    play.after(fs.JobEnded(1, (FedPartition(0, {0: 90}, 0, 90),)))
     if problem:
         assert play.seen({"passed_on": 0, "pass_problem": problem}) == []
-        assert isinstance(play.state, Explaining), "the other node may have been lost"
+        assert isinstance(play.state, fs.Explaining), "the other node may have been lost"
     (cut,) = play.expired()
-    assert isinstance(cut, Send)
+    assert isinstance(cut, fs.Send)
     assert cut.message == FeedCut("input", 0)
     *_, answer = play.seen(*[{"cut": 0}] * 9)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeederError if problem else FeedTimeoutError)
     assert "input" in str(answer.value)
 
 
 def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     play = Play()
-    begin, opened = play.after(Requested(StreamAsked(1, None)))
+    begin, opened = play.after(fs.Requested(fs.StreamAsked(1, None)))
     assert begin == sent(FeedBegin("input", 0, 0))
-    assert opened == Answer(1, Stream(0, 0))
+    assert opened == fs.Answer(1, fs.Stream(0, 0))
     assert math.isinf(play.state.deadline_s), "no time counts while the stream is idle"
     begin, _start = play.asked(is_micro_batch=True)
     assert begin == sent(FeedBegin("input", 0, 1)), "the epoch behind it may end the stream"
-    play.after(JobEnded(1, fed(1, 0)))
+    play.after(fs.JobEnded(1, fed(1, 0)))
     end, _shown, answer = play.seen({"cut": 0, "cut_rows": 1}, {"cut": 0})
     assert end == sent(EpochEnd("input", 0, {0: 1, 1: 0}, goes_on=True))
-    assert isinstance(answer, Answer), "nobody waits while a node has had no row"
+    assert isinstance(answer, fs.Answer), "nobody waits while a node has had no row"
     assert math.isinf(play.state.deadline_s)
     _begin, start = play.asked(ticket=8, is_micro_batch=True)
-    assert isinstance(start, StartJob)
+    assert isinstance(start, fs.StartJob)
     assert start.spec.ahead == {0: 1, 1: 0}
-    assert play.after(StreamStopped()) == [CancelJob(2)]
-    play.after(Requested(StreamEndAsked(9, None)))
-    play.after(JobBroke(2, RuntimeError("cancelled")))
+    assert play.after(fs.StreamStopped()) == [fs.CancelJob(2)]
+    play.after(fs.Requested(fs.StreamEndAsked(9, None)))
+    play.after(fs.JobBroke(2, RuntimeError("cancelled")))
     *_, begin, end, told = play.seen({"cut": 1}, {"cut": 1})
     assert (begin, end) == (
         sent(FeedBegin("input", 2, 2)),
         sent(EpochEnd("input", 2, {0: 0, 1: 0})),
     )
-    assert told == Answer(9, None)
+    assert told == fs.Answer(9, None)
 
 
 def test_rows_that_a_checkpoint_knows_by_sparks_numbers_cross_spark_and_a_warning_says_so() -> None:
@@ -385,28 +352,28 @@ def test_rows_that_a_checkpoint_knows_by_sparks_numbers_cross_spark_and_a_warnin
     coverage = FeedCoverage(0, {0: {0: {1: ((0, 5),)}}}, {0: CallShape(4)})
     play.state.feed.history.restore(coverage)
     files = FeedRequest("files", shape=CallShape(1, {0: 9}, "n"), frame="frame")
-    warning, *_, job = play.after(Requested(FeedAsked(7, files)))
-    assert isinstance(warning, Warn)
+    warning, *_, job = play.after(fs.Requested(fs.FeedAsked(7, files)))
+    assert isinstance(warning, fs.Warn)
     assert "the rows cross Spark all the same" in warning.text
-    assert isinstance(job, StartJob)
+    assert isinstance(job, fs.StartJob)
     assert job.data == "frame"
 
 
 def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -> None:
     once = Play()
     data = iter(range(3))
-    once.after(Requested(FeedAsked(7, FeedRequest(data))))
-    once.after(JobBroke(1, RuntimeError("lost")))
+    once.after(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
+    once.after(fs.JobBroke(1, RuntimeError("lost")))
     (answer,) = once.seen(generation=1, world=world_of(2, 1))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedClosedError)
     later = Play()
-    later.after(Requested(FeedAsked(7, FeedRequest(data))))
-    later.after(JobEnded(1, fed(1, 1)))
+    later.after(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
+    later.after(fs.JobEnded(1, fed(1, 1)))
     later.seen({"cut": 0, "cut_rows": 1}, {"cut": 0, "cut_rows": 1})
     later.seen({"rows_consumed": 1}, {"rows_consumed": 1})
     (kept,) = later.seen(generation=1, world=world_of(2, 1))
-    assert isinstance(kept, KeepProblem)
+    assert isinstance(kept, fs.KeepProblem)
 
 
 def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
@@ -414,17 +381,17 @@ def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
     play = Play()
     play.asked(ticket=1)
     play.asked(ticket=2)
-    play.after(Requested(StreamAsked(3, None)))
+    play.after(fs.Requested(fs.StreamAsked(3, None)))
     assert play.seen(problem=closed, generation=None, world=None) == [
-        CancelJob(1),
-        *(Answer(ticket, closed) for ticket in (1, 2, 3)),
+        fs.CancelJob(1),
+        *(fs.Answer(ticket, closed) for ticket in (1, 2, 3)),
     ]
-    assert play.asked(ticket=4) == [Answer(4, closed)]
+    assert play.asked(ticket=4) == [fs.Answer(4, closed)]
 
 
 def test_what_is_not_in_the_table_is_a_bug() -> None:
     with pytest.raises(IllegalTransitionError, match="str in Idle"):
-        step(Idle(feed_of(1)), "no event", 0.0)  # type: ignore[arg-type]
+        step(fs.Idle(feed_of(1)), "no event", 0.0)  # type: ignore[arg-type]
 
 
 def test_every_state_takes_every_event() -> None:
@@ -556,7 +523,7 @@ class Data:
 
 @dataclass
 class Job:
-    start: StartJob
+    start: fs.StartJob
     left: list[tuple[int, int]]
     brought: dict[int, Counter[int]]
     refused: Counter[int] = field(default_factory=Counter)
@@ -575,7 +542,7 @@ class Simulation:
         self.generation = 0
         self.is_decided = True
         self.nodes = self._new_nodes()
-        self.state: State = Idle(feed_of(num_nodes))
+        self.state: fs.State = fs.Idle(feed_of(num_nodes))
         self.jobs: dict[int, Job] = {}
         self.answers: dict[int, Any] = {}
         self.asked: dict[int, tuple[Data, int]] = {}
@@ -602,7 +569,7 @@ class Simulation:
         sizes = tuple(self.draw(5) for _ in range(1 + self.draw(3)))
         data, epochs = Data(ticket, sizes), 1 + self.draw(3)
         self.asked[ticket] = data, epochs
-        self.take(Requested(FeedAsked(ticket, FeedRequest(data, epochs))))
+        self.take(fs.Requested(fs.FeedAsked(ticket, FeedRequest(data, epochs))))
         return True
 
     def deliver_message(self) -> bool:
@@ -658,14 +625,14 @@ class Simulation:
         number = over[self.draw(len(over))]
         job = self.jobs.pop(number)
         if job.is_cancelled and job.left:
-            self.take(JobBroke(number, RuntimeError("cancelled")))
+            self.take(fs.JobBroke(number, RuntimeError("cancelled")))
             return True
         sizes = job.start.data.sizes
         done = tuple(
             FedPartition(part, dict(job.brought[part]), job.refused[part], size)
             for part, size in enumerate(sizes)
         )
-        self.take(JobEnded(number, done))
+        self.take(fs.JobEnded(number, done))
         return True
 
     def read(self) -> bool:
@@ -683,8 +650,8 @@ class Simulation:
         self.progress += 1
         world = world_of(self.num_nodes, self.generation) if self.is_decided else None
         self.take(
-            NodesSeen(
-                Nodes(
+            fs.NodesSeen(
+                fs.Nodes(
                     None if self.problem else self.generation,
                     None if self.problem else world,
                     self.problem,
@@ -732,7 +699,7 @@ class Simulation:
         if math.isinf(self.state.deadline_s):
             return False
         self.now_s = max(self.now_s, self.state.deadline_s)
-        self.take(DeadlinePassed())
+        self.take(fs.DeadlinePassed())
         return True
 
     def begin_world(self) -> bool:
@@ -756,25 +723,25 @@ class Simulation:
 
     # what follows
 
-    def take(self, event: Event) -> None:
+    def take(self, event: fs.Event) -> None:
         self.state, actions = step(self.state, event, self.now_s)
         for action in actions:
-            if isinstance(action, Send):
+            if isinstance(action, fs.Send):
                 if action.generation == self.generation:
                     for node_id in action.node_ids:
                         self.nodes[node_id].inbox.append(action.message)
-            elif isinstance(action, StartJob):
+            elif isinstance(action, fs.StartJob):
                 self._start(action)
-            elif isinstance(action, CancelJob):
+            elif isinstance(action, fs.CancelJob):
                 if action.job in self.jobs:
                     self.jobs[action.job].is_cancelled = True
-            elif isinstance(action, FetchLines):
-                self.take(LogFetched(action.node_id, ()))
-            elif isinstance(action, Answer):
+            elif isinstance(action, fs.FetchLines):
+                self.take(fs.LogFetched(action.node_id, ()))
+            elif isinstance(action, fs.Answer):
                 assert action.ticket not in self.answers, "nobody is answered twice"
                 self.answers[action.ticket] = action.value
 
-    def _start(self, start: StartJob) -> None:
+    def _start(self, start: fs.StartJob) -> None:
         assert not self.jobs, "one job at a time, for the next one needs the slots of the last"
         done = start.spec.done
         left = [
@@ -811,7 +778,7 @@ def played(seed: int, *faults: str) -> Simulation:
             break
     else:
         pytest.fail(f"it never comes to rest: {simulation.state}")
-    assert isinstance(simulation.state, Idle), "every state has a way out"
+    assert isinstance(simulation.state, fs.Idle), "every state has a way out"
     assert simulation.answers.keys() == simulation.asked.keys(), "nobody waits for ever"
     reading = {
         node.reading

@@ -9,35 +9,22 @@ import pytest
 from sparkdl.control.messages import Hello, NewRound, Stop
 from sparkdl.core.errors import NodeLostError
 from sparkdl.core.options import Recovery
-from sparkdl.driver.lifecycle.state import (
-    Action,
-    AgentJoined,
-    DeadlinePassed,
-    Failed,
-    Failing,
-    ForgetTask,
-    Gathering,
-    LeaveHost,
-    LinkCut,
-    Relaunch,
-    Running,
-    failure_of,
-)
+from sparkdl.driver.lifecycle import state as states
 from tests.driver.test_elastic import Play, said, sent
 
 SETTLE_S = Recovery.host_timeout_s / 4
 
 
-def cut(play: Play, feeder: str, node: str, generation: int = 0) -> LinkCut:
+def cut(play: Play, feeder: str, node: str, generation: int = 0) -> states.LinkCut:
     """What a feeder on one host says of a node: hosts are those of the agents, or "only feeds"."""
-    return LinkCut(generation, play.node_id(node), f"host-{feeder}", 7.0)
+    return states.LinkCut(generation, play.node_id(node), f"host-{feeder}", 7.0)
 
 
-def left(actions: list[Action]) -> list[str]:
-    return [action.host for action in actions if isinstance(action, LeaveHost)]
+def left(actions: list[states.Action]) -> list[str]:
+    return [action.host for action in actions if isinstance(action, states.LeaveHost)]
 
 
-def decide(play: Play, *events: LinkCut) -> list[Action]:
+def decide(play: Play, *events: states.LinkCut) -> list[states.Action]:
     """Let feeders speak, and the time pass in which others may; return what follows."""
     play.say(*events)
     return play.expire()
@@ -48,21 +35,23 @@ def test_host_is_given_up_and_the_others_begin_again_without_it() -> None:
     assert "worker:1 on host-b cannot be reached from host-a" in said(play.say(cut(play, "a", "b")))
     assert play.state.deadline_s == play.now_s + SETTLE_S
     actions = play.expire()
-    assert isinstance(play.state, Failing)
+    assert isinstance(play.state, states.Failing)
     assert (left(actions), sent(actions, Stop)) == (["host-b"], ["b"])
-    assert [a.node.name for a in actions if isinstance(a, ForgetTask)] == ["worker:1"]
+    assert [a.node.name for a in actions if isinstance(a, states.ForgetTask)] == ["worker:1"]
     again = play.expire()
-    assert isinstance(play.state, Gathering)
+    assert isinstance(play.state, states.Gathering)
     assert (
         "worker:1 (rank 1, pid 1) on host-b cannot be reached from host-a, though the driver "
         "reaches both" in said(again)
     )
-    assert not [a for a in again if isinstance(a, Relaunch)], "its agent is still there"
+    assert not [a for a in again if isinstance(a, states.Relaunch)], "its agent is still there"
     relaunched = play.say(play.left("b"))
-    assert [n.name for a in relaunched if isinstance(a, Relaunch) for n in a.nodes] == ["worker:1"]
+    assert [n.name for a in relaunched if isinstance(a, states.Relaunch) for n in a.nodes] == [
+        "worker:1"
+    ]
     play.say(play.offered("a", 1), play.offered("c", 1))
     play.expire()
-    assert isinstance(play.state, Running)
+    assert isinstance(play.state, states.Running)
     assert play.names == ["worker:0", "worker:2"]
 
 
@@ -102,17 +91,17 @@ def test_host_that_cannot_be_done_without_stays() -> None:
 
 def test_stranger_on_a_host_that_is_given_up_goes_too_and_no_task_is_forgotten_for_it() -> None:
     play = Play(min_nodes=1)
-    play.say(AgentJoined(Hello(7, 0, "stranger", "host-b", 1, "x", "3", "task")))
+    play.say(states.AgentJoined(Hello(7, 0, "stranger", "host-b", 1, "x", "3", "task")))
     actions = decide(play, cut(play, "a", "b"))
     assert sent(actions, Stop) == ["b", "stranger"]
-    assert [a.node.name for a in actions if isinstance(a, ForgetTask)] == ["worker:1"]
+    assert [a.node.name for a in actions if isinstance(a, states.ForgetTask)] == ["worker:1"]
 
 
 def test_host_that_only_feeds_costs_no_generation() -> None:
     play = Play(min_nodes=1)
     actions = decide(play, cut(play, "feeds", "b"))
     assert (left(actions), sent(actions, Stop)) == (["host-feeds"], [])
-    assert isinstance(play.state, Running)
+    assert isinstance(play.state, states.Running)
     assert play.state.world.generation == 0
     assert left(play.say(cut(play, "feeds", "b"))) == ["host-feeds"], "Spark started more there"
     play.say(cut(play, "feeds too", "b"))
@@ -129,8 +118,8 @@ def test_without_enough_nodes_the_call_fails_and_both_hosts_are_named(
     if settings.get("max_restarts") != 0:
         play.say(play.left("b"), play.offered("a", 1), play.offered("c", 1))
         play.expire()
-    assert isinstance(play.state, Failed)
-    error = failure_of(play.state)
+    assert isinstance(play.state, states.Failed)
+    error = states.failure_of(play.state)
     assert isinstance(error, NodeLostError)
     text = str(error)
     assert "on host-b cannot be reached from host-a, though the driver reaches both" in text
@@ -141,12 +130,12 @@ def test_what_is_said_of_another_generation_or_of_a_node_that_has_gone_means_not
     play = Play(min_nodes=1)
     before = play.state
     assert play.say(cut(play, "a", "b", generation=1)) == []
-    assert play.say(LinkCut(0, 7, "host-a")) == []
+    assert play.say(states.LinkCut(0, 7, "host-a")) == []
     assert play.state == before
     decide(play, cut(play, "a", "b"))
     play.expire()
     assert play.say(cut(play, "a", "c"), cut(play, "c", "a")) == []
-    assert isinstance(play.state, Gathering)
+    assert isinstance(play.state, states.Gathering)
 
 
 def test_what_is_said_again_does_not_put_off_the_decision() -> None:
@@ -168,11 +157,11 @@ def test_no_agent_comes_back_from_a_host_that_was_given_up() -> None:
     play.say(play.offered("a", 1), play.offered("c", 1))
     play.expire()
     refused = play.say(play.joined("b"))
-    assert isinstance(play.state, Running)
+    assert isinstance(play.state, states.Running)
     assert sent(refused, Stop) == ["b"]
 
 
 def test_decision_that_nothing_is_left_of_changes_nothing() -> None:
     play = Play(min_nodes=1)
-    state, actions = play.state, play.say(DeadlinePassed())
+    state, actions = play.state, play.say(states.DeadlinePassed())
     assert (play.state, actions) == (state, [])

@@ -10,48 +10,32 @@ import pytest
 from sparkdl.control.messages import Begin, Detach, Hello, NewRound, Stop
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.world import CheckpointRef
-from sparkdl.driver.lifecycle.state import (
-    Action,
-    AgentDetached,
-    AgentJoined,
-    CheckpointMade,
-    Event,
-    Failing,
-    Finished,
-    ForgetTask,
-    Gathering,
-    LaunchBroke,
-    Relaunch,
-    Report,
-    Running,
-    SlotsCounted,
-    Warn,
-)
+from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.slots.placement import Standing
 from tests.driver.test_elastic import Play, said, sent
 
-ENOUGH = SlotsCounted(Standing(3, False, "6 slots for 3 nodes"))
-SHORT = SlotsCounted(Standing(3, True, "3 slots for 3 nodes"))
-FEWER = SlotsCounted(Standing(2, True, "2 slots for 3 nodes"))
-NONE = SlotsCounted(Standing(0, False, "0 slots for 3 nodes"))
+ENOUGH = states.SlotsCounted(Standing(3, False, "6 slots for 3 nodes"))
+SHORT = states.SlotsCounted(Standing(3, True, "3 slots for 3 nodes"))
+FEWER = states.SlotsCounted(Standing(2, True, "2 slots for 3 nodes"))
+NONE = states.SlotsCounted(Standing(0, False, "0 slots for 3 nodes"))
 
 
-def relaunched(actions: list[Action]) -> list[str]:
-    return [node.name for a in actions if isinstance(a, Relaunch) for node in a.nodes]
+def relaunched(actions: list[states.Action]) -> list[str]:
+    return [node.name for a in actions if isinstance(a, states.Relaunch) for node in a.nodes]
 
 
-def released(actions: list[Action]) -> list[str]:
-    return [action.node.name for action in actions if isinstance(action, ForgetTask)]
+def released(actions: list[states.Action]) -> list[str]:
+    return [action.node.name for action in actions if isinstance(action, states.ForgetTask)]
 
 
-def lose(play: Play, *agent_ids: str) -> list[Action]:
+def lose(play: Play, *agent_ids: str) -> list[states.Action]:
     """Lose agents; return what follows when it has been decided."""
     play.say(*(play.left(agent_id) for agent_id in agent_ids))
     return play.expire()
 
 
-def come_back(play: Play, *agent_ids: str, generation: int = 1) -> list[Action]:
+def come_back(play: Play, *agent_ids: str, generation: int = 1) -> list[states.Action]:
     play.say(*(play.joined(agent_id) for agent_id in agent_ids))
     offers = [play.offered(agent_id, generation) for agent_id in agent_ids]
     return play.say(*offers)
@@ -63,7 +47,7 @@ def come_back(play: Play, *agent_ids: str, generation: int = 1) -> list[Action]:
 def test_attached_nodes_keep_their_slots_while_some_are_left() -> None:
     play = Play()
     actions = play.say(ENOUGH)
-    assert [type(action) for action in actions] == [Report]
+    assert [type(action) for action in actions] == [states.Report]
     lose(play, "b")
     actions = come_back(play, "a", "b2", "c")
     assert sent(actions, Begin) == ["a", "c", "b2"]
@@ -76,7 +60,7 @@ def test_nodes_give_their_slots_back_when_none_is_left_for_feeding() -> None:
     actions = play.say(SHORT)
     assert sent(actions, Detach) == ["a", "b", "c"]
     assert said(actions).startswith("Placement: detached (3 slots for 3 nodes). Nodes would take")
-    assert isinstance(play.state, Running)
+    assert isinstance(play.state, states.Running)
 
 
 def test_nodes_that_are_waited_for_give_theirs_back_when_the_world_begins() -> None:
@@ -91,7 +75,7 @@ def test_nodes_that_are_waited_for_give_theirs_back_when_the_world_begins() -> N
 def test_shortage_while_failures_are_collected_is_not_forgotten() -> None:
     play = Play()
     play.say(play.broke("b"))
-    assert isinstance(play.state, Failing)
+    assert isinstance(play.state, states.Failing)
     play.say(SHORT)
     play.expire()
     play.say(*(play.offered(agent_id, 1) for agent_id in "abc"))
@@ -106,14 +90,14 @@ def test_node_that_comes_later_does_not_keep_a_slot_until_the_next_checkpoint() 
     play.expire()
     assert play.names == ["worker:0", "worker:2"]
     assert sent(play.say(play.joined("b2")), Detach) == ["b2"]
-    actions = play.say(CheckpointMade(CheckpointRef("/c/7", 7, 1)))
+    actions = play.say(states.CheckpointMade(CheckpointRef("/c/7", 7, 1)))
     assert sent(actions, NewRound) == ["a", "c", "b2"]
 
 
 def test_a_task_that_starts_another_agent_has_its_slot_asked_back_too() -> None:
     """Its first agent had not been detached yet."""
     play = Play()
-    play.say(SHORT, AgentDetached("a"), AgentDetached("c"))
+    play.say(SHORT, states.AgentDetached("a"), states.AgentDetached("c"))
     lose(play, "b")
     actions = come_back(play, "b2", "a", "c")
     assert sent(actions, Detach) == ["b2"]
@@ -121,8 +105,8 @@ def test_a_task_that_starts_another_agent_has_its_slot_asked_back_too() -> None:
 
 def test_every_later_generation_is_detached() -> None:
     play = Play()
-    play.say(SHORT, *(AgentDetached(agent_id) for agent_id in "abc"))
-    assert not [a for a in play.say(ENOUGH) if not isinstance(a, Report)]
+    play.say(SHORT, *(states.AgentDetached(agent_id) for agent_id in "abc"))
+    assert not [a for a in play.say(ENOUGH) if not isinstance(a, states.Report)]
     for generation in (1, 2):
         lose(play, f"b{generation - 1}" if generation > 1 else "b")
         assert relaunched(play.actions) == ["worker:1"]
@@ -147,7 +131,7 @@ def test_local_processes_have_no_slot_to_give_back() -> None:
     hello = Hello(0, 0, "a2", "here", 1, "x", "3", "process")
     play.say(play.left("a"))
     play.expire()
-    play.say(SHORT, AgentJoined(hello))
+    play.say(SHORT, states.AgentJoined(hello))
     assert not sent(play.say(play.offered("a2", 1)), Detach)
 
 
@@ -157,8 +141,8 @@ def test_local_processes_have_no_slot_to_give_back() -> None:
 def test_node_whose_task_has_ended_is_released() -> None:
     play = Play()
     play.say(SHORT)
-    assert released(play.say(AgentDetached("b"))) == ["worker:1"]
-    assert released(play.say(AgentDetached("stranger"))) == []
+    assert released(play.say(states.AgentDetached("b"))) == ["worker:1"]
+    assert released(play.say(states.AgentDetached("stranger"))) == []
 
 
 @pytest.mark.parametrize("after", ["running", "failing", "gathering"])
@@ -169,7 +153,7 @@ def test_task_may_end_in_any_state(after: str) -> None:
         play.say(play.broke("b"))
     if after == "gathering":
         play.expire()
-    assert released(play.say(AgentDetached("b"))) == ["worker:1"]
+    assert released(play.say(states.AgentDetached("b"))) == ["worker:1"]
 
 
 def test_standby_goes_when_the_node_lives_on_without_its_task() -> None:
@@ -178,12 +162,12 @@ def test_standby_goes_when_the_node_lives_on_without_its_task() -> None:
     play.say(play.joined("b2"))
     assert sent(play.say(SHORT), Detach) == ["a", "b", "c"]
     assert not sent(play.actions, Stop)
-    assert sent(play.say(AgentDetached("b")), Stop) == ["b2"]
+    assert sent(play.say(states.AgentDetached("b")), Stop) == ["b2"]
     play.say(play.left("b2"))
     assert sent(play.say(play.joined("b3")), Stop) == ["b3"]
     assert released(play.actions) == ["worker:1"]
     assert not sent(play.say(play.left("b3")), Stop)
-    assert isinstance(play.state, Running)
+    assert isinstance(play.state, states.Running)
 
 
 # with fewer nodes
@@ -202,7 +186,7 @@ def test_nodes_that_there_is_no_room_for_go_again_in_order() -> None:
     play.expire()
     assert play.names == ["worker:0", "worker:2"]
     assert sent(play.say(play.joined("b3")), Stop) == ["b3"]
-    assert not relaunched(play.say(CheckpointMade(CheckpointRef("/c/7", 7, 1))))
+    assert not relaunched(play.say(states.CheckpointMade(CheckpointRef("/c/7", 7, 1))))
 
 
 def test_they_are_brought_back_when_there_is_room_again() -> None:
@@ -223,7 +207,9 @@ def test_no_more_than_there_is_room_for_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("standing", [FEWER, NONE])
-def test_nodes_that_the_cluster_cannot_do_without_may_always_come(standing: SlotsCounted) -> None:
+def test_nodes_that_the_cluster_cannot_do_without_may_always_come(
+    standing: states.SlotsCounted,
+) -> None:
     play = Play()
     lose(play, "b")
     assert "lost ones are waited for until elastic_timeout" in said(play.say(standing))
@@ -233,7 +219,7 @@ def test_nodes_that_the_cluster_cannot_do_without_may_always_come(standing: Slot
 
 def test_standby_that_takes_a_seat_gives_its_slot_back_too() -> None:
     play = Play(min_nodes=1)
-    play.say(SHORT, AgentDetached("a"), AgentDetached("c"))
+    play.say(SHORT, states.AgentDetached("a"), states.AgentDetached("c"))
     lose(play, "b")
     play.say(*(play.offered(agent_id, 1) for agent_id in "ac"))
     play.expire()
@@ -254,11 +240,11 @@ def test_before_the_first_world_nobody_is_refused() -> None:
     """Nobody would bring them back."""
     play = Play(min_nodes=1)
     state: Any = begin(play.spec, 0.0)
-    events: list[Event] = [NONE, *(play.joined(agent_id) for agent_id in "abc")]
+    events: list[states.Event] = [NONE, *(play.joined(agent_id) for agent_id in "abc")]
     for event in events:
         state, actions = step(state, event, 1.0)
         assert not sent(actions, Stop)
-    assert isinstance(state, Gathering)
+    assert isinstance(state, states.Gathering)
 
 
 def test_without_restarts_nobody_is_refused() -> None:
@@ -269,22 +255,22 @@ def test_without_restarts_nobody_is_refused() -> None:
 
 def test_a_job_of_detached_nodes_that_has_ended_changes_nothing() -> None:
     play = Play()
-    play.say(SHORT, *(AgentDetached(agent_id) for agent_id in "abc"))
+    play.say(SHORT, *(states.AgentDetached(agent_id) for agent_id in "abc"))
     before = play.state
-    assert not play.say(LaunchBroke(LaunchError("the job of the nodes has ended")))
+    assert not play.say(states.LaunchBroke(LaunchError("the job of the nodes has ended")))
     assert play.state == before
 
 
 def test_words_of_the_log_are_warnings_only_where_something_changes_for_the_worse() -> None:
     play = Play()
-    assert isinstance(play.say(SHORT)[0], Warn)
-    assert isinstance(play.say(SHORT)[0], Report)
-    assert isinstance(play.say(FEWER)[0], Warn)
+    assert isinstance(play.say(SHORT)[0], states.Warn)
+    assert isinstance(play.say(SHORT)[0], states.Report)
+    assert isinstance(play.say(FEWER)[0], states.Warn)
 
 
 def test_slots_mean_nothing_after_the_end() -> None:
     play = Play()
-    assert isinstance(play.state, Running)
-    returned = Finished(play.state.roster, play.state.world, {})
+    assert isinstance(play.state, states.Running)
+    returned = states.Finished(play.state.roster, play.state.world, {})
     assert step(returned, SHORT, 9.0) == (returned, [])
-    assert step(returned, AgentDetached("a"), 9.0) == (returned, [])
+    assert step(returned, states.AgentDetached("a"), 9.0) == (returned, [])

@@ -12,59 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.messages import (
-    Begin,
-    ChildFailed,
-    ChildReturned,
-    ChildRunning,
-    Detach,
-    Hello,
-    NewRound,
-    Offer,
-    Stop,
-    StopChild,
-    ToAgent,
-)
+from sparkdl.control import messages as msg
 from sparkdl.core.errors import IllegalTransitionError, LaunchError, ReservationTimeoutError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.options import Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, CheckpointRef, World, build_world
+from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.policy import History
 from sparkdl.driver.lifecycle.roster import Agent, Roster, Seats
-from sparkdl.driver.lifecycle.state import (
-    Action,
-    AgentDetached,
-    AgentJoined,
-    AgentLeft,
-    AgentOffered,
-    CheckpointMade,
-    ChildBroke,
-    ChildEntered,
-    ChildGaveResult,
-    Cut,
-    DeadlinePassed,
-    Event,
-    Failed,
-    Failing,
-    Finished,
-    ForgetTask,
-    Gathering,
-    LaunchBroke,
-    LinkCut,
-    NodesBlamed,
-    Release,
-    Report,
-    Running,
-    Send,
-    SlotsCounted,
-    State,
-    StopAsked,
-    Stopped,
-    Stopping,
-    Warn,
-)
 from sparkdl.driver.lifecycle.transitions import SETTLE_S, STAY_S, TRANSITIONS, begin, step
 from sparkdl.driver.slots.placement import Standing
 from tests.doubles.machines import declared_steps_only
@@ -74,24 +31,26 @@ steps_are_declared = declared_steps_only(TRANSITIONS)
 SPEC = ClusterSpec("c", plan_nodes(3, Roles(ps=1)), settings=Settings(600.0, max_port_retries=2))
 """ps:0 is node 0 and agent "a", worker:0 is 1 and "b", worker:1 is 2 and "c"."""
 
-EXPIRED = DeadlinePassed()
-STOP = StopAsked(grace_s=5.0, timeout_s=15.0)
+EXPIRED = states.DeadlinePassed()
+STOP = states.StopAsked(grace_s=5.0, timeout_s=15.0)
 PROBLEM = LaunchError("the job has failed")
-COUNTED = SlotsCounted(Standing(3, False, "4 slots for 3 nodes"))
-SHORT = SlotsCounted(Standing(3, True, "3 slots for 3 nodes"))
-MADE = CheckpointMade(CheckpointRef("/c/step-7", 7))
+COUNTED = states.SlotsCounted(Standing(3, False, "4 slots for 3 nodes"))
+SHORT = states.SlotsCounted(Standing(3, True, "3 slots for 3 nodes"))
+MADE = states.CheckpointMade(CheckpointRef("/c/step-7", 7))
 
 
 # Words for what happens: agents a, b, c belong to nodes 0, 1, 2; "b2" is a twin of "b".
 
 
-def hello(agent_id: str) -> Hello:
+def hello(agent_id: str) -> msg.Hello:
     node_id = ord(agent_id[0]) - ord("a")
-    return Hello(node_id, 0, agent_id, f"host-{agent_id}", 40 + node_id, "grpc://x", "3", "task")
+    return msg.Hello(
+        node_id, 0, agent_id, f"host-{agent_id}", 40 + node_id, "grpc://x", "3", "task"
+    )
 
 
 def agent(agent_id: str, generation: int | None = 0) -> Agent:
-    offer = None if generation is None else Offer(generation, 8000 + generation)
+    offer = None if generation is None else msg.Offer(generation, 8000 + generation)
     return Agent(hello(agent_id), offer)
 
 
@@ -109,24 +68,24 @@ def world_of(agents: Mapping[int, Agent], generation: int = 0) -> World:
     return build_world(generation, nodes)
 
 
-def joined(agent_id: str) -> AgentJoined:
-    return AgentJoined(hello(agent_id))
+def joined(agent_id: str) -> states.AgentJoined:
+    return states.AgentJoined(hello(agent_id))
 
 
-def offered(agent_id: str, generation: int = 0) -> AgentOffered:
-    return AgentOffered(agent_id, Offer(generation, 8000 + generation))
+def offered(agent_id: str, generation: int = 0) -> states.AgentOffered:
+    return states.AgentOffered(agent_id, msg.Offer(generation, 8000 + generation))
 
 
-def left(agent_id: str) -> AgentLeft:
-    return AgentLeft(agent_id, "its connection closed", wall_s=1234.5)
+def left(agent_id: str) -> states.AgentLeft:
+    return states.AgentLeft(agent_id, "its connection closed", wall_s=1234.5)
 
 
-def entered(agent_id: str, generation: int = 0) -> ChildEntered:
-    return ChildEntered(agent_id, ChildRunning(generation, 77))
+def entered(agent_id: str, generation: int = 0) -> states.ChildEntered:
+    return states.ChildEntered(agent_id, msg.ChildRunning(generation, 77))
 
 
-def returned(agent_id: str, generation: int = 0) -> ChildGaveResult:
-    return ChildGaveResult(agent_id, ChildReturned(generation, agent_id.encode()))
+def returned(agent_id: str, generation: int = 0) -> states.ChildGaveResult:
+    return states.ChildGaveResult(agent_id, msg.ChildReturned(generation, agent_id.encode()))
 
 
 def failure(agent_id: str, kind: FailureKind = "exception", generation: int = 0) -> Failure:
@@ -134,23 +93,25 @@ def failure(agent_id: str, kind: FailureKind = "exception", generation: int = 0)
     return Failure(node.name, kind, "no", 1.0, node_id=node.node_id, generation=generation)
 
 
-def broke(agent_id: str, kind: FailureKind = "exception", generation: int = 0) -> ChildBroke:
-    return ChildBroke(agent_id, ChildFailed(generation, failure(agent_id, kind, generation)))
+def broke(agent_id: str, kind: FailureKind = "exception", generation: int = 0) -> states.ChildBroke:
+    return states.ChildBroke(
+        agent_id, msg.ChildFailed(generation, failure(agent_id, kind, generation))
+    )
 
 
-def blamed(agent_id: str, generation: int = 0) -> NodesBlamed:
-    return NodesBlamed(generation, (failure(agent_id),))
+def blamed(agent_id: str, generation: int = 0) -> states.NodesBlamed:
+    return states.NodesBlamed(generation, (failure(agent_id),))
 
 
-def cut(feeder: str, node: str, generation: int = 0) -> LinkCut:
-    return LinkCut(generation, hello(node).node_id, f"host-{feeder}", 1.0)
+def cut(feeder: str, node: str, generation: int = 0) -> states.LinkCut:
+    return states.LinkCut(generation, hello(node).node_id, f"host-{feeder}", 1.0)
 
 
-def to(message: ToAgent, *agent_ids: str) -> list[Action]:
-    return [Send(agent_id, message) for agent_id in agent_ids]
+def to(message: msg.ToAgent, *agent_ids: str) -> list[states.Action]:
+    return [states.Send(agent_id, message) for agent_id in agent_ids]
 
 
-def results(*agent_ids: str) -> dict[int, ChildReturned]:
+def results(*agent_ids: str) -> dict[int, msg.ChildReturned]:
     return {hello(a).node_id: returned(a).message for a in agent_ids}
 
 
@@ -158,26 +119,26 @@ ALL = roster(agent("a"), agent("b"), agent("c"))
 WORLD = world_of(ALL.agents)
 LOST_B = Failure("worker:0", "lost", "its connection closed", 1234.5, 1, 0, "host-b", 41)
 
-START = Gathering(Roster(SPEC), 0, 600.0)
-ALMOST = Gathering(roster(agent("a"), agent("b"), agent("c", None)), 0, 600.0)
-RUNNING = Running(ALL, WORLD)
-FAILING = Failing(ALL, WORLD, {}, (failure("b"),), 10.0 + SETTLE_S)
+START = states.Gathering(Roster(SPEC), 0, 600.0)
+ALMOST = states.Gathering(roster(agent("a"), agent("b"), agent("c", None)), 0, 600.0)
+RUNNING = states.Running(ALL, WORLD)
+FAILING = states.Failing(ALL, WORLD, {}, (failure("b"),), 10.0 + SETTLE_S)
 GOES_S = 10.0 + STAY_S
-FAILED = Failed(ALL, (failure("b"),), None, {}, WORLD, deadline_s=GOES_S)
-FINISHED = Finished(ALL, WORLD, results("b", "c"), GOES_S)
-LEAVE = Stop(SPEC.settings.grace_s, is_patient=True)
-STOP_FAILED = StopChild(0, failure("b").describe())
-STOPPING = Stopping(ALL, FINISHED, 25.0)
-STOPPED = Stopped(FINISHED)
+FAILED = states.Failed(ALL, (failure("b"),), None, {}, WORLD, deadline_s=GOES_S)
+FINISHED = states.Finished(ALL, WORLD, results("b", "c"), GOES_S)
+LEAVE = msg.Stop(SPEC.settings.grace_s, is_patient=True)
+STOP_FAILED = msg.StopChild(0, failure("b").describe())
+STOPPING = states.Stopping(ALL, FINISHED, 25.0)
+STOPPED = states.Stopped(FINISHED)
 
 CUT_SETTLE_S = SPEC.settings.recovery.host_timeout_s / 4
 
-ENOUGH = Report("Placement: attached (4 slots for 3 nodes)")
-TOO_FEW = Warn(
+ENOUGH = states.Report("Placement: attached (4 slots for 3 nodes)")
+TOO_FEW = states.Warn(
     "Placement: detached (3 slots for 3 nodes). Nodes would take the slots that feeding needs: "
     "they give theirs back"
 )
-BEGINS = Report("World 0 begins: 3 nodes on 3 hosts")
+BEGINS = states.Report("World 0 begins: 3 nodes on 3 hosts")
 
 
 def with_agents(state: Any, *seated: Agent, standbys: tuple[Agent, ...] = ()) -> Any:
@@ -191,7 +152,7 @@ def with_room(state: Any, is_detaching: bool = False) -> Any:
 
 A, B, C, B2 = agent("a"), agent("b"), agent("c"), agent("b2")
 B_DETACHED = replace(B, is_detached=True)
-RELEASE_B: list[Action] = [ForgetTask(SPEC.nodes[1])]
+RELEASE_B: list[states.Action] = [states.ForgetTask(SPEC.nodes[1])]
 
 B2_BARE, C_BARE = agent("b2", None), agent("c", None)  # have not offered yet
 ALMOST_TWIN = with_agents(ALMOST, A, B, C_BARE, standbys=(B2,))
@@ -203,28 +164,29 @@ FAILING_BARE = with_agents(FAILING, A, B, C, standbys=(B2_BARE,))
 FINISHED_TWIN = with_agents(FINISHED, A, B, C, standbys=(B2,))
 ENDLESS = replace(FINISHED, deadline_s=math.inf)
 
-STEPS: list[tuple[State, Event, State, list[Action]]] = [
+STEPS: list[tuple[states.State, states.Event, states.State, list[states.Action]]] = [
     # Gathering: seats fill, and the world begins with the last offer.
     (START, joined("b"), with_agents(START, agent("b", None)), []),
     (ALMOST, joined("b2"), ALMOST_BARE, []),
     (ALMOST, offered("b2"), ALMOST, []),
-    (ALMOST, offered("c"), RUNNING, [BEGINS, *to(Begin(WORLD), "a", "b", "c")]),
+    (ALMOST, offered("c"), RUNNING, [BEGINS, *to(msg.Begin(WORLD), "a", "b", "c")]),
     (ALMOST, offered("c", 1), with_agents(ALMOST, A, B, agent("c", 1)), []),
     (ALMOST, left("b"), with_agents(ALMOST, A, C_BARE), []),
     (ALMOST, left("stranger"), ALMOST, []),
-    (ALMOST, broke("b"), Failed(ALMOST.roster, (failure("b"),), deadline_s=GOES_S),
+    (ALMOST, broke("b"), states.Failed(ALMOST.roster, (failure("b"),), deadline_s=GOES_S),
      to(STOP_FAILED, "a", "b", "c")),
     (ALMOST, broke("b", generation=1), ALMOST, []),
     (ALMOST, broke("b", generation=-1), ALMOST, []),
     (ALMOST, entered("a"), ALMOST, []),
     (ALMOST, returned("a"), ALMOST, []),
-    (ALMOST, LaunchBroke(PROBLEM),
-     Failed(ALMOST.roster, (), PROBLEM, deadline_s=GOES_S), to(StopChild(0), "a", "b", "c")),
+    (ALMOST, states.LaunchBroke(PROBLEM),
+     states.Failed(ALMOST.roster, (), PROBLEM, deadline_s=GOES_S),
+     to(msg.StopChild(0), "a", "b", "c")),
     (ALMOST, blamed("b"), ALMOST, []),
     (ALMOST, cut("a", "b"), ALMOST, []),
     (ALMOST, MADE, ALMOST, []),
-    (ALMOST, STOP, Stopping(ALMOST.roster, ALMOST, 25.0), to(Stop(5.0), "a", "b", "c")),
-    (START, STOP, Stopped(START), []),
+    (ALMOST, STOP, states.Stopping(ALMOST.roster, ALMOST, 25.0), to(msg.Stop(5.0), "a", "b", "c")),
+    (START, STOP, states.Stopped(START), []),
     # Running: results are collected, the first failure ends it.
     (RUNNING, joined("b2"), RUNNING_BARE, []),
     (RUNNING, offered("b", 1), with_agents(RUNNING, A, agent("b", 1), C), []),
@@ -238,25 +200,25 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (replace(RUNNING, returned=results("a")), returned("b"),
      replace(RUNNING, returned=results("a", "b")), []),
     (replace(RUNNING, returned=results("b")), returned("c"), FINISHED,
-     [Report("All 2 training nodes have returned"), *to(StopChild(0), "a")]),
+     [states.Report("All 2 training nodes have returned"), *to(msg.StopChild(0), "a")]),
     (replace(RUNNING, returned=results("a", "b")), returned("c"),
      replace(FINISHED, returned=results("a", "b", "c")),
-     [Report("All 2 training nodes have returned")]),
+     [states.Report("All 2 training nodes have returned")]),
     (RUNNING, broke("b"), FAILING, []),
     (RUNNING, broke("b", generation=1), RUNNING, []),
-    (RUNNING, left("b"), Failing(roster(A, C), WORLD, {}, (LOST_B,), 10.0 + SETTLE_S), []),
+    (RUNNING, left("b"), states.Failing(roster(A, C), WORLD, {}, (LOST_B,), 10.0 + SETTLE_S), []),
     (RUNNING, left("stranger"), RUNNING, []),
-    (RUNNING, LaunchBroke(PROBLEM), RUNNING, []),
+    (RUNNING, states.LaunchBroke(PROBLEM), RUNNING, []),
     (RUNNING, blamed("b"), FAILING, []),
     (RUNNING, blamed("b", 1), RUNNING, []),
     (RUNNING, cut("a", "b"),
-     replace(RUNNING, cuts={Cut("host-b", "host-a"): 1.0}, deadline_s=10.0 + CUT_SETTLE_S),
-     [Warn("worker:0 on host-b cannot be reached from host-a: one of them is given up")]),
+     replace(RUNNING, cuts={states.Cut("host-b", "host-a"): 1.0}, deadline_s=10.0 + CUT_SETTLE_S),
+     [states.Warn("worker:0 on host-b cannot be reached from host-a: one of them is given up")]),
     (RUNNING, cut("a", "b", 1), RUNNING, []),
     (RUNNING, EXPIRED, RUNNING, []),
     (RUNNING, MADE, replace(RUNNING, roster=replace(ALL, checkpoint=MADE.ref)), []),
-    (RUNNING, CheckpointMade(CheckpointRef("/c", 7, 1)), RUNNING, []),
-    (RUNNING, STOP, Stopping(ALL, RUNNING, 25.0), to(Stop(5.0), "a", "b", "c")),
+    (RUNNING, states.CheckpointMade(CheckpointRef("/c", 7, 1)), RUNNING, []),
+    (RUNNING, STOP, states.Stopping(ALL, RUNNING, 25.0), to(msg.Stop(5.0), "a", "b", "c")),
     # Failing: what else failed is awaited, then it is decided.
     (FAILING, joined("b2"), FAILING_BARE, []),
     (FAILING, offered("b", 1), with_agents(FAILING, A, agent("b", 1), C), []),
@@ -271,15 +233,15 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (replace(FAILING, failures=(failure("c"),)), left("b"),
      replace(with_agents(FAILING, A, C), failures=(failure("c"), LOST_B)), []),
     (FAILING, left("stranger"), FAILING, []),
-    (FAILING, LaunchBroke(PROBLEM), FAILING, []),
+    (FAILING, states.LaunchBroke(PROBLEM), FAILING, []),
     (FAILING, EXPIRED, FAILED, to(STOP_FAILED, "a", "b", "c")),
     (FAILING, blamed("c"), FAILING, []),
     (FAILING, cut("a", "b"), FAILING, []),
     (FAILING, MADE, replace(FAILING, roster=replace(ALL, checkpoint=MADE.ref)), []),
-    (FAILING, CheckpointMade(CheckpointRef("/c", 7, 1)), FAILING, []),
-    (FAILING, STOP, Stopping(ALL, FAILING, 25.0), to(Stop(5.0), "a", "b", "c")),
+    (FAILING, states.CheckpointMade(CheckpointRef("/c", 7, 1)), FAILING, []),
+    (FAILING, STOP, states.Stopping(ALL, FAILING, 25.0), to(msg.Stop(5.0), "a", "b", "c")),
     # Finished and Failed: agents stay for a moment; who comes late is sent away.
-    (FINISHED, joined("b2"), FINISHED, to(Stop(0.0), "b2")),
+    (FINISHED, joined("b2"), FINISHED, to(msg.Stop(0.0), "b2")),
     (FINISHED, left("b"), with_agents(FINISHED, A, C), []),
     (FINISHED, offered("b", 1), FINISHED, []),
     (FINISHED, entered("a"), FINISHED, []),
@@ -288,18 +250,18 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (FINISHED, blamed("c"), FINISHED, []),
     (FINISHED, cut("a", "b"), FINISHED, []),
     (FINISHED, MADE, FINISHED, []),
-    (FINISHED, LaunchBroke(PROBLEM), FINISHED, []),
+    (FINISHED, states.LaunchBroke(PROBLEM), FINISHED, []),
     (FINISHED, EXPIRED, ENDLESS, to(LEAVE, "a", "b", "c")),
     (FINISHED_TWIN, EXPIRED, replace(FINISHED_TWIN, deadline_s=math.inf),
      to(LEAVE, "a", "b", "c", "b2")),
-    (with_agents(FINISHED), EXPIRED, with_agents(ENDLESS), [Release()]),
+    (with_agents(FINISHED), EXPIRED, with_agents(ENDLESS), [states.Release()]),
     (with_agents(FINISHED, C), left("c"), with_agents(FINISHED), []),
     (with_agents(ENDLESS, C), left("stranger"), with_agents(ENDLESS, C), []),
-    (with_agents(ENDLESS, C), left("c"), with_agents(ENDLESS), [Release()]),
+    (with_agents(ENDLESS, C), left("c"), with_agents(ENDLESS), [states.Release()]),
     (with_agents(ENDLESS), left("stranger"), with_agents(ENDLESS), []),
-    (with_agents(ENDLESS), STOP, Stopped(with_agents(ENDLESS)), []),
-    (FINISHED, STOP, STOPPING, to(Stop(5.0), "a", "b", "c")),
-    (FAILED, joined("b2"), FAILED, to(Stop(0.0), "b2")),
+    (with_agents(ENDLESS), STOP, states.Stopped(with_agents(ENDLESS)), []),
+    (FINISHED, STOP, STOPPING, to(msg.Stop(5.0), "a", "b", "c")),
+    (FAILED, joined("b2"), FAILED, to(msg.Stop(0.0), "b2")),
     (FAILED, left("b"), with_agents(FAILED, A, C), []),
     (FAILED, offered("b", 1), FAILED, []),
     (FAILED, entered("a"), FAILED, []),
@@ -308,15 +270,16 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (FAILED, blamed("c"), FAILED, []),
     (FAILED, cut("a", "b"), FAILED, []),
     (FAILED, MADE, FAILED, []),
-    (FAILED, LaunchBroke(PROBLEM), FAILED, []),
+    (FAILED, states.LaunchBroke(PROBLEM), FAILED, []),
     (FAILED, EXPIRED, replace(FAILED, deadline_s=math.inf), to(LEAVE, "a", "b", "c")),
-    (with_agents(FAILED), EXPIRED, replace(with_agents(FAILED), deadline_s=math.inf), [Release()]),
+    (with_agents(FAILED), EXPIRED, replace(with_agents(FAILED), deadline_s=math.inf),
+     [states.Release()]),
     (replace(with_agents(FAILED, B), deadline_s=math.inf), left("b"),
-     replace(with_agents(FAILED), deadline_s=math.inf), [Release()]),
-    (FAILED, STOP, Stopping(ALL, FAILED, 25.0), to(Stop(5.0), "a", "b", "c")),
+     replace(with_agents(FAILED), deadline_s=math.inf), [states.Release()]),
+    (FAILED, STOP, states.Stopping(ALL, FAILED, 25.0), to(msg.Stop(5.0), "a", "b", "c")),
     # Stopping: until the last agent has gone, or time is up.
     (STOPPING, joined("b2"),
-     with_agents(STOPPING, A, B, C, standbys=(B2_BARE,)), to(Stop(0.0), "b2")),
+     with_agents(STOPPING, A, B, C, standbys=(B2_BARE,)), to(msg.Stop(0.0), "b2")),
     (STOPPING, left("b"), with_agents(STOPPING, A, C), []),
     (with_agents(STOPPING, C), left("c"), STOPPED, []),
     (with_agents(STOPPING, B, standbys=(B2,)), left("b"), with_agents(STOPPING, B2), []),
@@ -328,13 +291,13 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (STOPPING, blamed("c"), STOPPING, []),
     (STOPPING, cut("a", "b"), STOPPING, []),
     (STOPPING, MADE, STOPPING, []),
-    (STOPPING, LaunchBroke(PROBLEM), STOPPING, []),
+    (STOPPING, states.LaunchBroke(PROBLEM), STOPPING, []),
     (STOPPING, STOP, STOPPING, []),
-    (STOPPING, StopAsked(0.0, 10.0), replace(STOPPING, deadline_s=20.0),
-     to(Stop(0.0), "a", "b", "c")),
-    (with_agents(STOPPING, A, C), EXPIRED, Stopped(FINISHED, ("ps:0", "worker:1")), []),
+    (STOPPING, states.StopAsked(0.0, 10.0), replace(STOPPING, deadline_s=20.0),
+     to(msg.Stop(0.0), "a", "b", "c")),
+    (with_agents(STOPPING, A, C), EXPIRED, states.Stopped(FINISHED, ("ps:0", "worker:1")), []),
     # Stopped: only late agents are answered.
-    (STOPPED, joined("b2"), STOPPED, to(Stop(0.0), "b2")),
+    (STOPPED, joined("b2"), STOPPED, to(msg.Stop(0.0), "b2")),
     (STOPPED, left("b"), STOPPED, []),
     (STOPPED, offered("b"), STOPPED, []),
     (STOPPED, entered("b"), STOPPED, []),
@@ -343,11 +306,12 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (STOPPED, blamed("c"), STOPPED, []),
     (STOPPED, cut("a", "b"), STOPPED, []),
     (STOPPED, MADE, STOPPED, []),
-    (STOPPED, LaunchBroke(PROBLEM), STOPPED, []),
+    (STOPPED, states.LaunchBroke(PROBLEM), STOPPED, []),
     (STOPPED, STOP, STOPPED, []),
     # Standbys: a twin of a living agent.
     (ALMOST_TWIN, offered("c"),
-     Running(roster(A, B, C, standbys=(B2,)), WORLD), [BEGINS, *to(Begin(WORLD), "a", "b", "c")]),
+     states.Running(roster(A, B, C, standbys=(B2,)), WORLD),
+     [BEGINS, *to(msg.Begin(WORLD), "a", "b", "c")]),
     (ALMOST_BARE, offered("b2"),
      ALMOST_TWIN, []),
     (ALMOST_TWIN, left("b"),
@@ -355,9 +319,9 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (ALMOST_TWIN, left("b2"), ALMOST, []),
     (ALMOST_TWIN, broke("b2"),
      ALMOST_BARE, []),
-    (with_agents(ALMOST, A, B, standbys=(B2,)), LaunchBroke(PROBLEM),
-     Failed(roster(A, B, standbys=(B2,)), (), PROBLEM, deadline_s=GOES_S),
-     to(StopChild(0), "a", "b", "b2")),
+    (with_agents(ALMOST, A, B, standbys=(B2,)), states.LaunchBroke(PROBLEM),
+     states.Failed(roster(A, B, standbys=(B2,)), (), PROBLEM, deadline_s=GOES_S),
+     to(msg.StopChild(0), "a", "b", "b2")),
     (RUNNING_TWIN, broke("b2"),
      RUNNING_BARE, []),
     (RUNNING_TWIN, returned("b2"),
@@ -366,7 +330,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
      RUNNING_TWIN, []),
     (RUNNING_TWIN, left("b2"), RUNNING, []),
     (RUNNING_TWIN, left("b"),
-     Failing(roster(A, B2, C), WORLD, {}, (LOST_B,), 10.0 + SETTLE_S), []),
+     states.Failing(roster(A, B2, C), WORLD, {}, (LOST_B,), 10.0 + SETTLE_S), []),
     (FAILING_TWIN, broke("b2"),
      FAILING_BARE, []),
     # Task slots: `test_replacement.py` tells the stories.
@@ -374,42 +338,44 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (RUNNING, COUNTED, with_room(RUNNING), [ENOUGH]),
     (FAILING, COUNTED, with_room(FAILING), [ENOUGH]),
     (RUNNING, SHORT, with_room(RUNNING, is_detaching=True),
-     [TOO_FEW, *to(Detach(), "a", "b", "c")]),
-    (ALMOST, AgentDetached("b"), with_agents(ALMOST, A, B_DETACHED, C_BARE), RELEASE_B),
-    (RUNNING, AgentDetached("b"), with_agents(RUNNING, A, B_DETACHED, C), RELEASE_B),
-    (FAILING, AgentDetached("b"), with_agents(FAILING, A, B_DETACHED, C), RELEASE_B),
+     [TOO_FEW, *to(msg.Detach(), "a", "b", "c")]),
+    (ALMOST, states.AgentDetached("b"), with_agents(ALMOST, A, B_DETACHED, C_BARE), RELEASE_B),
+    (RUNNING, states.AgentDetached("b"), with_agents(RUNNING, A, B_DETACHED, C), RELEASE_B),
+    (FAILING, states.AgentDetached("b"), with_agents(FAILING, A, B_DETACHED, C), RELEASE_B),
     *((state, event, state, [])
       for state in (FINISHED, FAILED, STOPPING, STOPPED)
-      for event in (SHORT, AgentDetached("b"))),
+      for event in (SHORT, states.AgentDetached("b"))),
     (FINISHED_TWIN, STOP,
-     Stopping(FINISHED_TWIN.roster, FINISHED_TWIN, 25.0),
-     to(Stop(5.0), "a", "b", "c", "b2")),
+     states.Stopping(FINISHED_TWIN.roster, FINISHED_TWIN, 25.0),
+     to(msg.Stop(5.0), "a", "b", "c", "b2")),
 ]  # fmt: skip
 """At 10 s: state, what happens, the state after, what is done."""
 
 
-def name_of(row: tuple[State, Event, State, list[Action]]) -> str:
+def name_of(row: tuple[states.State, states.Event, states.State, list[states.Action]]) -> str:
     before, event, after, _actions = row
     return f"{type(before).__name__}-{type(event).__name__}-{type(after).__name__}"
 
 
 @pytest.mark.parametrize("row", STEPS, ids=name_of)
-def test_step(row: tuple[State, Event, State, list[Action]]) -> None:
+def test_step(row: tuple[states.State, states.Event, states.State, list[states.Action]]) -> None:
     before, event, after, actions = row
     assert step(before, event, 10.0) == (after, actions)
 
 
-def expired(before: Gathering) -> tuple[Failed, list[Action]]:
+def expired(before: states.Gathering) -> tuple[states.Failed, list[states.Action]]:
     state, actions = step(before, EXPIRED, 600.0)
-    assert isinstance(state, Failed)
+    assert isinstance(state, states.Failed)
     assert isinstance(state.problem, ReservationTimeoutError)
     return state, actions
 
 
 def test_nodes_that_did_not_come_in_time_are_named() -> None:
-    state, actions = expired(Gathering(roster(agent("b", None)), 0, 600.0))
-    assert state == Failed(roster(agent("b", None)), (), state.problem, deadline_s=600.0 + STAY_S)
-    assert actions == to(StopChild(0), "b")
+    state, actions = expired(states.Gathering(roster(agent("b", None)), 0, 600.0))
+    assert state == states.Failed(
+        roster(agent("b", None)), (), state.problem, deadline_s=600.0 + STAY_S
+    )
+    assert actions == to(msg.StopChild(0), "b")
     text = str(state.problem)
     assert text.startswith("1 of 3 nodes came up within 600 s; missing: ps:0, worker:1. ")
     assert "reservation_timeout" in text
@@ -417,8 +383,8 @@ def test_nodes_that_did_not_come_in_time_are_named() -> None:
 
 def test_many_that_are_missing_are_counted_rather_than_named() -> None:
     spec = replace(roster().spec, nodes=plan_nodes(100))
-    state, _ = step(Gathering(replace(roster(), spec=spec), 0, 600.0), EXPIRED, 600.0)
-    assert isinstance(state, Failed)
+    state, _ = step(states.Gathering(replace(roster(), spec=spec), 0, 600.0), EXPIRED, 600.0)
+    assert isinstance(state, states.Failed)
     missing = "worker:0, worker:1, worker:2, worker:3, worker:4 and 95 more. "
     assert f"0 of 100 nodes came up within 600 s; missing: {missing}" in str(state.problem)
 
@@ -427,12 +393,12 @@ def test_nodes_that_came_without_a_child_are_told_apart_from_missing_ones() -> N
     state, actions = expired(ALMOST)
     text = str(state.problem)
     assert text.startswith("3 of 3 nodes came up within 600 s; missing: none, but not all children")
-    assert actions == to(StopChild(0), "a", "b", "c")
+    assert actions == to(msg.StopChild(0), "a", "b", "c")
 
 
 def test_every_legal_pair_is_stepped_through() -> None:
     tried = {(type(before), type(event)) for before, event, _after, _actions in STEPS}
-    assert tried | {(Gathering, DeadlinePassed)} == set(TRANSITIONS)
+    assert tried | {(states.Gathering, states.DeadlinePassed)} == set(TRANSITIONS)
 
 
 ONE_OF_EACH: dict[type, Any] = {
@@ -441,19 +407,19 @@ ONE_OF_EACH: dict[type, Any] = {
         *(START, RUNNING, FAILING, FINISHED, FAILED, STOPPING, STOPPED),
         *(joined("a"), left("a"), offered("a"), entered("a"), returned("a"), broke("a")),
         *(blamed("a"), cut("a", "b"), MADE),
-        *(LaunchBroke(PROBLEM), EXPIRED, STOP, AgentDetached("a"), SHORT),
+        *(states.LaunchBroke(PROBLEM), EXPIRED, STOP, states.AgentDetached("a"), SHORT),
     )
 }
 ILLEGAL = [
     (state, event)
-    for state in typing.get_args(State)
-    for event in typing.get_args(Event)
+    for state in typing.get_args(states.State)
+    for event in typing.get_args(states.Event)
     if (state, event) not in TRANSITIONS
 ]
 
 
 def test_only_a_deadline_that_a_state_does_not_have_is_illegal() -> None:
-    assert set(ILLEGAL) == {(state, DeadlinePassed) for state in (Stopped,)}
+    assert set(ILLEGAL) == {(state, states.DeadlinePassed) for state in (states.Stopped,)}
 
 
 @pytest.mark.parametrize(("state", "event"), ILLEGAL)
@@ -463,13 +429,16 @@ def test_an_illegal_pair_raises_and_names_both(state: type, event: type) -> None
 
 
 def test_the_first_state_waits_for_everyone_until_the_reservation_timeout() -> None:
-    assert begin(SPEC, 100.0) == Gathering(Roster(SPEC), 0, 700.0)
+    assert begin(SPEC, 100.0) == states.Gathering(Roster(SPEC), 0, 700.0)
 
 
-@pytest.mark.parametrize("state", typing.get_args(State))
+@pytest.mark.parametrize("state", typing.get_args(states.State))
 def test_only_states_that_expire_have_a_deadline(state: type) -> None:
     has_deadline = not math.isinf(ONE_OF_EACH[state].deadline_s)
-    may_expire = (state, DeadlinePassed) in TRANSITIONS and state is not Running  # see cut links
+    may_expire = (
+        state,
+        states.DeadlinePassed,
+    ) in TRANSITIONS and state is not states.Running  # see cut links
     assert has_deadline == may_expire
 
 
@@ -480,15 +449,15 @@ def test_finished_cluster_whose_tensorboard_is_looked_at_stays_until_it_is_stopp
     spec = replace(SPEC, tensorboard="")
     before = replace(RUNNING, roster=replace(ALL, spec=spec), returned=results("b"))
     finished, _ = step(before, returned("c"), 10.0)
-    assert isinstance(finished, Finished)
+    assert isinstance(finished, states.Finished)
     assert math.isinf(finished.deadline_s)
     failing = replace(FAILING, roster=replace(ALL, spec=spec))
     assert step(failing, EXPIRED, 10.0)[0].deadline_s == GOES_S
 
 
-def after(state: State, *events: Event) -> tuple[State, list[Action]]:
+def after(state: states.State, *events: states.Event) -> tuple[states.State, list[states.Action]]:
     """Return the state after the events, at 10 s each, and the actions of the last one."""
-    actions: list[Action] = []
+    actions: list[states.Action] = []
     for event in events:
         state, actions = step(state, event, 10.0)
     return state, actions
@@ -502,10 +471,10 @@ def test_a_world_gathers_in_any_order_and_is_of_those_who_are_there() -> None:
     )
     world = world_of({0: A, 1: B, 2: agent("c2")})
     assert world.member(2).host == "host-c2"
-    assert isinstance(state, Running)
+    assert isinstance(state, states.Running)
     assert (state.world, set(state.roster.agents)) == (world, {0, 1, 2})
     assert sorted(str(action) for action in actions) == sorted(
-        str(action) for action in [BEGINS, *to(Begin(world), "a", "b", "c2")]
+        str(action) for action in [BEGINS, *to(msg.Begin(world), "a", "b", "c2")]
     )
 
 
@@ -513,15 +482,15 @@ def test_a_standby_that_has_offered_lets_the_world_begin_when_it_is_promoted() -
     state = with_agents(ALMOST, A, agent("b", None), C, standbys=(B2,))
     world = world_of({0: A, 1: B2, 2: C})
     assert step(state, left("b"), 10.0) == (
-        Running(Roster(SPEC, Seats({0: A, 1: B2, 2: C})), world),
-        [BEGINS, *to(Begin(world), "a", "b2", "c")],
+        states.Running(Roster(SPEC, Seats({0: A, 1: B2, 2: C})), world),
+        [BEGINS, *to(msg.Begin(world), "a", "b2", "c")],
     )
 
 
 def test_a_standby_whose_child_broke_begins_no_world_when_it_is_promoted() -> None:
     state = with_agents(ALMOST, A, B, agent("c", None), standbys=(B2,))
     gathering, actions = after(state, broke("b2"), left("b"), offered("c"))
-    assert isinstance(gathering, Gathering)
+    assert isinstance(gathering, states.Gathering)
     assert gathering.roster == roster(A, agent("b2", None), C)
     assert actions == []
 
@@ -529,60 +498,62 @@ def test_a_standby_whose_child_broke_begins_no_world_when_it_is_promoted() -> No
 def test_the_oldest_standby_of_the_node_is_promoted_and_no_other() -> None:
     twins = (agent("a2"), B2, agent("b3"))
     state, actions = step(with_agents(ALMOST, A, B, standbys=twins), left("b"), 10.0)
-    assert isinstance(state, Gathering)
+    assert isinstance(state, states.Gathering)
     assert (state.roster, actions) == (roster(A, B2, standbys=(twins[0], twins[2])), [])
 
 
 @pytest.mark.parametrize("node_id", [-1, 3, 99])
 def test_an_agent_of_no_node_never_gets_a_seat(node_id: int) -> None:
-    stranger = AgentJoined(hello_of("x", node_id))
+    stranger = states.AgentJoined(hello_of("x", node_id))
     state, actions = after(START, stranger)
-    assert isinstance(state, Gathering)
+    assert isinstance(state, states.Gathering)
     assert (dict(state.roster.agents), actions) == ({}, [])
     assert [standby.hello.agent_id for standby in state.roster.standbys] == ["x"]
-    assert after(state, STOP)[1] == to(Stop(5.0), "x")
+    assert after(state, STOP)[1] == to(msg.Stop(5.0), "x")
 
 
-def hello_of(agent_id: str, node_id: int) -> Hello:
-    return Hello(node_id, 0, agent_id, "h", 1, "", "3", "task")
+def hello_of(agent_id: str, node_id: int) -> msg.Hello:
+    return msg.Hello(node_id, 0, agent_id, "h", 1, "", "3", "task")
 
 
 LOST_PORT = replace(FAILING, failures=(failure("b", "port"),))
-RETRY = Report("worker:0 lost its port to another process; retry 1 of 2 on new ports")
-SECOND = Gathering(replace(ALL, history=History(1)), 1, 610.0, reason=RETRY.text, world=WORLD)
+RETRY = states.Report("worker:0 lost its port to another process; retry 1 of 2 on new ports")
+SECOND = states.Gathering(
+    replace(ALL, history=History(1)), 1, 610.0, reason=RETRY.text, world=WORLD
+)
 
 
 def test_a_lost_port_starts_another_round_for_everyone() -> None:
     assert step(LOST_PORT, EXPIRED, 10.0) == (
         SECOND,
-        [RETRY, *to(NewRound(1), "a", "b", "c")],
+        [RETRY, *to(msg.NewRound(1), "a", "b", "c")],
     )
 
 
 def test_standbys_take_part_in_another_round() -> None:
     before = with_agents(LOST_PORT, A, B, C, standbys=(B2,))
-    assert step(before, EXPIRED, 10.0)[1] == [RETRY, *to(NewRound(1), "a", "b", "c", "b2")]
+    assert step(before, EXPIRED, 10.0)[1] == [RETRY, *to(msg.NewRound(1), "a", "b", "c", "b2")]
 
 
 def test_another_round_is_waited_for_until_all_have_offered_again() -> None:
     state, actions = after(SECOND, offered("a", 1), offered("b", 1))
-    assert isinstance(state, Gathering)
+    assert isinstance(state, states.Gathering)
     assert (state.roster.agents, actions) == ({0: agent("a", 1), 1: agent("b", 1), 2: C}, [])
     second = roster(agent("a", 1), agent("b", 1), agent("c", 1), port_retries=1)
     world = world_of(second.agents, 1)
     assert step(state, offered("c", 1), 10.0) == (
-        Running(second, world),
-        [Report("World 1 begins: 3 nodes on 3 hosts"), *to(Begin(world), "a", "b", "c")],
+        states.Running(second, world),
+        [states.Report("World 1 begins: 3 nodes on 3 hosts"), *to(msg.Begin(world), "a", "b", "c")],
     )
 
 
 def test_an_agent_that_joins_a_later_round_is_told_of_it() -> None:
     state, actions = after(SECOND, left("b"), joined("b2"))
-    assert isinstance(state, Gathering)
-    assert (state.roster.agents[1], actions) == (agent("b2", None), to(NewRound(1), "b2"))
+    assert isinstance(state, states.Gathering)
+    assert (state.roster.agents[1], actions) == (agent("b2", None), to(msg.NewRound(1), "b2"))
     running, _ = after(state, *(offered(a, 1) for a in ("a", "c")), offered("b2", 0))
-    assert isinstance(running, Gathering)
-    assert isinstance(after(running, offered("b2", 1))[0], Running)
+    assert isinstance(running, states.Gathering)
+    assert isinstance(after(running, offered("b2", 1))[0], states.Running)
 
 
 def test_news_of_the_round_before_means_nothing_in_the_next() -> None:
@@ -595,26 +566,26 @@ def test_ports_may_be_lost_only_so_often() -> None:
     before = replace(LOST_PORT, roster=replace(ALL, history=History(retries)))
     state, actions = step(before, EXPIRED, 10.0)
     note = "ports were lost to other processes 3 times in a row"
-    assert state == Failed(before.roster, before.failures, None, {}, WORLD, note, GOES_S)
-    assert actions == to(StopChild(0, failure("b", "port").describe()), "a", "b", "c")
+    assert state == states.Failed(before.roster, before.failures, None, {}, WORLD, note, GOES_S)
+    assert actions == to(msg.StopChild(0, failure("b", "port").describe()), "a", "b", "c")
 
 
 def test_results_of_a_failed_cluster_are_kept() -> None:
     state, _ = after(RUNNING, returned("c"), broke("b"), returned("a"), EXPIRED)
-    assert isinstance(state, Failed)
+    assert isinstance(state, states.Failed)
     assert state.returned == results("c", "a")
 
 
 def test_an_agent_may_be_replaced_while_others_fail() -> None:
     state, _ = after(RUNNING, left("b"), joined("b2"), offered("b2"), left("b2"))
-    assert isinstance(state, Failing)
+    assert isinstance(state, states.Failing)
     assert (state.failures, state.roster) == ((LOST_B,), roster(A, C))
 
 
-def broken_link(agent_id: str) -> ChildBroke:
+def broken_link(agent_id: str) -> states.ChildBroke:
     """Return the event of a child that blames the connection to another node."""
     blames = replace(failure(agent_id), is_consequence=True)
-    return ChildBroke(agent_id, ChildFailed(0, blames))
+    return states.ChildBroke(agent_id, msg.ChildFailed(0, blames))
 
 
 def test_cause_is_awaited_where_all_blame_a_connection() -> None:
@@ -623,7 +594,7 @@ def test_cause_is_awaited_where_all_blame_a_connection() -> None:
     state, _ = step(state, left("c"), 14.0)
     assert state.deadline_s == 14.0 + SETTLE_S
     state, _ = step(state, EXPIRED, 15.0)
-    assert isinstance(state, Failed)
+    assert isinstance(state, states.Failed)
     assert min(state.failures, key=lambda failure: failure.order).kind == "lost"
 
 
@@ -638,16 +609,16 @@ def test_no_cause_is_awaited_where_no_node_is_left_to_be_it() -> None:
 
 AGENT_IDS = [letter + twin for letter in "abc" for twin in ("", "2", "3")] + ["z"]
 OFTEN: dict[type, str] = {
-    Gathering: "join join join offer offer offer offer offer leave",
-    Running: "enter return return break break break leave join offer cut expire",
-    Failing: "expire expire break leave return join offer",
-    Stopping: "leave leave leave leave expire join",
+    states.Gathering: "join join join offer offer offer offer offer leave",
+    states.Running: "enter return return break break break leave join offer cut expire",
+    states.Failing: "expire expire break leave return join offer",
+    states.Stopping: "leave leave leave leave expire join",
 }
 """What moves each state along, so that random events get far."""
 NOW_AND_THEN = "join offer enter return break leave cut expire launch stop"
 
 
-def draw_event(data: st.DataObject, state: State, connected: set[str]) -> Event:
+def draw_event(data: st.DataObject, state: states.State, connected: set[str]) -> states.Event:
     """Draw what might happen: the server tells only of agents that are there, and so on."""
     often = OFTEN.get(type(state), NOW_AND_THEN)
     is_odd = data.draw(st.integers(0, 19)) == 19
@@ -656,12 +627,14 @@ def draw_event(data: st.DataObject, state: State, connected: set[str]) -> Event:
     if kind == "expire" and not math.isinf(state.deadline_s):
         return EXPIRED
     if kind == "launch":
-        return LaunchBroke(PROBLEM)
+        return states.LaunchBroke(PROBLEM)
     if kind == "stop":
         return STOP
     if away and (kind == "join" or not connected):
         agent_id = data.draw(st.sampled_from(away))
-        return AgentJoined(hello_of(agent_id, 7 if agent_id == "z" else hello(agent_id).node_id))
+        return states.AgentJoined(
+            hello_of(agent_id, 7 if agent_id == "z" else hello(agent_id).node_id)
+        )
     agent_id = data.draw(st.sampled_from(sorted(connected)))
     if kind == "leave":
         return left(agent_id)
@@ -674,12 +647,12 @@ def draw_event(data: st.DataObject, state: State, connected: set[str]) -> Event:
     if kind == "break":
         failed: FailureKind = data.draw(st.sampled_from(["port", "port", "port", "exception"]))
         made = Failure("?", failed, "no", 1.0, generation=generation)
-        return ChildBroke(agent_id, ChildFailed(generation, made))
+        return states.ChildBroke(agent_id, msg.ChildFailed(generation, made))
     return offered(agent_id, generation)
 
 
-def generation_of(state: State) -> int:
-    if isinstance(state, Gathering):
+def generation_of(state: states.State) -> int:
+    if isinstance(state, states.Gathering):
         return state.generation
     world = getattr(state, "world", None)
     return 0 if world is None else int(world.generation)
@@ -689,9 +662,9 @@ def finishing(spec: ClusterSpec) -> set[int]:
     return {node.node_id for node in spec.nodes if node.role.finishes_job}
 
 
-def validate(state: State) -> None:
+def validate(state: states.State) -> None:
     """What holds of every state that can be reached."""
-    if isinstance(state, Stopped):
+    if isinstance(state, states.Stopped):
         return
     seats, standbys = state.roster.agents, state.roster.standbys
     ids = [agent.hello.agent_id for agent in (*seats.values(), *standbys)]
@@ -703,34 +676,36 @@ def validate(state: State) -> None:
         node_id = standby.hello.node_id
         assert node_id in seats or node_id == 7, "nobody stands by an empty seat"
     assert state.roster.history.port_retries <= SPEC.settings.max_port_retries
-    if isinstance(state, Gathering):
+    if isinstance(state, states.Gathering):
         assert state.generation == state.roster.history.port_retries, "each round cost a port"
         ready = [seats.get(node.node_id) for node in SPEC.nodes]
         assert not all(a and a.offer and a.offer.generation == state.generation for a in ready), (
             "a complete world has begun"
         )
-    if isinstance(state, Running):
+    if isinstance(state, states.Running):
         assert seats.keys() == {node.node_id for node in SPEC.nodes}, "all are there"
         assert not finishing(SPEC) <= state.returned.keys()
         assert state.in_map_fun <= seats.keys()
-    if isinstance(state, Finished):
+    if isinstance(state, states.Finished):
         assert finishing(SPEC) <= state.returned.keys(), "all that finish have returned"
-    if isinstance(state, Failing):
+    if isinstance(state, states.Failing):
         assert state.failures
-    if isinstance(state, Failed):
+    if isinstance(state, states.Failed):
         assert bool(state.failures) != bool(state.problem), "there is one reason"
-    if isinstance(state, (Running, Failing, Finished)):
+    if isinstance(state, (states.Running, states.Failing, states.Finished)):
         assert state.world.size == len(SPEC.nodes)
         assert all(m.generation == state.world.generation for m in state.returned.values())
 
 
-def check_actions(before: State, event: Event, after: State, actions: list[Action]) -> None:
+def check_actions(
+    before: states.State, event: states.Event, after: states.State, actions: list[states.Action]
+) -> None:
     """What holds of every step that can be taken."""
-    sends = [action for action in actions if isinstance(action, Send)]
-    begins = [send.message for send in sends if isinstance(send.message, Begin)]
+    sends = [action for action in actions if isinstance(action, states.Send)]
+    begins = [send.message for send in sends if isinstance(send.message, msg.Begin)]
     if begins:
-        assert isinstance(before, Gathering)
-        assert isinstance(after, Running)
+        assert isinstance(before, states.Gathering)
+        assert isinstance(after, states.Running)
         for message in begins:
             assert message.world == after.world
         assert after.world.generation == before.generation
@@ -742,43 +717,45 @@ def check_actions(before: State, event: Event, after: State, actions: list[Actio
             member = after.world.member(a.hello.node_id)
             assert a.offer.generation == after.world.generation
             assert (member.host, member.port) == (a.hello.host, a.offer.port)
-    if isinstance(after, Running) and not isinstance(before, Running):
+    if isinstance(after, states.Running) and not isinstance(before, states.Running):
         assert begins
-    gone = Release() in actions
-    assert not gone or (not isinstance(after, Stopped) and not after.roster.is_anybody_there), (
-        "what carries agents is not let go of"
-    )
-    by_itself = (StopAsked, DeadlinePassed)
-    if isinstance(before, (Finished, Failed, Stopped)) and not isinstance(event, by_itself):
-        late = [event.hello.agent_id] if isinstance(event, AgentJoined) else []
-        assert sends == to(Stop(0.0), *late), "only who comes late is spoken to"
-    if isinstance(event, AgentJoined) and not isinstance(before, Stopped):
+    gone = states.Release() in actions
+    assert not gone or (
+        not isinstance(after, states.Stopped) and not after.roster.is_anybody_there
+    ), "what carries agents is not let go of"
+    by_itself = (states.StopAsked, states.DeadlinePassed)
+    if isinstance(before, (states.Finished, states.Failed, states.Stopped)) and not isinstance(
+        event, by_itself
+    ):
+        late = [event.hello.agent_id] if isinstance(event, states.AgentJoined) else []
+        assert sends == to(msg.Stop(0.0), *late), "only who comes late is spoken to"
+    if isinstance(event, states.AgentJoined) and not isinstance(before, states.Stopped):
         for node_id, seated in before.roster.agents.items():
-            assert not isinstance(after, Stopped)
+            assert not isinstance(after, states.Stopped)
             assert after.roster.agents[node_id] is seated, "nobody loses a seat to a newcomer"
-    if isinstance(before, (Stopping, Stopped)):
-        assert isinstance(after, (Stopping, Stopped)), "a stop is final"
-    if isinstance(before, (Failing, Failed)):
-        assert not isinstance(after, Finished)
+    if isinstance(before, (states.Stopping, states.Stopped)):
+        assert isinstance(after, (states.Stopping, states.Stopped)), "a stop is final"
+    if isinstance(before, (states.Failing, states.Failed)):
+        assert not isinstance(after, states.Finished)
 
 
 @given(st.data())
 def test_whatever_happens_the_state_stays_valid(data: st.DataObject) -> None:
-    state: State = begin(SPEC, 0.0)
+    state: states.State = begin(SPEC, 0.0)
     connected: set[str] = set()
     stopped_s = math.inf
     for now_s in range(data.draw(st.sampled_from([150, 100, 50]))):
         if now_s > stopped_s + 3:
             break
         event = draw_event(data, state, connected)
-        if isinstance(event, AgentJoined):
+        if isinstance(event, states.AgentJoined):
             connected.add(event.hello.agent_id)
-        elif isinstance(event, AgentLeft):
+        elif isinstance(event, states.AgentLeft):
             connected.remove(event.agent_id)
         before, (state, actions) = state, step(state, event, float(now_s))
-        stopped_s = min(stopped_s, now_s) if isinstance(state, Stopped) else math.inf
+        stopped_s = min(stopped_s, now_s) if isinstance(state, states.Stopped) else math.inf
         validate(state)
         check_actions(before, event, state, actions)
-        assert all(a.agent_id in connected for a in actions if isinstance(a, Send)), (
+        assert all(a.agent_id in connected for a in actions if isinstance(a, states.Send)), (
             "only who is there is spoken to"
         )

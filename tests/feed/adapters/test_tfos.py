@@ -195,17 +195,6 @@ def test_batch_ends_with_its_partition() -> None:
         assert feed.should_stop()
 
 
-def test_end_of_a_partition_alone_makes_no_batch() -> None:
-    with Arrivals() as it:
-        feed, _ = inference(it)
-        partition(it, "0.a", [1, 2])
-        partition(it, "1.b", [3])
-        it.end()
-        for expected in ([1, 2], [3], []):
-            assert feed.next_batch(2) == expected
-            feed.batch_results(expected)
-
-
 def test_batch_never_holds_rows_of_two_partitions_that_come_at_once() -> None:
     with Arrivals() as it:
         feed, answers = inference(it)
@@ -222,21 +211,6 @@ def test_batch_never_holds_rows_of_two_partitions_that_come_at_once() -> None:
         assert found == [[1], [2], [3, 4], [5]]
         assert answers.of("0.a") == [-1, -3, -4]
         assert answers.of("1.b") == [-2, -5]
-
-
-def test_results_answer_the_oldest_rows() -> None:
-    with Arrivals() as it:
-        feed, answers = inference(it)
-        partition(it, "0.a", [1, 2, 3])
-        partition(it, "1.b", [4, 5])
-        assert feed.next_batch(2) == [1, 2]
-        assert feed.next_batch(2) == [3]
-        feed.batch_results(["r1"])
-        feed.batch_results(["r2", "r3"])
-        assert feed.next_batch(2) == [4, 5]
-        feed.batch_results(["r4", "r5"])
-        assert answers.of("0.a") == ["r1", "r2", "r3"]
-        assert answers.of("1.b") == ["r4", "r5"]
 
 
 def test_rows_that_were_not_answered_are_an_error_and_never_a_shift() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparkdl.control.messages import EpochEnd
@@ -194,7 +194,16 @@ MOVES = st.sampled_from(
 )
 
 
+def in_steps(count: int) -> list[tuple[Any, int, bool]]:
+    """Give so many segments of a row each, release them, and begin anew."""
+    step = [(Moves.arrives, 1, False), (Moves.takes, 1, False), (Moves.gives, 1, False)]
+    return [*step * count, (Moves.is_pressed, 1, False), (Moves.claims, 1, False)]
+
+
 @given(st.lists(st.tuples(MOVES, st.integers(1, 9), st.booleans()), min_size=60, max_size=90))
+@example(in_steps(HEAD_STEPS))
+@example(in_steps(HEAD_STEPS + 1))
+@example([*in_steps(1), (Moves.arrives, 2, False), (Moves.is_withdrawn, 9, False)])
 def test_cursor_is_where_a_list_of_rows_says(moves: list[tuple[Any, int, bool]]) -> None:
     it = Moves()
     for move, number, flag in [*moves, (Moves.ends, 1, False)]:

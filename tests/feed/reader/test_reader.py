@@ -28,48 +28,12 @@ def first_row(taken: Any) -> int:
     return int(taken.batch().column(0)[0].as_py())
 
 
-def test_segments_come_in_order() -> None:
-    with Arrivals() as it:
-        it.rows(3, 2)
-        owner = it.reader.claim()
-        assert [first_row(it.reader.take(owner)) for _ in range(2)] == [0, 3]
-
-
 def test_take_waits_for_the_next_segment() -> None:
     with Arrivals() as it:
         owner = it.reader.claim()
         taking = Running(lambda: it.reader.take(owner))
         it.rows(1)
         assert first_row(taking.result()) == 0
-
-
-def test_taken_rows_are_given_back_to_the_next_owner() -> None:
-    with Arrivals() as it:
-        it.rows(3, 2, 4)
-        owner = it.reader.claim()
-        for rows in (3, 2):
-            it.reader.take(owner)
-            it.reader.give(owner, rows)
-        owner = it.reader.claim()
-        assert [first_row(it.reader.take(owner)) for _ in range(3)] == [0, 3, 5]
-        it.reader.give(owner, 9)  # nothing is left to read, so that the agent is told
-        assert it.consumed == (9, 0)
-        assert it.released == 0
-
-
-def test_rows_that_were_given_for_good_are_not_given_back() -> None:
-    with Arrivals() as it:
-        it.rows(3, 2)
-        owner = it.reader.claim()
-        it.reader.take(owner)
-        it.reader.give_for_good(owner, 2)
-        owner = it.reader.claim()
-        rest = it.reader.take(owner)
-        assert isinstance(rest, Item)
-        assert (first_row(rest), rest.skip) == (0, 2)
-        it.reader.give_for_good(owner, 1)
-        owner = it.reader.claim()
-        assert first_row(it.reader.take(owner)) == 3
 
 
 def test_superseded_owner_gets_nothing_more() -> None:
@@ -92,23 +56,6 @@ def test_superseded_owner_that_waits_is_woken() -> None:
         taking = Running(lambda: it.reader.take(owner))
         it.reader.claim()
         assert taking.result() is None
-
-
-def test_finished_epoch_is_released_and_not_given_back() -> None:
-    with Arrivals() as it:
-        it.rows(1, 1)
-        it.end_epoch(0)
-        owner = it.reader.claim()
-        for _ in range(2):
-            it.reader.take(owner)
-            it.reader.give(owner, 1)
-        assert it.released == 0
-        assert isinstance(it.reader.take(owner), EpochEnd)
-        it.reader.finish_epoch(owner)
-        assert it.released == 2
-        assert it.consumed == (2, 1)
-        it.rows(1, epoch=1)
-        assert first_row(it.reader.take(it.reader.claim())) == 2
 
 
 def test_mark_is_taken_again_until_the_epoch_is_finished() -> None:
@@ -146,31 +93,6 @@ def test_end_of_the_feed_makes_everything_due() -> None:
 # pressure
 
 
-def test_pressure_releases_what_was_given_and_nothing_else() -> None:
-    with Arrivals() as it:
-        it.rows(2, 2, 2, 2)
-        owner = it.reader.claim()
-        for _ in range(3):
-            it.reader.take(owner)
-        it.reader.give(owner, 3)  # one whole segment and half of the next
-        it.reader.reclaim()
-        assert it.released == 1
-
-
-def test_first_batches_are_given_back_even_when_their_segments_were_released() -> None:
-    with Arrivals() as it:
-        it.rows(*[1] * (HEAD_STEPS + 2))
-        owner = it.reader.claim()
-        for _ in range(HEAD_STEPS):
-            it.reader.take(owner)
-            it.reader.give(owner, 1)
-        it.reader.reclaim()
-        assert it.released == HEAD_STEPS
-        owner = it.reader.claim()
-        found = [first_row(it.reader.take(owner)) for _ in range(HEAD_STEPS + 2)]
-        assert found == list(range(HEAD_STEPS + 2))
-
-
 def test_iteration_that_cannot_begin_anew_goes_on_behind_what_was_given(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -185,24 +107,6 @@ def test_iteration_that_cannot_begin_anew_goes_on_behind_what_was_given(
         owner = it.reader.claim()
         assert first_row(it.reader.take(owner)) == given
         assert f"abandoned after {given} rows" in caplog.text
-
-
-def test_nothing_is_released_that_a_later_epoch_reads_again() -> None:
-    with Arrivals() as it:
-        it.rows(1, 1)
-        it.end_epoch(0, again=True)
-        it.end_epoch(1)
-        for epoch in range(2):
-            owner = it.reader.claim()
-            for row in range(2):
-                assert first_row(it.reader.take(owner)) == row
-                it.reader.give(owner, 1)
-            it.reader.reclaim()
-            assert it.released == 0 if epoch == 0 else 2
-            it.reader.take(owner)
-            it.reader.finish_epoch(owner)
-        assert it.released == 2
-        assert it.consumed == (4, 2)
 
 
 def test_pressure_lasts_to_the_end_of_the_epoch() -> None:
@@ -458,39 +362,6 @@ def test_item_closes_its_descriptor_once() -> None:
 def kept(it: Arrivals) -> dict[int, int]:
     """What segments keep, by the last answer."""
     return [m.kept for m in it.sent if isinstance(m, Withdrawn)][-1]
-
-
-def test_rows_that_were_not_taken_are_given_up_from_the_last_one_on() -> None:
-    with Arrivals() as it:
-        it.rows(3, 4, 5)
-        owner = it.reader.claim()
-        it.reader.take(owner)
-        it.reader.give(owner, 3)
-        it.reader.withdraw(0, 7)
-        assert kept(it) == {2: 0, 1: 2}
-        it.reader.withdraw(0, 7)
-        assert kept(it) == {1: 0}, "no more than was not taken"
-        it.rows(2)
-        it.end_epoch(0)
-        item = it.reader.take(owner)
-        assert isinstance(item, Item)
-        assert item.batch()["x"].to_pylist() == [12, 13]
-        it.reader.withdraw(0, 7)
-        assert kept(it) == {}, "all nodes know how many rows the epoch has"
-
-
-def test_rows_given_back_by_an_abandoned_iteration_are_given_up_but_for_those_given_for_good() -> (
-    None
-):
-    with Arrivals() as it:
-        it.rows(5, 5)
-        owner = it.reader.claim()
-        it.reader.take(owner)
-        it.reader.take(owner)
-        it.reader.give_for_good(owner, 2)
-        it.reader.claim()
-        it.reader.withdraw(0, 100)
-        assert kept(it) == {1: 0, 0: 2}
 
 
 def test_terminated_reader_gives_nothing_up() -> None:

@@ -7,16 +7,8 @@ import socket
 
 import pytest
 
+from sparkdl.control import messages as msg
 from sparkdl.control.channel import EndMark, Reclaim, Results, Segment, send
-from sparkdl.control.messages import (
-    EpochEnd,
-    FeedBegin,
-    FeedCount,
-    FeedCut,
-    FeedEnd,
-    FeedHold,
-    FeedProgress,
-)
 from sparkdl.control.rows import PartRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ReadError
@@ -56,13 +48,13 @@ def append(node: LocalNode, epoch: int = 0, feed: str = FEED) -> bool:
     return log.append(BATCH, Deadline.after(SOON_S), AppendRequest(epoch)) is Appended.STORED
 
 
-def last_told(progress: list[FeedProgress], feed: str = FEED) -> FeedCount:
+def last_told(progress: list[msg.FeedProgress], feed: str = FEED) -> msg.FeedCount:
     """Return what the coordinator was told last of a feed."""
     counts = [count for each in progress for count in each.counts if count.feed == feed]
-    return counts[-1] if counts else FeedCount(feed)
+    return counts[-1] if counts else msg.FeedCount(feed)
 
 
-def told(progress: list[FeedProgress], feed: str = FEED) -> tuple[int, int, int, bool]:
+def told(progress: list[msg.FeedProgress], feed: str = FEED) -> tuple[int, int, int, bool]:
     """Return rows received, rows consumed, epochs done, and whether it is closed, as last told."""
     count = last_told(progress, feed)
     return count.rows_received, count.rows_consumed, count.epochs_done, count.closed
@@ -97,7 +89,7 @@ def test_what_the_driver_waits_for_is_told_at_once_and_other_counts_seldom(
         assert len(node.told) == 3, "not for each of the epochs that the driver has announced"
         append(node, epoch=20)
         node.wait_told(lambda all_told: told(all_told) == (300, 4000, 20, False))
-        node.call(lambda: node.feeds.on_driver_message(FeedHold(FEED, 20)))
+        node.call(lambda: node.feeds.on_driver_message(msg.FeedHold(FEED, 20)))
         node.wait_told(lambda all_told: last_told(all_told).held == 20)
 
 
@@ -119,7 +111,7 @@ def test_rows_and_marks_reach_the_child_in_order() -> None:
         reader = node.reader()
         owner = reader.claim()
         assert isinstance(reader.take(owner), Item)
-        assert reader.take(owner) == EpochEnd(FEED, 0, {0: 100, 1: 90})
+        assert reader.take(owner) == msg.EpochEnd(FEED, 0, {0: 100, 1: 90})
         reader.finish_epoch(owner)
         assert isinstance(reader.take(owner), Item)
         assert reader.take(owner) == EndMark(FEED)
@@ -127,7 +119,7 @@ def test_rows_and_marks_reach_the_child_in_order() -> None:
 
 def test_end_of_named_feeds_ends_them_alone() -> None:
     with LocalNode() as node:
-        node.call(lambda: node.feeds.on_driver_message(FeedEnd(("a",))))
+        node.call(lambda: node.feeds.on_driver_message(msg.FeedEnd(("a",))))
         append(node, feed="b")
         for feed, expected in (("a", EndMark), ("b", Item)):
             reader = node.reader(feed)
@@ -136,7 +128,7 @@ def test_end_of_named_feeds_ends_them_alone() -> None:
 
 def test_child_that_wants_no_more_ends_the_feeding_and_the_next_one_is_taken() -> None:
     with LocalNode() as node:
-        node.call(lambda: node.feeds.on_driver_message(FeedBegin(FEED, 0, 2)))
+        node.call(lambda: node.feeds.on_driver_message(msg.FeedBegin(FEED, 0, 2)))
         append(node)
         append(node, feed="other")
         node.reader().terminate()
@@ -144,7 +136,7 @@ def test_child_that_wants_no_more_ends_the_feeding_and_the_next_one_is_taken() -
         assert not append(node, epoch=2)
         assert append(node, feed="other")
         assert node.feeds.store.budget.num_segments == 2
-        node.call(lambda: node.feeds.on_driver_message(FeedBegin(FEED, 3, 3)))
+        node.call(lambda: node.feeds.on_driver_message(msg.FeedBegin(FEED, 3, 3)))
         assert append(node, epoch=3)
         node.end_epoch(3, {0: 100})
         assert values(node.reader()) == list(range(100))
@@ -157,13 +149,13 @@ def test_epoch_is_counted_before_it_ends_and_can_be_read_again() -> None:
     with LocalNode() as node:
         append(node)
         append(node)
-        node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, 0)))
+        node.call(lambda: node.feeds.on_driver_message(msg.FeedCut(FEED, 0)))
         node.wait_told(lambda all_told: last_told(all_told).cut == 0)
         count = last_told(node.told)
         assert (count.cut_rows, count.cut_whole) == (200, True)
         assert not append(node)
         for epoch in range(3):
-            end = EpochEnd(FEED, epoch, {0: 200}, again=epoch < 2)
+            end = msg.EpochEnd(FEED, epoch, {0: 200}, again=epoch < 2)
             node.call(lambda end=end: node.feeds.on_driver_message(end))  # type: ignore[misc]
         for _ in range(3):
             assert values(node.reader()) == [*range(100), *range(100)]
@@ -176,17 +168,17 @@ def test_repeats_end_when_the_driver_ends_the_feeding() -> None:
     with LocalNode() as node:
         append(node)
         for epoch in range(9):
-            end = EpochEnd(FEED, epoch, {0: 100}, again=epoch < 8)
+            end = msg.EpochEnd(FEED, epoch, {0: 100}, again=epoch < 8)
             node.call(lambda end=end: node.feeds.on_driver_message(end))  # type: ignore[misc]
         reading = iter(EpochBatches(node.reader(), 60))
         next(reading)
-        node.call(lambda: node.feeds.on_driver_message(FeedHold(FEED, 8)))
+        node.call(lambda: node.feeds.on_driver_message(msg.FeedHold(FEED, 8)))
         node.wait_told(lambda all_told: last_told(all_told).held == 8)
         assert last_told(node.told).reading == 0
-        node.call(lambda: node.feeds.on_driver_message(EpochEnd(FEED, 1, {0: 100})))
+        node.call(lambda: node.feeds.on_driver_message(msg.EpochEnd(FEED, 1, {0: 100})))
         assert len(list(reading)) == 1
         assert len(list(EpochBatches(node.reader(), 60))) == 2
-        node.call(lambda: node.feeds.on_driver_message(FeedBegin(FEED, 9, 9)))
+        node.call(lambda: node.feeds.on_driver_message(msg.FeedBegin(FEED, 9, 9)))
         append(node, epoch=9)
         node.end_epoch(9, {0: 100})
         assert len(list(EpochBatches(node.reader(), 60))) == 2
@@ -231,7 +223,7 @@ def test_feeder_that_waits_at_the_end_of_an_epoch_is_not_forgotten_in_the_next()
         fourth = Running(lambda: append(node, epoch=1))
         node.wait_sent(lambda sent: sent.count(Reclaim(FEED)) == 2)
         node.end_epoch(0, {0: 100})
-        assert isinstance(reader.take(owner), EpochEnd)
+        assert isinstance(reader.take(owner), msg.EpochEnd)
         reader.finish_epoch(owner)
         for _ in range(2):
             assert isinstance(reader.take(owner), Item)
@@ -317,7 +309,7 @@ def test_node_that_has_shut_down_cannot_be_fed() -> None:
 
 def test_end_of_an_epoch_nobody_fed_is_passed_on() -> None:
     with LocalNode() as node:
-        node.call(lambda: node.feeds.on_driver_message(EpochEnd(FEED, 0, {0: 0})))
+        node.call(lambda: node.feeds.on_driver_message(msg.EpochEnd(FEED, 0, {0: 0})))
         assert values(node.reader()) == []
 
 
@@ -352,7 +344,7 @@ def test_rows_that_were_used_are_told_by_partition() -> None:
         }
         assert told(1) == {0: {3: ((0, 200),), 5: ((100, 200),)}}
         assert len(list(batches)) == 3
-        node.call(lambda: node.feeds.on_driver_message(FeedBegin(FEED, 2, 4)))
+        node.call(lambda: node.feeds.on_driver_message(msg.FeedBegin(FEED, 2, 4)))
         bring(0, 0, epoch=2)
         node.reader().terminate()
         node.wait_told(lambda all_told: last_told(all_told).closed_to == 4)

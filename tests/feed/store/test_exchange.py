@@ -13,23 +13,6 @@ from sparkdl.feed.store.store import Exchange
 from tests.doubles.feeds import SOON_S, NoticingCondition, Running
 
 
-def test_results_come_in_order_until_each_row_has_one() -> None:
-    exchange = Exchange("0.a")
-    exchange.expect(3)
-    exchange.add(b"first", 1)
-    exchange.expect(2)
-    exchange.add(b"second", 4)
-    exchange.finish_input()
-    assert list(exchange.results(SOON_S)) == [b"first", b"second"]
-    assert exchange.failure == ""
-
-
-def test_partition_without_rows_has_no_results() -> None:
-    exchange = Exchange("0.a")
-    exchange.finish_input()
-    assert list(exchange.results(SOON_S)) == []
-
-
 def test_results_that_come_before_the_input_is_complete_are_given_at_once() -> None:
     exchange = Exchange("0.a")
     exchange.expect(1)

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -31,17 +32,8 @@ from tests.doubles.feeds import (
     values,
 )
 
-
-@pytest.fixture(autouse=True)
-def _batches_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small batches are not joined."""
-    monkeypatch.setattr(feeder, "MIN_PIECE_NBYTES", 0)
-
-
-@pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No node counts as late, however slow this machine is."""
-    monkeypatch.setattr(feeder, "PATIENCE_S", SOON_S)
+patient = partial(order, ack_wait_s=SOON_S)
+"""No node counts as late, however slow this machine is."""
 
 
 def batches(rows: int, size: int, width: int = 1) -> Iterator[pa.RecordBatch]:
@@ -73,7 +65,6 @@ def flat(rows: list[list[int]]) -> list[int]:
 # level
 
 
-@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("is_near", [True, False])
 def test_rows_are_spread_level_and_come_once_each(
     is_near: bool, monkeypatch: pytest.MonkeyPatch
@@ -83,18 +74,17 @@ def test_rows_are_spread_level_and_come_once_each(
         monkeypatch.setattr(FdSender, "connect", lambda name, token: None)
     with LocalNode(0) as a, LocalNode(1) as b, LocalNode(2) as c:
         nodes = [a, b, c]
-        feed = Feeder(order([node.target for node in nodes]), 4)
+        feed = Feeder(patient([node.target for node in nodes]), 4)
         fed = feed.feed(batches(1001, 100))
         assert fed == FedPartition(4, {0: 334, 1: 334, 2: 333}, 0, 1001)
         assert [node.rows_received for node in nodes] == [334, 334, 333]
         assert flat(read(nodes)) == list(range(1001))
 
 
-@pytest.mark.usefixtures("_patient")
 def test_nodes_that_have_fewer_rows_get_more() -> None:
     with LocalNode(0) as a, LocalNode(1) as b:
-        Feeder(order([a.target]), 0).feed(batches(50, 50))
-        fed = Feeder(order([a.target, b.target]), 1).feed(batches(70, 30))
+        Feeder(patient([a.target]), 0).feed(batches(50, 50))
+        fed = Feeder(patient([a.target, b.target]), 1).feed(batches(70, 30))
         assert fed.rows == {0: 10, 1: 60}
 
 
@@ -167,14 +157,13 @@ def test_partition_of_several_schemas_comes_whole() -> None:
 # closed nodes
 
 
-@pytest.mark.usefixtures("_patient")
 def test_rows_that_a_closed_node_refuses_go_to_others() -> None:
     with LocalNode(0) as a, LocalNode(1) as b:
 
         def close() -> None:
             a.call(lambda: a.feeds.close("map_fun has returned"))
 
-        feed = Feeder(order([a.target, b.target]), 0)
+        feed = Feeder(patient([a.target, b.target]), 0)
         fed = feed.feed(then(batches(100, 10), 4, close))
         assert fed.rows_refused == 0
         assert fed.rows[0] in (10, 15, 20)  # two batches may be on their way when the node closes
@@ -223,9 +212,8 @@ def test_rows_that_nobody_wants_are_counted_until_the_feeder_is_cancelled(is_end
 # full nodes
 
 
-def test_share_of_a_full_node_goes_to_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_of_a_full_node_goes_to_others_at_once() -> None:
     """Pieces are larger than any buffer between feeder and node."""
-    monkeypatch.setattr(feeder, "PATIENCE_S", 0.05)
     with LocalNode(0, limit_nbytes=1000) as full, LocalNode(1) as free:
         reading: list[Running[list[int]]] = []
 
@@ -236,7 +224,7 @@ def test_share_of_a_full_node_goes_to_others_at_once(monkeypatch: pytest.MonkeyP
             full.call(lambda: None)
             reading.append(Running(lambda: values(full.reader())))
 
-        fed = Feeder(order([full.target, free.target]), 0).feed(source())
+        fed = Feeder(order([full.target, free.target], ack_wait_s=0.05), 0).feed(source())
         full.end_epoch(0, {})
         free.end_epoch(0, {})
         assert fed.rows_refused == 0
@@ -251,11 +239,12 @@ def test_nodes_that_stay_full_are_named_when_time_is_up() -> None:
             feed.feed(batches(1000, 100))
 
 
-def test_rows_that_wait_at_a_full_node_go_to_a_hungry_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_wait_at_a_full_node_go_to_a_hungry_one() -> None:
     """In a synchronous step nobody reads before the other node has its rows as well."""
-    monkeypatch.setattr(feeder, "PATIENCE_S", 0.05)
     with LocalNode(0, limit_nbytes=1000) as full, LocalNode(1) as hungry:
-        fed = Feeder(order([full.target, hungry.target]), 0).feed(batches(600, 200))
+        fed = Feeder(order([full.target, hungry.target], ack_wait_s=0.05), 0).feed(
+            batches(600, 200)
+        )
         assert fed.rows == {0: 100, 1: 500}
         assert flat(read([full, hungry])) == list(range(600))
 
@@ -341,7 +330,6 @@ def test_error_in_the_partition_is_raised_and_leaves_no_connection() -> None:
 # attempts
 
 
-@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("at", [1, 5, 9])
 def test_second_attempt_skips_what_has_arrived(at: int) -> None:
     with LocalNode(0) as a, LocalNode(1) as b, Proxy(a.target) as net_a, Proxy(b.target) as net_b:
@@ -350,11 +338,11 @@ def test_second_attempt_skips_what_has_arrived(at: int) -> None:
             net_a.cut()
             net_b.cut()
 
-        first = Feeder(order([net_a.target, net_b.target]), 0, attempt=1)
+        first = Feeder(patient([net_a.target, net_b.target]), 0, attempt=1)
         with pytest.raises(FeederError, match=r"worker:0|worker:1"):
             first.feed(then(batches(1000, 100), at, cut))
         assert a.rows_received + b.rows_received >= 100 * (at - 3)
-        second = Feeder(order([a.target, b.target]), 0, attempt=2)
+        second = Feeder(patient([a.target, b.target]), 0, attempt=2)
         fed = second.feed(batches(1000, 100))
         # What the first had on its way stays in the books: two pieces for each node at most.
         assert abs(fed.rows[0] - fed.rows[1]) <= 200
@@ -363,13 +351,12 @@ def test_second_attempt_skips_what_has_arrived(at: int) -> None:
         assert flat(read([a, b])) == list(range(1000))
 
 
-@pytest.mark.usefixtures("_patient")
 def test_second_attempt_may_cut_its_batches_otherwise() -> None:
     with LocalNode(0) as a, LocalNode(1) as b, Proxy(a.target) as net_a, Proxy(b.target) as net_b:
-        first = Feeder(order([net_a.target, net_b.target]), 0, attempt=1)
+        first = Feeder(patient([net_a.target, net_b.target]), 0, attempt=1)
         with pytest.raises(FeederError, match="worker:0"):
             first.feed(then(batches(500, 37), 8, net_a.cut))
-        Feeder(order([b.target, a.target]), 0, attempt=2).feed(batches(500, 100))
+        Feeder(patient([b.target, a.target]), 0, attempt=2).feed(batches(500, 100))
         assert flat(read([a, b])) == list(range(500))
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.feed.transfer import feeder, groups
+from sparkdl.feed.transfer import groups
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.groups import MAX_STREAMS, grouped
 from sparkdl.feed.transfer.messages import FeederError, FeedSpec, Target
@@ -29,9 +29,8 @@ from tests.doubles.feeds import (
 
 
 @pytest.fixture(autouse=True)
-def _two_streams_and_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def _two_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "MAX_STREAMS", 2)
-    monkeypatch.setattr(feeder, "MIN_PIECE_NBYTES", 0)
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def test_many_partitions_at_once_leave_the_nodes_level(nodes: list[LocalNode]) -
     assert rows_at(nodes) == [n * 1000 + i for n in range(len(sizes)) for i in range(sizes[n])]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.deep), 1, 2])
 def test_attempts_that_begin_elsewhere_bring_no_row_twice(
     nodes: list[LocalNode], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,11 +79,6 @@ def lean_node() -> Iterator[Lean]:
             process.kill()
 
 
-@pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkdl.feed.transfer.feeder.MIN_PIECE_NBYTES", 1)
-
-
 def pieces(first: int, on_third: Callable[[], object] = lambda: None) -> Iterator[pa.RecordBatch]:
     """Yield batches whose column "x" counts from `first`; something happens before the third."""
     for i in range(PIECES):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -112,19 +113,36 @@ def test_what_cannot_work_is_refused_before_anything_runs(
         estimator.fit(frame)
 
 
-def test_ps_and_tensorboard_are_asked_of_the_launch(
-    frame: DataFrame, monkeypatch: pytest.MonkeyPatch
+class Board:
+    """A cluster that has a TensorBoard, and takes no rows."""
+
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def tensorboard_url(self) -> str:
+        return "http://chief:6006"
+
+    def feed(self, *_: Any, **__: Any) -> None:
+        raise LaunchError("no nodes here")
+
+
+def test_ps_and_tensorboard_are_asked_of_the_launch_and_its_address_is_told(
+    frame: DataFrame, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def launch(_spark: Any, _map_fun: Any, _args: Any, nodes: int, **options: Any) -> None:
+    def launch(_spark: Any, _map_fun: Any, _args: Any, nodes: int, **options: Any) -> Board:
         asked.update(options, nodes=nodes)
-        raise LaunchError("no nodes here")
+        return Board()
 
+    caplog.set_level(logging.INFO, "sparkdl")
     monkeypatch.setattr(training, "launch", launch)
     estimator = plain(train_fns.read).setClusterSize(3).setNumPS(1).setDriverPSNodes(True)
-    with pytest.raises(LaunchError):
+    with pytest.raises(LaunchError, match="no nodes here"):
         estimator.setTensorboard(True).setTensorboardDir("/logs").fit(frame)
     assert asked["nodes"] == 3
     assert asked["roles"] == Roles(ps=1, ps_on_driver=True, chief="chief")
     assert asked["observe"] == Observe(tensorboard="/logs")
+    assert "TensorBoard answers at http://chief:6006" in caplog.text

@@ -28,7 +28,7 @@ from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.estimators.keras_model import inputs_of
 from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
-from tests.ml.train_fns import FEATURES, classifier, difference, dying, halving, read_all, softmax
+from tests.ml.train_fns import FEATURES, classifier, difference, halving, read_all, softmax
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,13 +57,6 @@ def patients(spark: SparkSession) -> DataFrame:
     schema = ", ".join(f"{name} double" for name in names)
     schema += ", label double, held boolean, weight double"
     return spark.createDataFrame(rows, schema)
-
-
-def rising(spark: SparkSession) -> DataFrame:
-    """Return 40 rows in two partitions."""
-    return spark.range(40, numPartitions=2).selectExpr(
-        f"array_repeat(id / 40, {FEATURES}) as features", "id / 40 as label"
-    )
 
 
 def stages(estimator: Any) -> list[Any]:
@@ -212,31 +205,6 @@ def test_estimators_are_saved_and_loaded(spark_ml: SparkSession, tmp_path: Path)
     by_function: Any = KerasEstimator(classifier, loss="mse")
     by_function.save(str(tmp_path / "function"))
     assert KerasEstimator.load(str(tmp_path / "function"))._made().input_shape == (None, FEATURES)
-
-
-@pytest.mark.deep  # by default tests/frameworks/test_keras_checkpoint_integration.py does
-@pytest.mark.parametrize("workers", [1, 2])
-def test_fit_goes_on_at_its_last_checkpoint_when_a_worker_is_killed(
-    spark_ml: SparkSession, tmp_path: Path, workers: int
-) -> None:
-    epochs = 4
-    estimator: Any = KerasEstimator(
-        classifier,
-        callbacks=partial(dying, tmp_path / "killed"),
-        loss="mse",
-        num_workers=workers,
-        epochs=epochs,
-        max_restarts=1,
-        checkpoint_dir=str(tmp_path / "checkpoints"),
-        model_dir=str(tmp_path / "models"),
-    )
-    model: Any = estimator.fit(rising(spark_ml))
-    assert (tmp_path / "killed").exists()
-    # The driver knows of the first epoch's checkpoint at least, when the third epoch begins.
-    assert 0 < len(model.history["loss"]) < epochs
-    assert not list((tmp_path / "checkpoints").iterdir())
-    (file,) = (tmp_path / "models").iterdir()
-    assert model.content == file.read_bytes()
 
 
 def test_null_behind_the_rows_that_are_looked_at_ends_the_training(
