@@ -17,14 +17,14 @@ from sparkdl.version import __version__
 
 if TYPE_CHECKING:
     from sparkdl import data, keras, mlflow
-    from sparkdl.control.tls import TlsFiles
     from sparkdl.core import errors
     from sparkdl.core.errors import NodeFailedError, SparkdlError
     from sparkdl.core.failure import Failure
-    from sparkdl.core.options import Feeding, Observe, Recovery, Roles, Startup
+    from sparkdl.core.options import Feeding, Recovery, Roles, Startup, TlsFiles
     from sparkdl.diagnosis.doctor import doctor
     from sparkdl.driver.handle import Cluster
     from sparkdl.driver.launch import launch, run
+    from sparkdl.driver.options import Observe
     from sparkdl.feed.parquet.paths import parquet
     from sparkdl.ml.estimators.estimator import TFEstimator
     from sparkdl.ml.estimators.keras_estimator import KerasEstimator
@@ -43,14 +43,14 @@ _HOMES = {
     "KerasModel": "sparkdl.ml.scoring.model",
     "NodeContext": "sparkdl.node.context",
     "NodeFailedError": "sparkdl.core.errors",
-    "Observe": "sparkdl.core.options",
+    "Observe": "sparkdl.driver.options",
     "Recovery": "sparkdl.core.options",
     "Roles": "sparkdl.core.options",
     "SparkdlError": "sparkdl.core.errors",
     "Startup": "sparkdl.core.options",
     "TFEstimator": "sparkdl.ml.estimators.estimator",
     "TFModel": "sparkdl.ml.scoring.model",
-    "TlsFiles": "sparkdl.control.tls",
+    "TlsFiles": "sparkdl.core.options",
     "TorchDistributor": "sparkdl.torch_distributor",
     "TorchModel": "sparkdl.ml.scoring.torch_model",
     "data": "sparkdl",

@@ -17,8 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkConfigError
-from sparkdl.core.options import Feeding, Observe
+from sparkdl.core.options import Feeding
 from sparkdl.driver.launch import launch
+from sparkdl.driver.options import Observe
 from sparkdl.driver.payload import pickled
 from sparkdl.torch_program import OnRows, Program, Returned, script_of, value_of
 

@@ -11,7 +11,8 @@ import pytest
 
 import sparkdl.lightning
 from sparkdl.core.errors import ConfigError, NodeFailedError
-from sparkdl.core.options import Feeding, Observe
+from sparkdl.core.options import Feeding
+from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import Lines, launch
 

@@ -22,7 +22,8 @@ import pytest
 import sparkdl
 import sparkdl.mlflow
 from sparkdl.core.errors import NodeFailedError
-from sparkdl.core.options import Feeding, Observe
+from sparkdl.core.options import Feeding
+from sparkdl.driver.options import Observe
 from sparkdl.mlflow import runs
 from sparkdl.node.context import NodeContext
 from tests.doubles import nodes

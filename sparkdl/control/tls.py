@@ -24,9 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import create_connection
-from typing import Any, NamedTuple
+from typing import Any
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import TlsFiles
 
 _log = logging.getLogger(__name__)
 
@@ -44,23 +45,6 @@ _WHAT_TO_GIVE = (
     "tls= takes True, False, or three paths that exist at the driver and at all executors: "
     "sparkdl.TlsFiles(cert, key, ca)"
 )
-
-
-class TlsFiles(NamedTuple):
-    """Paths of PEM files; each exists at the driver and at every executor.
-
-    Attributes:
-        cert: the certificate of this host, or one for all hosts, and those between it and `ca`.
-        key: its private key, without a passphrase.
-        ca: certificates that are believed, and what they have signed.
-        name: a DNS name that the certificates of all hosts carry; by default the first name of the
-            driver's.
-    """
-
-    cert: str
-    key: str
-    ca: str
-    name: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,24 +2,19 @@
 
 Runs in: anywhere
 
-Five objects, by the question that they answer. Each option is declared here and nowhere else:
-`launch`, `run`, `search` and the estimators take the objects as they are, and `Settings` carries
-them to the executors.
+Objects by the question that they answer; `Observe`, which the driver alone needs, is in
+`driver/options.py`. Each option is declared once: `launch`, `run`, `search` and the estimators take
+the objects as they are, and `Settings` carries them to the executors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from sparkdl.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from sparkdl.control.tls import TlsFiles
-    from sparkdl.driver.events import Report
-    from sparkdl.driver.logs import LogLine
 
 MIN_HOST_TIMEOUT_S = 4.0
 HangAction = Literal["report", "restart", "fail"]
@@ -144,52 +139,21 @@ class Feeding:
             raise ConfigError(f"Feeding(disk_nbytes={self.disk_nbytes}) must be zero bytes or more")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Observe:
-    """Who sees what the cluster does.
+class TlsFiles(NamedTuple):
+    """Paths of PEM files; each exists at the driver and at every executor.
 
     Attributes:
-        dashboard: whether pages in a browser show it, see `Cluster.dashboard_url`; by default where
-            the extra `dashboard` is installed. See docs/dashboard.md.
-        record: folder in which a file of what happens is written: `sparkdl dashboard FOLDER` shows
-            it again.
-        timeline: file on the driver's machine for a trace of all nodes, that ui.perfetto.dev
-            shows: launch phases, steps, waits for rows, collectives, checkpoints, failures.
-            `trace.json`, or `trace.json.gz` for a smaller one. See docs/timeline.md.
-        tensorboard: whether TensorBoard runs beside the first node, see `Cluster.tensorboard_url`;
-            the directory or URL that it shows, by default `tensorboard_<node id>` where `map_fun`
-            runs. With it the launch returns when it answers, and `map_fun` runs meanwhile.
-        log_dir: folder on the driver's machine in which all that the nodes print is kept, in
-            `sparkdl-<cluster>/worker-0.log` and so on: the last 640 MiB of each node, in files of
-            64 MiB. A full or slow disk costs lines, which the files tell of, and harms no node. See
-            docs/failures.md.
-        log_to_driver: print the nodes' output here, each line behind `[worker:1]`: of all nodes
-            (`True`) or of none (`False`). By default that of rank 0, where a person reads it: the
-            error stream is a terminal, or this is a notebook, or spark-submit runs the program in
-            client mode; and of none with `on_log`. Lines that TensorFlow prints at every start are
-            left out, unless the nodes' environment has `TF_CPP_MIN_LOG_LEVEL=0`; `Cluster.logs` has
-            them in any case.
-        on_log: called with each line of all nodes, a `LogLine`.
-        on_report: called with what nodes tell by `ctx.report`, a `Report` with `node`, `rank`,
-            `step` and `metrics`: of reports in quick succession the last one, a few times a second.
-            It is called on a thread that the cluster needs, so it must be quick. See
-            docs/tracking.md.
-        progress: progress bars; by default where the error stream is a terminal.
+        cert: the certificate of this host, or one for all hosts, and those between it and `ca`.
+        key: its private key, without a passphrase.
+        ca: certificates that are believed, and what they have signed.
+        name: a DNS name that the certificates of all hosts carry; by default the first name of the
+            driver's.
     """
 
-    dashboard: bool | None = None
-    record: str | None = None
-    timeline: str | None = None
-    tensorboard: bool | str = False
-    log_dir: str | None = None
-    log_to_driver: bool | None = None
-    on_log: Callable[[LogLine], None] | None = None
-    on_report: Callable[[Report], None] | None = None
-    progress: bool | None = None
-
-    def __post_init__(self) -> None:
-        if callable(self.log_to_driver):
-            raise ConfigError("Observe(log_to_driver=…) is True or False; a function is on_log=…")
+    cert: str
+    key: str
+    ca: str
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,16 +212,6 @@ class Startup:
                     f"Startup(preload={list(self.preload)}): {name!r} is no name of a module; give "
                     "names as in an import, like ['transformers', 'scipy.stats']"
                 )
-
-
-OBJECTS = {
-    "roles": Roles,
-    "recovery": Recovery,
-    "feeding": Feeding,
-    "observe": Observe,
-    "startup": Startup,
-}
-"""The option objects, by the parameter of `launch` that takes each."""
 
 
 def check_seconds(setting: str, value: float) -> None:

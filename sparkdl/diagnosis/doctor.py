@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkdl.control.tls import Tls, TlsFiles, choose_tls
+from sparkdl.control.tls import Tls, choose_tls
 from sparkdl.core.errors import ConfigError, SparkdlError, in_words
+from sparkdl.core.options import TlsFiles
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import ClusterSpec, plan_nodes

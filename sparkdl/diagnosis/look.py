@@ -22,8 +22,9 @@ from typing import Any
 import msgspec
 from pyarrow.fs import FileType
 
-from sparkdl.control.tls import Tls, TlsFiles, Trust
+from sparkdl.control.tls import Tls, Trust
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
+from sparkdl.core.options import TlsFiles
 from sparkdl.core.settings import visible_gpus
 from sparkdl.diagnosis.facts import Gpu, Imported, Machine
 from sparkdl.frameworks.framework import framework_named

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.control.tls import TlsFiles
 from sparkdl.core.errors import FrameworkMissingError, SparkdlError
 from sparkdl.core.listing import count
-from sparkdl.core.options import Feeding, Observe, Recovery, Startup
+from sparkdl.core.options import Feeding, Recovery, Startup, TlsFiles
 from sparkdl.diagnosis.report import Check
 from sparkdl.driver.launch import launch
+from sparkdl.driver.options import Observe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ from sparkdl.control.auth import new_token
 from sparkdl.control.tls import Tls, choose_tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
-from sparkdl.core.options import OBJECTS, Feeding, Observe, Recovery, Roles, Startup
+from sparkdl.core.options import Feeding, Recovery, Roles, Startup
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment, Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -36,6 +36,7 @@ from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.logs import LogLine, hand_on
+from sparkdl.driver.options import OBJECTS, Observe
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.driver.run_socket import answer_runs
 from sparkdl.driver.show import has_audience, in_notebook, print_beside, printing

@@ -21,11 +21,11 @@ from typing import Any
 
 import psutil
 
-from sparkdl.core.options import Observe
 from sparkdl.core.spec import Printing
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Changed, Ended, Event, FeedColumns, Launched, Sampled
 from sparkdl.driver.history import History, NodeRow, folded
+from sparkdl.driver.options import Observe
 from sparkdl.driver.stream import Batches
 from sparkdl.driver.waits import in_words
 

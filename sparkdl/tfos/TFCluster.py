@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import named_jobs
-from sparkdl.core.options import Feeding, Observe, Roles, Startup
+from sparkdl.core.options import Feeding, Roles, Startup
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
+from sparkdl.driver.options import Observe
 from sparkdl.tfos.reservation import CERT_VARIABLE, TOKEN_VARIABLE, Address, Server
 from sparkdl.tfos.util import num_gpus
 

@@ -23,8 +23,9 @@ from sparkdl.control.cause import fetch_cause
 from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.host_watch import HostWatch
 from sparkdl.control.messages import NewRound, Offer
-from sparkdl.control.tls import Tls, TlsFiles, Trust, choose_tls, new_tls, read_tls
+from sparkdl.control.tls import Tls, Trust, choose_tls, new_tls, read_tls
 from sparkdl.core.errors import ConfigError, LaunchError
+from sparkdl.core.options import TlsFiles
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.node.spec import AgentSpec
 from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, hello, play, room

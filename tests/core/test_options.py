@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.options import OBJECTS, Feeding, Observe, Recovery, Roles, Startup
+from sparkdl.core.options import Feeding, Recovery, Roles, Startup
+from sparkdl.driver.options import OBJECTS, Observe
 
 
 def test_all_options_can_be_left_out_and_are_given_by_name() -> None:

@@ -20,9 +20,9 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.options import Observe
 from sparkdl.driver.dashboard import end_dashboard
 from sparkdl.driver.events import Changed, Sampled, event_of
+from sparkdl.driver.options import Observe
 from sparkdl.driver.view import View, sampled
 from tests.doubles.gates import Gate
 from tests.doubles.nodes import SOON_S, launch

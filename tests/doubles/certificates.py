@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sparkdl.control.tls import TlsFiles
+from sparkdl.core.options import TlsFiles
 
 NAME = "training.company.example"
 _DAY = datetime.timedelta(days=1)

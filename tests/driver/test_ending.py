@@ -16,10 +16,11 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import LaunchError, ResultError
-from sparkdl.core.options import Observe, Recovery
+from sparkdl.core.options import Recovery
 from sparkdl.core.settings import Environment, Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.ending import Ending, ends_if_interrupted, is_interrupt
+from sparkdl.driver.options import Observe
 from sparkdl.driver.threads import Changed, begin
 from tests.doubles.interrupts import Interrupts, PlayedNodes
 

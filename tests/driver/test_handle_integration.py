@@ -23,10 +23,11 @@ from sparkdl.core.errors import (
     ResultError,
     ShutdownTimeoutError,
 )
-from sparkdl.core.options import Feeding, Observe, Roles
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.driver.events import Report, Sampled, event_of
 from sparkdl.driver.lifecycle import transitions
 from sparkdl.driver.lifecycle.state import has_ended
+from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.map_funs import die, double, hang, wait_for_end

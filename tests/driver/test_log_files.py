@@ -15,9 +15,9 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import ConfigError, NodeFailedError, NodeLostError
-from sparkdl.core.options import Observe
 from sparkdl.driver import log_files
 from sparkdl.driver.log_files import LogFiles, check_folder
+from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.nodes import SOON_S, Lines, launch, processes

@@ -17,7 +17,7 @@ import pytest
 
 from sparkdl import Cluster
 from sparkdl.core.errors import ConfigError, NodeFailedError
-from sparkdl.core.options import Observe
+from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from sparkdl.node.profiler import PERIOD_S
 from tests.doubles.nodes import Lines, launch, processes

@@ -14,8 +14,9 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError, NodeLostError
-from sparkdl.core.options import Feeding, Observe, Roles
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.driver.lifecycle.state import Gathering
+from sparkdl.driver.options import Observe
 from sparkdl.driver.view import View
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from sparkdl.cli import main
-from sparkdl.core.options import Observe
 from sparkdl.driver import runs
 from sparkdl.driver.events import AnyEvent, Changed, FeedColumns, Launched, Place, Sampled
 from sparkdl.driver.history import folded
+from sparkdl.driver.options import Observe
 from sparkdl.driver.run_socket import folder_of_user
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, Lines, launch

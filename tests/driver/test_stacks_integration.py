@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
-from sparkdl.core.options import Feeding, Observe, Recovery
+from sparkdl.core.options import Feeding, Recovery
+from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, Lines, launch, processes
 

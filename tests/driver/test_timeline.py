@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from sparkdl.control.messages import Traced
 from sparkdl.control.trace_file import Event
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.options import Observe
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.trace import Span
 from sparkdl.driver.events import Changed, ClockRead, NodeMoved, Place, Problem, Spanned
+from sparkdl.driver.options import Observe
 from sparkdl.driver.timeline import Tracks, check_file
 from tests.doubles.nodes import launch
 

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
-from sparkdl.core.options import Feeding, Observe
+from sparkdl.core.options import Feeding
+from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.map_funs import die

@@ -16,9 +16,10 @@ import pytest
 
 from sparkdl.control.cause import fetch_cause
 from sparkdl.control.descriptors import FdSender
-from sparkdl.control.tls import TlsFiles, new_tls
+from sparkdl.control.tls import new_tls
 from sparkdl.core.errors import ConfigError, LaunchError
-from sparkdl.core.options import Observe, Startup
+from sparkdl.core.options import Startup, TlsFiles
+from sparkdl.driver.options import Observe
 from sparkdl.feed.transfer.messages import Target
 from sparkdl.node.context import NodeContext
 from sparkdl.node.spec import AgentSpec, start_agent

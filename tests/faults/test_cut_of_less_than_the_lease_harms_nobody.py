@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.options import Observe
+from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, Lines, launch
 from tests.faults.conftest import Network

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.core.options import Feeding, Observe
+from sparkdl.core.options import Feeding
+from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import Lines, launch
 

@@ -17,8 +17,9 @@ from pyspark.sql import SparkSession
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.options import OBJECTS, Recovery
+from sparkdl.core.options import Recovery
 from sparkdl.driver.lifecycle.state import Running
+from sparkdl.driver.options import OBJECTS
 from sparkdl.driver.view import View
 from tests.doubles.ledger import Plan, lost_and_doubled, train
 from tests.doubles.nodes import has_checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
-from sparkdl.core.options import Observe
+from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from sparkdl.node.noise import noise_in, without_noise
 from tests.doubles.gates import Gate

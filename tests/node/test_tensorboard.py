@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError, LaunchError
-from sparkdl.core.options import Feeding, Observe
+from sparkdl.core.options import Feeding
 from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.driver.options import Observe
 from sparkdl.node.task import check_executor, parse_problem
 from tests.doubles.map_funs import hang
 from tests.doubles.nodes import all_gone, launch, processes

@@ -19,8 +19,9 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError
-from sparkdl.core.options import Observe, Startup
+from sparkdl.core.options import Startup
 from sparkdl.driver.handle import Cluster
+from sparkdl.driver.options import Observe
 from sparkdl.driver.view import View
 from sparkdl.node.context import NodeContext
 from sparkdl.node.forking import CAN_FORK

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeoutError
-from sparkdl.core.options import Feeding, Observe, Recovery, Startup
+from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.driver.launch import launch
+from sparkdl.driver.options import Observe
 from sparkdl.horovod.absent import absent_name
 from sparkdl.horovod.spark.task import Task, unpacked
 

@@ -13,8 +13,9 @@ from pyspark.ml.base import Estimator
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.options import OBJECTS, Observe, Roles
+from sparkdl.core.options import Roles
 from sparkdl.core.tracking import tracked
+from sparkdl.driver.options import OBJECTS, Observe
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import SCORING, TABLE, TRAINING, TFParams
 from sparkdl.ml.estimators.persistence import Saved, Storage, load_code, save_code

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkdl.core.options import Feeding, Observe, Recovery, Startup
+    from sparkdl.core.options import Feeding, Recovery, Startup
+from sparkdl.driver.options import Observe
 
 
 class KerasParams(TypedDict, total=False):

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.options import Feeding, Observe, Recovery, Startup
+from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.feeds.coverage import READERS as FEED_READERS
+from sparkdl.driver.options import Observe
 from sparkdl.ml.estimators.keras_model import as_config
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.scoring.share import MODEL_PER

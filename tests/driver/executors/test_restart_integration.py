@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.options import Feeding, Observe, Recovery, Startup
+from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.executors.spark import SparkExecutor
 from sparkdl.driver.lifecycle.state import Running, SlotsCounted
+from sparkdl.driver.options import Observe
 from sparkdl.driver.slots.placement import Standing, choose_placing
 from sparkdl.driver.slots.preflight import counting, read_topology
 from sparkdl.driver.view import View

@@ -23,9 +23,10 @@ from sparkdl.core.errors import (
     NodeFailedError,
     NodeLostError,
 )
-from sparkdl.core.options import Feeding, Observe, Startup
+from sparkdl.core.options import Feeding, Startup
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
+from sparkdl.driver.options import Observe
 from sparkdl.driver.slots.advice import encrypting_setting
 from sparkdl.driver.slots.preflight import check_slots_over_connect
 from tests.doubles.nodes import Lines

@@ -14,7 +14,8 @@ from sparkdl.core.errors import (
     NodeFailedError,
     ShutdownTimeoutError,
 )
-from sparkdl.core.options import Observe, Roles
+from sparkdl.core.options import Roles
+from sparkdl.driver.options import Observe
 from sparkdl.ml.estimators import training
 from sparkdl.ml.estimators.estimator import TFEstimator
 from sparkdl.ml.scoring.model import TFModel
