@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.errors import PySparkException
 
 from sparkdl.core.errors import InferenceError
 from sparkdl.feed.values.decode import decode, is_list
@@ -31,6 +32,13 @@ _SAME: dict[str, Callable[[pa.DataType], bool]] = {
     "timedelta": pa.types.is_duration,
     "null": lambda _kind: True,
 }
+_SPARKS: dict[pa.DataType, pa.DataType] = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.float16(): pa.float32(),
+}
+"""The smallest type of Spark's that holds the values of one that Spark has not."""
 _MAX_REPR = 60
 
 
@@ -48,13 +56,68 @@ def result_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
         batch: results as `RowEncoder` encoded them.
 
     Raises:
-        InferenceError: if a result does not fit; it names the column and the value's type.
+        InferenceError: if a result does not fit; it names the column and the value's type, and the
+            schema to write, if one fits these results.
     """
-    parts = _parts(batch, schema)
-    return [
-        _column(array, codec, field, parts is None)
-        for (array, codec), field in zip(parts or [_whole(batch)], schema, strict=True)
-    ]
+    try:
+        parts = _parts(batch, schema)
+        return [
+            _column(array, codec, field, parts is None)
+            for (array, codec), field in zip(parts or [_whole(batch)], schema, strict=True)
+        ]
+    except InferenceError as error:
+        if found := fitting_schema(batch, schema.names):
+            raise InferenceError(f"{error.args[0]}. These results fit schema={found!r}") from None
+        raise
+
+
+def fitting_schema(batch: pa.RecordBatch, declared: Sequence[str] = ()) -> str:
+    """Return the schema that results fit, as Spark writes it; empty if they do not say it.
+
+    Args:
+        batch: results as `RowEncoder` encoded them.
+        declared: the names of columns, for results without names of their own.
+    """
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    encoded = row_schema(batch)
+    if encoded is None or not batch.num_columns:
+        return ""
+    names: Sequence[str] = batch.schema.names
+    if encoded.kind not in ("row", "dict"):
+        numbered = [f"_{place + 1}" for place in range(len(names))]
+        alone = ["prediction"] if encoded.kind == "value" else numbered
+        names = declared if len(declared) == len(names) else alone
+    found = []
+    for name, codec, column in zip(names, encoded.columns, batch.columns, strict=True):
+        try:
+            kind = from_arrow_type(_sparks(column, codec)).simpleString()
+        except (MisfitError, TypeError, ValueError, PySparkException):
+            return ""
+        quoted = name if name.isidentifier() else "`" + name.replace("`", "``") + "`"
+        found.append((quoted, kind))
+    kinds = {kind for _, kind in found}
+    if encoded.kind == "list" and len(kinds) == 1:  # whose length may be another in other rows
+        return f"{declared[0] if len(declared) == 1 else 'prediction'} array<{kinds.pop()}>"
+    return ", ".join(f"{name} {kind}" for name, kind in found)
+
+
+def _sparks(array: pa.Array, codec: Codec) -> pa.DataType:
+    """Return the type of Spark's, in Arrow's words, that encoded values fit.
+
+    Raises:
+        MisfitError: if they do not say it.
+    """
+    if codec.name == "ndarray" and pa.types.is_struct(array.type):
+        _expect(_are_flat(array), "arrays of several numbers of axes")
+        return pa.list_(_sparks(array.field("data").flatten(), Codec("scalar")))
+    if codec.name in ("list", "tuple", "ndarray") and is_list(array.type):
+        is_axis = codec.name == "ndarray" and is_list(array.type.value_type)
+        inner = codec.of[0] if codec.of else codec if is_axis else Codec("scalar")
+        return pa.list_(_sparks(array.flatten(), inner))
+    _expect(codec.name in ("scalar", "float", "int", "datetime", *_SAME), "of no type of Spark's")
+    _expect(codec.name != "null", "None says no type")
+    return _SPARKS.get(array.type, array.type)
 
 
 def _whole(batch: pa.RecordBatch) -> tuple[Any, Codec | None]:

@@ -17,7 +17,7 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, InferenceError
 from sparkdl.core.spelling import did_you_mean
-from sparkdl.driver.executors.scored import BY_DTYPE, arrow_schema
+from sparkdl.driver.executors.scored import arrow_schema
 from sparkdl.feed.values.columns import convert
 from sparkdl.feed.values.decode import is_list
 from sparkdl.feed.values.ndarrays import Array, is_vector, lengths
@@ -29,6 +29,20 @@ NUMBERS = t.NumericType | t.BooleanType | VectorUDT | MatrixUDT
 _WHOLE = "iu"
 How = Literal["as it is", "scores", "class"]
 VECTOR = "vector"
+_BY_DTYPE: dict[str, t.DataType] = {
+    "b1": t.BooleanType(),
+    "i1": t.ByteType(),
+    "i2": t.ShortType(),
+    "i4": t.IntegerType(),
+    "i8": t.LongType(),
+    "u1": t.ShortType(),
+    "u2": t.IntegerType(),
+    "u4": t.LongType(),
+    "f2": t.FloatType(),
+    "f4": t.FloatType(),
+    "f8": t.DoubleType(),
+}
+"""Spark's types for numpy's, by `dtype.str` without the byte order."""
 
 
 @dataclass(frozen=True)
@@ -349,7 +363,7 @@ def _type(tensor: Tensor, declared: str | None) -> t.DataType:
         if len(dims) != 2 or tensor.dtype == TEXT:
             raise ConfigError(f"the model's output {tensor} is no vector for each row")
         return VectorUDT()
-    own = t.StringType() if tensor.dtype == TEXT else BY_DTYPE.get(_code(tensor))
+    own = t.StringType() if tensor.dtype == TEXT else _BY_DTYPE.get(_code(tensor))
     if own is None:
         raise ConfigError(f"Spark has no type for the model's output {tensor}")
     for _ in dims[1:]:
