@@ -94,12 +94,16 @@ def fitting_schema(batch: pa.RecordBatch, declared: Sequence[str] = ()) -> str:
             kind = from_arrow_type(_sparks(column, codec)).simpleString()
         except (MisfitError, TypeError, ValueError, PySparkException):
             return ""
-        quoted = name if name.isidentifier() else "`" + name.replace("`", "``") + "`"
-        found.append((quoted, kind))
+        found.append((_quoted(name), kind))
     kinds = {kind for _, kind in found}
     if encoded.kind == "list" and len(kinds) == 1:  # whose length may be another in other rows
-        return f"{declared[0] if len(declared) == 1 else 'prediction'} array<{kinds.pop()}>"
+        name = declared[0] if len(declared) == 1 else "prediction"
+        return f"{_quoted(name)} array<{kinds.pop()}>"
     return ", ".join(f"{name} {kind}" for name, kind in found)
+
+
+def _quoted(name: str) -> str:
+    return name if name.isidentifier() else "`" + name.replace("`", "``") + "`"
 
 
 def _sparks(array: pa.Array, codec: Codec) -> pa.DataType:

@@ -14,6 +14,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from sparkdl.core.errors import ProtocolError
+from sparkdl.feed.infer.session import Session
 
 MAX_PIECES = 2
 """Of one task that are not answered: one that is scored, one that waits. Bounds the memory."""
@@ -52,17 +53,6 @@ class Part:
 
 
 @dataclass
-class _Task:
-    unanswered: int = 0
-    is_through: bool = False
-    """It has sent its last piece."""
-
-    @property
-    def can_send(self) -> bool:
-        return not self.is_through and self.unanswered < MAX_PIECES
-
-
-@dataclass
 class _Waiting:
     piece: Piece
     since_s: float
@@ -74,7 +64,8 @@ class Batcher:
     """The queue of pieces. All times are in seconds of one clock, which the caller reads."""
 
     latency_s: float = LATENCY_S
-    _tasks: dict[int, _Task] = field(default_factory=dict)
+    _tasks: dict[int, Session] = field(default_factory=dict)
+    """What each task has sent and got, in pieces."""
     _queue: deque[_Waiting] = field(default_factory=deque)
 
     @property
@@ -84,7 +75,7 @@ class Batcher:
 
     def join(self, task: int) -> None:
         """Expect pieces of a task."""
-        self._tasks[task] = _Task()
+        self._tasks[task] = Session()
 
     def leave(self, task: int) -> None:
         """Forget a task, and its pieces that are not under way."""
@@ -103,15 +94,15 @@ class Batcher:
             ProtocolError: if the task is unknown, or has more unanswered ones than it may.
         """
         task = self._tasks.get(piece.task)
-        if task is None or not task.can_send or piece.rows < 1:
+        if task is None or not task.may_send(MAX_PIECES) or piece.rows < 1:
             raise ProtocolError(f"a task sent a piece that it may not send: {piece}")
-        task.unanswered += 1
+        task.send(1)
         self._queue.append(_Waiting(piece, now_s))
 
     def answer(self, piece: Piece) -> None:
         """A piece has been answered: its task may send another."""
         if piece.task in self._tasks:
-            self._tasks[piece.task].unanswered -= 1
+            self._tasks[piece.task].answer(1)
 
     def wait_s(self, now_s: float) -> float | None:
         """Return for how long there is no batch if no piece comes: 0 if there is one now.
@@ -128,7 +119,7 @@ class Batcher:
             rows += each.piece.rows - each.taken
             if rows >= first.piece.batch_size:
                 return 0.0
-        if not any(task.can_send for task in self._tasks.values()):
+        if not any(task.may_send(MAX_PIECES) for task in self._tasks.values()):
             return 0.0
         return max(0.0, first.since_s + self.latency_s - now_s)
 

@@ -22,6 +22,7 @@ from sparkdl.control.descriptors import close_fd, nameless_file, peer_of
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
 from sparkdl.core.paths import python_path
+from sparkdl.feed.infer.session import Session
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring import protocol
@@ -63,7 +64,7 @@ class ScorerClient:
         self._log = log
         self._oom_kills = oom_kills()
         self.pid = peer_of(sock).pid
-        self.unanswered = 0
+        self._pieces = Session()
 
     @classmethod
     def connect(
@@ -136,7 +137,7 @@ class ScorerClient:
     @property
     def is_full(self) -> bool:
         """Whether no more pieces may be sent before an answer has come."""
-        return self.unanswered >= MAX_PIECES
+        return not self._pieces.may_send(MAX_PIECES)
 
     def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> None:
         """Send a piece, see `protocol.write_inputs`.
@@ -149,7 +150,7 @@ class ScorerClient:
             self._say(protocol.Rows(), fd)
         finally:
             os.close(fd)
-        self.unanswered += 1
+        self._pieces.send(1)
 
     def end(self) -> None:
         """There will be no more pieces.
@@ -172,7 +173,7 @@ class ScorerClient:
         except OSError:
             message, fd = None, -1
         if isinstance(message, protocol.Answer) and fd >= 0:
-            self.unanswered -= 1
+            self._pieces.answer(1)
             return protocol.read_answer(fd)
         close_fd(fd)
         if isinstance(message, protocol.Failed):
