@@ -96,7 +96,7 @@ class ScorerClient:
             cores or len(os.sched_getaffinity(0)),
             bool(device),
         )
-        join = protocol.Join(batch_size, *protocol.described(outputs))
+        join = protocol.Join(batch_size, tuple(outputs))
         deadline = Deadline.after(_START_S)
         while not deadline.has_passed:
             if (found := cls._joined(name, join)) is not None:

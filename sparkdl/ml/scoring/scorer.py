@@ -179,12 +179,11 @@ class Scorer:
                 sock.close()
 
     def _join(self, sock: socket.socket, message: protocol.Join) -> int:
-        outputs = protocol.columns_of(message)
         with self._changed:
             if self._is_closed:
                 raise ConnectionAbortedError  # it starts another scorer
             self._count += 1
-            self._tasks[self._count] = _Task(sock, outputs, message.batch_size)
+            self._tasks[self._count] = _Task(sock, message.outputs, message.batch_size)
             self._batcher.join(self._count)
             protocol.send(sock, protocol.Welcome(), _STDERR)
             return self._count
