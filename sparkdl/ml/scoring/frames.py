@@ -142,7 +142,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 def _array(values: pd.Series, name: str) -> pa.Array:
     """Return a column as Arrow has it; NaN stays a number, None is a null."""
     if values.dtype != object:
-        return pa.Array.from_pandas(values, from_pandas=values.dtype.kind not in "biuf")
+        return pa.array(values, from_pandas=values.dtype.kind not in "biuf")
     try:
         return pa.array([_cell(value) for value in values], from_pandas=False)
     except pa.ArrowException as error:
