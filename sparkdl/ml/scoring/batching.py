@@ -10,8 +10,9 @@ after a short time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sparkdl.core.errors import ProtocolError
 from sparkdl.feed.infer.session import Session
@@ -29,6 +30,8 @@ class Piece:
     Attributes:
         number: counts the task's pieces.
         group: only pieces of one group share a batch.
+        values: the model's inputs, by name.
+        answers: the outputs' columns of the parts that are answered.
     """
 
     task: int
@@ -36,6 +39,8 @@ class Piece:
     rows: int
     batch_size: int
     group: Hashable = None
+    values: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    answers: list[Any] = field(default_factory=list, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,20 @@ class Part:
     def rows(self) -> int:
         """How many."""
         return self.stop - self.start
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The model's inputs, by name."""
+        return {name: each[self.start : self.stop] for name, each in self.piece.values.items()}
+
+
+def shares(parts: Sequence[Part]) -> Iterator[tuple[Part, ...]]:
+    """Yield a batch's shares of tasks, or its pieces if there is one task; none of one piece."""
+    tasks = {part.piece.task for part in parts}
+    found: dict[int, list[Part]] = {}
+    for place, part in enumerate(parts):
+        found.setdefault(place if len(tasks) == 1 else part.piece.task, []).append(part)
+    yield from map(tuple, found.values() if len(parts) > 1 else ())
 
 
 @dataclass
@@ -73,9 +92,10 @@ class Batcher:
         """How many tasks there are."""
         return len(self._tasks)
 
-    def join(self, task: int) -> None:
-        """Expect pieces of a task."""
+    def join(self, task: int) -> Session:
+        """Expect pieces of a task; return how many it has sent and got."""
         self._tasks[task] = Session()
+        return self._tasks[task]
 
     def leave(self, task: int) -> None:
         """Forget a task, and its pieces that are not under way."""
