@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import PySparkException
 
 from sparkdl.core.errors import InferenceError
 from sparkdl.feed.values.decode import decode, is_list
@@ -32,13 +31,26 @@ _SAME: dict[str, Callable[[pa.DataType], bool]] = {
     "timedelta": pa.types.is_duration,
     "null": lambda _kind: True,
 }
-_SPARKS: dict[pa.DataType, pa.DataType] = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.float16(): pa.float32(),
+_SPARKS = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "uint8": "smallint",
+    "uint16": "int",
+    "uint32": "bigint",
+    "halffloat": "float",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "binary": "binary",
+    "date32[day]": "date",
+    "duration[us]": "interval day to second",
+    "timestamp[us]": "timestamp_ntz",
+    "timestamp[us, tz=UTC]": "timestamp",
 }
-"""The smallest type of Spark's that holds the values of one that Spark has not."""
+"""Arrow's types, and those of Spark that hold their values."""
 _MAX_REPR = 60
 
 
@@ -78,8 +90,6 @@ def fitting_schema(batch: pa.RecordBatch, declared: Sequence[str] = ()) -> str:
         batch: results as `RowEncoder` encoded them.
         declared: the names of columns, for results without names of their own.
     """
-    from pyspark.sql.pandas.types import from_arrow_type
-
     encoded = row_schema(batch)
     if encoded is None or not batch.num_columns:
         return ""
@@ -91,10 +101,9 @@ def fitting_schema(batch: pa.RecordBatch, declared: Sequence[str] = ()) -> str:
     found = []
     for name, codec, column in zip(names, encoded.columns, batch.columns, strict=True):
         try:
-            kind = from_arrow_type(_sparks(column, codec)).simpleString()
-        except (MisfitError, TypeError, ValueError, PySparkException):
+            found.append((_quoted(name), _sparks(column, codec)))
+        except MisfitError:
             return ""
-        found.append((_quoted(name), kind))
     kinds = {kind for _, kind in found}
     if encoded.kind == "list" and len(kinds) == 1:  # whose length may be another in other rows
         name = declared[0] if len(declared) == 1 else "prediction"
@@ -106,22 +115,22 @@ def _quoted(name: str) -> str:
     return name if name.isidentifier() else "`" + name.replace("`", "``") + "`"
 
 
-def _sparks(array: pa.Array, codec: Codec) -> pa.DataType:
-    """Return the type of Spark's, in Arrow's words, that encoded values fit.
+def _sparks(array: pa.Array, codec: Codec) -> str:
+    """Return the type of Spark's that encoded values fit.
 
     Raises:
         MisfitError: if they do not say it.
     """
     if codec.name == "ndarray" and pa.types.is_struct(array.type):
         _expect(_are_flat(array), "arrays of several numbers of axes")
-        return pa.list_(_sparks(array.field("data").flatten(), Codec("scalar")))
+        return f"array<{_sparks(array.field('data').flatten(), Codec('scalar'))}>"
     if codec.name in ("list", "tuple", "ndarray") and is_list(array.type):
         is_axis = codec.name == "ndarray" and is_list(array.type.value_type)
         inner = codec.of[0] if codec.of else codec if is_axis else Codec("scalar")
-        return pa.list_(_sparks(array.flatten(), inner))
-    _expect(codec.name in ("scalar", "float", "int", "datetime", *_SAME), "of no type of Spark's")
-    _expect(codec.name != "null", "None says no type")
-    return _SPARKS.get(array.type, array.type)
+        return f"array<{_sparks(array.flatten(), inner)}>"
+    is_plain = codec.name in ("scalar", "float", "int", "datetime", *_SAME)
+    _expect(is_plain and str(array.type) in _SPARKS, "no type of Spark's")
+    return _SPARKS[str(array.type)]
 
 
 def _whole(batch: pa.RecordBatch) -> tuple[Any, Codec | None]:
