@@ -28,6 +28,7 @@ from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring import protocol
 from sparkdl.ml.scoring.batching import MAX_PIECES
 from sparkdl.ml.scoring.columns import OutputColumn
+from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.share import task_share
 from sparkdl.node.resources import executor_jvm_pid, oom_kills
 
@@ -41,29 +42,26 @@ _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 _NOBODY = (ConnectionRefusedError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
-class RowsFailedError(InferenceError):
-    """The model failed on rows `start` to before `stop` of the task's piece `number`."""
-
-    def __init__(self, text: str, number: int, start: int, stop: int) -> None:
-        super().__init__(text)
-        self.number = number
-        self.start = start
-        self.stop = stop
-
-
 class ScorerClient:
     """A task's connection; `connect` makes one, `close` it in any case.
 
     Args:
         sock: connected.
         log: descriptor of the scorer's error stream, which the client owns.
+
+    Attributes:
+        is_waited_for: the task has its core to itself while the scorer computes.
+        is_slow: a batch may take long, so no more rows are sent at once.
     """
 
-    def __init__(self, sock: socket.socket, log: int) -> None:
+    is_waited_for = True
+
+    def __init__(self, sock: socket.socket, log: int, is_slow: bool) -> None:
         self._sock = sock
         self._log = log
         self._oom_kills = oom_kills()
         self.pid = peer_of(sock).pid
+        self.is_slow = is_slow
         self._pieces = Session()
 
     @classmethod
@@ -99,13 +97,13 @@ class ScorerClient:
         join = protocol.Join(batch_size, tuple(outputs))
         deadline = Deadline.after(_START_S)
         while not deadline.has_passed:
-            if (found := cls._joined(name, join)) is not None:
+            if (found := cls._joined(name, join, source.format == "function")) is not None:
                 return found
             _start(start, device, deadline)
         raise InferenceError(f"no scorer can be connected to within {_START_S:g} s")
 
     @classmethod
-    def _joined(cls, name: str, join: protocol.Join) -> ScorerClient | None:
+    def _joined(cls, name: str, join: protocol.Join, is_slow: bool) -> ScorerClient | None:
         """Connect; None if there is no such scorer, or it is about to end."""
         sock = protocol.new_socket()
         try:
@@ -132,7 +130,7 @@ class ScorerClient:
             sock.close()
             return None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, 0))
-        return cls(sock, log)
+        return cls(sock, log, is_slow)
 
     @property
     def is_full(self) -> bool:
