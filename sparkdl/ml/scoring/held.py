@@ -86,6 +86,7 @@ class OwnModel:
             RowsFailedError: if the model fails.
         """
         values, number = self._values, self._pieces.answered
+        self._values = {}
         self._pieces.answer(1)
         rows = len(next(iter(values.values())))
         wanted = [output.tensor for output in self._outputs]
