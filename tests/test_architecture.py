@@ -111,7 +111,6 @@ LONG_FILES = {  # longest each may become, and why it is one file
     "driver/feeds/state.py": (540, "all states and events of one machine"),
     "driver/feeds/transitions.py": (1010, "one table of transitions, read as a whole"),
     "driver/controller.py": (700, "what each message and each action means, a case each"),
-    "driver/launch.py": (560, "all options of a launch, and its steps"),
     "dashboard/pages.py": (520, "all pages, of the same few widgets"),
     "driver/lifecycle/transitions.py": (580, "one table of transitions, read as a whole"),
 }

@@ -295,8 +295,7 @@ class Cluster:
         Args:
             data: a DataFrame or an RDD; with `executor="local"` what `feed` takes.
             schema: the results' columns, like `"prediction float"`, or a StructType. A Row or dict
-                fills them by name, a tuple or list by position. Without it a few rows are answered
-                at once, in a job of their own, to find out; that alone is not lazy.
+                fills them by name, a tuple or list by position. A DataFrame needs it.
             timeout_s: how long rows that a node has may wait for their results.
             keep: which of the DataFrame's columns to return: all, none, or those named.
 
@@ -305,7 +304,8 @@ class Cluster:
             of the results. With `executor="local"` an iterator.
 
         Raises:
-            ConfigError: if `schema` or `keep` cannot work, or two columns would have one name.
+            ConfigError: if `schema` is missing for a DataFrame, it or `keep` cannot work, or two
+                columns would have one name.
         """
         return self._executor.infer(data, self._asking(feed, timeout_s), schema, keep)
 

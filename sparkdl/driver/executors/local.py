@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
 from typing import IO, Any
 
 import msgspec
@@ -27,7 +26,7 @@ from sparkdl.core.failure import status_in_words
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.slots.placement import Standing
-from sparkdl.feed.infer.task import decode_results, exchange
+from sparkdl.feed.infer.task import answers, decode_results
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
@@ -217,7 +216,9 @@ class LocalExecutor:
     def infer_rows(self, data: Any, spec: FeedSpec) -> Iterator[Any]:
         """Yield one result per row, in order."""
         try:
-            yield from _answers(data, spec)
+            for number, partition in enumerate(_partitions(data)):
+                for results in answers(spec, _batches(partition), number):
+                    yield from decode_results(results)
         except FeederError as error:
             problem = self._explain(error)
             if problem is None:
@@ -277,14 +278,6 @@ class LocalExecutor:
                 tail = tail_of(stderr) or "(no word)"
                 text = f"the agent of {name} ended with {status_in_words(status)}: {tail}"
                 on_broken(problem.at_driver() if problem else LaunchError(text))
-
-
-def _answers(data: Any, spec: FeedSpec) -> Iterator[Any]:
-    for number, partition in enumerate(_partitions(data)):
-        target = spec.targets[number % len(spec.targets)]
-        for index, (_, group) in enumerate(groupby(_batches(partition), lambda b: b.schema)):
-            for results in exchange(spec, f"{number}.{index}.{id(partition)}", target, group):
-                yield from decode_results(results)
 
 
 def _let_go(agent: AgentProcess) -> None:

@@ -7,68 +7,42 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import date, datetime, timedelta
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import types as spark_types
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.infer.task import RESULT_SCHEMA, InferColumns, InferRows, decode_results
+from sparkdl.feed.infer.task import RESULT_SCHEMA, InferColumns, InferRows
 from sparkdl.feed.transfer.messages import FeedSpec
-from sparkdl.feed.values.encode import row_fields
 
 Keep = bool | Sequence[str]
 
 ONLY = "prediction"
 """What a single column of results is called if nothing else is said."""
-SAMPLE_ROWS = 8
-"""How many rows are answered to find out the results' types."""
-_GIVE_SCHEMA = "Give schema=, for example schema='prediction float'"
-
-_BY_TYPE: dict[type, DataType] = {
-    bool: spark_types.BooleanType(),
-    int: spark_types.LongType(),
-    float: spark_types.DoubleType(),
-    str: spark_types.StringType(),
-    bytes: spark_types.BinaryType(),
-    bytearray: spark_types.BinaryType(),
-    date: spark_types.DateType(),
-    datetime: spark_types.TimestampType(),
-    timedelta: spark_types.DayTimeIntervalType(),
-    Decimal: spark_types.DecimalType(38, 18),
-}
-BY_DTYPE: dict[str, DataType] = {
-    "b1": spark_types.BooleanType(),
-    "i1": spark_types.ByteType(),
-    "i2": spark_types.ShortType(),
-    "i4": spark_types.IntegerType(),
-    "i8": spark_types.LongType(),
-    "u1": spark_types.ShortType(),
-    "u2": spark_types.IntegerType(),
-    "u4": spark_types.LongType(),
-    "f2": spark_types.FloatType(),
-    "f4": spark_types.FloatType(),
-    "f8": spark_types.DoubleType(),
-}
-"""Spark's types for numpy's, by `dtype.str` without the byte order."""
+_NEEDS_SCHEMA = (
+    "a DataFrame of results needs schema=, which declares their columns. Write "
+    "schema='prediction double' if map_fun answers a row with a number, schema='prediction "
+    "array<float>' if with a list or an array of numbers, schema='label long, score double' if "
+    "with a tuple, Row or dict of two values. cluster.infer_rows(df).first() shows a result"
+)
 
 
 def scored(
     frame: DataFrame, spec: FeedSpec, schema: str | StructType | None, keep: Keep
 ) -> DataFrame:
-    """Return `frame` with columns of results; lazy, but for a few rows where `schema` is None.
+    """Return `frame` with columns of results; lazy, no job runs.
 
     Raises:
-        ConfigError: if `schema` or `keep` cannot work; nothing was started.
+        ConfigError: if `schema` is missing, or it or `keep` cannot work.
     """
+    if schema is None:
+        raise ConfigError(_NEEDS_SCHEMA)
     kept = kept_columns(frame.columns, keep)
-    results = result_schema(schema) if schema is not None else _sampled(frame, spec)
+    results = result_schema(schema)
     check_names([frame.columns[place] for place in kept], results.names)
     task = InferColumns(spec, tuple(frame.columns), kept, arrow_schema(results))
     fields = [*(frame.schema.fields[place] for place in kept), *results.fields]
@@ -158,92 +132,6 @@ def result_schema(schema: str | StructType | DataType, only: str = ONLY) -> Stru
         raise ConfigError(f"schema={schema!r} declares no column")
     arrow_schema(found)
     return found
-
-
-def schema_of(results: Sequence[Any]) -> StructType:
-    """Return the columns that results make.
-
-    =====================  =======================================================
-    Row, dict              its fields
-    tuple                  `_1`, `_2`, ...; of a named tuple its fields
-    list, numpy array      one column `prediction`: an array
-    anything else          one column `prediction`
-    =====================  =======================================================
-
-    Raises:
-        ConfigError: if they are of no one kind, or of types that Spark has not.
-    """
-    layouts = {_names(result) for result in results}
-    if len(layouts) != 1:
-        raise ConfigError(f"the results of map_fun are not all of one kind. {_GIVE_SCHEMA}")
-    names = layouts.pop()
-    if not names:
-        return StructType([StructField(ONLY, _type_of(results, ONLY))])
-    rows = [list(r.values()) if isinstance(r, dict) else r for r in results]
-    columns = zip(names, zip(*rows, strict=True), strict=True)
-    return StructType([StructField(name, _type_of(values, name)) for name, values in columns])
-
-
-def _names(result: Any) -> tuple[str, ...]:
-    if isinstance(result, dict) and all(isinstance(key, str) for key in result):
-        return tuple(result)
-    if not isinstance(result, tuple):
-        return ()
-    named = row_fields(result) or getattr(result, "_fields", None)
-    return named or tuple(f"_{place}" for place in range(1, len(result) + 1))
-
-
-def _sampled(frame: DataFrame, spec: FeedSpec) -> StructType:
-    rows = encoded(frame.limit(SAMPLE_ROWS), spec).collect()
-    results = [result for row in rows for result in decode_results(bytes(row.ipc))]
-    if not results:
-        raise ConfigError(f"the DataFrame has no rows to tell the results' types. {_GIVE_SCHEMA}")
-    found = schema_of(results)
-    arrow_schema(found)
-    return found
-
-
-def _type_of(values: Sequence[Any], where: str) -> DataType:
-    told = [value for value in values if value is not None and not _is_empty(value)]
-    kinds = {kind.json(): kind for kind in (_one_type(value, where) for value in told)}
-    if kinds.keys() == {'"long"', '"double"'}:
-        return spark_types.DoubleType()
-    if len(kinds) == 1:
-        return next(iter(kinds.values()))
-    found = ", ".join(kind.simpleString() for kind in kinds.values()) or "None or empty"
-    raise ConfigError(f"the type of the results' {where!r} cannot be told: {found}. {_GIVE_SCHEMA}")
-
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, list | dict) and not value
-
-
-def _one_type(value: Any, where: str) -> DataType:
-    kind = type(value)
-    if kind in _BY_TYPE:
-        return _BY_TYPE[kind]
-    if isinstance(value, np.str_ | np.bytes_):
-        return _BY_TYPE[str if isinstance(value, np.str_) else bytes]
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.str[1:] in BY_DTYPE:
-        found = BY_DTYPE[value.dtype.str[1:]]
-        for _ in range(value.ndim):
-            found = spark_types.ArrayType(found)
-        return found
-    udt: DataType | None = getattr(value, "__UDT__", None)
-    if udt is not None and kind.__name__ in ("DenseVector", "SparseVector"):
-        return udt
-    if isinstance(value, tuple):
-        parts = zip(_names(value), value, strict=True)
-        return StructType([StructField(n, _type_of([v], f"{where}.{n}")) for n, v in parts])
-    if isinstance(value, list) and value:
-        return spark_types.ArrayType(_type_of(value, f"{where}[]"))
-    if isinstance(value, dict) and value:
-        key, item = _type_of(list(value), f"{where} keys"), _type_of(list(value.values()), where)
-        return spark_types.MapType(key, item)
-    raise ConfigError(
-        f"{where!r} of the results is a {kind.__module__}.{kind.__name__}, for which Spark has no "
-        "type. Convert it in map_fun"
-    )
 
 
 def by_place(frame: DataFrame) -> DataFrame:

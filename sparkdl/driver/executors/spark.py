@@ -312,12 +312,7 @@ class SparkExecutor:
     def infer(self, data: Any, spec: FeedSpec, schema: Any, keep: Keep) -> Any:
         """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""
         if _is_dataframe(data):
-            # The results' types may take a job.
-            with (
-                explained(self._explain),
-                named_jobs(self._spark, self._group, "scoring, first rows"),
-            ):
-                return scored(data, spec, schema, keep)
+            return scored(data, spec, schema, keep)
         if keep is not True:
             raise ConfigError(
                 "keep= names columns of a DataFrame, and an RDD has none; leave it out"

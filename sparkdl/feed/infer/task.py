@@ -30,6 +30,7 @@ from sparkdl.control.cause import fetch_cause
 from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.infer.columns import result_columns
+from sparkdl.feed.infer.session import Session
 from sparkdl.feed.transfer.messages import (
     SHUT_DOWN,
     ExchangeHeader,
@@ -65,7 +66,9 @@ class InferRows:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Answer one partition."""
-        for data in _infer(self.spec, (batch.rename_columns(self.names) for batch in batches)):
+        for data in _spark_answers(
+            self.spec, (batch.rename_columns(self.names) for batch in batches)
+        ):
             yield pa.RecordBatch.from_pydict({"ipc": pa.array([data], pa.binary())})
 
 
@@ -87,12 +90,18 @@ class InferColumns:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Answer one partition."""
         sent: deque[pa.RecordBatch] = deque()
-        results = _ResultBuffer(self.results)
-        for data in _infer(self.spec, self._named(batches, sent)):
+        results: list[pa.RecordBatch] = []
+        rows = 0
+        for data in _spark_answers(self.spec, self._named(batches, sent)):
             for batch in _batches(data):
-                results.add(result_columns(batch, self.results), batch.num_rows)
-            while sent and results.rows >= sent[0].num_rows:
-                yield self._joined(sent.popleft(), results)
+                columns = result_columns(batch, self.results)
+                results.append(pa.RecordBatch.from_arrays(columns, schema=self.results))
+                rows += batch.num_rows
+            while sent and rows >= (count := sent[0].num_rows):
+                table = pa.Table.from_batches(results)
+                yield self._joined(sent.popleft(), table.slice(0, count))
+                results = table.slice(count).to_batches()
+                rows -= count
 
     def _named(
         self, batches: Iterator[pa.RecordBatch], sent: deque[pa.RecordBatch]
@@ -102,11 +111,10 @@ class InferColumns:
                 sent.append(batch.select(list(self.kept)) if self.kept else batch)
                 yield batch.rename_columns(self.names)
 
-    def _joined(self, batch: pa.RecordBatch, results: _ResultBuffer) -> pa.RecordBatch:
-        kept = list(batch.columns) if self.kept else []
-        fields = list(batch.schema) if self.kept else []
-        columns = [*kept, *results.pop(batch.num_rows)]
-        return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *self.results]))
+    def _joined(self, batch: pa.RecordBatch, results: pa.Table) -> pa.RecordBatch:
+        kept = batch if self.kept else batch.select([])
+        columns = [*kept.columns, *(column.combine_chunks() for column in results.columns)]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*kept.schema, *self.results]))
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,7 @@ class InferRdd:
 
     def __call__(self, values: Iterable[Any]) -> Iterator[Any]:
         """Answer one partition."""
-        for data in _infer(self.spec, RowEncoder().batches(values)):
+        for data in _spark_answers(self.spec, RowEncoder().batches(values)):
             yield from decode_results(data)
 
 
@@ -126,47 +134,30 @@ def decode_results(data: bytes) -> list[Any]:
     return [row for batch in _batches(data) for row in rows(batch)]
 
 
-class _ResultBuffer:
-    """Columns of results whose rows have not been returned yet."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self.rows = 0
-        self._pieces: list[list[pa.Array]] = [[] for _ in schema]
-
-    def add(self, columns: list[pa.Array], num_rows: int) -> None:
-        for pieces, column in zip(self._pieces, columns, strict=True):
-            pieces.append(column)
-        self.rows += num_rows
-
-    def pop(self, num_rows: int) -> list[pa.Array]:
-        taken = []
-        for place, pieces in enumerate(self._pieces):
-            whole = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
-            taken.append(whole.slice(0, num_rows))
-            self._pieces[place] = [whole.slice(num_rows)] if len(whole) > num_rows else []
-        self.rows -= num_rows
-        return taken
-
-
 def _batches(data: bytes) -> list[pa.RecordBatch]:
     with pa.ipc.open_stream(data) as reader:
         return list(reader)
 
 
-def _infer(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
-    """Yield encoded results; a task that Spark repeats asks another node first."""
-    partition, attempt = _partition_and_attempt()
+def answers(
+    spec: FeedSpec, batches: Iterator[pa.RecordBatch], partition: int, attempt: int = 0
+) -> Iterator[bytes]:
+    """Yield encoded results of a partition; a task that Spark repeats asks another node first.
+
+    Raises:
+        FeederError: see `exchange`.
+    """
     target = spec.targets[(partition + attempt) % len(spec.targets)]
     for _schema, group in groupby(batches, key=lambda batch: batch.schema):
-        name = f"{partition}.{uuid.uuid4().hex[:12]}"
-        yield from exchange(spec, name, target, group)
+        yield from exchange(spec, f"{partition}.{uuid.uuid4().hex[:12]}", target, group)
 
 
-def _partition_and_attempt() -> tuple[int, int]:
+def _spark_answers(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    return (context.partitionId(), context.attemptNumber()) if context is not None else (0, 0)
+    numbers = (context.partitionId(), context.attemptNumber()) if context else (0, 0)
+    yield from answers(spec, batches, *numbers)
 
 
 def exchange(
@@ -272,9 +263,7 @@ class _Call:
         self._command = msgspec.json.encode(ExchangeHeader(spec.feed, name, spec.timeout_s))
         self._problems: list[BaseException] = []
         self._changed = threading.Condition()
-        self._rows_sent = 0
-        self._rows_answered = 0
-        self._moved_s = 0.0
+        self._rows = Session()
         self._is_over = False
         self._writing = 2
         """Threads that still have the writer: the last of them closes it."""
@@ -294,7 +283,8 @@ class _Call:
                 for chunk in reader:
                     data = chunk.data.column(0)[0].as_py()
                     rows = _rows_of(data)
-                    self._count(answered=rows)
+                    with self._changed:
+                        self._rows.answer(rows, time.monotonic())
                     self._partition.pass_on(rows)
                     yield data
                 pump.join(self._spec.timeout_s)
@@ -325,7 +315,8 @@ class _Call:
             while (batch := self._partition.at(row)) is not None and not self._is_over:
                 if row == first:
                     writer.begin(batch.schema)
-                self._count(sent=batch.num_rows)
+                with self._changed:
+                    self._rows.send(batch.num_rows, time.monotonic())
                 writer.write_batch(batch)
                 row += batch.num_rows
             writer.done_writing()
@@ -350,8 +341,7 @@ class _Call:
         while True:
             with self._changed:
                 now_s = time.monotonic()
-                is_owed = self._rows_answered < self._rows_sent
-                owed_s = now_s - self._moved_s if is_owed else 0.0
+                owed_s = self._rows.owed_s(now_s)
                 if self._is_over or owed_s >= limit_s:
                     break
                 self._changed.wait(min(_LOOK_S, limit_s - owed_s))
@@ -369,14 +359,6 @@ class _Call:
     def _give_up(self, error: BaseException, reader: flight.FlightStreamReader) -> None:
         self._problems.append(error)
         reader.cancel()
-
-    def _count(self, sent: int = 0, answered: int = 0) -> None:
-        with self._changed:
-            if answered or self._rows_answered >= self._rows_sent:
-                self._moved_s = time.monotonic()
-            self._rows_sent += sent
-            self._rows_answered += answered
-            self._changed.notify_all()
 
     def _error(self, cause: BaseException) -> FeederError:
         return FeederError(f"inference at {self._target.name} failed: {flight_reason(cause)}")

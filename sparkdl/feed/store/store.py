@@ -6,15 +6,14 @@ Runs in: agent
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkdl.control.rows import PartRows
 from sparkdl.core.codes import Code
-from sparkdl.core.errors import FeedClosedError, InferenceError
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.feed.infer.session import Exchange
 from sparkdl.feed.store.budget import Budget, RetainedSegments
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment
@@ -177,107 +176,3 @@ class NodeStore:
         for log in self.logs:
             if log.press():
                 self._on_pressure(log.feed)
-
-
-class Exchange:
-    """One inference partition at the node that answers it.
-
-    The Flight thread that received the partition waits in `results`; the agent's loop adds what
-    the child sends back.
-
-    Args:
-        clock: the monotonic clock; tests hand in their own.
-    """
-
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.name = name
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._ready: deque[tuple[bytes, int]] = deque()
-        self._rows_in = 0
-        self._rows_out = 0
-        self._moved_s = clock()
-        self._all_rows_in = False
-        self._failure = ""
-
-    @property
-    def failure(self) -> str:
-        """Why not every row gets its result, or empty."""
-        return self._failure
-
-    def expect(self, rows: int) -> None:
-        """Count rows that were handed to the child."""
-        with self._changed:
-            if not self._is_owed:
-                self._moved_s = self._clock()
-                self._changed.notify_all()
-            self._rows_in += rows
-
-    def finish_input(self) -> None:
-        """All rows of the partition have been handed over."""
-        with self._changed:
-            self._all_rows_in = True
-            self._changed.notify_all()
-
-    def add(self, data: bytes, rows: int) -> None:
-        """Take results: an Arrow IPC stream of `rows` encoded rows."""
-        with self._changed:
-            self._rows_out += rows
-            self._moved_s = self._clock()
-            if self._rows_out > self._rows_in:
-                self._failure = (
-                    f"{Code.WRONG_ANSWER} map_fun gave {self._rows_out} results for "
-                    f"{self._rows_in} rows of inference partition {self.name}; batch_results "
-                    "needs exactly one result per row"
-                )
-            self._ready.append((data, rows))
-            self._changed.notify_all()
-
-    def fail(self, reason: str) -> None:
-        """End the wait with an error, unless all results are there."""
-        with self._changed:
-            if not (self._all_rows_in and self._rows_out == self._rows_in):
-                self._failure = self._failure or reason
-            self._changed.notify_all()
-
-    def results(self, timeout_s: float) -> Iterator[bytes]:
-        """Yield results as they come, until each row has one.
-
-        Args:
-            timeout_s: how long rows that are here may wait for a result. The time until Spark
-                brings more rows does not count.
-
-        Raises:
-            InferenceError: if there are too many, or none came for `timeout_s`, or the child ended.
-        """
-        given = 0
-        while True:
-            with self._changed:
-                while not self._ready and not self._failure:
-                    if self._all_rows_in and given == self._rows_in:
-                        return
-                    self._wait(timeout_s)
-                if self._failure:
-                    raise InferenceError(self._failure)
-                data, rows = self._ready.popleft()
-                given += rows
-            yield data
-
-    @property
-    def _is_owed(self) -> bool:
-        return self._rows_out < self._rows_in
-
-    def _wait(self, timeout_s: float) -> None:
-        if not self._is_owed:
-            self._changed.wait()
-            return
-        left_s = self._moved_s + timeout_s - self._clock()
-        if left_s > 0:
-            self._changed.wait(left_s)
-            return
-        self._failure = (
-            f"{Code.WRONG_ANSWER} no result came for {timeout_s:g} s; {self._rows_out} of "
-            f"{self._rows_in} rows of inference partition {self.name} were answered. map_fun must "
-            "give batch_results exactly one result per row; if it only needs longer, raise the "
-            "timeout (Feeding(timeout_s=…))"
-        )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sparkdl.core.options import Feeding, Recovery, Startup
-from sparkdl.driver.options import Observe
+    from sparkdl.driver.options import Observe
 
 
 class KerasParams(TypedDict, total=False):

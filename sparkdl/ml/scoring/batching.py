@@ -10,10 +10,12 @@ after a short time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sparkdl.core.errors import ProtocolError
+from sparkdl.feed.infer.session import Session
 
 MAX_PIECES = 2
 """Of one task that are not answered: one that is scored, one that waits. Bounds the memory."""
@@ -28,6 +30,8 @@ class Piece:
     Attributes:
         number: counts the task's pieces.
         group: only pieces of one group share a batch.
+        values: the model's inputs, by name.
+        answers: the outputs' columns of the parts that are answered.
     """
 
     task: int
@@ -35,6 +39,8 @@ class Piece:
     rows: int
     batch_size: int
     group: Hashable = None
+    values: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    answers: list[Any] = field(default_factory=list, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -50,16 +56,19 @@ class Part:
         """How many."""
         return self.stop - self.start
 
-
-@dataclass
-class _Task:
-    unanswered: int = 0
-    is_through: bool = False
-    """It has sent its last piece."""
-
     @property
-    def can_send(self) -> bool:
-        return not self.is_through and self.unanswered < MAX_PIECES
+    def values(self) -> dict[str, Any]:
+        """The model's inputs, by name."""
+        return {name: each[self.start : self.stop] for name, each in self.piece.values.items()}
+
+
+def shares(parts: Sequence[Part]) -> Iterator[tuple[Part, ...]]:
+    """Yield a batch's shares of tasks, or its pieces if there is one task; none of one piece."""
+    tasks = {part.piece.task for part in parts}
+    found: dict[int, list[Part]] = {}
+    for place, part in enumerate(parts):
+        found.setdefault(place if len(tasks) == 1 else part.piece.task, []).append(part)
+    yield from map(tuple, found.values() if len(parts) > 1 else ())
 
 
 @dataclass
@@ -74,7 +83,8 @@ class Batcher:
     """The queue of pieces. All times are in seconds of one clock, which the caller reads."""
 
     latency_s: float = LATENCY_S
-    _tasks: dict[int, _Task] = field(default_factory=dict)
+    _tasks: dict[int, Session] = field(default_factory=dict)
+    """What each task has sent and got, in pieces."""
     _queue: deque[_Waiting] = field(default_factory=deque)
 
     @property
@@ -82,9 +92,10 @@ class Batcher:
         """How many tasks there are."""
         return len(self._tasks)
 
-    def join(self, task: int) -> None:
-        """Expect pieces of a task."""
-        self._tasks[task] = _Task()
+    def join(self, task: int) -> Session:
+        """Expect pieces of a task; return how many it has sent and got."""
+        self._tasks[task] = Session()
+        return self._tasks[task]
 
     def leave(self, task: int) -> None:
         """Forget a task, and its pieces that are not under way."""
@@ -103,15 +114,15 @@ class Batcher:
             ProtocolError: if the task is unknown, or has more unanswered ones than it may.
         """
         task = self._tasks.get(piece.task)
-        if task is None or not task.can_send or piece.rows < 1:
+        if task is None or not task.may_send(MAX_PIECES) or piece.rows < 1:
             raise ProtocolError(f"a task sent a piece that it may not send: {piece}")
-        task.unanswered += 1
+        task.send(1)
         self._queue.append(_Waiting(piece, now_s))
 
     def answer(self, piece: Piece) -> None:
         """A piece has been answered: its task may send another."""
         if piece.task in self._tasks:
-            self._tasks[piece.task].unanswered -= 1
+            self._tasks[piece.task].answer(1)
 
     def wait_s(self, now_s: float) -> float | None:
         """Return for how long there is no batch if no piece comes: 0 if there is one now.
@@ -128,7 +139,7 @@ class Batcher:
             rows += each.piece.rows - each.taken
             if rows >= first.piece.batch_size:
                 return 0.0
-        if not any(task.can_send for task in self._tasks.values()):
+        if not any(task.may_send(MAX_PIECES) for task in self._tasks.values()):
             return 0.0
         return max(0.0, first.since_s + self.latency_s - now_s)
 

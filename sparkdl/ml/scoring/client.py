@@ -22,11 +22,13 @@ from sparkdl.control.descriptors import close_fd, nameless_file, peer_of
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
 from sparkdl.core.paths import python_path
+from sparkdl.feed.infer.session import Session
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring import protocol
 from sparkdl.ml.scoring.batching import MAX_PIECES
 from sparkdl.ml.scoring.columns import OutputColumn
+from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.share import task_share
 from sparkdl.node.resources import executor_jvm_pid, oom_kills
 
@@ -40,30 +42,27 @@ _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 _NOBODY = (ConnectionRefusedError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
-class RowsFailedError(InferenceError):
-    """The model failed on rows `start` to before `stop` of the task's piece `number`."""
-
-    def __init__(self, text: str, number: int, start: int, stop: int) -> None:
-        super().__init__(text)
-        self.number = number
-        self.start = start
-        self.stop = stop
-
-
 class ScorerClient:
     """A task's connection; `connect` makes one, `close` it in any case.
 
     Args:
         sock: connected.
         log: descriptor of the scorer's error stream, which the client owns.
+
+    Attributes:
+        is_waited_for: the task has its core to itself while the scorer computes.
+        is_slow: a batch may take long, so no more rows are sent at once.
     """
 
-    def __init__(self, sock: socket.socket, log: int) -> None:
+    is_waited_for = True
+
+    def __init__(self, sock: socket.socket, log: int, is_slow: bool) -> None:
         self._sock = sock
         self._log = log
         self._oom_kills = oom_kills()
         self.pid = peer_of(sock).pid
-        self.unanswered = 0
+        self.is_slow = is_slow
+        self._pieces = Session()
 
     @classmethod
     def connect(
@@ -95,16 +94,16 @@ class ScorerClient:
             cores or len(os.sched_getaffinity(0)),
             bool(device),
         )
-        join = protocol.Join(batch_size, *protocol.described(outputs))
+        join = protocol.Join(batch_size, tuple(outputs))
         deadline = Deadline.after(_START_S)
         while not deadline.has_passed:
-            if (found := cls._joined(name, join)) is not None:
+            if (found := cls._joined(name, join, source.format == "function")) is not None:
                 return found
             _start(start, device, deadline)
         raise InferenceError(f"no scorer can be connected to within {_START_S:g} s")
 
     @classmethod
-    def _joined(cls, name: str, join: protocol.Join) -> ScorerClient | None:
+    def _joined(cls, name: str, join: protocol.Join, is_slow: bool) -> ScorerClient | None:
         """Connect; None if there is no such scorer, or it is about to end."""
         sock = protocol.new_socket()
         try:
@@ -131,12 +130,12 @@ class ScorerClient:
             sock.close()
             return None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, 0))
-        return cls(sock, log)
+        return cls(sock, log, is_slow)
 
     @property
     def is_full(self) -> bool:
         """Whether no more pieces may be sent before an answer has come."""
-        return self.unanswered >= MAX_PIECES
+        return not self._pieces.may_send(MAX_PIECES)
 
     def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> None:
         """Send a piece, see `protocol.write_inputs`.
@@ -149,7 +148,7 @@ class ScorerClient:
             self._say(protocol.Rows(), fd)
         finally:
             os.close(fd)
-        self.unanswered += 1
+        self._pieces.send(1)
 
     def end(self) -> None:
         """There will be no more pieces.
@@ -172,7 +171,7 @@ class ScorerClient:
         except OSError:
             message, fd = None, -1
         if isinstance(message, protocol.Answer) and fd >= 0:
-            self.unanswered -= 1
+            self._pieces.answer(1)
             return protocol.read_answer(fd)
         close_fd(fd)
         if isinstance(message, protocol.Failed):

@@ -5,10 +5,11 @@ Runs in: driver, feeder
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,8 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, InferenceError
 from sparkdl.core.spelling import did_you_mean
-from sparkdl.driver.executors.scored import BY_DTYPE, arrow_schema
+from sparkdl.driver.executors.scored import arrow_schema
+from sparkdl.feed.infer.columns import build
 from sparkdl.feed.values.columns import convert
 from sparkdl.feed.values.decode import is_list
 from sparkdl.feed.values.ndarrays import Array, is_vector, lengths
@@ -27,8 +29,22 @@ TEXT = "string"
 TEXTS = t.StringType | t.BinaryType
 NUMBERS = t.NumericType | t.BooleanType | VectorUDT | MatrixUDT
 _WHOLE = "iu"
-How = Literal["as it is", "scores", "class"]
+How = Literal["as it is", "scores", "class", "function"]
 VECTOR = "vector"
+_BY_DTYPE: dict[str, t.DataType] = {
+    "b1": t.BooleanType(),
+    "i1": t.ByteType(),
+    "i2": t.ShortType(),
+    "i4": t.IntegerType(),
+    "i8": t.LongType(),
+    "u1": t.ShortType(),
+    "u2": t.IntegerType(),
+    "u4": t.LongType(),
+    "f2": t.FloatType(),
+    "f4": t.FloatType(),
+    "f8": t.DoubleType(),
+}
+"""Spark's types for numpy's, by `dtype.str` without the byte order."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +193,8 @@ class OutputColumn:
 
     Attributes:
         how: `scores`: one score for each class; where the model gives a single one, those of both
-            classes. `class`: the number of the class with the highest score.
+            classes. `class`: the number of the class with the highest score. `function`: what a
+            function of the user's returns, an array, or values one by one.
         complement: what a single score and that of the other class add up to: 1 for
             probabilities, 0 for logits.
     """
@@ -188,16 +205,21 @@ class OutputColumn:
     how: How = "as it is"
     complement: float = 0.0
 
-    def column(self, values: Array) -> pa.Array:
+    def column(self, values: Any) -> pa.Array:
         """Return the model's output as an array of the declared type.
 
         Args:
-            values: [rows, …].
+            values: [rows, …]; of a function a list as well.
 
         Raises:
             InferenceError: if a value does not fit the type.
         """
-        if self.how != "as it is":
+        if self.how == "function":
+            if not isinstance(values, list | tuple | np.ndarray):
+                values = np.asarray(values)
+            if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
+                return build(list(values), pa.field(self.name, self.type), whose="the function")
+        elif self.how != "as it is":
             values = _scores(values, self.complement)
         if self.how == "class":
             values = values.argmax(axis=1)
@@ -212,6 +234,8 @@ class OutputColumn:
 
     @property
     def _remedy(self) -> str:
+        if self.how == "function":
+            return "Declare another type in schema=, or convert the results"
         return (
             f"Declare another type: setOutputTypes({{{self.name!r}: …}}), for example 'binary' for "
             "bytes that are no text"
@@ -242,6 +266,23 @@ class OutputColumn:
                 f"{['rows', *values.shape[1:]]}, and column {self.name!r} is declared as "
                 f"{self.type}. {self._remedy}"
             )
+
+
+def type_encoded(kind: Any) -> bytes:
+    """Return an Arrow type as bytes: a hook of msgspec's, for columns that travel."""
+    return bytes(pa.schema([("", kind)]).serialize())
+
+
+def type_decoded(_: type, data: bytes | str) -> pa.DataType:
+    """Return the Arrow type that `type_encoded` has encoded; JSON has it in base64.
+
+    Raises:
+        ValueError, OSError: if it is none.
+    """
+    if isinstance(data, str):
+        data = b64decode(data)
+    (found,) = pa.ipc.read_schema(pa.py_buffer(data)).types
+    return found
 
 
 def declared_outputs(
@@ -349,7 +390,7 @@ def _type(tensor: Tensor, declared: str | None) -> t.DataType:
         if len(dims) != 2 or tensor.dtype == TEXT:
             raise ConfigError(f"the model's output {tensor} is no vector for each row")
         return VectorUDT()
-    own = t.StringType() if tensor.dtype == TEXT else BY_DTYPE.get(_code(tensor))
+    own = t.StringType() if tensor.dtype == TEXT else _BY_DTYPE.get(_code(tensor))
     if own is None:
         raise ConfigError(f"Spark has no type for the model's output {tensor}")
     for _ in dims[1:]:

@@ -7,7 +7,6 @@ The folder holds the model's files, and `score.json` with what each column is. N
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,8 @@ from pyarrow import fs as pafs
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.feed.values.ndarrays import is_vector
-from sparkdl.ml.estimators.source import Format, ModelSource, Tensor, fingerprint
-from sparkdl.ml.scoring.columns import How, InputColumn, OutputColumn
+from sparkdl.ml.estimators.source import Format, ModelSource, fingerprint
+from sparkdl.ml.scoring.columns import InputColumn, OutputColumn, type_decoded, type_encoded
 from sparkdl.ml.scoring.rows import Rows
 from sparkdl.ml.scoring.task import Score
 from sparkdl.storage import locate, open_storage
@@ -34,20 +33,8 @@ _CONTENT = {"keras": "model.keras", "module": "module.pickle"}
 """Names of the files of models that are in memory."""
 
 
-class _Input(msgspec.Struct):
-    name: str
-    tensor: Tensor
-
-
-class _Output(msgspec.Struct):
-    name: str
-    tensor: str
-    how: How
-    complement: float
-
-
 class _Plan(msgspec.Struct):
-    """What `score.json` holds; `types` is an Arrow schema of the outputs."""
+    """What `score.json` holds."""
 
     model: str
     format: Format
@@ -55,9 +42,8 @@ class _Plan(msgspec.Struct):
     signature_def_key: str | None
     tag_set: tuple[str, ...]
     config: str | None
-    inputs: list[_Input]
-    outputs: list[_Output]
-    types: str
+    inputs: tuple[InputColumn, ...]
+    outputs: tuple[OutputColumn, ...]
     batch_size: int
     handle_invalid: str
 
@@ -119,13 +105,12 @@ class FrameScorer:
             source.signature_def_key,
             source.tag_set,
             source.config,
-            [_Input(each.name, each.tensor) for each in score.inputs],
-            [_Output(o.name, o.tensor, o.how, o.complement) for o in score.outputs],
-            b64encode(pa.schema(list(score.struct_type)).serialize()).decode(),
+            score.inputs,
+            score.outputs,
             score.batch_size,
             score.handle_invalid,
         )
-        (folder / _PLAN).write_bytes(msgspec.json.encode(plan))
+        (folder / _PLAN).write_bytes(msgspec.json.encode(plan, enc_hook=type_encoded))
 
     @classmethod
     def load(cls, folder: Path) -> FrameScorer:
@@ -135,7 +120,8 @@ class FrameScorer:
             ConfigError: if the folder was not saved by this class.
         """
         try:
-            plan = msgspec.json.decode((folder / _PLAN).read_bytes(), type=_Plan)
+            text = (folder / _PLAN).read_bytes()
+            plan = msgspec.json.decode(text, type=_Plan, dec_hook=type_decoded)
         except (OSError, msgspec.DecodeError) as error:
             raise ConfigError(f"{folder} holds no model that was saved whole: {error}") from None
         path = str(folder / plan.file)
@@ -145,21 +131,8 @@ class FrameScorer:
         )
         if plan.format == "module":  # whose loader wants its content
             source = replace(source, path="", content=Path(path).read_bytes())
-        types = pa.ipc.read_schema(pa.py_buffer(b64decode(plan.types)))
-        outputs = zip(plan.outputs, types, strict=True)
-        return cls(
-            Score(
-                source,
-                plan.model,
-                tuple(InputColumn(each.name, each.tensor) for each in plan.inputs),
-                tuple(
-                    OutputColumn(o.name, o.tensor, field.type, o.how, o.complement)
-                    for o, field in outputs
-                ),
-                plan.batch_size,
-                plan.handle_invalid,
-            )
-        )
+        columns = (plan.inputs, plan.outputs)
+        return cls(Score(source, plan.model, *columns, plan.batch_size, plan.handle_invalid))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -169,7 +142,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 def _array(values: pd.Series, name: str) -> pa.Array:
     """Return a column as Arrow has it; NaN stays a number, None is a null."""
     if values.dtype != object:
-        return pa.Array.from_pandas(values, from_pandas=values.dtype.kind not in "biuf")
+        return pa.array(values, from_pandas=values.dtype.kind not in "biuf")
     try:
         return pa.array([_cell(value) for value in values], from_pandas=False)
     except pa.ArrowException as error:

@@ -7,44 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
-import numpy as np
-import pyarrow as pa
 
 from sparkdl.core.errors import InferenceError
-from sparkdl.feed.infer.columns import build
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource, Signature
-from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
-
-
-@dataclass(frozen=True)
-class ResultColumn(OutputColumn):
-    """A column of what the function returns: an array, or values one by one."""
-
-    def column(self, values: Any) -> pa.Array:
-        """Return values as an array of the declared type.
-
-        Args:
-            values: [rows, …], or a list.
-
-        Raises:
-            InferenceError: if a value does not fit the type.
-        """
-        if not isinstance(values, list | tuple | np.ndarray):
-            values = np.asarray(values)
-        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
-            return super().column(values)
-        return build(list(values), pa.field(self.name, self.type), whose="the function")
-
-    @property
-    def _remedy(self) -> str:
-        return "Declare another type in schema=, or convert the results"
 
 
 def load_function(source: ModelSource, share: Share | None) -> Predictor:

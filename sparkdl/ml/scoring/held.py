@@ -6,12 +6,21 @@ Runs in: feeder, child. Also in the process that describes a model to the driver
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.core.errors import in_words
 from sparkdl.core.imports import quick_imports
+from sparkdl.feed.infer.session import Session
+from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import TORCH, ModelSource
+from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.function import load_function
-from sparkdl.ml.scoring.predictor import Predictor
+from sparkdl.ml.scoring.predictor import Predictor, RowsFailedError, check_rows
 from sparkdl.ml.scoring.share import Share, task_share
 from sparkdl.ml.scoring.tensorflow import load_tensorflow
 from sparkdl.ml.scoring.torch import load_torch
@@ -34,6 +43,74 @@ def predictor(source: ModelSource) -> Predictor:
         # next to nothing.
         gc.freeze()
     return _held[source]
+
+
+class OwnModel:
+    """This Python worker's model, with the methods of a `ScorerClient`: it answers at once.
+
+    Attributes:
+        is_waited_for: see `Predictor`.
+        is_slow: a batch may take long, so no more rows are converted at once.
+    """
+
+    def __init__(
+        self, source: ModelSource, batch_size: int, outputs: Sequence[OutputColumn]
+    ) -> None:
+        self.is_waited_for = self.is_slow = predictor(source).is_waited_for
+        self._source = source
+        self._batch_size = batch_size
+        self._outputs = outputs
+        self._pieces = Session()
+        self._values: Mapping[str, Array] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a piece waits for its answer."""
+        return not self._pieces.may_send(1)
+
+    def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> None:
+        """Take a piece."""
+        self._values = values
+        self._pieces.send(1)
+
+    def end(self) -> None:
+        """There will be no more pieces."""
+
+    def close(self) -> None:
+        """Leave the model to the next partition."""
+
+    def receive(self) -> list[pa.Array]:
+        """Return the answer to the piece.
+
+        Raises:
+            RowsFailedError: if the model fails.
+        """
+        values, number = self._values, self._pieces.answered
+        self._values = {}
+        self._pieces.answer(1)
+        rows = len(next(iter(values.values())))
+        wanted = [output.tensor for output in self._outputs]
+        found: list[dict[str, Any]] = []
+        start, stop = 0, rows
+        try:
+            for start in range(0, rows, self._batch_size):
+                stop = min(start + self._batch_size, rows)
+                given = {name: array[start:stop] for name, array in values.items()}
+                found.append(predictor(self._source)(given, wanted))
+                check_rows(found[-1], stop - start)
+            start = 0
+            return [_column(each, [part[each.tensor] for part in found]) for each in self._outputs]
+        except Exception as error:
+            raise RowsFailedError(in_words(error), number, start, stop) from error
+
+
+def _column(output: OutputColumn, parts: Sequence[Any]) -> pa.Array:
+    """Return an output of several batches as one column."""
+    if len({getattr(part, "shape", (0,))[1:] for part in parts}) == 1 and all(
+        isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts
+    ):
+        return output.column(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    return pa.concat_arrays([output.column(part) for part in parts])
 
 
 def load(source: ModelSource, share: Share | None = None) -> Predictor:

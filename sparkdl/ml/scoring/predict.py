@@ -18,8 +18,7 @@ from sparkdl.driver.payload import advice_on, culprits
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.params import TABLE
 from sparkdl.ml.estimators.source import ANY, Signature, Tensor, source_of_content
-from sparkdl.ml.scoring.columns import input_columns
-from sparkdl.ml.scoring.function import ResultColumn
+from sparkdl.ml.scoring.columns import OutputColumn, input_columns
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
 
@@ -106,7 +105,8 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     signature = Signature(_inputs(frame, input_cols, input_shapes or {}), ())
     results = result_schema(schema)
     columns = tuple(
-        ResultColumn(field.name, field.name, field.type) for field in arrow_schema(results)
+        OutputColumn(field.name, field.name, field.type, "function")
+        for field in arrow_schema(results)
     )
     score = Score(
         source_of_content(_pickled(make, results.names), "function"),

@@ -13,6 +13,16 @@ from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import Signature
 
 
+class RowsFailedError(InferenceError):
+    """The model failed on rows `start` to before `stop` of the task's piece `number`."""
+
+    def __init__(self, text: str, number: int, start: int, stop: int) -> None:
+        super().__init__(text)
+        self.number = number
+        self.start = start
+        self.stop = stop
+
+
 class Predictor:
     """A loaded model.
 

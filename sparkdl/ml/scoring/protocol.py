@@ -30,8 +30,7 @@ from sparkdl.feed.store.segment import read_segment, write_segment
 from sparkdl.feed.values.columns import convert
 from sparkdl.feed.values.ndarrays import Array, nest
 from sparkdl.ml.estimators.source import ModelSource
-from sparkdl.ml.scoring.columns import How, OutputColumn
-from sparkdl.ml.scoring.function import ResultColumn
+from sparkdl.ml.scoring.columns import OutputColumn, type_decoded, type_encoded
 
 _PREFIX = "sparkdl-scorer-"
 _NAMES = Path("/proc/net/unix")
@@ -55,25 +54,15 @@ class Start(msgspec.Struct, frozen=True):
     is_on_gpu: bool
 
 
-class Output(msgspec.Struct, frozen=True):
-    """An `OutputColumn` without its name and type, which are in a schema."""
-
-    tensor: str
-    how: How
-    complement: float
-    is_result: bool
-
-
 class Join(msgspec.Struct, frozen=True, tag=True):
     """A task has rows.
 
     Attributes:
-        schema: of the answers, as Arrow writes it.
+        outputs: the columns of its answers.
     """
 
     batch_size: int
-    outputs: tuple[Output, ...]
-    schema: bytes
+    outputs: tuple[OutputColumn, ...]
 
 
 class Rows(msgspec.Struct, frozen=True, tag=True):
@@ -111,8 +100,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = Join | Rows | End | Leave | Welcome | Answer | Failed
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Message).decode
+_encode = msgspec.msgpack.Encoder(enc_hook=type_encoded).encode
+_decode = msgspec.msgpack.Decoder(Message, dec_hook=type_decoded).decode
 
 
 def new_socket() -> socket.socket:
@@ -167,27 +156,6 @@ def siblings(name: str) -> Iterator[str]:
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
-
-
-def described(outputs: Sequence[OutputColumn]) -> tuple[tuple[Output, ...], bytes]:
-    """Return the columns of answers as they travel; `columns_of` turns them back."""
-    schema = pa.schema([pa.field(each.name, each.type) for each in outputs])
-    found = [
-        Output(each.tensor, each.how, each.complement, isinstance(each, ResultColumn))
-        for each in outputs
-    ]
-    return tuple(found), schema.serialize().to_pybytes()
-
-
-def columns_of(join: Join) -> tuple[OutputColumn, ...]:
-    """Return the columns of a task's answers."""
-    schema = pa.ipc.read_schema(pa.py_buffer(join.schema))
-    return tuple(
-        (ResultColumn if each.is_result else OutputColumn)(
-            field.name, each.tensor, field.type, each.how, each.complement
-        )
-        for each, field in zip(join.outputs, schema, strict=True)
-    )
 
 
 def write_inputs(values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> int:

@@ -19,9 +19,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -31,9 +31,10 @@ import pyarrow as pa
 from sparkdl.control.descriptors import close_fd, peer_of
 from sparkdl.core.errors import ProtocolError, in_words
 from sparkdl.core.imports import quick_imports
+from sparkdl.feed.infer.session import Session
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.scoring import protocol
-from sparkdl.ml.scoring.batching import Batcher, Part, Piece
+from sparkdl.ml.scoring.batching import Batcher, Part, Piece, shares
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.predictor import Predictor, check_rows
@@ -62,35 +63,17 @@ class Group:
     layout: tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Task:
-    """A task that is connected; all its fields belong to the scorer's lock."""
+    """A task that is connected.
+
+    Attributes:
+        pieces: how many it has sent and got; belongs to the scorer's lock.
+    """
 
     sock: socket.socket
-    outputs: tuple[OutputColumn, ...]
-    batch_size: int
-    number: int = 0
-    values: dict[int, dict[str, Array]] = field(default_factory=dict)
-    """Of pieces that are not answered, by number."""
-    answers: dict[int, list[list[pa.Array]]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Batch:
-    parts: tuple[Part, ...]
-    values: tuple[dict[str, Array], ...]
-    """Of each part."""
-    group: Group
-
-    def shares(self) -> Iterator[_Batch]:
-        """Yield the shares of its tasks, or the pieces' if there is one task; none of one piece."""
-        tasks = {part.piece.task for part in self.parts}
-        places: dict[int, list[int]] = {}
-        for place, part in enumerate(self.parts):
-            places.setdefault(place if len(tasks) == 1 else part.piece.task, []).append(place)
-        for mine in places.values() if len(self.parts) > 1 else ():
-            parts = tuple(self.parts[place] for place in mine)
-            yield _Batch(parts, tuple(self.values[place] for place in mine), self.group)
+    wants: protocol.Join
+    pieces: Session
 
 
 class Scorer:
@@ -126,7 +109,7 @@ class Scorer:
             except (Exception, SystemExit) as error:  # noqa: BLE001 (each task raises it)
                 self._fail_all(f"it cannot be loaded: {in_words(error)}")
                 return
-            while (batch := self._next()) is not None:
+            while batch := self._next():
                 self._score(model, batch)
         finally:
             self._close()
@@ -179,13 +162,11 @@ class Scorer:
                 sock.close()
 
     def _join(self, sock: socket.socket, message: protocol.Join) -> int:
-        outputs = protocol.columns_of(message)
         with self._changed:
             if self._is_closed:
                 raise ConnectionAbortedError  # it starts another scorer
             self._count += 1
-            self._tasks[self._count] = _Task(sock, outputs, message.batch_size)
-            self._batcher.join(self._count)
+            self._tasks[self._count] = _Task(sock, message, self._batcher.join(self._count))
             protocol.send(sock, protocol.Welcome(), _STDERR)
             return self._count
 
@@ -195,12 +176,10 @@ class Scorer:
         with self._changed:
             if (task := self._tasks.get(number)) is None:
                 raise ProtocolError("rows of a task that is not there")
-            group = Group(task.outputs, task.batch_size, layout)
-            piece = Piece(number, task.number, rows, task.batch_size, group)
+            size = task.wants.batch_size
+            group = Group(task.wants.outputs, size, layout)
+            piece = Piece(number, task.pieces.sent, rows, size, group, values)
             self._batcher.add(piece, time.monotonic())
-            task.values[task.number] = values
-            task.answers[task.number] = []
-            task.number += 1
             self._changed.notify_all()
 
     def _leave(self) -> None:
@@ -231,65 +210,48 @@ class Scorer:
 
     # the model
 
-    def _next(self) -> _Batch | None:
-        """Wait for a batch; None if there will be none."""
+    def _next(self) -> tuple[Part, ...]:
+        """Wait for a batch; empty if there will be none."""
         with self._changed:
             idle_s = time.monotonic() + _IDLE_S
             while True:
                 now_s = time.monotonic()
                 if parts := self._batcher.take(now_s):
-                    return self._batch(parts)
+                    return parts
                 if not self._tasks and (self._is_closed or now_s >= idle_s):
-                    return None
+                    return ()
                 if self._tasks:
                     idle_s = now_s + _IDLE_S
                 wait_s = self._batcher.wait_s(now_s)
                 self._changed.wait(idle_s - now_s if wait_s is None else wait_s)
 
-    def _batch(self, parts: tuple[Part, ...]) -> _Batch:
-        group = parts[0].piece.group
-        assert isinstance(group, Group)
-        values = [
-            {
-                name: array[part.start : part.stop]
-                for name, array in self._tasks[part.piece.task].values[part.piece.number].items()
-            }
-            for part in parts
-        ]
-        return _Batch(parts, tuple(values), group)
-
-    def _score(self, model: Predictor, batch: _Batch) -> None:
+    def _score(self, model: Predictor, batch: tuple[Part, ...]) -> None:
         """Answer a batch; if the model fails, each share of it, so that the guilty one fails."""
         try:
             columns = _columns(model, batch)
         except (Exception, SystemExit) as error:  # noqa: BLE001 (the task raises it)
-            if len(batch.parts) == 1:
-                self._fail(batch.parts[0], in_words(error))
-            for share in batch.shares():
+            if len(batch) == 1:
+                self._fail(batch[0], in_words(error))
+            for share in shares(batch):
                 self._score(model, share)
             return
         self._failed.clear()
         start = 0
-        for part in batch.parts:
+        for part in batch:
             self._answer(part, [column.slice(start, part.rows) for column in columns])
             start += part.rows
 
     def _answer(self, part: Part, columns: list[pa.Array]) -> None:
-        number, piece = part.piece.task, part.piece
-        with self._changed:
-            if (task := self._tasks.get(number)) is None:
-                return
-            task.answers[piece.number].append(columns)
-            if part.stop < piece.rows:
-                return
-            found = task.answers.pop(piece.number)
-            del task.values[piece.number]
-        joined = [pa.concat_arrays(each) for each in zip(*found, strict=True)]
+        piece = part.piece
+        piece.answers.append(columns)
+        if part.stop < piece.rows:
+            return
+        joined = [pa.concat_arrays(each) for each in zip(*piece.answers, strict=True)]
         fd = protocol.write_answer(joined)
         try:
             with self._changed:
                 self._batcher.answer(piece)
-                self._say(number, protocol.Answer(), fd)
+                self._say(piece.task, protocol.Answer(), fd)
         finally:
             os.close(fd)
 
@@ -350,18 +312,16 @@ class Scorer:
         _pass_on(passed)
 
 
-def _columns(model: Predictor, batch: _Batch) -> Sequence[pa.Array]:
-    rows = sum(part.rows for part in batch.parts)
-    given = {
-        name: batch.values[0][name]
-        if len(batch.values) == 1
-        else np.concatenate([values[name] for values in batch.values])
-        for name in batch.values[0]
-    }
-    outputs = batch.group.outputs
-    found = model(given, [output.tensor for output in outputs])
-    check_rows(found, rows)
-    return [output.column(found[output.tensor]) for output in outputs]
+def _columns(model: Predictor, batch: tuple[Part, ...]) -> Sequence[pa.Array]:
+    values = [part.values for part in batch]
+    given = values[0]
+    if len(values) > 1:
+        given = {name: np.concatenate([each[name] for each in values]) for name in given}
+    group = batch[0].piece.group
+    assert isinstance(group, Group)
+    found = model(given, [output.tensor for output in group.outputs])
+    check_rows(found, sum(part.rows for part in batch))
+    return [output.column(found[output.tensor]) for output in group.outputs]
 
 
 def _pass_on(start: int) -> int:

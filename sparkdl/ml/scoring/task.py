@@ -13,28 +13,22 @@ columns into rows and into columns again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.core.errors import (
-    FeedTypeError,
-    InferenceError,
-    ScorerLostError,
-    in_words,
-)
+from sparkdl.core.errors import FeedTypeError, InferenceError, ScorerLostError
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
-from sparkdl.ml.scoring.client import RowsFailedError, ScorerClient
+from sparkdl.ml.scoring.client import ScorerClient
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn, tensor_values, valid_rows
 from sparkdl.ml.scoring.files import FileColumns, FileRows, runs
-from sparkdl.ml.scoring.held import predictor
-from sparkdl.ml.scoring.predictor import check_rows
+from sparkdl.ml.scoring.held import OwnModel
+from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.rows import Rows, ahead, chunks
 from sparkdl.ml.scoring.share import Sharing
 
@@ -111,78 +105,69 @@ class Score:
         pieces = iter(pieces)
         if (first := next(pieces, None)) is None:
             return  # without loading the model
-        pieces = chain([first], pieces)
-        device = self.sharing.own_device()
-        if device is None:
-            for chunk in self.chunks(pieces, is_remote):
-                yield chunk, self.columns(chunk)
-        else:
-            yield from self._answered_by_scorer(pieces, device)
-
-    def _answered_by_scorer(
-        self, pieces: Iterator[Rows], device: str
-    ) -> Iterator[tuple[Chunk, list[pa.Array]]]:
-        """Yield the same; while one chunk is scored, the next is on its way, or waits there."""
-        is_slow = self.source.format == "function"
-        batches = 1 if is_slow else max(1, _CHUNK_ROWS // self.batch_size)
-        parts = chunks(pieces, self.batch_size * batches)
         sent: deque[tuple[int, Chunk]] = deque()
         count = 0
 
         def received() -> tuple[Chunk, list[pa.Array]]:
             chunk = sent[0][1]
-            columns = chunk.widened(scorer.receive()) if chunk.values else self._nulls(chunk)
+            with self._explained(sent):
+                columns = scorer.receive() if chunk.values else []
             sent.popleft()
-            return chunk, columns
+            return chunk, chunk.widened(columns) if chunk.values else self._nulls(chunk)
 
         with (
-            closing(self._connected(device)) as scorer,
-            closing(ahead(self._chunk(rows) for rows in parts)) as found,
+            closing(self._scorer()) as scorer,
+            closing(self._chunks(chain([first], pieces), scorer, is_remote)) as found,
         ):
-            try:
-                for chunk in found:
-                    while scorer.is_full or (sent and not sent[0][1].values):
-                        yield received()
-                    if chunk.values:
-                        sent.append((count, chunk))
-                        count += 1
+            for chunk in found:
+                sent.append((count if chunk.values else -1, chunk))
+                if chunk.values:
+                    count += 1
+                    with self._explained(sent):
                         scorer.send(chunk.values, chunk.given)
-                    else:
-                        sent.append((-1, chunk))
-                scorer.end()
-                while sent:
+                while sent and (scorer.is_full or not sent[0][1].values):
                     yield received()
-            except RowsFailedError as error:
-                chunk = dict(sent)[error.number]
-                rows = chunk.scored_rows(error.start, error.stop)
-                raise InferenceError(f"{self.model} failed on {rows}: {error}") from None
-            except ScorerLostError as error:
-                where = f" on {sent[0][1].rows}" if sent else ""
-                raise ScorerLostError(f"{self.model} failed{where}: {error}") from None
-            except InferenceError as error:
-                raise InferenceError(f"{self.model}: {error}") from None
+            with self._explained(sent):
+                scorer.end()
+            while sent:
+                yield received()
 
-    def _connected(self, device: str) -> ScorerClient:
-        cores = self.sharing.cores
+    def _scorer(self) -> OwnModel | ScorerClient:
+        """Return what runs the model: this Python worker, or a process of several."""
+        device = self.sharing.own_device()
+        if device is None:
+            return OwnModel(self.source, self.batch_size, self.outputs)
+        with self._explained(()):
+            return ScorerClient.connect(
+                self.source, device, self.sharing.cores, self.batch_size, self.outputs
+            )
+
+    @contextmanager
+    def _explained(self, sent: Sequence[tuple[int, Chunk]]) -> Iterator[None]:
+        """Say in errors which model has failed, and on which rows of what was `sent`."""
         try:
-            return ScorerClient.connect(self.source, device, cores, self.batch_size, self.outputs)
+            yield
+        except RowsFailedError as error:
+            rows = dict(sent)[error.number].scored_rows(error.start, error.stop)
+            raise InferenceError(f"{self.model} failed on {rows}: {error}") from error.__cause__
+        except ScorerLostError as error:
+            where = f" on {sent[0][1].rows}" if sent else ""
+            raise ScorerLostError(f"{self.model} failed{where}: {error}") from None
         except InferenceError as error:
-            raise InferenceError(f"{self.model}: {error}") from error
+            raise InferenceError(f"{self.model}: {error}") from error.__cause__
 
-    def chunks(self, pieces: Iterator[Rows], is_remote: bool = False) -> Iterator[Chunk]:
-        """Yield what the worker's own model is to be given.
+    def _chunks(
+        self, pieces: Iterator[Rows], scorer: OwnModel | ScorerClient, is_remote: bool
+    ) -> Generator[Chunk, None, None]:
+        """Return what the model is to be given.
 
-        A thread makes the next ones meanwhile, where somebody waits: for a GPU, or for files that
-        are not local. Where both compute on the core that the task has, it would only cost: the
-        values would be in another core's cache.
-
-        Raises:
-            FeedTypeError: if a value cannot feed the model, nulls included with `error`.
+        A thread makes the next ones meanwhile, where somebody waits: for another process, a GPU, or
+        files that are not local. Where both compute on the core that the task has, it would only
+        cost: the values would be in another core's cache.
         """
-        is_waited_for = predictor(self.source).is_waited_for
-        batches = 1 if is_waited_for else max(1, _CHUNK_ROWS // self.batch_size)
+        batches = 1 if scorer.is_slow else max(1, _CHUNK_ROWS // self.batch_size)
         found = (self._chunk(rows) for rows in chunks(pieces, self.batch_size * batches))
-        return ahead(found) if is_remote or is_waited_for else found
+        return ahead(found) if is_remote or scorer.is_waited_for else found
 
     def _chunk(self, rows: Rows) -> Chunk:
         given = rows.columns[: len(self.inputs)]
@@ -197,41 +182,8 @@ class Score:
             raise FeedTypeError(f"{self.model}, {rows}: {error}") from error
         return Chunk(rows, values, {wanted.tensor.name: c for wanted, c in pairs}, valid)
 
-    def columns(self, chunk: Chunk) -> list[pa.Array]:
-        """Return the outputs' columns, null where a row could not be scored.
-
-        Raises:
-            InferenceError: if the model fails, or its outputs are not one for each row, or do not
-                fit their types.
-        """
-        if not chunk.values:
-            return self._nulls(chunk)
-        count = len(chunk.rows) if chunk.valid is None else int(chunk.valid.sum())
-        parts = [
-            self._predicted(chunk, start, min(start + self.batch_size, count))
-            for start in range(0, count, self.batch_size)
-        ]
-        try:
-            columns = [
-                _column(output, [part[output.tensor] for part in parts]) for output in self.outputs
-            ]
-        except InferenceError as error:
-            raise InferenceError(f"{self.model} failed on {chunk.rows}: {error}") from error
-        return chunk.widened(columns)
-
     def _nulls(self, chunk: Chunk) -> list[pa.Array]:
         return [pa.nulls(len(chunk.rows), output.type) for output in self.outputs]
-
-    def _predicted(self, chunk: Chunk, start: int, stop: int) -> dict[str, Any]:
-        """Return the outputs for one batch: from `start` to before `stop` of the chunk's values."""
-        given = {name: array[start:stop] for name, array in chunk.values.items()}
-        try:
-            found = predictor(self.source)(given, [output.tensor for output in self.outputs])
-            check_rows(found, stop - start)
-        except Exception as error:
-            rows = chunk.scored_rows(start, stop)
-            raise InferenceError(f"{self.model} failed on {rows}: {in_words(error)}") from error
-        return found
 
     def structs(self, pieces: Iterable[Rows], is_remote: bool = False) -> Iterator[pa.Array]:
         """Yield the outputs as a struct for each row, null where it could not be scored.
@@ -272,15 +224,6 @@ class Score:
                 )
             found = valid if found is None else found & valid
         return found
-
-
-def _column(output: OutputColumn, parts: Sequence[Any]) -> pa.Array:
-    """Return an output of several batches as one column."""
-    if len({getattr(part, "shape", (0,))[1:] for part in parts}) == 1 and all(
-        isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts
-    ):
-        return output.column(parts[0] if len(parts) == 1 else np.concatenate(parts))
-    return pa.concat_arrays([output.column(part) for part in parts])
 
 
 @dataclass(frozen=True)

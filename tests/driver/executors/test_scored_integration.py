@@ -17,8 +17,12 @@ from pyspark.sql.types import ArrayType, FloatType, LongType, StructField, Struc
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
+from sparkdl.driver.executors.scored import arrow_schema, result_schema
+from sparkdl.feed.infer.columns import result_columns
+from sparkdl.feed.values.row_codec import RowEncoder
 from tests.doubles.sessions import LOCAL, SparkSessions, jobs_of
 from tests.driver.executors import map_funs
+from tests.feed.infer.test_columns import FITTING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,27 +100,36 @@ def test_input_columns_are_kept_and_results_appended(
     assert scored.count() == 100
 
 
-def test_result_types_are_found_out(spark_local: SparkSession, scorer: Scorer) -> None:
+def test_results_of_a_dataframe_need_a_schema_and_start_no_job(
+    spark_local: SparkSession, scorer: Scorer
+) -> None:
     frame = spark_local.range(50, numPartitions=3)
     cluster = scorer.answer("dict")
-    scored = cluster.infer(frame)
-    assert scored.dtypes == [("id", "bigint"), ("half", "double"), ("name", "string")]
-    assert [tuple(r) for r in scored.collect()] == [(i, i / 2, f"n{i}") for i in range(50)]
+    group = f"sparkdl {cluster.spec.cluster_id}"
+    with pytest.raises(ConfigError, match=r"needs schema=.* Write schema='prediction double' if"):
+        cluster.infer(frame)
     alone = cluster.infer_rows(frame).collect()
     assert alone == [{"half": i / 2, "name": f"n{i}"} for i in range(50)]
-    group = f"sparkdl {cluster.spec.cluster_id}"
     told = {job.description for job in jobs_of(spark_local) if job.group == group}
-    assert {f"{group}: scoring, first rows", f"{group}: scoring"} <= told
-    empty = frame.where("id < 0")
-    with pytest.raises(ConfigError, match="no rows to tell the results' types"):
-        cluster.infer(empty)
-    kept = cluster.infer(empty, schema="half double, name string")
-    assert kept.dtypes == scored.dtypes
+    assert told == {f"{group}: nodes", f"{group}: scoring"}
+    kept = cluster.infer(frame.where("id < 0"), schema="half double, name string")
+    assert kept.dtypes == [("id", "bigint"), ("half", "double"), ("name", "string")]
     assert kept.collect() == []
     with pytest.raises(ConfigError, match="two columns 'id'"):
         cluster.infer(frame, schema="id double")
     with pytest.raises(ConfigError, match="no schema of Spark"):
         cluster.infer(frame, schema="half doubl")
+    fits = r"has undeclared 'name'.* These results fit schema='half double, name string'"
+    with pytest.raises(PythonException, match=fits):
+        cluster.infer(frame, schema="half double").collect()
+
+
+@pytest.mark.usefixtures("spark_local")  # whose parser reads schemas
+def test_results_fit_the_schema_that_a_misfit_says() -> None:
+    for results, schema in FITTING:
+        for batch in RowEncoder().batches(results):
+            found = result_columns(batch, arrow_schema(result_schema(schema)))
+            assert [len(column) for column in found] == [len(results)] * len(found)
 
 
 def test_results_of_any_size_and_vectors_in(spark_local: SparkSession, scorer: Scorer) -> None:

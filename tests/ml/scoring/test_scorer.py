@@ -24,10 +24,10 @@ import pytest
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
 from sparkdl.ml.estimators.source import ANY, ModelSource, Tensor, source_of, source_of_content
-from sparkdl.ml.scoring.client import RowsFailedError, ScorerClient, _start
+from sparkdl.ml.scoring.client import ScorerClient, _start
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn
-from sparkdl.ml.scoring.function import ResultColumn
 from sparkdl.ml.scoring.held import load
+from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.protocol import Start
 from sparkdl.ml.scoring.share import Share, Sharing
 from sparkdl.ml.scoring.task import Score, ScoreStructs
@@ -79,8 +79,12 @@ def double() -> Any:
     return fn
 
 
-Y = ResultColumn("y", "y", pa.int64())
-ALL = (Y, ResultColumn("size", "size", pa.int64()), ResultColumn("pid", "pid", pa.int64()))
+Y = OutputColumn("y", "y", pa.int64(), "function")
+ALL = (
+    Y,
+    OutputColumn("size", "size", pa.int64(), "function"),
+    OutputColumn("pid", "pid", pa.int64(), "function"),
+)
 
 
 def send(client: ScorerClient, *values: int) -> None:
@@ -247,7 +251,7 @@ def test_text_and_arrays_of_any_length_arrive_as_they_are(connect: Connect) -> N
             ]
         }
 
-    client = connect(function(told), ResultColumn("y", "y", pa.string()))
+    client = connect(function(told), OutputColumn("y", "y", pa.string(), "function"))
     given = {"text": pa.array(["a", "ß"]), "ragged": pa.array([[1.5], [2.0, 3.0]])}
     values = {"text": np.array(["a", "ß"], object), "ragged": np.empty(2, object)}
     client.send(values, given)

@@ -9,8 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import InferenceError
-from sparkdl.feed.store.store import Exchange
+from sparkdl.feed.infer.session import Exchange, Session
 from tests.doubles.feeds import SOON_S, NoticingCondition, Running
+
+
+@given(st.lists(st.tuples(st.sampled_from(["send", "answer", "wait"]), st.integers(1, 5))))
+def test_session_knows_what_is_owed_and_since_when(steps: list[tuple[str, int]]) -> None:
+    """Against all rows, each with the time at which it was sent or the one before was answered."""
+    session, owed, now_s, moved_s = Session(), 0, 0.0, 0.0
+    for step, count in steps:
+        if step == "send":
+            moved_s = moved_s if owed else now_s
+            session.send(count, now_s)
+            owed += count
+        elif step == "answer" and owed:
+            session.answer(min(count, owed), now_s)
+            owed, moved_s = owed - min(count, owed), now_s
+        elif step == "wait":
+            now_s += count
+        assert session.owed == owed
+        assert session.owed_s(now_s) == (now_s - moved_s if owed else 0.0)
+        assert session.may_send(7) == (owed < 7)
+        assert not session.is_over
+    session.is_through = True
+    assert session.is_over == (not owed)
+    assert not session.may_send(7)
 
 
 def test_results_that_come_before_the_input_is_complete_are_given_at_once() -> None:

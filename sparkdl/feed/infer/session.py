@@ -1,0 +1,158 @@
+"""A session: a task sends rows to somebody who answers them in order, and both count.
+
+Runs in: feeder, agent. Also in scorers.
+
+    task ── rows, in pieces ──▶ peer: a node, whose `map_fun` answers, or a scorer, whose model does
+    task ◀── answers, in order ── peer
+
+Answers say nothing of which rows they are for: they are counted off against what was sent. So all
+four ends know by a `Session` what is owed, since when, whether there is room for more, and whether
+all is answered.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from sparkdl.core.codes import Code
+from sparkdl.core.errors import InferenceError
+
+
+@dataclass
+class Session:
+    """One end's count of a session, in rows or in pieces. Pure.
+
+    Attributes:
+        is_through: nothing more will be sent.
+        moved_s: when the last answer came, or what was sent when nothing was owed.
+    """
+
+    sent: int = 0
+    answered: int = 0
+    is_through: bool = False
+    moved_s: float = 0.0
+
+    @property
+    def owed(self) -> int:
+        """How many answers are missing; negative if there were too many."""
+        return self.sent - self.answered
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything was sent, and answered."""
+        return self.is_through and not self.owed
+
+    def send(self, count: int, now_s: float = 0.0) -> None:
+        """Count what is sent; the time before, in which nothing was owed, does not count."""
+        if self.owed <= 0:
+            self.moved_s = now_s
+        self.sent += count
+
+    def answer(self, count: int, now_s: float = 0.0) -> None:
+        """Count answers."""
+        self.answered += count
+        self.moved_s = now_s
+
+    def owed_s(self, now_s: float) -> float:
+        """Return for how long answers have been owed and none has come."""
+        return now_s - self.moved_s if self.owed > 0 else 0.0
+
+    def may_send(self, window: int) -> bool:
+        """Whether more may be sent while at most `window` are to be owed."""
+        return not self.is_through and self.owed < window
+
+
+class Exchange:
+    """The session of one inference partition, at the node that answers it.
+
+    The Flight thread that received the partition waits in `results`; the agent's loop adds what
+    the child sends back.
+
+    Args:
+        clock: the monotonic clock; tests hand in their own.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._rows = Session()
+        self._ready: deque[bytes] = deque()
+        self._failure = ""
+
+    @property
+    def failure(self) -> str:
+        """Why not every row gets its result, or empty."""
+        return self._failure
+
+    def expect(self, rows: int) -> None:
+        """Count rows that were handed to the child."""
+        with self._changed:
+            self._rows.send(rows, self._clock())
+            self._changed.notify_all()
+
+    def finish_input(self) -> None:
+        """All rows of the partition have been handed over."""
+        with self._changed:
+            self._rows.is_through = True
+            self._changed.notify_all()
+
+    def add(self, data: bytes, rows: int) -> None:
+        """Take results: an Arrow IPC stream of `rows` encoded rows."""
+        with self._changed:
+            self._rows.answer(rows, self._clock())
+            if self._rows.owed < 0:
+                self._failure = (
+                    f"{Code.WRONG_ANSWER} map_fun gave {self._rows.answered} results for "
+                    f"{self._rows.sent} rows of inference partition {self.name}; batch_results "
+                    "needs exactly one result per row"
+                )
+            self._ready.append(data)
+            self._changed.notify_all()
+
+    def fail(self, reason: str) -> None:
+        """End the wait with an error, unless all results are there."""
+        with self._changed:
+            if not self._rows.is_over:
+                self._failure = self._failure or reason
+            self._changed.notify_all()
+
+    def results(self, timeout_s: float) -> Iterator[bytes]:
+        """Yield results as they come, until each row has one.
+
+        Args:
+            timeout_s: how long rows that are here may wait for a result. The time until Spark
+                brings more rows does not count.
+
+        Raises:
+            InferenceError: if there are too many, or none came for `timeout_s`, or the child ended.
+        """
+        while True:
+            with self._changed:
+                while not self._ready and not self._failure:
+                    if self._rows.is_over:
+                        return
+                    self._wait(timeout_s)
+                if self._failure:
+                    raise InferenceError(self._failure)
+                data = self._ready.popleft()
+            yield data
+
+    def _wait(self, timeout_s: float) -> None:
+        if self._rows.owed <= 0:
+            self._changed.wait()
+            return
+        left_s = timeout_s - self._rows.owed_s(self._clock())
+        if left_s > 0:
+            self._changed.wait(left_s)
+            return
+        self._failure = (
+            f"{Code.WRONG_ANSWER} no result came for {timeout_s:g} s; {self._rows.answered} of "
+            f"{self._rows.sent} rows of inference partition {self.name} were answered. map_fun "
+            "must give batch_results exactly one result per row; if it only needs longer, raise "
+            "the timeout (Feeding(timeout_s=…))"
+        )
