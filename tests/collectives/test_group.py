@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sparkdl.collectives.group import SerialExecutor, open_sealed, sealed
+from sparkdl.collectives.group import open_sealed, sealed
+from sparkdl.collectives.serial import SerialExecutor
 from sparkdl.core.errors import CollectiveError, ConfigError
 
 SOON_S = 10.0
