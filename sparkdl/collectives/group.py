@@ -13,7 +13,7 @@ import hmac
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakMethod
 
@@ -70,12 +70,11 @@ def _operation(
             with trace.span("collective", name, None, what=what, nbytes=nbytes):
                 return operate(group, *args, **options)
 
-        @wraps(operate)
-        def call(self: Group, *args: P.args, **options: P.kwargs) -> T:
+        def in_turn(self: Group, /, *args: P.args, **options: P.kwargs) -> T:
             work = traced if trace.is_on() else operate
             return self.run(lambda: work(self, *args, **options))
 
-        return call
+        return update_wrapper(in_turn, operate)
 
     return decorate
 

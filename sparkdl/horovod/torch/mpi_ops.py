@@ -35,6 +35,7 @@ from sparkdl.horovod.common.operations import (
     REDUCE_SCATTER,
     Call,
     Counts,
+    Tensors,
     reduction,
 )
 from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
@@ -47,7 +48,6 @@ from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.kernels import (  # noqa: F401 (two are operations)
     Handle,
     Operation,
-    Tensors,
     poll,
     synchronize,
 )
