@@ -8,16 +8,12 @@ done, or raises within the group's timeout. Other frameworks lend their tensors 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakMethod
-
-import cloudpickle
 
 from sparkdl.collectives.agreement import (
     WORDS,
@@ -29,6 +25,7 @@ from sparkdl.collectives.agreement import (
     objection,
 )
 from sparkdl.collectives.memory import BufferPool
+from sparkdl.collectives.seal import open_sealed, sealed
 from sparkdl.collectives.serial import SerialExecutor
 from sparkdl.collectives.transport import (
     SMALL_NBYTES,
@@ -43,7 +40,7 @@ from sparkdl.collectives.transport import (
     row_nbytes,
     scale_,
     shares,
-    wider,
+    widened,
 )
 from sparkdl.core import trace
 from sparkdl.core.errors import CollectiveError, ConfigError, MismatchError
@@ -53,7 +50,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_SEAL_NBYTES = hashlib.sha256().digest_size
 
 
 def _operation(
@@ -152,14 +148,13 @@ class Group(SerialExecutor):
         numel, dtype = flat.numel(), dtypes().index(flat.dtype)
         what = f"all_reduce({op.value}, {what}, {flat.dtype}, x {prescale:g}, x {postscale:g})"
         call = Call(Kind.ALL_REDUCE, what, numel, dtype, 0, flat.is_cuda, _is_sum(op))
-        is_small = self._is_small(flat)
-        mine = scale_(flat.clone(), prescale) if is_small and prescale != 1.0 else flat
-        agreed = self._agree(call, mine if is_small else None)
+        is_scaled = prescale != 1.0 and self._is_small(flat)  # a refused tensor stays as it is
+        agreed = self._agree(call, scale_(flat.clone(), prescale) if is_scaled else flat)
         parts = joined(agreed, flat.nbytes)
         if parts is None:
             return self.reduce_now_(flat, op, prescale, postscale)
         if numel:
-            wide = parts.view(flat.dtype).view(-1, numel).to(wider(flat.dtype))
+            wide = widened(parts.view(flat.dtype).view(-1, numel))
             flat.view(-1).copy_(scale_(reduced(wide, op), postscale, self._divisor(op)))
         return flat
 
@@ -169,7 +164,7 @@ class Group(SerialExecutor):
     ) -> torch.Tensor:
         """Do what `all_reduce_` does, when the members have agreed on it already."""
         scale_(flat, prescale)
-        wide = flat.to(wider(flat.dtype))
+        wide = widened(flat)
         with self._wire.named_errors("all_reduce"):
             self._wire.reduce_(wide, op)
         scale_(wide, postscale, self._divisor(op))
@@ -381,10 +376,12 @@ class Group(SerialExecutor):
         """
         announcement = call.announcement()
         mine = WORDS.pack(*announcement)
-        sent = [part for part in (head, data) if part is not None]
-        if data is not None and not self._is_small(data):
-            sent.pop()
-        message = b"".join([mine, *(bytes_of(part).numpy().tobytes() for part in sent)])
+        sent = [mine]
+        if head is not None:
+            sent.append(bytes_of(head).numpy().tobytes())
+        if data is not None and self._is_small(data):
+            sent.append(bytes_of(data).numpy().tobytes())
+        message = b"".join(sent)
         what = call.kind.name.lower()
         with self._wire.named_errors(what), trace.span("collective", "wait for members", call=what):
             everyone = self._wire.announce(message)
@@ -491,29 +488,3 @@ def _is_sum(op: Op) -> bool:
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(1) if tensor.dim() == 0 else tensor.contiguous()
-
-
-# What members send each other crosses plain connections of the transport. So pickled objects carry
-# an HMAC (RFC 2104, SHA-256) whose key came over the driver's authenticated connections, and
-# nothing without it is unpickled.
-
-
-def sealed(value: Any, key: bytes) -> bytes:
-    """Return the seal and the pickled value."""
-    data: bytes = cloudpickle.dumps(value)
-    return hmac.digest(key, data, "sha256") + data
-
-
-def open_sealed(data: bytes, key: bytes) -> Any:
-    """Return the value.
-
-    Raises:
-        CollectiveError: if it was sealed with another key.
-    """
-    seal, body = data[:_SEAL_NBYTES], data[_SEAL_NBYTES:]
-    if not hmac.compare_digest(seal, hmac.digest(key, body, "sha256")):
-        raise CollectiveError(
-            "an object came that no member of this group has sent: its seal is not the group's. "
-            "Somebody else talks on the ports of this training"
-        )
-    return cloudpickle.loads(body)

@@ -200,16 +200,20 @@ def joined(agreed: Agreed, nbytes: int | Sequence[int]) -> torch.Tensor | None:
     """Return the bytes that came with the announcements; `None` if not all did.
 
     Args:
-        nbytes: of each member that has not joined.
+        nbytes: of each member; or of each that has not joined.
     """
     import torch
 
-    data = [d for c, d in zip(agreed.calls, agreed.data, strict=True) if c.kind != Kind.JOIN]
-    wanted = [nbytes] * len(data) if isinstance(nbytes, int) else nbytes
-    if [*map(len, data)] != [*wanted]:
+    data = agreed.data
+    if isinstance(nbytes, int):
+        data = [d for c, d in zip(agreed.calls, data, strict=True) if c.kind != Kind.JOIN]
+        nbytes = [nbytes] * len(data)
+    if [*map(len, data)] != nbytes:
         return None
     whole = bytearray().join(data)
-    return torch.frombuffer(whole or bytearray(8), dtype=torch.uint8)[: len(whole)]
+    return (
+        torch.frombuffer(whole, dtype=torch.uint8) if whole else torch.empty(0, dtype=torch.uint8)
+    )
 
 
 def shares(rows: int, size: int) -> list[int]:
@@ -256,12 +260,13 @@ def dtypes() -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.float64, torch.float16, torch.bfloat16, *whole)
 
 
-@cache
-def wider(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which one is reduced: gloo does not know them all."""
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in a dtype that gloo reduces; the same one if it has it already."""
     import torch
 
-    return {torch.int16: torch.int32, torch.bool: torch.uint8}.get(dtype, dtype)
+    if tensor.dtype is torch.bool:
+        return tensor.to(torch.uint8)
+    return tensor.to(torch.int32) if tensor.dtype is torch.int16 else tensor
 
 
 def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.collectives.group import open_sealed, sealed
+from sparkdl.collectives.seal import open_sealed, sealed
 from sparkdl.collectives.serial import SerialExecutor
 from sparkdl.core.errors import CollectiveError, ConfigError
 
