@@ -60,18 +60,39 @@ def exchange(args: None, ctx: NodeContext) -> dict[str, Any]:
     ]
     assert group.broadcast_object(Op.MAX if ctx.rank == 1 else None, 1) is Op.MAX
     assert group.broadcast_object("x" * 50_000 if ctx.rank == 1 else None, 1) == "x" * 50_000
+    found["exchanges"] = exchanges_of_little(group)
     # What is submitted goes on beside, in order.
     waits = [group.submit(partial(beside, group, number)) for number in range(5)]
     found["behind"] = group.all_reduce_(tensor(mine), Op.SUM)
     assert [wait.result() for wait in waits] == [*range(5)]
     found |= narrow(group)
-    found |= refused(group, ctx)
+    refused(group)
     few = group.subgroup([2, 0])
     assert (few is None) == (ctx.rank == 1)
     found["few"] = few and (few.rank, few.ranks, few.all_reduce_(tensor(mine), Op.SUM).numpy())
     group.barrier()
     found |= lost(group, ctx)
     return {name: lowered(value) for name, value in found.items()}
+
+
+def exchanges_of_little(group: Any) -> list[int]:
+    """Return how many exchanges of announcements each operation takes."""
+    little, announcer = tensor(np.ones(3)), group._wire._announcer
+    operations: tuple[Any, ...] = (
+        lambda: group.all_reduce_(little),
+        lambda: group.all_gather(little),
+        lambda: group.broadcast_(little, 0),
+        lambda: group.all_to_all(little),
+        lambda: group.reduce_scatter(little),
+        lambda: group.all_gather_object(group.rank),
+        lambda: group.broadcast_object(group.rank),
+    )
+    found = []
+    for operate in operations:
+        before = announcer._count
+        operate()
+        found.append(announcer._count - before)
+    return found
 
 
 def lowered(value: Any) -> Any:
@@ -96,19 +117,12 @@ def narrow(group: Any) -> dict[str, Any]:
     return {"narrow": [total.float(), whole.float(), rows.float(), got]}
 
 
-def refused(group: Any, ctx: NodeContext) -> dict[str, Any]:
+def refused(group: Any) -> None:
     """Ask for what cannot be; the group works afterwards."""
     import torch
 
-    from sparkdl.core.errors import CollectiveError, ConfigError
+    from sparkdl.core.errors import ConfigError
 
-    said = []
-    with pytest.raises(CollectiveError) as info:
-        group.all_reduce_(torch.zeros(3 + (ctx.rank == 1)), what="loss")
-    said.append(str(info.value))
-    with pytest.raises(CollectiveError) as info:
-        group.barrier() if ctx.rank else group.all_gather(torch.zeros(3))
-    said.append(str(info.value))
     wrongs: tuple[Any, ...] = (
         lambda: group.all_to_all(torch.zeros(3), [1, 1, 0]),
         lambda: group.all_to_all(torch.zeros(4)),
@@ -120,7 +134,6 @@ def refused(group: Any, ctx: NodeContext) -> dict[str, Any]:
         with pytest.raises(ConfigError):
             wrong()
     group.barrier()
-    return {"refused": said}
 
 
 def lost(group: Any, ctx: NodeContext) -> dict[str, Any]:
@@ -143,7 +156,7 @@ def lost(group: Any, ctx: NodeContext) -> dict[str, Any]:
     return {"lost": [*said, str(info.value)]}
 
 
-def test_members_have_what_numpy_computes() -> None:  # noqa: PLR0915 (one line, one result)
+def test_members_have_what_numpy_computes() -> None:
     arrays = [array(rank) for rank in range(SIZE)]
     stack = np.stack(arrays)
     options: dict[str, Any] = {"framework": "torch", "input_mode": "own"}
@@ -185,6 +198,7 @@ def test_members_have_what_numpy_computes() -> None:  # noqa: PLR0915 (one line,
         expected_shares = [mine.mean(0), mine.sum(0), mine.min(0), mine.max(0), mine.prod(0)]
         for share, expected in zip(found["shares"], expected_shares, strict=True):
             np.testing.assert_allclose(share, expected, rtol=1e-15)
+        assert found["exchanges"] == [1] * 7, "what little there is comes with the announcement"
         assert found["large objects"] == [500, 5000, 50_000]
         assert found["objects"] == [{"rank": r, "much": "x" * r} for r in range(SIZE)]
         np.testing.assert_array_equal(found["behind"], stack.sum(0))
@@ -193,12 +207,6 @@ def test_members_have_what_numpy_computes() -> None:  # noqa: PLR0915 (one line,
         np.testing.assert_array_equal(whole, stack[:, :, 0].reshape(-1))
         np.testing.assert_array_equal(exchanged, stack[:, rank, 0])
         assert got == [1] * SIZE
-        shape, kind = found["refused"]
-        assert "rank 1: all_reduce" in shape
-        assert "rank 1: all_reduce all_reduce(average, loss, torch.float32" in shape
-        assert "loss" in shape
-        assert "rank 0: all_gather" in kind
-        assert "rank 2: barrier" in kind
         if rank == 1:
             assert found["few"] is None
         else:
