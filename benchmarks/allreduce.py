@@ -16,7 +16,7 @@ from runner import Figure
 NAMES = {
     "gloo": "torch.distributed, gloo",
     "ring": "TensorFlow's ring",
-    "group": "sparkdl, numpy",
+    "group": "sparkdl's group",
     "torch": "sparkdl.horovod.torch",
     "tensorflow": "sparkdl.horovod.tensorflow",
 }

@@ -86,6 +86,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "feed/adapters/jax.py": "batches become arrays on devices, and what Keras on JAX takes",
     "feed/values/ndarrays.py": "batches become tensors",
     "collectives/*": "reduces a framework's tensors",
+    "diagnosis/measure.py": "reduces a tensor between nodes",
     "ml/scoring/tensorflow.py": "loads a saved model",
     "ml/scoring/torch.py": "loads a saved model, and takes a module",
     "ml/daemon.py": "imports TensorFlow for Spark's workers",
@@ -145,7 +146,7 @@ FORBIDDEN_BUT = {
         "ml/scoring/function.py",
         "cloudpickle.loads",
     ): "the user's function, from the Spark task's payload",
-    ("collectives/group.py", "cloudpickle.loads"): "sealed with the group's secret",
+    ("collectives/seal.py", "cloudpickle.loads"): "sealed with the group's secret",
     ("horovod/spark/task.py", "cloudpickle.loads"): "what the user's function returned, in Horovod",
     ("horovod/common/elastic.py", "cloudpickle.loads"): "the user's state, from its checkpoint",
 }

@@ -66,16 +66,17 @@ def ring(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], fl
 
 
 def group(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], float]]:
-    """sparkdl's group, numpy arrays."""
-    import numpy as np
+    """sparkdl's group, in place."""
+    import torch
 
     import sparkdl.horovod.torch as hvd
-    from sparkdl.collectives.group import Op
+    from sparkdl.collectives.transport import Op
     from sparkdl.horovod.common.process_sets import group_of
 
+    torch.set_num_threads(1)
     hvd.init()
-    members, array = group_of(hvd.global_process_set), np.ones(elements, np.float32)
-    return lambda: members.all_reduce([array], Op.SUM), lambda sums: float(sums[0][0])
+    members, tensor = group_of(hvd.global_process_set), torch.ones(elements)
+    return lambda: members.all_reduce_(tensor, Op.SUM), lambda _: 0.0
 
 
 def hvd_torch(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], float]]:

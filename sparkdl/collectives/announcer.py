@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _HEAD = struct.Struct("<QIB")
-"""Before the messages of a round: which exchange, how many bytes, and whether of an operation."""
+"""Before the messages of a round: which exchange, how many bytes, and whether it is an answer."""
+_NBYTES = struct.Struct("<I")
+"""Before each message."""
 _HELLO = struct.Struct("<i32s")
 _HELLO_S = 1.0
 """For the rest of a hello that has begun to come."""
+_AHEAD_NBYTES = 64 << 10
 _LAST_S = 0.001
 """Of a wait whose deadline has passed: what is there already may be taken."""
 
@@ -71,6 +74,7 @@ class Announcer:
         self._rounds = rounds(rank, size)
         self._to: dict[int, socket.socket] = {}
         self._from: dict[int, socket.socket] = {}
+        self._ahead: dict[int, bytes] = {}
         self._count = 0
         self._is_closed = False
         try:
@@ -132,13 +136,14 @@ class Announcer:
         link.sendall(_HELLO.pack(self._rank, _seal(self._rank, bytes.fromhex(nonce), key)))
         return link
 
-    def exchange(self, mine: bytes, is_data: bool = False) -> list[bytes]:
-        """Return what the members have called this with, by rank; all give as many bytes.
+    def exchange(self, mine: bytes, is_answer: bool = False) -> list[bytes]:
+        """Return what the members have called this with, by rank.
 
         After an error the connections are closed, and other members need not wait.
 
         Args:
-            is_data: whether it belongs to what the members have agreed on; the same on all.
+            mine: of any length; all of one exchange must fit into the buffers of a socket.
+            is_answer: whether the exchange before asks for this one; the same on all.
 
         Raises:
             TimeoutError: if not all have called this in time.
@@ -146,25 +151,43 @@ class Announcer:
         """
         if self._is_closed:
             raise OSError("the connections were closed, or an exchange was interrupted")
-        deadline, known, nbytes = Deadline.after(self._timeout_s), mine, len(mine)
+        deadline = Deadline.after(self._timeout_s)
+        known = [_NBYTES.pack(len(mine)) + mine]
         self._count += 1
         peer = self._rank
         try:
             for target, source, messages in self._rounds:
-                head = _HEAD.pack(self._count, messages * nbytes, is_data)
+                data = b"".join(known[:messages])
                 peer = target
-                self._to[target].sendall(head + known[: messages * nbytes])
+                self._to[target].sendall(_HEAD.pack(self._count, len(data), is_answer) + data)
                 peer = source
-                known += _read(self._from[source], head, messages * nbytes, deadline)
+                known += self._heard(source, is_answer, deadline)
         except BaseException as error:  # an interrupt as well: half an exchange has no next one
             self.close()
             if isinstance(error, ConnectionError):  # in the words of gloo
                 text = f"sparkdl.collectives: the connection with rank {peer} was closed by peer"
                 raise ConnectionResetError(text) from error
             raise
-        first = (self._size - self._rank) * nbytes  # `known` begins with this member's
-        ordered = known[first:] + known[:first]
-        return [ordered[at : at + nbytes] for at in range(0, len(ordered), nbytes)]
+        first = self._size - self._rank  # `known` begins with this member's
+        return [message[_NBYTES.size :] for message in known[first:] + known[:first]]
+
+    def _heard(self, source: int, is_answer: bool, deadline: Deadline) -> list[bytes]:
+        """Return the messages of a round from a member, each behind its length."""
+        link, data = self._from[source], self._ahead.pop(source, b"")
+        data = _read(link, data, _HEAD.size, deadline)
+        count, nbytes, theirs = _HEAD.unpack_from(data)
+        if (count, theirs) != (self._count, is_answer):
+            raise OSError(
+                "a member has not finished what all had agreed on, and does something else"
+            )
+        data = _read(link, data, end := _HEAD.size + nbytes, deadline)
+        if data[end:]:  # of its next exchange
+            self._ahead[source] = data[end:]
+        messages, at = [], _HEAD.size
+        while at < end:
+            start, at = at, at + _NBYTES.size + _NBYTES.unpack_from(data, at)[0]
+            messages.append(data[start:at])
+        return messages
 
     def close(self) -> None:
         """Close the connections, for processes that have inherited them by a fork as well."""
@@ -190,24 +213,21 @@ def _seal(rank: int, nonce: bytes, key: bytes) -> bytes:
 def _greeted_by(link: socket.socket, nonce: bytes, key: bytes) -> int | None:
     """Return the rank of the member that has connected; `None` for a stranger."""
     try:
-        hello = _read(link, b"", _HELLO.size, Deadline.after(_HELLO_S))
+        hello = _read(link, b"", _HELLO.size, Deadline.after(_HELLO_S), ahead=0)
     except OSError:
         return None
     rank, seal = _HELLO.unpack(hello)
     return rank if hmac.compare_digest(seal, _seal(rank, nonce, key)) else None
 
 
-def _read(link: socket.socket, head: bytes, nbytes: int, deadline: Deadline) -> bytes:
-    """Return so many bytes, which come behind this head."""
-    data, wanted = b"", len(head) + nbytes
-    while len(data) < wanted:
+def _read(
+    link: socket.socket, data: bytes, nbytes: int, deadline: Deadline, ahead: int = _AHEAD_NBYTES
+) -> bytes:
+    """Return `nbytes` bytes, and up to `ahead` more; `data` are the first of them."""
+    while len(data) < nbytes:
         link.settimeout(max(_LAST_S, deadline.remaining_s))
-        part = link.recv(wanted - len(data))
+        part = link.recv(nbytes - len(data) + ahead)
         if not part:
             raise ConnectionResetError("closed")
         data += part
-        if not data.startswith(head[: len(data)]):
-            raise OSError(
-                "a member has not finished what all had agreed on, and does something else"
-            )
-    return data[len(head) :]
+    return data

@@ -1,243 +1,328 @@
-"""`Group`: the collective operations of a process set, and `connect`, by the best transport.
+"""`Group`: the collective operations of a process set, on tensors of PyTorch.
 
 Runs in: child
 
-All members call the same methods in the same order; each call returns when this member's part is
-done, or raises within the group's timeout.
+All members call the same methods in the same order. Each call returns when this member's part is
+done, or raises within the group's timeout. Other frameworks lend their tensors by DLPack.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import secrets
-import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from enum import Enum
-from importlib import import_module
-from importlib.util import find_spec
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from contextlib import suppress
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakMethod
 
-import cloudpickle
-import numpy as np
+from sparkdl.collectives.agreement import (
+    WORDS,
+    Agreed,
+    Announcement,
+    Call,
+    Kind,
+    last_to_join,
+    objection,
+)
+from sparkdl.collectives.memory import BufferPool
+from sparkdl.collectives.seal import open_sealed, sealed
+from sparkdl.collectives.serial import SerialExecutor
+from sparkdl.collectives.transport import (
+    SMALL_NBYTES,
+    Alone,
+    Op,
+    Transport,
+    bytes_of,
+    dtypes,
+    even_splits,
+    joined,
+    reduced,
+    row_nbytes,
+    scale_,
+    shares,
+    widened,
+)
+from sparkdl.core import trace
+from sparkdl.core.errors import CollectiveError, ConfigError, MismatchError
 
-from sparkdl.core.errors import CollectiveError, ConfigError, FrameworkMissingError
-from sparkdl.core.exchange import note_exchange
+if TYPE_CHECKING:
+    import torch
 
+P = ParamSpec("P")
 T = TypeVar("T")
-Array = np.ndarray[Any, Any]
-_Item = tuple[Callable[[], Any], "Future[Any]", str | None]
-TRANSPORTS = {"gloo": "torch", "tensorflow": "tensorflow"}
-"""Best first: the module in this package, and the distribution that it needs on all nodes. Each
-has `Offer(rank, size, host, timeout_s)` with `address` (plain values, for the other members),
-`connect(addresses, key) -> Group` and `withdraw()`."""
-_SEAL_NBYTES = hashlib.sha256().digest_size
 
 
-class Op(Enum):
-    """How values of the members become one."""
+def _operation(
+    name: str,
+) -> Callable[[Callable[Concatenate[Group, P], T]], Callable[Concatenate[Group, P], T]]:
+    """Have a method of `Group` run in turn, and be in the timeline by its name and its bytes."""
 
-    AVERAGE = "average"
-    SUM = "sum"
-    MIN = "min"
-    MAX = "max"
-    PRODUCT = "product"
+    def decorate(
+        operate: Callable[Concatenate[Group, P], T],
+    ) -> Callable[Concatenate[Group, P], T]:
+        def traced(group: Group, *args: P.args, **options: P.kwargs) -> T:
+            given: Any = (*args, *options.values())
+            what = "".join(each for each in given if isinstance(each, str)).strip()
+            nbytes = sum(each.nbytes for each in given if hasattr(each, "nbytes"))
+            with trace.span("collective", name, None, what=what, nbytes=nbytes):
+                return operate(group, *args, **options)
 
+        def in_turn(self: Group, /, *args: P.args, **options: P.kwargs) -> T:
+            work = traced if trace.is_on() else operate
+            return self.run(lambda: work(self, *args, **options))
 
-class SerialExecutor:
-    """Runs work in the order in which it was given: `submit` in a thread, `run` in the caller's.
+        return update_wrapper(in_turn, operate)
 
-    Args:
-        thread_name: of the thread, which starts with the first `submit`. It is a daemon, so that a
-            process that fails with operations under way can end.
-    """
-
-    def __init__(self, thread_name: str) -> None:
-        self._thread_name = thread_name
-        self._turn = threading.Lock()
-        self._state = threading.Lock()
-        self._waiting = 0
-        self._under_way: set[str] = set()
-        self._items: SimpleQueue[_Item | None] | None = None
-
-    def submit(self, work: Callable[[], T], name: str | None = None) -> Future[T]:
-        """Call `work` in the thread, after all that was given before.
-
-        In a group this is for what goes on beside the training: all members submit the same work in
-        the same order.
-
-        Args:
-            name: of the work; nothing else of this name can be given until it is done.
-
-        Raises:
-            ConfigError: if something of this name is under way.
-        """
-        future: Future[T] = Future()
-        with self._state:
-            self._claim(name)
-            if self._items is None:
-                self._items = SimpleQueue()
-                threading.Thread(
-                    target=self._serve, args=(self._items,), name=self._thread_name, daemon=True
-                ).start()
-            self._waiting += 1
-            self._items.put((work, future, name))
-        return future
-
-    def run(self, work: Callable[[], T], name: str | None = None) -> T:
-        """Call `work` here, after all that was given before, and return its result.
-
-        While the thread is idle this costs two locks, and no switch to another thread.
-
-        Raises:
-            ConfigError: see `submit`.
-        """
-        with self._state:
-            mine = not self._waiting and self._turn.acquire(blocking=False)
-            if mine:
-                self._claim(name)
-        if not mine:
-            return self.submit(work, name).result()
-        try:
-            return work()
-        finally:
-            with self._state:
-                self._under_way.discard(name or "")
-            self._turn.release()
-
-    def close(self) -> None:
-        """End the thread, after what it was given. `submit` would start another one."""
-        with self._state:
-            items, self._items = self._items, None
-        if items is not None:
-            items.put(None)
-
-    def _serve(self, items: SimpleQueue[_Item | None]) -> None:
-        while (item := items.get()) is not None:
-            work, future, name = item
-            try:
-                with self._turn:
-                    result = work()
-            except BaseException as error:  # noqa: BLE001 (it is the waiter's)
-                self._done(name, future.set_exception, error)
-            else:
-                self._done(name, future.set_result, result)
-
-    def _done(self, name: str | None, report: Callable[[Any], None], outcome: Any) -> None:
-        with self._state:
-            self._waiting -= 1
-            self._under_way.discard(name or "")
-        report(outcome)
-
-    def _claim(self, name: str | None) -> None:
-        if name in self._under_way:
-            raise ConfigError(
-                f"{name} is under way already: give each operation a name of its own, or "
-                "synchronize the first one before the next"
-            )
-        if name:
-            self._under_way.add(name)
+    return decorate
 
 
 class Group(SerialExecutor):
-    """The members of one process set. Subclasses move the bytes.
+    """The members of one process set. Its operations take their turn, see `SerialExecutor`.
 
-    Arrays are numpy's, on the CPU, of numbers, booleans, or `ml_dtypes.bfloat16`. Results are
-    new arrays; arguments are not changed. All operations raise what `all_reduce` raises.
+    Before each operation the members exchange 64 bytes that say what they are about to do. So a
+    mismatch is an error that says what each of them called, and those that have joined add zeros.
+    Little data travels with these bytes, and then the operation is done.
 
     Args:
         rank: of this member, within the group.
         ranks: of all members, in the world; in ascending order.
+        wire: the connections.
         key: a secret of the members, which seals the objects that they send each other.
-        timeout_s: until an operation that not all members have joined is an error.
+        subwire: connects the members of a subgroup by its number, and the rank and the number of
+            members in it.
+
+    Attributes:
+        memory: for results, to be used in turn.
     """
 
-    transport = ""
-
-    def __init__(self, rank: int, ranks: Sequence[int], key: bytes, timeout_s: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ranks: Sequence[int],
+        wire: Transport | Alone,
+        key: bytes = b"",
+        subwire: Callable[[str, int, int], Transport] | None = None,
+        number: str = "world",
+    ) -> None:
         self.rank = rank
         self.ranks = tuple(ranks)
-        self.timeout_s = timeout_s
+        self.memory = BufferPool()
+        self._wire = wire
         self._key = key
+        self._subwire = subwire
+        self._number = number
         self._subgroups: list[Group] = []
         self._count = 0
+        self._steps: list[WeakMethod[Callable[[], None]]] = []
         super().__init__(f"sparkdl-collectives-{self.ranks}")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(rank {self.rank} of {self.size}, ranks={self.ranks})"
+        return f"Group(rank {self.rank} of {self.size}, ranks={self.ranks})"
 
     @property
     def size(self) -> int:
         """How many members there are."""
         return len(self.ranks)
 
-    def all_reduce(
-        self, arrays: Sequence[Array], op: Op = Op.AVERAGE, name: str | None = None
-    ) -> list[Array]:
-        """Return the arrays reduced over all members, element by element.
-
-        Arrays of one dtype travel as one.
+    @_operation("all_reduce")
+    def all_reduce_(
+        self,
+        flat: torch.Tensor,
+        op: Op = Op.AVERAGE,
+        what: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> torch.Tensor:
+        """Reduce a contiguous tensor in place, element by element, and return it.
 
         Args:
-            arrays: any number, of the same shapes and dtypes on all members.
+            flat: of the same shape and dtype on all members.
             op: `AVERAGE` of whole numbers is rounded towards zero.
-            name: if given, members with another name at this call are an error.
+            what: for the comparison with the other members: names and shapes.
+            prescale, postscale: factors before and after the reduction.
 
         Raises:
-            CollectiveError: if not all members came in time, a member was lost, or members called
-                something else.
+            MismatchError: if members called something else; the group works on.
+            CollectiveError: if not all members came in time, or one was lost.
         """
-        raise NotImplementedError
+        numel, dtype = flat.numel(), dtypes().index(flat.dtype)
+        what = f"all_reduce({op.value}, {what}, {flat.dtype}, x {prescale:g}, x {postscale:g})"
+        call = Call(Kind.ALL_REDUCE, what, numel, dtype, 0, flat.is_cuda, _is_sum(op))
+        is_scaled = prescale != 1.0 and self._is_small(flat)  # a refused tensor stays as it is
+        agreed = self._agree(call, scale_(flat.clone(), prescale) if is_scaled else flat)
+        parts = joined(agreed, flat.nbytes)
+        if parts is None:
+            return self.reduce_now_(flat, op, prescale, postscale)
+        if numel:
+            wide = widened(parts.view(flat.dtype).view(-1, numel))
+            flat.view(-1).copy_(scale_(reduced(wide, op), postscale, self._divisor(op)))
+        return flat
 
-    def all_gather(self, array: Array, name: str | None = None) -> Array:
-        """Return the rows of all members, by rank.
+    @_operation("reduce")
+    def reduce_now_(
+        self, flat: torch.Tensor, op: Op, prescale: float = 1.0, postscale: float = 1.0
+    ) -> torch.Tensor:
+        """Do what `all_reduce_` does, when the members have agreed on it already."""
+        scale_(flat, prescale)
+        wide = widened(flat)
+        with self._wire.named_errors("all_reduce"):
+            self._wire.reduce_(wide, op)
+        scale_(wide, postscale, self._divisor(op))
+        return flat if wide is flat else flat.copy_(wide)
+
+    @_operation("all_gather")
+    def all_gather(self, tensor: torch.Tensor, what: str = "") -> tuple[torch.Tensor, list[int]]:
+        """Return the rows of all members by rank, and how many came from each.
 
         Args:
-            array: `[rows, …]`; the rows may differ between members, what follows may not.
+            tensor: `[rows, …]`; the rows may differ between members, what follows may not.
         """
-        raise NotImplementedError
+        tensor = _rows(tensor)
+        shape = list(tensor.shape[1:])
+        what = f"{what}, {tensor.dtype} [rows, {shape}]"
+        call = Call(Kind.ALL_GATHER, what, extra=len(tensor), on_device=tensor.is_cuda)
+        agreed = self._agree(call, tensor)
+        counts = [each.extra for each in agreed.calls]
+        nbytes = [count * row_nbytes(tensor) for count in counts]
+        out = tensor.new_empty((sum(counts), *shape))
+        parts = joined(agreed, nbytes)
+        if parts is not None:
+            bytes_of(out).copy_(parts)
+        elif out.numel():
+            with self._wire.named_errors("all_gather"):
+                self._wire.gather(bytes_of(tensor), bytes_of(out), nbytes)
+        return out, counts
 
-    def broadcast(self, array: Array, root: int, name: str | None = None) -> Array:
-        """Return the array of member `root`.
+    @_operation("broadcast")
+    def broadcast_(self, tensor: torch.Tensor, root: int, what: str = "") -> torch.Tensor:
+        """Fill a contiguous tensor with that of member `root`, and return it.
 
         Args:
-            array: of the same shape and dtype on all members.
+            tensor: of the same shape and dtype on all members.
             root: a rank within the group.
         """
-        raise NotImplementedError
+        if not 0 <= root < self.size:
+            raise ConfigError(f"root={root}: the group has the ranks 0 to {self.size - 1}")
+        what = f"{what}, {tensor.dtype} {list(tensor.shape)}, from rank {root}"
+        call = Call(Kind.BROADCAST, what, on_device=tensor.is_cuda)
+        data = bytes_of(tensor)
+        agreed = self._agree(call, data if self.rank == root else None)
+        self._spread(data, agreed.data[root], root)
+        return tensor
 
+    def _spread(self, data: torch.Tensor, came: bytes, root: int) -> None:
+        """Fill bytes with the root's, unless they came with its announcement."""
+        import torch
+
+        if not data.numel():
+            return
+        if len(came) == data.numel():
+            data.copy_(torch.frombuffer(bytearray(came), dtype=torch.uint8))
+        else:
+            with self._wire.named_errors("broadcast"):
+                self._wire.broadcast(data, root)
+
+    @_operation("all_to_all")
     def all_to_all(
-        self, array: Array, splits: Sequence[int] | Array | None = None, name: str | None = None
-    ) -> tuple[Array, Array]:
-        """Send a part of the rows to each member.
+        self, tensor: torch.Tensor, splits: Sequence[int] | None = None, what: str = ""
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Return the rows sent to this member by rank, and how many came from each.
 
         Args:
-            array: `[rows, …]`.
+            tensor: `[rows, …]`.
             splits: how many rows each member gets, by rank; by default the same number.
-
-        Returns:
-            The rows received, by rank of the sender, and how many came from each, int32 `[size]`.
 
         Raises:
             ConfigError: if the splits do not fit the rows.
         """
-        raise NotImplementedError
+        import torch
 
-    def reduce_scatter(self, array: Array, op: Op = Op.AVERAGE, name: str | None = None) -> Array:
-        """Return this member's share of the rows, reduced over all members.
+        tensor = _rows(tensor)
+        sent = even_splits(len(tensor), self.size, splits)
+        shape, size = list(tensor.shape[1:]), row_nbytes(tensor)
+        what = f"{what}, {tensor.dtype} [rows, {shape}]"
+        call = Call(Kind.ALL_TO_ALL, what, on_device=tensor.is_cuda)
+        agreed = self._agree(call, tensor, bytes_of(torch.tensor(sent)))
+        all_sent = [
+            torch.frombuffer(bytearray(data[: 8 * self.size]), dtype=torch.int64).tolist()
+            for data in agreed.data
+        ]
+        got = [counts[self.rank] for counts in all_sent]
+        out = tensor.new_empty((sum(got), *shape))
+        parts = [data[8 * self.size :] for data in agreed.data]
+        if all(
+            len(part) == sum(counts) * size for part, counts in zip(parts, all_sent, strict=True)
+        ):
+            starts = [sum(counts[: self.rank]) * size for counts in all_sent]
+            mine = bytearray().join(
+                part[start : start + count * size]
+                for part, start, count in zip(parts, starts, got, strict=True)
+            )
+            if mine:
+                bytes_of(out).copy_(torch.frombuffer(mine, dtype=torch.uint8))
+        else:
+            with self._wire.named_errors("all_to_all"):
+                self._wire.exchange(tensor, out, sent, got)
+        return out, got
+
+    @_operation("reduce_scatter")
+    def reduce_scatter(
+        self,
+        tensor: torch.Tensor,
+        op: Op = Op.AVERAGE,
+        what: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> torch.Tensor:
+        """Return this member's share of the rows, reduced; the first members get one more.
 
         Args:
-            array: `[rows, …]`, of one shape; if they cannot be shared out evenly, the first
-                members get one more.
+            tensor: `[rows, …]`, of the same shape and dtype on all members.
         """
-        raise NotImplementedError
+        tensor = _rows(tensor)
+        what = f"{what}, {op.value}, {tensor.dtype} {list(tensor.shape)}"
+        agreed = self._agree(Call(Kind.REDUCE_SCATTER, what, on_device=tensor.is_cuda), tensor)
+        sent = shares(len(tensor), self.size)
+        mine = sent[self.rank]
+        whole = joined(agreed, tensor.nbytes)
+        if whole is not None:
+            start = sum(sent[: self.rank])
+            parts = whole.view(tensor.dtype).view(self.size, *tensor.shape)[:, start : start + mine]
+            parts = parts.clone() if prescale != 1.0 else parts
+        else:
+            parts = tensor.new_empty((self.size, mine, *tensor.shape[1:]))
+            with self._wire.named_errors("reduce_scatter"):
+                self._wire.exchange(tensor, parts, sent, [mine] * self.size)
+        out = reduced(scale_(parts, prescale), op)
+        return scale_(out, postscale, self._divisor(op))
 
+    def _divisor(self, op: Op) -> int:
+        return self.size if op is Op.AVERAGE else 1
+
+    @_operation("barrier")
     def barrier(self) -> None:
         """Wait until all members have called this."""
-        raise NotImplementedError
+        self._agree(Call(Kind.BARRIER, ""))
 
+    def register_step(self, join_step: WeakMethod[Callable[[], None]]) -> int:
+        """Return the number of an operation of several reductions, for `step`.
+
+        Args:
+            join_step: a method that takes part in the reductions for a member that has joined;
+                called after the members have agreed on the step.
+        """
+        self._steps.append(join_step)
+        return len(self._steps) - 1
+
+    def step(self, number: int, what: str, is_sum: bool = True) -> None:
+        """Agree on the reductions that belong to a registered step; `reduce_now_` does them.
+
+        Args:
+            is_sum: whether zeros of a member that has joined do no harm.
+        """
+        self._agree(Call(Kind.STEP, f"step {number}: {what}", extra=number, is_sum=is_sum))
+
+    @_operation("join")
     def join(self) -> int:
         """Take part with zeros in what the others reduce, until all have called this.
 
@@ -248,7 +333,109 @@ class Group(SerialExecutor):
             CollectiveError: in a member that calls something else than sums and averages while
                 others have joined; those wait on.
         """
-        raise NotImplementedError
+        stood_in, since_ns = 0, time.time_ns()
+        while True:
+            agreed = self._agree(Call(Kind.JOIN, "join()", extra=stood_in, since_ns=since_ns))
+            active = [call for call in agreed.calls if call.kind != Kind.JOIN]
+            if not active:
+                return last_to_join(agreed.calls)
+            stood_in += 1
+            if objection(agreed.calls) is None:
+                self._join_in(active[0], agreed)
+
+    def _join_in(self, call: Announcement, agreed: Agreed) -> None:
+        import torch
+
+        if call.kind == Kind.STEP:
+            join_step = self._steps[call.extra]()
+            if join_step is None:
+                raise CollectiveError(
+                    "the other members call step() on an optimizer that this one has deleted"
+                )
+            join_step()
+            return
+        device, dtype = "cuda" if call.on_device else "cpu", dtypes()[call.dtype]
+        if joined(agreed, call.numel * dtype.itemsize) is None:
+            self.reduce_now_(torch.zeros(call.numel, dtype=dtype, device=device), Op.SUM)
+
+    def _is_small(self, tensor: torch.Tensor) -> bool:
+        return not tensor.is_cuda and tensor.nbytes * self.size <= SMALL_NBYTES
+
+    def _agree(
+        self, call: Call, data: torch.Tensor | None = None, head: torch.Tensor | None = None
+    ) -> Agreed:
+        """Compare with what the other members are about to do; return it, by rank.
+
+        Args:
+            data: sent with the announcement if it is small.
+            head: bytes that are sent before the data in any case.
+
+        Raises:
+            MismatchError: on all members but those that have joined, if it cannot be done; it
+                says what each called.
+        """
+        announcement = call.announcement()
+        mine = WORDS.pack(*announcement)
+        sent = [mine]
+        if head is not None:
+            sent.append(bytes_of(head).numpy().tobytes())
+        if data is not None and self._is_small(data):
+            sent.append(bytes_of(data).numpy().tobytes())
+        message = b"".join(sent)
+        what = call.kind.name.lower()
+        with self._wire.named_errors(what), trace.span("collective", "wait for members", call=what):
+            everyone = self._wire.announce(message)
+        parts = [each[WORDS.size :] for each in everyone]
+        if all(each.startswith(mine) for each in everyone):
+            return Agreed([announcement] * self.size, parts)
+        calls = [Announcement(*WORDS.unpack_from(each)) for each in everyone]
+        if (why := objection(calls)) is not None:
+            self._refuse(call, why)
+        return Agreed(calls, parts)
+
+    def _refuse(self, call: Call, why: str) -> None:
+        text = f"{call.kind.name.lower()} {call.what}".encode()[:256]
+        with self._wire.named_errors(call.kind.name.lower()):
+            told = self._wire.announce(text, is_answer=True)
+        lines = [
+            f"  rank {rank}: {said.decode(errors='replace')}" for rank, said in enumerate(told)
+        ]
+        if call.kind is not Kind.JOIN:  # one that has joined did nothing wrong
+            raise MismatchError("\n".join([f"the members called different things; {why}:", *lines]))
+
+    def all_gather_object(self, value: Any, name: str | None = None) -> list[Any]:
+        """Return the values of all members by rank; anything that can be pickled.
+
+        Raises:
+            CollectiveError: also if the bytes were not a member's.
+        """
+        import torch
+
+        if self.size == 1:
+            return [value]
+        data = torch.frombuffer(bytearray(sealed(value, self._key)), dtype=torch.uint8)
+        whole, counts = self.all_gather(data, name or "")
+        parts = whole.split(counts)
+        return [open_sealed(part.numpy().tobytes(), self._key) for part in parts]
+
+    def broadcast_object(self, value: Any, root: int = 0, name: str | None = None) -> Any:
+        """Return the value of member `root`; anything that can be pickled."""
+        return value if self.size == 1 else self._broadcast_object(value, root, name or "")
+
+    @_operation("broadcast")
+    def _broadcast_object(self, value: Any, root: int, what: str) -> Any:
+        import torch
+
+        data = bytearray(sealed(value, self._key) if self.rank == root else b"")
+        call = Call(Kind.BROADCAST, f"{what}, object, from rank {root}", extra=len(data))
+        mine = torch.frombuffer(data, dtype=torch.uint8) if data else None
+        agreed = self._agree(call, mine)
+        if mine is not None:
+            whole = mine
+        else:
+            whole = torch.empty(agreed.calls[root].extra, dtype=torch.uint8)
+        self._spread(whole, agreed.data[root], root)
+        return value if self.rank == root else open_sealed(whole.numpy().tobytes(), self._key)
 
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
         """Return the group of some members; all members call it, with the same ranks.
@@ -263,39 +450,23 @@ class Group(SerialExecutor):
         self._count += 1  # of those without this member as well, so that all agree on the number
         if self.rank not in wanted:
             return None
-        in_world = [self.ranks[rank] for rank in wanted]
-        self._subgroups.append(self._subgroup(wanted.index(self.rank), in_world, self._count))
-        return self._subgroups[-1]
-
-    def _subgroup(self, rank: int, ranks: Sequence[int], number: int) -> Group:
-        """Connect the members of a subgroup; `number` names it among those of this group."""
-        raise NotImplementedError
+        number, rank, size = f"{self._number}/{self._count}", wanted.index(self.rank), len(wanted)
+        wire: Transport | Alone = Alone()
+        if size > 1:
+            assert self._subwire is not None, "one of several members has connections"
+            wire = self._subwire(number, rank, size)
+        in_world = [self.ranks[each] for each in wanted]
+        group = Group(rank, in_world, wire, self._key, self._subwire, number)
+        self._subgroups.append(group)
+        return group
 
     def close(self) -> None:
         """Close the connections: operations in which other members wait for this one fail."""
         super().close()
         for group in self._subgroups:
             group.close()
-
-    def all_gather_object(self, value: Any, name: str | None = None) -> list[Any]:
-        """Return the values of all members by rank; anything that can be pickled.
-
-        Raises:
-            CollectiveError: also if the bytes were not a member's.
-        """
-        data = np.frombuffer(sealed(value, self._key), np.uint8)
-        sizes = self.all_gather(np.array([data.size], np.int64), name)
-        whole = self.all_gather(data, name)
-        parts = np.split(whole, np.cumsum(sizes)[:-1])
-        return [open_sealed(part.tobytes(), self._key) for part in parts]
-
-    def broadcast_object(self, value: Any, root: int = 0, name: str | None = None) -> Any:
-        """Return the value of member `root`; anything that can be pickled."""
-        is_root = self.rank == root
-        data = np.frombuffer(sealed(value, self._key) if is_root else b"", np.uint8)
-        (size,) = self.broadcast(np.array([data.size], np.int64), root, name)
-        data = self.broadcast(data if is_root else np.zeros(int(size), np.uint8), root, name)
-        return value if is_root else open_sealed(data.tobytes(), self._key)
+        with suppress(RuntimeError):
+            self._wire.close()
 
     def members(self, ranks: Sequence[int]) -> list[int]:
         """Return the ranks of a subgroup in order, if they can be one.
@@ -311,155 +482,9 @@ class Group(SerialExecutor):
         return wanted
 
 
-class SingleMemberGroup(Group):
-    """The only member; needs no framework.
-
-    Args:
-        rank: in the world.
-    """
-
-    transport = "alone"
-
-    def __init__(self, rank: int = 0) -> None:
-        super().__init__(0, (rank,), b"", 0.0)
-
-    def all_reduce(
-        self, arrays: Sequence[Array], op: Op = Op.AVERAGE, name: str | None = None
-    ) -> list[Array]:
-        """Return copies of the arrays."""
-        return [np.array(array) for array in arrays]
-
-    def all_gather(self, array: Array, name: str | None = None) -> Array:
-        """Return a copy of the array, a scalar as one row."""
-        return np.atleast_1d(np.array(array))
-
-    def broadcast(self, array: Array, root: int, name: str | None = None) -> Array:
-        """Return a copy of the array."""
-        return np.array(array)
-
-    def all_to_all(
-        self, array: Array, splits: Sequence[int] | Array | None = None, name: str | None = None
-    ) -> tuple[Array, Array]:
-        """Return a copy of the array, and the number of its rows."""
-        rows = np.atleast_1d(np.array(array))
-        return rows, np.array(even_splits(len(rows), 1, splits), np.int32)
-
-    def reduce_scatter(self, array: Array, op: Op = Op.AVERAGE, name: str | None = None) -> Array:
-        """Return a copy of the array."""
-        return np.atleast_1d(np.array(array))
-
-    def barrier(self) -> None:
-        """Return at once."""
-
-    def join(self) -> int:
-        """Return this member's rank, 0."""
-        return 0
-
-    def _subgroup(self, rank: int, ranks: Sequence[int], number: int) -> Group:
-        return SingleMemberGroup(self.ranks[0])
-
-    def all_gather_object(self, value: Any, name: str | None = None) -> list[Any]:
-        """Return a list of the value itself."""
-        return [value]
-
-    def broadcast_object(self, value: Any, root: int = 0, name: str | None = None) -> Any:
-        """Return the value itself."""
-        return value
+def _is_sum(op: Op) -> bool:
+    return op in (Op.SUM, Op.AVERAGE)
 
 
-def connect(
-    rank: int,
-    size: int,
-    all_gather: Callable[[Any], list[Any]],
-    host: str,
-    timeout_s: float,
-    transport: str | None = None,
-) -> Group:
-    """Connect the members of a world; all of them call this.
-
-    Args:
-        all_gather: returns the plain values that the members have called it with, by rank; called
-            twice, over connections that outsiders cannot read.
-        host: under which the other members reach this one.
-        timeout_s: of the connecting, and of each operation.
-        transport: `gloo` or `tensorflow`; by default the best that all members have installed.
-
-    Raises:
-        FrameworkMissingError: if the members have no transport in common.
-        CollectiveError: if they do not reach each other.
-    """
-    if size == 1:
-        return SingleMemberGroup(rank)
-    note_exchange()
-    wanted = list(TRANSPORTS) if transport is None else [transport]
-    installed = [name for name in wanted if name in TRANSPORTS and find_spec(TRANSPORTS[name])]
-    key = secrets.token_bytes(32)
-    hello = all_gather({"transports": installed, "key": key})
-    common = [name for name in wanted if all(name in each["transports"] for each in hello)]
-    if not common:
-        raise FrameworkMissingError(
-            f"the {size} nodes have no way of reducing in common: they have "
-            f"{[each['transports'] for each in hello]}, by rank. Install PyTorch on all of them: "
-            "pip install torch"
-        )
-    module = import_module(f"sparkdl.collectives.{common[0]}")
-    offer = module.Offer(rank, size, host, timeout_s)
-    try:
-        addresses = all_gather(offer.address)
-        group: Group = offer.connect(addresses, hello[0]["key"])
-    except BaseException:
-        offer.withdraw()
-        raise
-    return group
-
-
-def shares(rows: int, size: int) -> list[int]:
-    """Return how many of the rows each member gets; the first ones get one more."""
-    return [rows // size + (rank < rows % size) for rank in range(size)]
-
-
-def even_splits(rows: int, size: int, splits: Sequence[int] | Array | None) -> list[int]:
-    """Return how many rows each member is sent.
-
-    Raises:
-        ConfigError: if they do not make up the rows, or there is not one for each member.
-    """
-    if splits is None or len(splits) == 0:
-        if rows % size:
-            raise ConfigError(
-                f"{rows} rows cannot be shared out evenly among {size} members: give splits"
-            )
-        return [rows // size] * size
-    counts = [int(count) for count in splits]
-    if len(counts) != size or sum(counts) != rows or min(counts) < 0:
-        raise ConfigError(
-            f"splits={counts}: there must be one for each of {size} members, 0 or more, and "
-            f"{rows} in all"
-        )
-    return counts
-
-
-# What members send each other crosses plain connections of the transport. So pickled objects carry
-# an HMAC (RFC 2104, SHA-256) whose key came over the driver's authenticated connections, and
-# nothing without it is unpickled.
-
-
-def sealed(value: Any, key: bytes) -> bytes:
-    """Return the seal and the pickled value."""
-    data: bytes = cloudpickle.dumps(value)
-    return hmac.digest(key, data, "sha256") + data
-
-
-def open_sealed(data: bytes, key: bytes) -> Any:
-    """Return the value.
-
-    Raises:
-        CollectiveError: if it was sealed with another key.
-    """
-    seal, body = data[:_SEAL_NBYTES], data[_SEAL_NBYTES:]
-    if not hmac.compare_digest(seal, hmac.digest(key, body, "sha256")):
-        raise CollectiveError(
-            "an object came that no member of this group has sent: its seal is not the group's. "
-            "Somebody else talks on the ports of this training"
-        )
-    return cloudpickle.loads(body)
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(1) if tensor.dim() == 0 else tensor.contiguous()

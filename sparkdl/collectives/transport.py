@@ -8,22 +8,65 @@ The process groups are made without `init_process_group`: PyTorch's default one 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.collectives.agreement import Agreed, Kind
 from sparkdl.collectives.announcer import Announcer
-from sparkdl.collectives.group import Op
-from sparkdl.core.errors import CollectiveError
+from sparkdl.core.errors import CollectiveError, ConfigError
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
-_SMALL_NBYTES = 32 << 10
+SMALL_NBYTES = 32 << 10
 """Of all members: half as much is under way at most, and fits the buffers of any socket."""
+
+
+class Op(Enum):
+    """How values of the members become one."""
+
+    AVERAGE = "average"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+
+
+class Alone:
+    """The connections of a member that has no others; see `Transport`."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def announce(self, mine: bytes, is_answer: bool = False) -> list[bytes]:
+        """Return what this member has announced."""
+        return [mine]
+
+    def reduce_(self, flat: torch.Tensor, op: Op) -> None:
+        """Leave the tensor as it is."""
+
+    def gather(self, mine: torch.Tensor, out: torch.Tensor, nbytes: list[int]) -> None:
+        """Copy the bytes."""
+        out.copy_(mine)
+
+    def broadcast(self, data: torch.Tensor, root: int) -> None:
+        """Leave the bytes as they are."""
+
+    def exchange(
+        self, tensor: torch.Tensor, out: torch.Tensor, sent: list[int], got: list[int]
+    ) -> None:
+        """Copy the rows."""
+        out.view(-1).copy_(tensor.view(-1))
+
+    @contextmanager
+    def named_errors(self, doing: str) -> Iterator[None]:
+        """Leave errors as they are."""
+        yield
 
 
 class Transport:
@@ -66,33 +109,14 @@ class Transport:
         if self._announcer is not None:
             self._announcer.close()
 
-    def announce(self, mine: bytes, is_data: bool = False) -> list[bytes]:
+    def announce(self, mine: bytes, is_answer: bool = False) -> list[bytes]:
         """Return what the members have called this with, by rank; see `Announcer.exchange`."""
         assert self._announcer is not None, "nobody has a transport that is not connected"
-        return self._announcer.exchange(mine, is_data)
+        return self._announcer.exchange(mine, is_answer)
 
-    def reduce_(self, flat: torch.Tensor, op: Op, factor: float, divisor: int) -> torch.Tensor:
-        """Reduce a contiguous tensor in place, and scale it; an average is a sum here."""
-        wider = _wider().get(flat.dtype)
-        wide = flat if wider is None else flat.to(wider)
-        if self._is_small(wide):
-            wide.copy_(reduced(self._exchanged(wide), op))
-        else:
-            self._wait(self._of(flat).allreduce([wide], _reduce_options(op, self._timeout_s)))
-        scale_(wide, factor, divisor)
-        return flat if wide is flat else flat.copy_(wide)
-
-    def _is_small(self, tensor: torch.Tensor) -> bool:
-        """Whether what all members have of it travels as announcements do, sooner than by gloo."""
-        nbytes = tensor.numel() * tensor.element_size() * self.size
-        return not tensor.is_cuda and 0 < nbytes <= _SMALL_NBYTES
-
-    def _exchanged(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return `[size, numel]`: a flat tensor of all members."""
-        import torch
-
-        parts = self.announce(bytes_of(flat).numpy().tobytes(), is_data=True)
-        return torch.frombuffer(bytearray().join(parts), dtype=flat.dtype).view(self.size, -1)
+    def reduce_(self, flat: torch.Tensor, op: Op) -> None:
+        """Reduce a contiguous tensor in place; an average is a sum here."""
+        self._wait(self._of(flat).allreduce([flat], _reduce_options(op, self._timeout_s)))
 
     def _of(self, tensor: torch.Tensor) -> Any:
         """Return the backend for a tensor's device; NCCL's is made when it is first needed."""
@@ -102,11 +126,7 @@ class Transport:
             self._nccl = _nccl_backend(self._store, self.rank, self.size, self._timeout_s)
         return self._nccl
 
-    def gather_even(self, mine: torch.Tensor, out: torch.Tensor) -> None:
-        """Gather as much from each member, of one dtype, into one flat tensor."""
-        if self._is_small(mine):
-            out.copy_(self._exchanged(mine).view(-1))
-            return
+    def _gather_even(self, mine: torch.Tensor, out: torch.Tensor) -> None:
         self._wait(self._of(mine)._allgather_base(out, mine))
 
     def gather(self, mine: torch.Tensor, out: torch.Tensor, nbytes: list[int]) -> None:
@@ -115,12 +135,12 @@ class Transport:
 
         largest = max(nbytes)
         if min(nbytes) == largest:
-            self.gather_even(mine, out)
+            self._gather_even(mine, out)
         elif largest * self.size <= 2 * sum(nbytes):
             padded = torch.empty(largest, dtype=torch.uint8, device=mine.device)
             padded[: mine.numel()] = mine
             wide = torch.empty(largest * self.size, dtype=torch.uint8, device=mine.device)
-            self.gather_even(padded, wide)
+            self._gather_even(padded, wide)
             rows = wide.view(self.size, largest)
             torch.cat([row[:count] for row, count in zip(rows, nbytes, strict=True)], out=out)
         else:
@@ -134,9 +154,6 @@ class Transport:
         """Fill bytes with those of member `root`."""
         from torch.distributed import BroadcastOptions
 
-        if self._is_small(data):
-            data.copy_(self._exchanged(data)[root])
-            return
         options = BroadcastOptions()
         options.rootRank = root
         options.timeout = self._timeout
@@ -179,6 +196,52 @@ def row_nbytes(tensor: torch.Tensor) -> int:
     return int(tensor.element_size() * math.prod(tensor.shape[1:]))
 
 
+def joined(agreed: Agreed, nbytes: int | Sequence[int]) -> torch.Tensor | None:
+    """Return the bytes that came with the announcements; `None` if not all did.
+
+    Args:
+        nbytes: of each member; or of each that has not joined.
+    """
+    import torch
+
+    data = agreed.data
+    if isinstance(nbytes, int):
+        data = [d for c, d in zip(agreed.calls, data, strict=True) if c.kind != Kind.JOIN]
+        nbytes = [nbytes] * len(data)
+    if [*map(len, data)] != nbytes:
+        return None
+    whole = bytearray().join(data)
+    return (
+        torch.frombuffer(whole, dtype=torch.uint8) if whole else torch.empty(0, dtype=torch.uint8)
+    )
+
+
+def shares(rows: int, size: int) -> list[int]:
+    """Return how many of the rows each member gets; the first ones get one more."""
+    return [rows // size + (rank < rows % size) for rank in range(size)]
+
+
+def even_splits(rows: int, size: int, splits: Sequence[int] | None) -> list[int]:
+    """Return how many rows each member is sent.
+
+    Raises:
+        ConfigError: if they do not make up the rows, or there is not one for each member.
+    """
+    if splits is None or len(splits) == 0:
+        if rows % size:
+            raise ConfigError(
+                f"{rows} rows cannot be shared out evenly among {size} members: give splits"
+            )
+        return [rows // size] * size
+    counts = [int(count) for count in splits]
+    if len(counts) != size or sum(counts) != rows or min(counts) < 0:
+        raise ConfigError(
+            f"splits={counts}: there must be one for each of {size} members, 0 or more, and "
+            f"{rows} in all"
+        )
+    return counts
+
+
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a contiguous tensor, without copying them."""
     import torch
@@ -197,12 +260,13 @@ def dtypes() -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.float64, torch.float16, torch.bfloat16, *whole)
 
 
-@cache
-def _wider() -> dict[torch.dtype, torch.dtype]:
-    """Return what is reduced in the place of dtypes that gloo does not know."""
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in a dtype that gloo reduces; the same one if it has it already."""
     import torch
 
-    return {torch.int16: torch.int32, torch.bool: torch.uint8}
+    if tensor.dtype is torch.bool:
+        return tensor.to(torch.uint8)
+    return tensor.to(torch.int32) if tensor.dtype is torch.int16 else tensor
 
 
 def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> torch.Tensor:

@@ -136,9 +136,8 @@ def _measured(args: Any, ctx: NodeContext) -> Any:
 
 
 def _reduce(ctx: NodeContext) -> float | str:
-    import numpy as np
-
-    from sparkdl.collectives.group import Op, connect
+    from sparkdl.collectives.connect import connect
+    from sparkdl.collectives.transport import Op
 
     size = ctx.num_workers
     try:
@@ -146,15 +145,17 @@ def _reduce(ctx: NodeContext) -> float | str:
     except FrameworkMissingError as error:
         return str(error)
     try:
-        arrays = [np.ones(_REDUCED_NBYTES // 4, np.float32)]
-        group.all_reduce(arrays, Op.SUM)
+        import torch
+
+        numbers = torch.ones(_REDUCED_NBYTES // 4)
+        group.all_reduce_(numbers, Op.SUM)
         began_s = time.monotonic()
-        group.all_reduce(arrays, Op.SUM)
+        group.all_reduce_(numbers, Op.SUM)
         slowest_s = max(ctx.all_gather(time.monotonic() - began_s))
         times = max(1, min(100, int(REDUCE_S / slowest_s)))
         began_s = time.monotonic()
         for _ in range(times):
-            group.all_reduce(arrays, Op.SUM)
+            group.all_reduce_(numbers, Op.SUM)
         return (time.monotonic() - began_s) / times
     finally:
         group.close()

@@ -119,7 +119,7 @@ def do(tensors: Any, act: Act, rank: int, place: int) -> Any:
     """Call what the act says; return a list of numbers."""
     import torch
 
-    from sparkdl.collectives.group import Op
+    from sparkdl.collectives.transport import Op
 
     data, what = torch.from_numpy(act.given(rank, place)), act.name
     if act.kind == REDUCES:
@@ -140,7 +140,7 @@ def perform(plays: list[Play], ctx: NodeContext) -> list[list[tuple[str, Any]]]:
 
     That is `done`, `refused` or `failed`, and what was returned or said.
     """
-    from sparkdl.collectives.group import connect
+    from sparkdl.collectives.connect import connect
 
     group: Any = connect(ctx.rank, SIZE, ctx.all_gather, ctx.member.host, _TIMEOUT_S)
     found = [act_out(group, play) for play in plays]
@@ -167,7 +167,7 @@ def act_out(group: Any, play: Play) -> list[tuple[str, Any]]:
     if play.gone and play.gone[0] == group.rank:
         del acts[play.gone[1] :]
     for place, act in enumerate(acts):
-        work = partial(do, group.tensors, act, group.rank, place)
+        work = partial(do, group, act, group.rank, place)
         found.append(group.submit(work) if act.is_beside else outcome(partial(group.run, work)))
     return [outcome(one.result) if isinstance(one, Future) else one for one in found]
 

@@ -98,10 +98,14 @@ def test_all_hear_what_each_has_said_in_each_of_many_exchanges(size: int) -> Non
     with members(size) as all_members:
 
         def talk(rank: int) -> list[list[bytes]]:
-            return [all_members[rank].exchange(bytes([rank, turn] * 8)) for turn in range(50)]
+            return [all_members[rank].exchange(said[turn][rank]) for turn in range(50)]
+
+        # Some say nothing, others more than a packet holds.
+        said = [
+            [bytes([rank, turn] * (turn * rank * 7)) for rank in range(size)] for turn in range(50)
+        ]
 
         heard = at_once([partial(talk, rank) for rank in range(size)])
-    said = [[bytes([rank, turn] * 8) for rank in range(size)] for turn in range(50)]
     assert heard == [said] * size
 
 
@@ -119,13 +123,10 @@ def test_all_learn_at_once_that_a_member_has_gone() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("others", [(b"12345678", True), (b"123456789", False)])
-def test_members_that_are_out_of_step_take_nothing_for_something_else(
-    others: tuple[bytes, bool],
-) -> None:
+def test_members_that_are_out_of_step_take_nothing_for_something_else() -> None:
     with members(3) as all_members:
         calls = [partial(each.exchange, b"12345678") for each in all_members[:2]]
-        errors = at_once([*calls, partial(all_members[2].exchange, *others)])
+        errors = at_once([*calls, partial(all_members[2].exchange, b"12345678", True)])
     assert all(isinstance(error, OSError) for error in errors), errors
     assert any("has not finished what all had agreed on" in str(error) for error in errors)
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from sparkdl.collectives.group import SerialExecutor, open_sealed, sealed
-from sparkdl.core.errors import CollectiveError, ConfigError
+from sparkdl.collectives.connect import connect
+from sparkdl.collectives.seal import open_sealed, sealed
+from sparkdl.collectives.serial import SerialExecutor
+from sparkdl.core.errors import CollectiveError, ConfigError, FrameworkMissingError
 
 SOON_S = 10.0
 
@@ -50,6 +52,23 @@ def test_error_is_the_waiters_and_what_comes_after_is_done() -> None:
     queue.close()
     assert queue.submit(lambda: 9).result(SOON_S) == 9, "closed, it begins anew"
     queue.close()
+
+
+def test_work_may_run_more_work_at_once() -> None:
+    queue = SerialExecutor("test")
+    assert queue.run(lambda: queue.run(lambda: 7)) == 7
+    assert queue.submit(lambda: queue.run(lambda: 8)).result(SOON_S) == 8
+    queue.close()
+
+
+def test_members_without_pytorch_are_named() -> None:
+    def all_gather(mine: Any) -> list[Any]:
+        return [{**mine, "torch": False}, mine]
+
+    with pytest.raises(
+        FrameworkMissingError, match=r"1 of 2 nodes have no PyTorch \(ranks \[0\]\)"
+    ):
+        connect(1, 2, all_gather, "localhost", 1.0)
 
 
 def test_name_can_be_given_again_when_its_work_is_done() -> None:

@@ -25,76 +25,109 @@ def array(rank: int, dtype: str = "float64", rows: int = 4) -> Any:
     return values.astype(dtype)
 
 
+def tensor(given: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(np.array(given))
+
+
 def exchange(args: None, ctx: NodeContext) -> dict[str, Any]:
     import torch
 
-    from sparkdl.collectives.group import Op, connect
+    from sparkdl.collectives.connect import connect
+    from sparkdl.collectives.transport import Op
 
     torch.set_num_threads(1)
     group: Any = connect(ctx.rank, SIZE, ctx.all_gather, ctx.member.host, 60.0)
     assert (group.rank, group.size, group.ranks) == (ctx.rank, SIZE, (0, 1, 2))
     mine = array(ctx.rank)
-    found: dict[str, Any] = {op.value: group.all_reduce([mine + 1], op)[0] for op in Op}
-    found["dtypes"] = group.all_reduce([array(ctx.rank, dtype) for dtype in DTYPES], Op.SUM)
-    found["whole"] = group.all_reduce([(array(ctx.rank, "int64") - 2) * 2**60 // 49])[0]
-    found["scalar"], found["none"] = group.all_reduce([np.float32(ctx.rank), mine[:0]], Op.SUM)
-    found["rows"] = group.all_gather(array(ctx.rank, "float32", rows=ctx.rank))
-    found["much"] = group.all_gather(array(ctx.rank, rows=1000 if ctx.rank == 1 else 1))
-    found["words"] = group.all_gather(np.array([ctx.rank], np.uint32)).tolist()
-    found["from 2"] = group.broadcast(np.asfortranarray(mine), 2)
-    found["sent"], found["got"] = group.all_to_all(mine, [0, 1, 3])
-    found["even"] = group.all_to_all(mine[:3])[0]
-    found["shares"] = [group.reduce_scatter(mine, op) for op in Op]
+    found: dict[str, Any] = {op.value: group.all_reduce_(tensor(mine + 1), op) for op in Op}
+    found["dtypes"] = [group.all_reduce_(tensor(array(ctx.rank, d)), Op.SUM) for d in DTYPES]
+    found["whole"] = group.all_reduce_(tensor((array(ctx.rank, "int64") - 2) * 2**60 // 49))
+    found["scalar"] = group.all_reduce_(tensor(np.float32(ctx.rank)), Op.SUM)
+    found["none"] = group.all_reduce_(tensor(mine[:0]), Op.SUM)
+    found["scaled"] = group.all_reduce_(tensor(mine), Op.SUM, "", 0.5, 4.0)
+    found["scaled much"] = group.all_reduce_(tensor(mine).repeat(900, 1), Op.SUM, "", 0.5, 4.0)
+    found["rows"] = group.all_gather(tensor(array(ctx.rank, "float32", rows=ctx.rank)))[0]
+    found["much"] = group.all_gather(tensor(array(ctx.rank, rows=1000 if ctx.rank == 1 else 1)))[0]
+    found["words"] = group.all_gather(tensor(np.array([ctx.rank], np.uint32)))[0].tolist()
+    found["from 2"] = group.broadcast_(tensor(mine), 2)
+    found["sent"], found["got"] = group.all_to_all(tensor(mine), [0, 1, 3])
+    found["even"] = group.all_to_all(tensor(mine[:3]))[0]
+    found["shares"] = [group.reduce_scatter(tensor(mine), op) for op in Op]
     found["objects"] = group.all_gather_object({"rank": ctx.rank, "much": "x" * ctx.rank})
+    found["large objects"] = [
+        len(each) for each in group.all_gather_object("x" * 10**ctx.rank * 500)
+    ]
     assert group.broadcast_object(Op.MAX if ctx.rank == 1 else None, 1) is Op.MAX
-    assert np.array_equal(mine, array(ctx.rank)), "arguments are not changed"
+    assert group.broadcast_object("x" * 50_000 if ctx.rank == 1 else None, 1) == "x" * 50_000
+    found["exchanges"] = exchanges_of_little(group)
     # What is submitted goes on beside, in order.
     waits = [group.submit(partial(beside, group, number)) for number in range(5)]
-    found["behind"] = group.all_reduce([mine], Op.SUM)[0]
+    found["behind"] = group.all_reduce_(tensor(mine), Op.SUM)
     assert [wait.result() for wait in waits] == [*range(5)]
     found |= narrow(group)
-    found |= refused(group, ctx)
+    refused(group)
     few = group.subgroup([2, 0])
     assert (few is None) == (ctx.rank == 1)
-    found["few"] = few and (few.rank, few.ranks, few.all_reduce([mine], Op.SUM)[0])
+    found["few"] = few and (few.rank, few.ranks, few.all_reduce_(tensor(mine), Op.SUM).numpy())
     group.barrier()
     found |= lost(group, ctx)
+    return {name: lowered(value) for name, value in found.items()}
+
+
+def exchanges_of_little(group: Any) -> list[int]:
+    """Return how many exchanges of announcements each operation takes."""
+    little, announcer = tensor(np.ones(3)), group._wire._announcer
+    operations: tuple[Any, ...] = (
+        lambda: group.all_reduce_(little),
+        lambda: group.all_gather(little),
+        lambda: group.broadcast_(little, 0),
+        lambda: group.all_to_all(little),
+        lambda: group.reduce_scatter(little),
+        lambda: group.all_gather_object(group.rank),
+        lambda: group.broadcast_object(group.rank),
+    )
+    found = []
+    for operate in operations:
+        before = announcer._count
+        operate()
+        found.append(announcer._count - before)
     return found
 
 
+def lowered(value: Any) -> Any:
+    if isinstance(value, list):
+        return [lowered(item) for item in value]
+    return value.numpy() if hasattr(value, "detach") else value
+
+
 def beside(group: Any, number: int) -> int:
-    group.tensors.barrier()
+    group.barrier()
     return number
 
 
 def narrow(group: Any) -> dict[str, Any]:
-    """Exchange bfloat16, which numpy knows by `ml_dtypes` alone."""
-    from ml_dtypes import bfloat16
+    import torch
 
-    mine = array(group.rank).astype(bfloat16)
-    (total,) = group.all_reduce([mine])
-    whole, (rows, got) = group.all_gather(mine[:, 0]), group.all_to_all(mine[:3, 0])
-    assert {each.dtype for each in (total, whole, rows)} == {np.dtype(bfloat16)}
-    return {"narrow": [each.astype(np.float32) for each in (total, whole, rows)] + [got]}
+    mine = tensor(array(group.rank)).to(torch.bfloat16)
+    total = group.all_reduce_(mine.clone())
+    whole, _ = group.all_gather(mine[:, 0])
+    rows, got = group.all_to_all(mine[:3, 0])
+    assert {each.dtype for each in (total, whole, rows)} == {torch.bfloat16}
+    return {"narrow": [total.float(), whole.float(), rows.float(), got]}
 
 
-def refused(group: Any, ctx: NodeContext) -> dict[str, Any]:
+def refused(group: Any) -> None:
     """Ask for what cannot be; the group works afterwards."""
-    from sparkdl.core.errors import CollectiveError, ConfigError
+    import torch
 
-    said = []
-    with pytest.raises(CollectiveError) as info:
-        group.all_reduce([np.zeros(3 + (ctx.rank == 1), np.float32)], name="loss")
-    said.append(str(info.value))
-    with pytest.raises(CollectiveError) as info:
-        group.barrier() if ctx.rank else group.all_gather(np.zeros(3))
-    said.append(str(info.value))
+    from sparkdl.core.errors import ConfigError
+
     wrongs: tuple[Any, ...] = (
-        lambda: group.all_reduce([np.zeros(3, complex)]),
-        lambda: group.all_gather(np.array([object()])),
-        lambda: group.all_to_all(np.zeros(3), [1, 1, 0]),
-        lambda: group.all_to_all(np.zeros(4)),
-        lambda: group.broadcast(np.zeros(3), SIZE),
+        lambda: group.all_to_all(torch.zeros(3), [1, 1, 0]),
+        lambda: group.all_to_all(torch.zeros(4)),
+        lambda: group.broadcast_(torch.zeros(3), SIZE),
         lambda: group.subgroup([0, 0]),
         lambda: group.subgroup([SIZE]),
     )
@@ -102,16 +135,13 @@ def refused(group: Any, ctx: NodeContext) -> dict[str, Any]:
         with pytest.raises(ConfigError):
             wrong()
     group.barrier()
-    return {"refused": said}
 
 
 def lost(group: Any, ctx: NodeContext) -> dict[str, Any]:
     """Wait for a member that does not come, and for one that has gone."""
-    import sparkdl.collectives.gloo as gloo
-    from sparkdl.collectives.group import connect
+    from sparkdl.collectives.connect import connect
     from sparkdl.core.errors import CollectiveError
 
-    assert gloo.CONNECT_TIMEOUT_S > 1
     hasty = connect(ctx.rank, SIZE, ctx.all_gather, ctx.member.host, 1.0)
     said = []
     if ctx.rank:
@@ -127,7 +157,7 @@ def lost(group: Any, ctx: NodeContext) -> dict[str, Any]:
     return {"lost": [*said, str(info.value)]}
 
 
-def test_members_have_what_numpy_computes() -> None:  # noqa: PLR0915 (one line, one result)
+def test_members_have_what_numpy_computes() -> None:
     arrays = [array(rank) for rank in range(SIZE)]
     stack = np.stack(arrays)
     options: dict[str, Any] = {"framework": "torch", "feeding": Feeding(fed=False)}
@@ -152,6 +182,8 @@ def test_members_have_what_numpy_computes() -> None:  # noqa: PLR0915 (one line,
         wide = ((stack.astype("int64") - 2) * 2**60 // 49).sum(0)
         np.testing.assert_array_equal(found["whole"], np.sign(wide) * (np.abs(wide) // SIZE))
         assert (float(found["scalar"]), found["none"].shape) == (3.0, (0, 3))
+        np.testing.assert_array_equal(found["scaled"], stack.sum(0) * 2)
+        np.testing.assert_array_equal(found["scaled much"], np.tile(stack.sum(0) * 2, (900, 1)))
         rows = [array(other, "float32", rows=other) for other in range(SIZE)]
         np.testing.assert_array_equal(found["rows"], np.concatenate(rows))
         much = [array(other, rows=1000 if other == 1 else 1) for other in range(SIZE)]
@@ -161,25 +193,21 @@ def test_members_have_what_numpy_computes() -> None:  # noqa: PLR0915 (one line,
         start, rows_each = [0, 0, 1][rank], [0, 1, 3][rank]
         sent = [each[start : start + rows_each] for each in arrays]
         np.testing.assert_array_equal(found["sent"], np.concatenate(sent))
-        assert found["got"].tolist() == [rows_each] * SIZE
+        assert found["got"] == [rows_each] * SIZE
         np.testing.assert_array_equal(found["even"], stack[:, rank])
         mine = stack[:, shares[rank]]
         expected_shares = [mine.mean(0), mine.sum(0), mine.min(0), mine.max(0), mine.prod(0)]
         for share, expected in zip(found["shares"], expected_shares, strict=True):
             np.testing.assert_allclose(share, expected, rtol=1e-15)
+        assert found["exchanges"] == [1] * 7, "what little there is comes with the announcement"
+        assert found["large objects"] == [500, 5000, 50_000]
         assert found["objects"] == [{"rank": r, "much": "x" * r} for r in range(SIZE)]
         np.testing.assert_array_equal(found["behind"], stack.sum(0))
         total, whole, exchanged, got = found["narrow"]
         np.testing.assert_allclose(total, stack.mean(0), rtol=2**-7)
         np.testing.assert_array_equal(whole, stack[:, :, 0].reshape(-1))
         np.testing.assert_array_equal(exchanged, stack[:, rank, 0])
-        assert got.tolist() == [1] * SIZE
-        shape, kind = found["refused"]
-        assert "rank 1: all_reduce" in shape
-        assert "[[4]]" in shape
-        assert "loss" in shape
-        assert "rank 0: all_gather" in kind
-        assert "rank 2: barrier" in kind
+        assert got == [1] * SIZE
         if rank == 1:
             assert found["few"] is None
         else:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
@@ -125,11 +124,13 @@ def test_trace_shows_both_generations_of_a_node_that_was_killed(tmp_path: Path) 
 
 
 def reduce(args: Any, ctx: NodeContext) -> None:
-    from sparkdl.collectives.group import connect
+    import torch
+
+    from sparkdl.collectives.connect import connect
 
     group = connect(ctx.rank, ctx.num_workers, ctx.all_gather, "127.0.0.1", SOON_S)
     for number in range(args):
-        group.all_reduce([np.ones(1000, np.float32)], name=f"gradients {number}")
+        group.all_reduce_(torch.ones(1000), what=f"gradients {number}")
     group.close()
 
 

@@ -5,13 +5,12 @@ Runs in: child
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from sparkdl.core.errors import CollectiveError, ConfigError, RemovedError, SparkdlError
+from sparkdl.core.errors import ConfigError, RemovedError, SparkdlError
 from sparkdl.node.context import NodeContext
 
 DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -24,25 +23,7 @@ def everything(args: Any, ctx: NodeContext) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    found = {case.__name__: case() for case in CASES} | {"joins": joins()}
-    return found | {"transport": transport()}
-
-
-def everything_without_torch(args: Any, ctx: NodeContext) -> dict[str, Any]:
-    """Run all cases where PyTorch cannot be imported."""
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    found: dict[str, Any] = {case.__name__: case() for case in CASES}
-    found["transport"] = transport()
-    try:
-        begin().join()
-    except ConfigError as error:
-        found["joins"] = str(error)
-    begin().shutdown()
-    try:
-        begin()
-    except CollectiveError as error:
-        found["again"] = str(error)
-    return found
+    return {case.__name__: case() for case in CASES} | {"joins": joins()}
 
 
 def missing_names(asked: list[tuple[str, str]], ctx: NodeContext) -> list[tuple[str, str]]:
@@ -74,11 +55,6 @@ def begin() -> Any:
 
     hvd.init()
     return hvd
-
-
-def transport() -> str:
-    hvd = begin()
-    return str(hvd.group_of(hvd.global_process_set).transport)
 
 
 def reduces_all_types() -> dict[str, Any]:
@@ -136,7 +112,6 @@ def scales() -> dict[str, Any]:
         "float": scaled.numpy(),
         "int": odd.numpy(),
         "bf16": small.numpy(),
-        "transport": transport(),
     }
 
 
@@ -454,12 +429,11 @@ def refuses() -> dict[str, Any]:
         "splits": lambda: hvd.alltoall(tf.ones([3]), [1, 1]),
         "barrier in a graph": tf.function(hvd.barrier, autograph=False),
     }
-    if transport() == "gloo":  # which looks at what others call
-        other = tf.Variable(tf.ones([2 + hvd.rank()]))
-        state = hvd.elastic.ObjectState()
-        in_graph = tf.function(lambda: hvd.allreduce(other))
-        asked["other variables"] = lambda: hvd.broadcast_variables([other], root_rank=0)
-        asked["other shapes in a graph"] = lambda: hvd.elastic.run(lambda _: in_graph())(state)
+    other = tf.Variable(tf.ones([2 + hvd.rank()]))
+    state = hvd.elastic.ObjectState()
+    in_graph = tf.function(lambda: hvd.allreduce(other))
+    asked["other variables"] = lambda: hvd.broadcast_variables([other], root_rank=0)
+    asked["other shapes in a graph"] = lambda: hvd.elastic.run(lambda _: in_graph())(state)
     found: dict[str, Any] = {}
     for name, call in asked.items():
         try:
@@ -494,14 +468,13 @@ def raises_tensorflows_errors() -> dict[str, Any]:
         "scalar": lambda: hvd.reducescatter(tf.constant(1.0)),
         "scalar in a graph": tf.function(lambda: hvd.allgather(tf.constant(1.0))),
     }
-    if transport() == "gloo":
-        asked |= {
-            "shapes": lambda: hvd.allreduce(x),
-            "types": lambda: hvd.broadcast(tf.ones([2], tf.int32 if rank else tf.float32), 0),
-            "same bytes": lambda: hvd.broadcast(tf.ones([2, 3] if rank else [3, 2]), 0),
-            "roots": lambda: hvd.broadcast(tf.ones([2]), rank),
-            "gradient": backward,
-        }
+    asked |= {
+        "shapes": lambda: hvd.allreduce(x),
+        "types": lambda: hvd.broadcast(tf.ones([2], tf.int32 if rank else tf.float32), 0),
+        "same bytes": lambda: hvd.broadcast(tf.ones([2, 3] if rank else [3, 2]), 0),
+        "roots": lambda: hvd.broadcast(tf.ones([2]), rank),
+        "gradient": backward,
+    }
     found: dict[str, Any] = {}
     for name, call in asked.items():
         with pytest.raises(SparkdlError) as info:

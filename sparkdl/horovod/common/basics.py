@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from sparkdl.collectives.group import Op
+from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.horovod.common.exceptions import HorovodInternalError
 from sparkdl.horovod.common.process_sets import (
@@ -74,7 +74,6 @@ Adasum = "Adasum"
 def init(
     comm: Any = None,
     process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None,
-    transport: str | None = None,
 ) -> None:
     """Find the other processes, and connect with them. All call it; a second call does nothing.
 
@@ -83,13 +82,12 @@ def init(
     Args:
         comm: ranks of all processes, or nothing. There is no MPI, and so no communicator.
         process_sets: to make at once; `"dynamic"` is accepted, since sets can always be added.
-        transport: `gloo` or `tensorflow`, the same on all; not Horovod's. By default the best that
-            all have installed. `tensorflow` is TensorFlow's own: NCCL where it has GPUs.
 
     Raises:
         ConfigError: for a communicator, a part of the ranks, a process set that is there twice, or
             on a node that does not train.
         CollectiveError: if the processes do not reach each other.
+        FrameworkMissingError: if some of several processes have no PyTorch, which connects them.
     """
     if has_place():
         return
@@ -98,7 +96,7 @@ def init(
             f"hvd.init(comm={comm!r}): sparkdl uses no MPI. Leave comm out; for a part of the "
             "processes use process_sets"
         )
-    here = enter(transport)
+    here = enter()
     if comm and sorted(comm) != list(range(here.size)):
         leave()
         raise ConfigError(
@@ -186,19 +184,6 @@ def op_of(op: Any = None, average: bool | None = None) -> Op:
     return op
 
 
-def check_differentiable(op: Op) -> None:
-    """Check that gradients flow back through a reduction.
-
-    Raises:
-        ConfigError: for others than sums and averages.
-    """
-    if op not in (Op.SUM, Op.AVERAGE):
-        raise ConfigError(
-            f"there is no gradient of a reduction by {op.value}: detach the tensor, or use "
-            "hvd.Sum or hvd.Average"
-        )
-
-
 def gloo_built(verbose: bool = False) -> bool:
     """Whether gloo can carry the collectives: PyTorch, which brings it, is installed."""
     return find_spec("torch") is not None
@@ -206,7 +191,7 @@ def gloo_built(verbose: bool = False) -> bool:
 
 def gloo_enabled() -> bool:
     """Whether gloo carries the collectives."""
-    return place().world.transport == "gloo" if has_place() else gloo_built()
+    return gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:

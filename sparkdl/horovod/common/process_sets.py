@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collectives.group import Group, connect
+from sparkdl.collectives.connect import connect
+from sparkdl.collectives.group import Group
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.world import Member
@@ -144,7 +145,7 @@ def has_place() -> bool:
     return bool(_PLACE)
 
 
-def enter(transport: str | None = None) -> Place:
+def enter() -> Place:
     """Find the other processes and connect with them; alone outside of a node.
 
     Raises:
@@ -163,7 +164,7 @@ def enter(transport: str | None = None) -> Place:
     else:
         trainers: Sequence[Member] = ctx.world.trainers
         host, timeout_s = ctx.member.host, OPERATION_TIMEOUT_S
-        world = connect(ctx.rank, len(trainers), ctx.all_gather, host, timeout_s, transport)
+        world = connect(ctx.rank, len(trainers), ctx.all_gather, host, timeout_s)
         place = Place(Seat.of(ctx), world)
     _PLACE[:] = [place]
     global_process_set.ranks = list(range(place.size))

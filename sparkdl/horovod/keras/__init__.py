@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sparkdl.collectives.group import Op
+from sparkdl.collectives.transport import Op
 from sparkdl.horovod.common import basics
 from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
 from sparkdl.horovod.common.basics import Average, ProcessSet, global_process_set

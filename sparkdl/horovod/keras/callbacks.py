@@ -15,8 +15,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank, size
 from sparkdl.horovod.common.elastic import State
@@ -110,9 +108,13 @@ class MetricAverage:
         names = sorted(logs or {})
         if logs is None or not names:
             return
-        values = np.array([float(logs[name]) for name in names], np.float64)
-        name = f"the metrics {', '.join(names)}"
-        (means,) = group_of(self.process_set).all_reduce([values], name=name)
+        group = group_of(self.process_set)
+        if group.size == 1:
+            return
+        import torch
+
+        values = torch.tensor([float(logs[name]) for name in names], dtype=torch.float64)
+        means = group.all_reduce_(values, what=f"the metrics {', '.join(names)}")
         logs.update(zip(names, means.tolist(), strict=True))
 
 

@@ -24,8 +24,6 @@ from sparkdl.horovod.tensorflow.optimizer import build, variables_of
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run", "run_fn"]
 
 T = TypeVar("T")
-_THEIRS = "Collective"
-"""In the errors of TensorFlow's own collective operations."""
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
@@ -46,7 +44,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
         except HorovodInternalError:
             raise
         except tf.errors.OpError as error:
-            if Code.COLLECTIVE_FAILED.is_in(text := str(error.message)) or _THEIRS in text:
+            if Code.COLLECTIVE_FAILED.is_in(str(error.message)):
                 raise HorovodInternalError(error.message) from error
             raise
 

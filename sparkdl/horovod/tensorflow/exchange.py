@@ -1,132 +1,138 @@
-"""How tensors of TensorFlow travel between the members of a process set, eagerly and in graphs.
+"""The border of TensorFlow: its tensors are lent to a group by DLPack, eagerly and in graphs.
 
 Runs in: child
 
-Where the members are connected by something else than TensorFlow, tensors travel as arrays of
-numpy: in a graph by one `tf.numpy_function` for each exchange. Members must exchange in the same
-order, and TensorFlow runs independent operations in any order. So each exchange reads a variable
-before it and writes it after it: TensorFlow's automatic control dependencies keep these in the
-order of the program, across functions, branches and loops.
+In a graph each exchange is one `tf.py_function`. Members must exchange in the same order, and
+TensorFlow runs independent operations in any order. So each exchange reads a variable before it and
+writes it after it: TensorFlow's automatic control dependencies keep these in the order of the
+program, across functions, branches and loops. Tensors of GPUs go through the host's memory.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from sparkdl.collectives.group import Group, Op
-from sparkdl.collectives.tensorflow import (
-    Collectives,
-    TensorFlowGroup,
-    as_tensorflow_error,
-    counter,
-    tensorflow_errors,
-)
+from sparkdl.collectives.group import Group
 from sparkdl.core.codes import Code
-from sparkdl.core.errors import CollectiveError, ConfigError, RemovedError
+from sparkdl.core.errors import (
+    CollectiveError,
+    ConfigError,
+    FrameworkMissingError,
+    MismatchError,
+    RemovedError,
+    SparkdlError,
+)
 from sparkdl.horovod.common import ProcessSet, group_of
+from sparkdl.horovod.common.operations import Call, fill
 
-Function = Callable[..., Sequence[np.ndarray]]
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+Function = Callable[..., Sequence["torch.Tensor"]]
+_ALIGN_NBYTES = 64
+"""Eigen's with AVX-512: TensorFlow takes over nothing else."""
 
 
-class ArrayExchange:
-    """What the members of a process set do with tensors, as numpy arrays of their group.
+def operate(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[list[Any], Any]:
+    """Return the results of a call of the table, and the counts, int64 `[tensors, members]`.
 
-    `collectives.tensorflow.Collectives` does the same by TensorFlow's own operations.
+    Gradients flow back through the results, by the table's rule.
+
+    Args:
+        splits: of `ALL_TO_ALL`, a tensor, as they may be known in a graph's run alone.
+
+    Raises:
+        NotInitializedError, ConfigError, CollectiveError: also as errors of TensorFlow, see
+            `tensorflow_errors`; the last inside of graphs as TensorFlow makes it.
     """
+    import tensorflow as tf
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    group = members(call.process_set)
+    extra = [] if splits is None else [splits]
 
-    def all_reduce(self, tensors: Sequence[Any], op: Op, name: str | None = None) -> list[Any]:
-        """Return the tensors reduced over all members."""
+    def move(*given: torch.Tensor) -> list[torch.Tensor]:
+        import torch
 
-        def work(*arrays: np.ndarray) -> list[np.ndarray]:
-            return self.group.all_reduce([np.asarray(array) for array in arrays], op, name)
+        own = call if splits is None else replace(call, splits=given[-1].tolist())
+        results, counts = group.run(lambda: own.move(group, given[: len(tensors)]))
+        return [*results, torch.tensor(counts, dtype=torch.int64)]
 
-        return in_turn(work, tensors, [(t.dtype, t.shape) for t in tensors])
+    def back(*given: torch.Tensor) -> list[torch.Tensor]:
+        return list(call.gradient(group, given[:-1], given[-1].tolist()))
 
-    def all_gather(self, tensors: Sequence[Any], name: str | None = None) -> list[Any]:
-        """Return, for each tensor, the rows of all members."""
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def operation(*given: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
+        shape_of = _same if call.row.keeps_shape else any_rows
+        like = [*((each.dtype, shape_of(each)) for each in given), (tf.int64, None)]
+        results = in_turn(move, [*given, *extra], like)
 
-        def work(*arrays: np.ndarray) -> list[np.ndarray]:
-            return [self.group.all_gather(np.asarray(array), name) for array in arrays]
+        def gradient(*upstream: Any) -> list[Any]:
+            grads = [tf.convert_to_tensor(grad) for grad in upstream[:-1]]
+            return in_turn(back, [*grads, results[-1]], [(t.dtype, t.shape) for t in given])
 
-        return in_turn(work, tensors, [(t.dtype, any_rows(t)) for t in tensors])
+        return results, gradient
 
-    def broadcast(self, tensors: Sequence[Any], root: int, name: str | None = None) -> list[Any]:
-        """Return the tensors of member `root`, a rank within the group; they travel as one."""
-
-        def work(*arrays: np.ndarray) -> list[np.ndarray]:
-            parts = [np.asarray(array) for array in arrays]
-            flat = np.concatenate([as_bytes(part) for part in parts])
-            all_kinds = ", ".join(f"{part.dtype.name} {part.shape}" for part in parts)
-            flat = self.group.broadcast(flat, root, f"{name or ''} of {all_kinds}")
-            ends = np.cumsum([part.nbytes for part in parts])[:-1]
-            return [
-                cut.view(part.dtype).reshape(part.shape)
-                for cut, part in zip(np.split(flat, ends), parts, strict=True)
-            ]
-
-        return in_turn(work, tensors, [(t.dtype, t.shape) for t in tensors])
-
-    def all_to_all(self, tensor: Any, splits: Any, name: str | None = None) -> tuple[Any, Any]:
-        """Return the rows received, and how many came from each member."""
-        import tensorflow as tf
-
-        def work(array: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-            wanted = np.asarray(counts) if np.size(counts) else None
-            rows, got = self.group.all_to_all(np.asarray(array), wanted, name)
-            return [rows, got.astype(np.int32)]
-
-        like = [(tensor.dtype, any_rows(tensor)), (tf.int32, tf.TensorShape([self.group.size]))]
-        rows, got = in_turn(work, [tensor, splits], like)
-        return rows, got
-
-    def reduce_scatter(self, tensors: Sequence[Any], op: Op, name: str | None = None) -> list[Any]:
-        """Return, for each tensor, this member's share of its reduced rows."""
-
-        def work(*arrays: np.ndarray) -> list[np.ndarray]:
-            return [self.group.reduce_scatter(np.asarray(array), op, name) for array in arrays]
-
-        return in_turn(work, tensors, [(t.dtype, any_rows(t)) for t in tensors])
+    *results, counts = operation(*tensors)
+    return results, counts
 
 
-Exchange = ArrayExchange | Collectives
+def broadcast_all(tensors: Sequence[Any], root_rank: int, process_set: ProcessSet) -> list[Any]:
+    """Return the tensors of `root_rank`; small ones travel together."""
+    group = members(process_set)
+
+    def move(*given: torch.Tensor) -> list[torch.Tensor]:
+        copies = [tensor.clone() for tensor in given]
+        group.run(lambda: fill(group, copies, root_rank))
+        return copies
+
+    return in_turn(move, tensors, [(tensor.dtype, tensor.shape) for tensor in tensors])
 
 
-def exchange_for(process_set: ProcessSet) -> Exchange:
-    """Return how tensors travel in a process set: by TensorFlow's own operations, or as arrays.
+def members(process_set: ProcessSet) -> Group:
+    """Return the group of a process set.
 
     Raises:
         NotInitializedError, ConfigError: see `group_of`; an `InvalidArgumentError` as well.
     """
     with tensorflow_errors():
-        group = group_of(process_set)
-    return group.exchange if isinstance(group, TensorFlowGroup) else ArrayExchange(group)
+        return group_of(process_set)
 
 
 def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """Call `work` with the tensors as arrays, after every earlier exchange of this process.
+    """Call `work` with the tensors as PyTorch's, after every earlier exchange of this process.
 
     Args:
-        work: returns one array for each of `like`.
+        work: returns one tensor for each of `like`, in memory of its own.
         like: dtype and shape of each result.
 
     Raises:
         CollectiveError: eagerly; one of TensorFlow's as well, see `tensorflow_errors`.
+        ConfigError: for tensors of strings and other objects; likewise.
     """
     import tensorflow as tf
 
+    for tensor in tensors:
+        if (
+            not (tensor.dtype.is_numpy_compatible and tensor.dtype.size)
+            or tensor.dtype.is_quantized
+        ):
+            wrong = ConfigError(
+                f"tensors of dtype {tensor.dtype.name} cannot travel; use "
+                "broadcast_object or allgather_object"
+            )
+            raise as_tensorflow_error(wrong)
     if tf.executing_eagerly():
-        with tensorflow_errors():
-            results = work(*[np.asarray(tensor) for tensor in tensors])  # views: `.numpy()` copies
-        return [tf.convert_to_tensor(result) for result in results]
+        with tensorflow_errors(), tf.device("CPU:0"):
+            return _moved(work, *map(tf.identity, tensors))
     with tf.device("CPU:0"), tf.control_dependencies([turn().read_value()]):
-        results = tf.numpy_function(_coded(work), list(tensors), [dtype for dtype, _ in like])
+        coded = _coded(functools.partial(_moved, work))
+        results = tf.py_function(coded, list(tensors), [dtype for dtype, _ in like])
     with tf.control_dependencies(list(results)):
         turn().assign_add(1)
     for result, (_, shape) in zip(results, like, strict=True):
@@ -134,12 +140,33 @@ def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, An
     return list(results)
 
 
-def _coded(work: Function) -> Function:
+def _moved(work: Function, *tensors: Any) -> list[Any]:
+    """Call `work` with tensors that PyTorch sees where they are, and give back what it returns."""
+    import tensorflow as tf
+
+    try:
+        from torch import contiguous_format
+        from torch.utils.dlpack import from_dlpack, to_dlpack
+    except ImportError as error:
+        raise FrameworkMissingError(
+            "tensors of TensorFlow travel by PyTorch, which this node does not have: pip install "
+            "torch"
+        ) from error
+    lent = [from_dlpack(tensor) for tensor in tensors]
+    results = []
+    for result in work(*lent):
+        is_taken = result.is_contiguous() and not result.data_ptr() % _ALIGN_NBYTES
+        whole = result if is_taken else result.clone(memory_format=contiguous_format)
+        results.append(tf.experimental.dlpack.from_dlpack(to_dlpack(whole)))
+    return results
+
+
+def _coded(work: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """Have errors say their code: TensorFlow makes text of what is raised inside a graph."""
 
-    def coded(*arrays: np.ndarray) -> Sequence[np.ndarray]:
+    def coded(*tensors: Any) -> list[Any]:
         try:
-            return work(*arrays)
+            return work(*tensors)
         except CollectiveError as error:
             raise type(error)(f"{Code.COLLECTIVE_FAILED} {error}") from error.__cause__
 
@@ -189,25 +216,80 @@ def any_rows(tensor: Any) -> Any:
     return tf.TensorShape([None]).concatenate(tensor.shape[1:])
 
 
-def as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return the bytes of an array, `[nbytes]`.
+def _same(tensor: Any) -> Any:
+    return tensor.shape
 
-    Raises:
-        ConfigError: if it is one of strings or objects.
+
+def outside_of_functions(make: Callable[[], T]) -> T:
+    """Return the result of `make`, which may create variables at any trace of a `tf.function`.
+
+    `tf.init_scope` leaves the graph of a function but not its variable creator, and that refuses
+    variables from the second trace on. Both belong to a thread, so another thread has neither.
     """
-    if array.dtype.hasobject:
-        raise ConfigError(f"tensors of dtype {array.dtype} cannot be sent; use broadcast_object")
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def differentiable(
-    forward: Callable[..., list[Any]], gradient: Callable[..., list[Any]], inputs: Sequence[Any]
-) -> list[Any]:
-    """Return `forward(*inputs)`; its gradient is what `gradient` makes of the one from above."""
     import tensorflow as tf
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def operation(*tensors: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
-        return forward(*tensors), gradient
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def made() -> T:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(make).result()
 
-    return list(operation(*inputs))
+    result: T = made()
+    return result
+
+
+def counter(device: str) -> Any:
+    """Return a new variable that counts exchanges."""
+    import tensorflow as tf
+
+    def make() -> Any:
+        with tf.device(device):
+            return tf.Variable(0, trainable=False, dtype=tf.int32, name="sparkdl_exchanges")
+
+    return outside_of_functions(make)
+
+
+@contextmanager
+def tensorflow_errors() -> Iterator[None]:
+    """Turn `CollectiveError` and `ConfigError` inside into errors that are TensorFlow's as well.
+
+    `FailedPreconditionError` if members called different things, `InvalidArgumentError` for what
+    cannot be, `UnknownError` for lost members: those that Horovod's operations raise.
+    """
+    try:
+        yield
+    except (CollectiveError, ConfigError) as error:
+        raise as_tensorflow_error(error) from error.__cause__
+
+
+def as_tensorflow_error(error: SparkdlError) -> SparkdlError:
+    """Return the error as one that is TensorFlow's as well; itself if it is already."""
+    import tensorflow as tf
+
+    is_both = isinstance(error, tf.errors.OpError)
+    return error if is_both else _made(type(error), str(error))
+
+
+def _made(kind: Any, message: str) -> SparkdlError:
+    made: SparkdlError = _both(kind)(None, None, message)
+    return made
+
+
+@functools.cache
+def _both(kind: Any) -> Any:
+    import tensorflow as tf
+
+    theirs: Any = tf.errors.UnknownError
+    if issubclass(kind, ConfigError):
+        theirs = tf.errors.InvalidArgumentError
+    elif issubclass(kind, MismatchError):
+        theirs = tf.errors.FailedPreconditionError
+
+    # AutoGraph makes errors anew with their place in the source if they take these arguments.
+    def __init__(self: Any, node_def: Any, op: Any, message: str, *args: Any) -> None:  # noqa: N807
+        theirs.__init__(self, node_def, op, message, *args)
+
+    def __reduce__(self: Any) -> Any:  # noqa: N807
+        return _made, (kind, self.message)
+
+    members = {"__init__": __init__, "__reduce__": __reduce__, "__module__": kind.__module__}
+    return type(kind.__name__, (kind, theirs), members | {"__doc__": kind.__doc__})

@@ -15,7 +15,7 @@ from sparkdl.horovod.common import (
     group_of,
 )
 from sparkdl.horovod.common.process_sets import root_in
-from sparkdl.horovod.tensorflow.exchange import exchange_for
+from sparkdl.horovod.tensorflow.exchange import broadcast_all, members
 
 __all__ = [
     "allgather_object",
@@ -45,12 +45,12 @@ def broadcast_variables(
     import tensorflow as tf
 
     targets = list(variables)
-    exchange = exchange_for(process_set)
-    root = root_in(exchange.group, root_rank)
-    if not targets or exchange.group.size == 1:
+    group = members(process_set)
+    root_in(group, root_rank)
+    if not targets or group.size == 1:
         return
     values = [tf.convert_to_tensor(variable) for variable in targets]
-    results = exchange.broadcast(values, root, "variables")
+    results = broadcast_all(values, root_rank, process_set)
     for variable, value in zip(targets, results, strict=True):
         variable.assign(value)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.collectives.group import Op
+from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set, op_of
 from sparkdl.horovod.common.buckets import Slot, plan

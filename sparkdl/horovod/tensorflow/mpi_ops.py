@@ -12,11 +12,10 @@ call something else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sparkdl.collectives.group import Op, even_splits
-from sparkdl.collectives.tensorflow import tensorflow_errors
+from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.horovod.common import (
     basics,
@@ -32,10 +31,18 @@ from sparkdl.horovod.common.basics import (
     Average,
     ProcessSet,
     Sum,
-    check_differentiable,
     global_process_set,
 )
 from sparkdl.horovod.common.compression import narrowed
+from sparkdl.horovod.common.operations import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    REDUCE_SCATTER,
+    Call,
+    reduction,
+)
 from sparkdl.horovod.common.process_sets import root_in
 from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
     check_extension,
@@ -43,7 +50,7 @@ from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
     num_rank_is_power_2,
 )
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
-from sparkdl.horovod.tensorflow.exchange import Exchange, differentiable, exchange_for, with_rows
+from sparkdl.horovod.tensorflow.exchange import operate, tensorflow_errors, with_rows
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
 
 OPERATIONS = (
@@ -88,20 +95,8 @@ def grouped_allgather(
 
     if not tensors:
         return []
-    exchange = exchange_for(process_set)
     inputs = [with_rows(tf.convert_to_tensor(tensor)) for tensor in tensors]
-
-    def gather(*parts: Any) -> list[Any]:
-        return exchange.all_gather(list(parts), name)
-
-    def gradient(*upstream: Any) -> list[Any]:
-        means = exchange.all_reduce([tf.convert_to_tensor(g) for g in upstream], Op.AVERAGE)
-        rows = tf.stack([tf.shape(part, tf.int64)[0] for part in inputs])
-        (counts,) = exchange.all_gather([rows[tf.newaxis]])
-        starts = tf.reduce_sum(counts[: exchange.group.rank], 0)
-        return [mean[starts[i] : starts[i] + rows[i]] for i, mean in enumerate(means)]
-
-    return differentiable(gather, gradient, inputs)
+    return operate(Call(ALL_GATHER, process_set, name), inputs)[0]
 
 
 def broadcast(
@@ -119,17 +114,10 @@ def broadcast(
     """
     import tensorflow as tf
 
-    exchange = exchange_for(process_set)
-    root = root_in(exchange.group, root_rank)
-
-    def send(value: Any) -> list[Any]:
-        return exchange.broadcast([value], root, name)
-
-    def gradient(upstream: Any) -> list[Any]:
-        means = exchange.all_reduce([tf.convert_to_tensor(upstream)], Op.AVERAGE)
-        return means if exchange.group.rank == root else [tf.zeros_like(means[0])]
-
-    return differentiable(send, gradient, [tf.convert_to_tensor(tensor)])[0]
+    call = Call(BROADCAST, process_set, name, root=root_rank)
+    with tensorflow_errors():
+        root_in(group_of(process_set), root_rank)
+    return operate(call, [tf.convert_to_tensor(tensor)])[0][0]
 
 
 def alltoall(
@@ -150,24 +138,10 @@ def alltoall(
     """
     import tensorflow as tf
 
-    exchange = exchange_for(process_set)
-    rows = with_rows(tf.convert_to_tensor(tensor))
-    counts = tf.zeros([0], tf.int32) if splits is None else tf.cast(splits, tf.int32)
-    if tf.executing_eagerly():
-        with tensorflow_errors():
-            even_splits(int(rows.shape[0]), exchange.group.size, counts.numpy())
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def send(value: Any) -> tuple[Any, Callable[..., Any]]:
-        received, got = exchange.all_to_all(value, counts, name)
-
-        def gradient(upstream: Any, _: Any = None) -> Any:
-            return exchange.all_to_all(tf.convert_to_tensor(upstream), got)[0]
-
-        return (received, got), gradient
-
-    received, got = send(rows)
-    return received if splits is None else (received, got)
+    rows, call = with_rows(tf.convert_to_tensor(tensor)), Call(ALL_TO_ALL, process_set, name)
+    counts = None if splits is None else tf.cast(splits, tf.int32)
+    (received,), got = operate(call, [rows], counts)
+    return received if splits is None else (received, tf.cast(got[0], tf.int32))
 
 
 def allreduce(  # noqa: PLR0913 (Horovod's arguments)
@@ -214,26 +188,16 @@ def grouped_allreduce(  # noqa: PLR0913 (Horovod's arguments)
     """Return the tensors reduced in one exchange; see `allreduce`."""
     import tensorflow as tf
 
-    how, exchange = op_of(op, average), exchange_for(process_set)
     factors = (prescale_factor, postscale_factor)
-    reduction, after = _with_factor(how, postscale_factor, exchange.group.size)
-
-    def reduce(*inputs: Any) -> list[Any]:
-        scaled = [_scaled(_checked(tensor, how), prescale_factor) for tensor in inputs]
-        return [_scaled(t, after) for t in exchange.all_reduce(scaled, reduction, name)]
-
-    def gradient(*upstream: Any) -> list[Any]:
-        check_differentiable(how)
-        return reduce(*[tf.convert_to_tensor(g) for g in upstream])
-
+    call = reduction(ALL_REDUCE, op, average, name, factors, process_set)
     results = [
-        _reduce_slices(exchange, t, how, factors) if isinstance(t, tf.IndexedSlices) else None
-        for t in tensors
+        _reduce_slices(call, t) if isinstance(t, tf.IndexedSlices) else None for t in tensors
     ]
     dense = [i for i, result in enumerate(results) if result is None]
     if dense:
-        narrow, widened = narrowed([tf.convert_to_tensor(tensors[i]) for i in dense], compression)
-        reduced = widened(differentiable(reduce, gradient, narrow))
+        inputs = [_checked(tf.convert_to_tensor(tensors[i]), call.op) for i in dense]
+        narrow, widened = narrowed(inputs, compression)
+        reduced = widened(operate(call, narrow)[0])
         for i, tensor in zip(dense, reduced, strict=True):
             results[i] = tensor
     return results
@@ -278,23 +242,11 @@ def grouped_reducescatter(
 
     if not tensors:
         return []
-    exchange, how = exchange_for(process_set), op_of(op)
-    reduction, after = _with_factor(how, postscale_factor, exchange.group.size)
-
-    def scatter(*inputs: Any) -> list[Any]:
-        scaled = [_scaled(_checked(tensor, how), prescale_factor) for tensor in inputs]
-        shares = exchange.reduce_scatter(scaled, reduction, name)
-        return [_scaled(share, after) for share in shares]
-
-    def gradient(*upstream: Any) -> list[Any]:
-        check_differentiable(how)
-        factor = prescale_factor * postscale_factor
-        factor *= exchange.group.size if how is Op.SUM else 1.0  # as Horovod's
-        return exchange.all_gather([_scaled(tf.convert_to_tensor(g), factor) for g in upstream])
-
-    inputs = [with_rows(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    factors = (prescale_factor, postscale_factor)
+    call = reduction(REDUCE_SCATTER, op, None, name, factors, process_set)
+    inputs = [_checked(with_rows(tf.convert_to_tensor(t)), call.op) for t in tensors]
     narrow, widened = narrowed(inputs, compression)
-    return widened(differentiable(scatter, gradient, narrow))
+    return widened(operate(call, narrow)[0])
 
 
 def _allreduce(
@@ -383,21 +335,24 @@ def _not_in_graph(what: str) -> None:
         )
 
 
-def _reduce_slices(exchange: Exchange, slices: Any, how: Op, factors: tuple[float, float]) -> Any:
+def _reduce_slices(call: Call, slices: Any) -> Any:
     import tensorflow as tf
 
-    if how not in (Op.AVERAGE, Op.SUM) or factors != (1.0, 1.0):
+    if call.op not in (Op.AVERAGE, Op.SUM) or (call.prescale, call.postscale) != (1.0, 1.0):
         raise RemovedError(
             "tf.IndexedSlices can be summed and averaged, without prescale_factor and "
             "postscale_factor; tf.convert_to_tensor them for anything else (sparse_as_dense=True)"
         )
-    values, indices = exchange.all_gather([slices.values, slices.indices])
-    if how is Op.AVERAGE and values.dtype.is_integer:
-        # Rows of the same index are added up by whoever reads them: none may be rounded before.
-        wide = tf.float32 if values.dtype.size < tf.int32.size else tf.float64
-        values = tf.cast(values, wide) / exchange.group.size
-    elif how is Op.AVERAGE:
-        values = _scaled(values, 1 / exchange.group.size)
+    gather = Call(ALL_GATHER, call.process_set)
+    values, indices = operate(gather, [slices.values, slices.indices])[0]
+    if call.op is Op.AVERAGE:
+        dtype = values.dtype
+        if dtype.is_integer:
+            # Whoever reads rows of the same index adds them up: none may be rounded before.
+            dtype = tf.float32 if dtype.size < tf.int32.size else tf.float64
+        # The number of members must not be rounded to a narrow float.
+        wide = tf.float32 if dtype.size < tf.float32.size else dtype
+        values = tf.cast(tf.cast(values, wide) / call.group.size, dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
@@ -410,25 +365,3 @@ def _checked(tensor: Any, how: Op) -> Any:
         f"tensors of dtype {tensor.dtype.name} cannot be reduced by {how.name.title()}; cast them "
         f"to {tf.int32.name} or {tf.float32.name}"
     )
-
-
-def _with_factor(how: Op, postscale: float, size: int) -> tuple[Op, float]:
-    """Return the reduction to perform, and the factor to apply to its result.
-
-    An average with a factor is a sum with another factor, so its result is rounded once.
-    """
-    if how is Op.AVERAGE and postscale != 1.0:
-        return Op.SUM, postscale / size
-    return how, postscale
-
-
-def _scaled(tensor: Any, factor: float) -> Any:
-    """Return the tensor times `factor`; whole numbers are rounded towards zero."""
-    import tensorflow as tf
-
-    if factor == 1.0:
-        return tensor
-    wide = tensor.dtype if tensor.dtype.is_floating else tf.float64
-    if wide.size < tf.float32.size:  # the factor must not be rounded to float16
-        wide = tf.float32
-    return tf.cast(tf.cast(tensor, wide) * factor, tensor.dtype)

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdl.collectives.group import Op
-from sparkdl.collectives.tensorflow import outside_of_functions
+from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.core.patch import Function, Patch
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
+from sparkdl.horovod.tensorflow.exchange import outside_of_functions
 from sparkdl.horovod.tensorflow.gradients import Groups, Reduction, key_of, layer_variables
 
 _log = logging.getLogger(__name__)

@@ -7,21 +7,18 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/functions.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, global_process_set, group_of
-from sparkdl.horovod.common.buckets import plan
+from sparkdl.horovod.common.operations import fill
 from sparkdl.horovod.common.process_sets import root_in
-from sparkdl.horovod.torch import kernels
 
 if TYPE_CHECKING:
     import torch
-
-    from sparkdl.collectives.group import Group
 
 __all__ = [
     "allgather_object",
@@ -92,7 +89,8 @@ def broadcast_parameters(
             raise ConfigError(
                 f"params[{name!r}] is a {type(value).__name__}, not a tensor: use broadcast_object"
             )
-    _fill(group_of(process_set), [tensor.detach() for tensor in tensors], root_rank)
+    group = group_of(process_set)
+    group.run(partial(fill, group, [tensor.detach() for tensor in tensors], root_rank))
 
 
 def broadcast_optimizer_state(
@@ -137,7 +135,7 @@ def broadcast_optimizer_state(
     state = broadcast_object(state, root_rank, None, process_set)
     if not is_root:
         state = mapped(state, allocated)
-    _fill(group, tensors, root_rank)
+    group.run(partial(fill, group, tensors, root_rank))
     if not is_root:
         optimizer.load_state_dict(state)
 
@@ -158,15 +156,3 @@ def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:
     if type(nest) in (list, tuple):
         return type(nest)(mapped(item, change) for item in nest)
     return change(nest)
-
-
-def _fill(group: Group, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
-    """Fill tensors with the root's; small ones of one dtype and device travel together."""
-    root_in(group, root_rank)
-    slots = [kernels.slot_of(tensor) for tensor in tensors]
-    for bucket in plan(slots, range(len(slots))).buckets:
-        part = [tensors[number] for number in bucket]
-        flat = kernels.flat(part, in_place=True)
-        name = f"of {[list(tensor.shape) for tensor in part]}"
-        group.run(partial(kernels.broadcast, group, flat, root_rank, name, in_place=True))
-        kernels.spread(flat, part)

@@ -4,11 +4,10 @@ Runs in: child
 
 All processes of the process set call the same operations in the same order. Those with `_async`
 return a handle for `synchronize`; those that end in `_` change the tensor itself; gradients flow
-back through the others, and are Horovod's: what a process has put in gets the reduced gradient of
-what all have got. What can go wrong with `allreduce` can go wrong with all of them.
+back through the others. What can go wrong with `allreduce` can go wrong with all of them.
 
-Each operation is written once, for a list of tensors: as a function of Horovod's arguments that
-returns an `Operation`. `_of_one` and `_of_many` make of it what Horovod has: its forms.
+Each operation is a function of Horovod's arguments that returns an `Operation`: a row of the table
+in `horovod/common/operations.py`. `_of_one` and `_of_many` make of it what Horovod has: its forms.
 https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.torch
 """
 
@@ -19,17 +18,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from sparkdl.collectives.group import Group, Op
-from sparkdl.collectives.transport import scale_
+from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import basics, group_of, op_of
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
 from sparkdl.horovod.common.basics import (
     Average,
     ProcessSet,
-    check_differentiable,
     global_process_set,
 )
 from sparkdl.horovod.common.compression import narrowed
+from sparkdl.horovod.common.operations import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    REDUCE_SCATTER,
+    Call,
+    Counts,
+    Tensors,
+    reduction,
+)
 from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
     check_extension,
     gpu_available,
@@ -37,14 +45,10 @@ from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
 )
 from sparkdl.horovod.torch import kernels
 from sparkdl.horovod.torch.compression import Compression, Compressor
-from sparkdl.horovod.torch.kernels import (  # noqa: F401 (operations)
+from sparkdl.horovod.torch.kernels import (  # noqa: F401 (two are operations)
     Handle,
     Operation,
-    Reduction,
-    Tensors,
     poll,
-    reduce,
-    reduction,
     synchronize,
 )
 from sparkdl.horovod.torch.optimizer import join  # noqa: F401 (an operation)
@@ -73,7 +77,6 @@ handle_average_backwards_compatibility = op_of
 Codec = type[Compressor]
 P = ParamSpec("P")
 T = TypeVar("T")
-AVERAGE = Reduction(Op.AVERAGE)
 
 
 def _of_one(
@@ -148,17 +151,9 @@ def _all_reduce(
         MismatchError: if the processes called different things.
         CollectiveError: if not all processes called it in time, or one was lost.
     """
-    how = reduction(op, average, name, prescale_factor, postscale_factor)
-    narrow, widened = narrowed(tensors, compression)
-
-    def forward(group: Group, tensors: Tensors, in_place: bool) -> Tensors:
-        return reduce(group, tensors, how, in_place)
-
-    def gradient(group: Group, grads: Tensors) -> Tensors:
-        check_differentiable(how.op)
-        return reduce(group, grads, replace(how, name=""))
-
-    return Operation("allreduce", name, process_set, narrow, forward, gradient, widened)
+    factors = prescale_factor, postscale_factor
+    call = reduction(ALL_REDUCE, op, average, name, factors, process_set)
+    return _narrowed(call, tensors, compression)
 
 
 def _all_reduce_as_is(
@@ -202,12 +197,8 @@ def sparse_allreduce_async(
     Raises:
         ConfigError: for another operation, or a dense tensor.
     """
-    how = reduction(op, None, name, 1.0, 1.0)
-
-    def forward(group: Group, tensors: Tensors, _: bool) -> Tensors:
-        return [kernels.reduce_sparse(group, tensors[0], how)]
-
-    return Operation("sparse_allreduce", name, process_set, [tensor], forward).start()
+    call = reduction(kernels.SPARSE, op, None, name, (1.0, 1.0), process_set)
+    return Operation(call, [tensor]).start()
 
 
 def _scatter(
@@ -228,21 +219,16 @@ def _scatter(
     Raises:
         ConfigError: for a scalar, which has no rows.
     """
-    how = reduction(op, None, name, prescale_factor, postscale_factor)
-    kernels.check_scatterable(tensors)
+    factors = prescale_factor, postscale_factor
+    call = reduction(REDUCE_SCATTER, op, None, name, factors, process_set)
+    if any(tensor.dim() == 0 for tensor in tensors):  # its one row would go to the first process
+        raise ConfigError("a scalar has no rows to share out: use allreduce, or the shape [rows]")
+    return _narrowed(call, tensors, compression)
+
+
+def _narrowed(call: Call, tensors: Tensors, compression: Codec) -> Operation:
     narrow, widened = narrowed(tensors, compression)
-
-    def forward(group: Group, tensors: Tensors, _: bool) -> Tensors:
-        return [kernels.reduce_scatter(group, tensor, how) for tensor in tensors]
-
-    def gradient(group: Group, grads: Tensors) -> Tensors:
-        # Horovod's measure of a sum: as if each had reduced all rows and taken its own.
-        check_differentiable(how.op)
-        factor = how.prescale * how.postscale * (group.size if how.op is Op.SUM else 1)
-        whole = [scale_(kernels.gather(group, grad)[0], factor) for grad in grads]
-        return [rows.reshape(tensor.shape) for rows, tensor in zip(whole, narrow, strict=True)]
-
-    return Operation("reducescatter", name, process_set, narrow, forward, gradient, widened)
+    return Operation(call, narrow, lambda results, _: widened(results))
 
 
 def _scatter_as_is(
@@ -272,21 +258,7 @@ def _gather(
     Args:
         tensor: `[rows, …]`; the number of rows may differ between processes.
     """
-    all_counts: list[list[int]] = []  # of each tensor, by rank
-
-    def forward(group: Group, tensors: Tensors, _: bool) -> Tensors:
-        found = [kernels.gather(group, tensor, name or "") for tensor in tensors]
-        all_counts[:] = [counts for _, counts in found]
-        return [rows for rows, _ in found]
-
-    def gradient(group: Group, grads: Tensors) -> Tensors:
-        mine = [
-            whole.split(counts)[group.rank]
-            for whole, counts in zip(reduce(group, grads, AVERAGE), all_counts, strict=True)
-        ]
-        return [rows.reshape(tensor.shape) for rows, tensor in zip(mine, tensors, strict=True)]
-
-    return Operation("allgather", name, process_set, tensors, forward, gradient)
+    return Operation(Call(ALL_GATHER, process_set, name), tensors)
 
 
 allgather = _of_one("allgather", _gather, run)
@@ -310,15 +282,7 @@ def _broadcast(
     Raises:
         ConfigError: if `root_rank` is not in the process set.
     """
-
-    def forward(group: Group, tensors: Tensors, in_place: bool) -> Tensors:
-        return [kernels.broadcast(group, t, root_rank, name or "", in_place) for t in tensors]
-
-    def gradient(group: Group, grads: Tensors) -> Tensors:
-        is_root = group.ranks[group.rank] == root_rank
-        return [g if is_root else g.zero_() for g in reduce(group, grads, AVERAGE)]
-
-    return Operation("broadcast", name, process_set, tensors, forward, gradient)
+    return Operation(Call(BROADCAST, process_set, name, root=root_rank), tensors)
 
 
 broadcast = _of_one("broadcast", _broadcast, run)
@@ -343,21 +307,19 @@ def _all_to_all(
     Raises:
         ConfigError: if the splits do not fit the rows.
     """
+    import torch
+
     (tensor,) = tensors
-    counts: list[torch.Tensor] = []
+    parts = None if splits is None else torch.as_tensor(splits)
+    if parts is not None and parts.is_floating_point():
+        raise ConfigError(f"splits of {parts.dtype}: give numbers of rows, as torch.int32")
+    own = None if parts is None else parts.tolist()
 
-    def forward(group: Group, tensors: Tensors, _: bool) -> Tensors:
-        rows, got = kernels.all_to_all(group, tensors[0], splits, name or "")
-        counts[:] = [got]
-        return rows, got
+    def finish(results: Tensors, counts: Counts) -> list[Any]:
+        got = torch.tensor(counts[0], dtype=torch.int32, device=tensor.device)
+        return [results[0] if splits is None else (results[0], got)]
 
-    def gradient(group: Group, grads: Tensors) -> Tensors:
-        return [kernels.all_to_all(group, grads[0], counts[0])[0].reshape(tensor.shape)]
-
-    def finish(results: Tensors) -> list[Any]:
-        return [results[0] if splits is None else tuple(results)]
-
-    return Operation("alltoall", name, process_set, tensors, forward, gradient, finish)
+    return Operation(Call(ALL_TO_ALL, process_set, name, splits=own), tensors, finish)
 
 
 alltoall = _of_one("alltoall", _all_to_all, run)

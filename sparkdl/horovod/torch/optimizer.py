@@ -14,20 +14,20 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
-from sparkdl.collectives.gloo import GlooGroup
-from sparkdl.collectives.group import Group, Op
+from sparkdl.collectives.group import Group
+from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set, group_of, op_of
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
+from sparkdl.horovod.common.operations import ALL_REDUCE, reduction
 from sparkdl.horovod.common.process_sets import has_peers, place, report_step
 from sparkdl.horovod.torch.compression import Compression, Compressor
-from sparkdl.horovod.torch.kernels import Reduction
 from sparkdl.horovod.torch.reducer import Options, Reducer
 
 if TYPE_CHECKING:
     import torch
 
-_OPTIMIZERS: WeakKeyDictionary[Group, list[tuple[GlooGroup, ref[Reducer]]]] = WeakKeyDictionary()
+_OPTIMIZERS: WeakKeyDictionary[Group, list[tuple[Group, ref[Reducer]]]] = WeakKeyDictionary()
 """Of each group of a process set, the optimizers in it, with their own groups."""
 
 
@@ -155,7 +155,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
     named = _named(optimizer, named_parameters)
     if groups is not None and num_groups:
         raise ConfigError("num_groups and groups cannot both be given; groups alone says it")
-    how = Reduction(operation, "", 1 / gradient_predivide_factor, gradient_predivide_factor)
+    factors = 1 / gradient_predivide_factor, gradient_predivide_factor
+    how = reduction(ALL_REDUCE, op, None, None, factors, process_set)
     trained = [(name, param) for name, param in named if param.requires_grad]
     options = Options(
         how,
@@ -168,7 +169,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
     if has_peers(process_set):
         everybody = group_of(process_set)
         group = everybody.subgroup(range(everybody.size))
-        assert isinstance(group, GlooGroup)
+        assert group is not None, "a group of all its members has this one"
         reducer = Reducer(trained, group, options)
         _own([param for _, param in trained], reducer)
         _OPTIMIZERS.setdefault(everybody, []).append((group, ref(reducer)))
@@ -265,7 +266,7 @@ def join(device: int = -1) -> int:
         reducer = weak()
         if reducer is not None and not reducer.is_replaced:
             reducer.prepare_to_join()
-    waits = [group.submit(group.tensors.join) for group, _ in mine]
+    waits = [group.submit(group.join) for group, _ in mine]
     last = world.join()
     for wait in waits:
         wait.result()

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
-from sparkdl.collectives.group import Group, Op
+from sparkdl.collectives.group import Group
+from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import CollectiveError, ConfigError
 from sparkdl.horovod.common.buckets import Layout, plan
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
+from sparkdl.horovod.common.operations import Call, slot_of
 from sparkdl.horovod.torch import kernels
 from sparkdl.horovod.torch.compression import Compressor
-from sparkdl.horovod.torch.kernels import Reduction, after_stream_of
+from sparkdl.horovod.torch.kernels import after_stream_of
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +105,7 @@ class Options:
         sparse_as_dense: whether sparse gradients travel as dense ones.
     """
 
-    how: Reduction
+    how: Call
     compression: type[Compressor]
     passes: int = 1
     groups: Sequence[Sequence[int]] | int = 0
@@ -126,10 +128,7 @@ class Reducer:
         self._known = {id(param) for param in self._params}
         self._group = group
         self._options = options
-        tensors = kernels.tensors_of(group)
-        assert tensors is not None, "a process that is alone reduces nothing"
-        self._tensors = tensors
-        self._tensors.register_step(WeakMethod(self._join_step))
+        group.register_step(WeakMethod(self._join_step))
         self._layout: Layout | None = None
         self._buckets: list[Bucket] = []
         self._places: dict[int, tuple[int, int]] = {}
@@ -254,7 +253,7 @@ class Reducer:
             if is_first:
                 self._announce_step()
             narrow, ctx = compression.compress(flat)
-            self._tensors.reduce_now_(narrow, how.op, how.prescale, how.postscale)
+            self._group.reduce_now_(narrow, how.op, how.prescale, how.postscale)
             return compression.decompress(narrow, ctx)
 
         return after_stream_of(flat, work)
@@ -290,7 +289,7 @@ class Reducer:
     def _announce_step(self) -> None:
         how = self._options.how
         is_sum = how.op in (Op.SUM, Op.AVERAGE)
-        self._tensors.step(0, f"by {how.op.value} x {how.prescale:g} x {how.postscale:g}", is_sum)
+        self._group.step(0, f"by {how.op.value} x {how.prescale:g} x {how.postscale:g}", is_sum)
 
     def _join_step(self) -> None:
         """Take part in a step with zeros, in the group's thread."""
@@ -303,7 +302,7 @@ class Reducer:
             )
         for bucket in self._buckets:
             narrow, _ = self._options.compression.compress(torch.zeros_like(bucket.flat))
-            self._tensors.reduce_now_(narrow, self._options.how.op)
+            self._group.reduce_now_(narrow, self._options.how.op)
 
     def prepare_to_join(self) -> None:
         """Agree with the others on the buckets, if there was no step yet."""
@@ -335,7 +334,7 @@ class Reducer:
         order: list[int] = next((other["order"] for other in everyone if other["order"]), [])
         sparse = {number for other in everyone for number in other["sparse"]}
         gathered = set() if self._options.sparse_as_dense else sparse
-        slots = [kernels.slot_of(param) for param in self._params]
+        slots = [slot_of(param) for param in self._params]
         self._layout = plan(slots, order, gathered, self._options.groups)
         self._buckets = [
             Bucket([self._params[number] for number in bucket], [n in sparse for n in bucket])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sparkdl.collectives.group import Op
+from sparkdl.collectives.transport import Op
 from sparkdl.core.namesakes import advise
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set
 from sparkdl.horovod.common.compression import Compression, Compressor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.collectives.tensors import Call, Kind, last_to_join, objection
+from sparkdl.collectives.agreement import Call, Kind, last_to_join, objection
 
 SUM = Call(Kind.ALL_REDUCE, "sum of [3]", numel=3)
 MAX = Call(Kind.ALL_REDUCE, "max of [3]", numel=3, is_sum=False)

@@ -1,0 +1,105 @@
+"""What members announce to each other before an operation, and what follows from it.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Kind(IntEnum):
+    """What a member is about to do."""
+
+    JOIN = 0
+    ALL_REDUCE = 1
+    ALL_GATHER = 2
+    BROADCAST = 3
+    ALL_TO_ALL = 4
+    REDUCE_SCATTER = 5
+    BARRIER = 6
+    STEP = 7
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation as a member is about to do it.
+
+    Attributes:
+        what: all that must be the same on all members, in words.
+        numel: numbers to reduce, of which those that have joined give as many zeros.
+        dtype: of these, an index into `transport.dtypes()`.
+        extra: what may differ: rows to gather; for `JOIN`, how many operations it has stood in for.
+        on_device: whether the tensors are a GPU's.
+        is_sum: whether zeros of those that have joined do no harm.
+        since_ns: when the member joined, by its own clock.
+    """
+
+    kind: Kind
+    what: str
+    numel: int = 0
+    dtype: int = 0
+    extra: int = 0
+    on_device: bool = False
+    is_sum: bool = True
+    since_ns: int = 0
+
+    def announcement(self) -> Announcement:
+        """Return what the other members are sent of it."""
+        digest = hashlib.blake2b(self.what.encode(), digest_size=8).digest()
+        number = int.from_bytes(digest, "little", signed=True)
+        rest = (self.extra, self.on_device, self.is_sum, self.since_ns)
+        return Announcement(self.kind, number, self.numel, self.dtype, *rest)
+
+
+class Announcement(NamedTuple):
+    """A `Call` as whole numbers of 64 bits; `digest` stands for the words."""
+
+    kind: int
+    digest: int
+    numel: int
+    dtype: int
+    extra: int
+    on_device: int
+    is_sum: int
+    since_ns: int
+
+
+WORDS = struct.Struct(f"<{len(Announcement._fields)}q")
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all members are about to do, by rank, and the data that came with it.
+
+    Attributes:
+        data: of each member; empty where there is none, or too much of it for an announcement.
+    """
+
+    calls: Sequence[Announcement]
+    data: Sequence[bytes]
+
+
+def objection(calls: Sequence[Announcement]) -> str | None:
+    """Return why members cannot do together what they have announced, by rank, or `None`."""
+    active = [call for call in calls if call.kind != Kind.JOIN]
+    if len({(call.kind, call.digest, call.numel, call.dtype) for call in active}) > 1:
+        return "all must call the same, in the same order, with the same shapes and dtypes"
+    if not active or len(active) == len(calls):
+        return None
+    if active[0].kind in (Kind.ALL_REDUCE, Kind.STEP) and all(call.is_sum for call in active):
+        return None
+    return "only sums and averages can be reduced while a member has joined"
+
+
+def last_to_join(calls: Sequence[Announcement]) -> int:
+    """Return the rank of the member that joined last; all members compute the same one.
+
+    It has stood in for the fewest operations; among several, it is the last by the clocks.
+    """
+    return max(range(len(calls)), key=lambda rank: (-calls[rank].extra, calls[rank].since_ns, rank))

@@ -1,0 +1,265 @@
+"""The table of Horovod's operations: what a group is called for, and the gradient rule of each.
+
+Runs in: child
+
+Each row is written once, for a list of tensors of PyTorch. The faces say which row, and lend their
+tensors: PyTorch's as they are, TensorFlow's and Keras's by DLPack. Gradients are Horovod's: what a
+process has put in gets the reduced gradient of what all have got.
+https://horovod.readthedocs.io/en/v0.28.1/api.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collectives.group import Group
+from sparkdl.collectives.transport import Op, dtypes, scale_
+from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.common.basics import op_of
+from sparkdl.horovod.common.buckets import Slot, plan
+from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, group_of, root_in
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = Sequence["torch.Tensor"]
+Counts = list[list[int]]
+"""Of each tensor, how many rows came from each member; empty for operations without."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation.
+
+    Attributes:
+        name: Horovod's. One of the same name and the same user's name cannot be under way beside.
+        move: results and counts of tensors, which it may change if the last argument says so.
+        gradient: the tensors' gradients from those of the results, and the counts.
+        keeps_shape: whether results have the shape of the tensors; else their own number of rows.
+    """
+
+    name: str
+    move: Callable[[Group, Call, Tensors, bool], tuple[Tensors, Counts]]
+    gradient: Callable[[Group, Call, Tensors, Counts], Tensors]
+    keeps_shape: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """A row of the table with the user's arguments, which are the same on all members.
+
+    Attributes:
+        name: the user's, or none.
+        op: of reductions.
+        prescale, postscale: factors before and after a reduction.
+        root: of broadcasts, a rank in the world.
+        splits: of `ALL_TO_ALL`: how many rows each member gets, this member's own; `None` for even
+            ones.
+    """
+
+    row: Row
+    process_set: ProcessSet = global_process_set
+    name: str | None = None
+    op: Op = Op.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    splits: Sequence[int] | None = None
+
+    @property
+    def group(self) -> Group:
+        """The members."""
+        return group_of(self.process_set)
+
+    @property
+    def what(self) -> str:
+        """The name for comparisons with what other members call."""
+        return self.name or ""
+
+    def move(
+        self, group: Group, tensors: Tensors, in_place: bool = False
+    ) -> tuple[Tensors, Counts]:
+        """Do it here and now; return the results, and the counts for `gradient`."""
+        data = [tensor.detach() for tensor in tensors]
+        results, counts = self.row.move(group, self, data, in_place)
+        return (tensors if in_place else results), counts
+
+    def gradient(self, group: Group, grads: Tensors, counts: Counts) -> Tensors:
+        """Return the gradients of the tensors; the members call it alike, as they do `move`."""
+        call = replace(self, name=None)
+        return group.run(partial(self.row.gradient, group, call, grads, counts))
+
+
+def reduction(
+    row: Row,
+    op: Any,
+    average: bool | None,
+    name: str | None,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+) -> Call:
+    """Return a reduction as Horovod's arguments say.
+
+    Raises:
+        ConfigError: for an operation that there is not, or factors that are no numbers.
+    """
+    if not all(isinstance(factor, (int, float)) for factor in factors):
+        raise ConfigError(
+            f"prescale_factor={factors[0]!r}, postscale_factor={factors[1]!r}: must be numbers"
+        )
+    how = op_of(op, average)
+    return Call(row, process_set, name, how, float(factors[0]), float(factors[1]))
+
+
+def _reduce(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tuple[Tensors, Counts]:
+    """Reduce tensors; those of one dtype and device travel as one."""
+    check_reducible(tensors)
+    results: dict[int, torch.Tensor] = {}
+    for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
+        numbers = [i for i, t in enumerate(tensors) if (t.dtype, t.device) == kind]
+        alike = [tensors[i] for i in numbers]
+        row = flat(group, alike, in_place)
+        what = f"{call.what} {[list(tensor.shape) for tensor in alike]}"
+        group.all_reduce_(row, call.op, what, call.prescale, call.postscale)
+        if in_place:
+            spread(row, alike)
+        else:
+            results |= zip(numbers, _unflat(row, alike), strict=True)
+    return [results[i] for i in sorted(results)], []
+
+
+def _reduce_gradient(group: Group, call: Call, grads: Tensors, counts: Counts) -> Tensors:
+    check_differentiable(call.op)
+    return _reduce(group, call, grads, False)[0]
+
+
+def _mean(group: Group, grads: Tensors) -> Tensors:
+    return _reduce(group, Call(ALL_REDUCE), grads, False)[0]
+
+
+def _gather(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tuple[Tensors, Counts]:
+    found = [group.all_gather(tensor, call.what) for tensor in tensors]
+    return [rows for rows, _ in found], [counts for _, counts in found]
+
+
+def _gather_gradient(group: Group, call: Call, grads: Tensors, counts: Counts) -> Tensors:
+    means = zip(_mean(group, grads), counts, strict=True)
+    return [whole.split(rows)[group.rank] for whole, rows in means]
+
+
+def _broadcast(
+    group: Group, call: Call, tensors: Tensors, in_place: bool
+) -> tuple[Tensors, Counts]:
+    member, results = root_in(group, call.root), []
+    for tensor in tensors:
+        row = flat(group, [tensor], in_place)
+        group.broadcast_(row.view(tensor.shape), member, call.what)
+        if in_place:
+            spread(row, [tensor])
+        results.append(row.view(tensor.shape))
+    return results, []
+
+
+def _broadcast_gradient(group: Group, call: Call, grads: Tensors, counts: Counts) -> Tensors:
+    is_root = group.rank == root_in(group, call.root)
+    return [grad if is_root else grad.zero_() for grad in _mean(group, grads)]
+
+
+def _exchange(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tuple[Tensors, Counts]:
+    found = [group.all_to_all(tensor, call.splits, call.what) for tensor in tensors]
+    return [rows for rows, _ in found], [counts for _, counts in found]
+
+
+def _exchange_gradient(group: Group, call: Call, grads: Tensors, counts: Counts) -> Tensors:
+    pairs = zip(grads, counts, strict=True)
+    return [group.all_to_all(grad, got)[0] for grad, got in pairs]
+
+
+def _scatter(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tuple[Tensors, Counts]:
+    check_reducible(tensors)
+    factors = call.prescale, call.postscale
+    return [group.reduce_scatter(t, call.op, call.what, *factors) for t in tensors], []
+
+
+def _scatter_gradient(group: Group, call: Call, grads: Tensors, counts: Counts) -> Tensors:
+    # Horovod's measure of a sum: as if each had reduced all rows and taken its own.
+    check_differentiable(call.op)
+    factor = call.prescale * call.postscale * (group.size if call.op is Op.SUM else 1)
+    return [scale_(group.all_gather(grad)[0], factor) for grad in grads]
+
+
+ALL_REDUCE = Row("allreduce", _reduce, _reduce_gradient, keeps_shape=True)
+ALL_GATHER = Row("allgather", _gather, _gather_gradient)
+BROADCAST = Row("broadcast", _broadcast, _broadcast_gradient, keeps_shape=True)
+ALL_TO_ALL = Row("alltoall", _exchange, _exchange_gradient)
+REDUCE_SCATTER = Row("reducescatter", _scatter, _scatter_gradient)
+
+
+def fill(group: Group, tensors: Tensors, root_rank: int) -> None:
+    """Fill tensors with the root's; small ones of one dtype and device travel together."""
+    root = root_in(group, root_rank)
+    slots = [slot_of(tensor) for tensor in tensors]
+    for bucket in plan(slots, range(len(slots))).buckets:
+        part = [tensors[number] for number in bucket]
+        row = flat(group, part, in_place=True)
+        group.broadcast_(row, root, f"of {[list(tensor.shape) for tensor in part]}")
+        spread(row, part)
+
+
+def check_differentiable(op: Op) -> None:
+    """Check that gradients flow back through a reduction.
+
+    Raises:
+        ConfigError: for others than sums and averages.
+    """
+    if op not in (Op.SUM, Op.AVERAGE):
+        raise ConfigError(
+            f"there is no gradient of a reduction by {op.value}: detach the tensor, or use "
+            "hvd.Sum or hvd.Average"
+        )
+
+
+def check_reducible(tensors: Tensors) -> None:
+    """Raise `ConfigError` for a tensor that cannot be reduced."""
+    import torch
+
+    known = dtypes()
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in known:
+            what = getattr(tensor, "dtype", type(tensor).__name__)
+            raise ConfigError(f"{what} cannot be reduced; choose one of {known}")
+        if tensor.is_sparse:
+            raise ConfigError("a sparse tensor: use sparse_allreduce_async, or .to_dense()")
+
+
+def flat(group: Group, tensors: Tensors, in_place: bool) -> torch.Tensor:
+    """Return all numbers in a row: a copy, or the tensor's own if it may be changed."""
+    import torch
+
+    first, numel = tensors[0], sum(tensor.numel() for tensor in tensors)
+    if in_place and len(tensors) == 1 and first.is_contiguous():
+        return first.view(-1)
+    row = first.new_empty(numel) if first.is_cuda else group.memory.empty(numel, first.dtype)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors], out=row)
+
+
+def spread(row: torch.Tensor, tensors: Tensors) -> None:
+    """Write all numbers in a row, as `flat` has made it, into the tensors that they are from."""
+    if len(tensors) == 1 and row.data_ptr() == tensors[0].data_ptr():
+        return
+    for tensor, part in zip(tensors, _unflat(row, tensors), strict=True):
+        if part.data_ptr() != tensor.data_ptr():
+            tensor.copy_(part)
+
+
+def _unflat(row: torch.Tensor, like: Tensors) -> list[torch.Tensor]:
+    parts = row.split([tensor.numel() for tensor in like]) if len(like) > 1 else [row]
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def slot_of(tensor: torch.Tensor) -> Slot:
+    """Return what decides which tensors travel together."""
+    return Slot(tensor.nbytes, f"{tensor.dtype} {tensor.device}")
