@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness import NODES, compete, mark, options
 
-from sparkdl.core.options import Startup
-
 if TYPE_CHECKING:
     from harness import Launch
     from pyspark.sql import SparkSession
@@ -50,9 +48,7 @@ def prepare(framework: str, is_fed: bool, keep_warm_s: float) -> Launch:
     import sparkdl
 
     getattr(sparkdl, "launch")  # noqa: B009  public names are imported when they are first used
-    return partial(
-        launch, framework=framework, is_fed=is_fed, startup=Startup(keep_warm_s=keep_warm_s)
-    )
+    return partial(launch, framework=framework, is_fed=is_fed, keep_warm_s=keep_warm_s)
 
 
 if __name__ == "__main__":

@@ -378,7 +378,7 @@ def test_nodes_that_did_not_come_in_time_are_named() -> None:
     assert actions == to(msg.StopChild(0), "b")
     text = str(state.problem)
     assert text.startswith("1 of 3 nodes came up within 600 s; missing: ps:0, worker:1. ")
-    assert "reservation_timeout" in text
+    assert "Startup(timeout_s=…)" in text
 
 
 def test_many_that_are_missing_are_counted_rather_than_named() -> None:

@@ -121,7 +121,7 @@ def test_executors_that_did_not_come_in_time_are_counted() -> None:
     topology = Topology("k8s://m", (1,), most=(1, 1, 1, 1))
     with pytest.raises(
         ReservationTimeoutError,
-        match=r"has 1 task slot .*, and room for 4 nodes once all .* raise reservation_timeout",
+        match=r"has 1 task slot .*, and room for 4 nodes once all .* raise Startup\(timeout_s=…\)",
     ):
         choose_placing(spec(4), topology)
 
