@@ -5,8 +5,10 @@ Runs in: driver
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 
 from sparkdl.control.auth import new_token
@@ -32,15 +34,15 @@ def chosen_keep_s(
     """Return for how long zygotes outlive a launch, in seconds.
 
     Raises:
-        ConfigError: if the environment variable is no number.
+        ConfigError: if the environment variable is no such number.
     """
     if asked_s is not None:
         return float(asked_s)
     if text := environ.get(VARIABLE):
-        try:
-            return float(text)
-        except ValueError:
-            raise ConfigError(f"{VARIABLE}={text!r} is no number of seconds") from None
+        with suppress(ValueError):
+            if 0 <= (seconds := float(text)) < math.inf:
+                return seconds
+        raise ConfigError(f"{VARIABLE}={text!r} must be a number of seconds, 0 or more, and finite")
     if is_in_search():
         return TUNING_S
     return NOTEBOOK_S if is_in_notebook() else 0.0

@@ -32,7 +32,7 @@ def test_name_that_is_near_none_finds_nothing(name: str) -> None:
     ("method", "option", "meant"),
     [
         (Cluster.feed, "epoch", "epochs"),
-        (Cluster.feed_async, "names", "name"),
+        (Cluster.feed_async, "feeds", "feed"),
         (NodeContext.batches, "shuffles", "shuffle"),
     ],
 )

@@ -98,8 +98,9 @@ def test_process_ends_with_the_program() -> None:
     program = (
         "import psutil, sparkdl\n"
         "def train(args, ctx): pass\n"
-        "with sparkdl.launch(None, train, executor='local', framework='plain', input_mode='own',"
-        " dashboard=True) as cluster:\n"
+        "with sparkdl.launch(None, train, executor='local', framework='plain',"
+        " feeding=sparkdl.Feeding(fed=False),"
+        " observe=sparkdl.Observe(dashboard=True)) as cluster:\n"
         "    cluster.results()\n"
         "print(*(p.pid for p in psutil.Process().children() if 'sparkdl.dashboard.server' in"
         " p.cmdline()))\n"

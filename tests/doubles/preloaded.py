@@ -1,4 +1,4 @@
-"""A module for `launch(preload=…)`: leaves the number of each process that imports it in a folder.
+"""A module for `Startup(preload=…)`: leaves the number of each process that imports it in a folder.
 
 Runs in: zygote, child
 

@@ -121,8 +121,11 @@ def test_what_nodes_do_wrong_is_said_at_once_and_leaves_no_checkpoint(tmp_path: 
             attempt(8)
         return said
 
-    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "feeding": Feeding(timeout_s=1.0)}
-    with launch(train, feeding=Feeding(fed=False), **options) as cluster:
+    options: dict[str, Any] = {
+        "checkpoint_dir": str(tmp_path),
+        "feeding": Feeding(fed=False, timeout_s=1.0),
+    }
+    with launch(train, **options) as cluster:
         zero, one = cluster.results(SOON_S)
     for said in (zero, one):
         assert said[0] == "fine"

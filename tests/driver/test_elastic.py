@@ -184,7 +184,7 @@ def test_node_that_does_not_come_back_is_the_end_with_the_first_failure_as_cause
     assert play.state.failures[0].node == "worker:1"
     text = str(states.failure_of(play.state))
     assert "worker:1 (rank 1, pid 1) on host-b was lost" in text
-    assert "elastic_timeout=60 s" in text
+    assert "Recovery(wait_s=60)" in text
     assert text.endswith("The last attempt: no slot.")
 
 

@@ -64,7 +64,7 @@ def test_misspelt_option_of_launch_and_run_is_named() -> None:
 
 
 def test_part_of_an_option_object_that_is_given_alone_is_told_its_place() -> None:
-    alone: dict[str, Any] = {**LOCAL, "recovery": Recovery(min_nodes=1)}
+    alone: dict[str, Any] = dict(min_nodes=1, **LOCAL)
     place = r"'min_nodes'; it is part of `recovery`: recovery=Recovery\(min_nodes=…\)$"
     with pytest.raises(TypeError, match=place):
         sparkdl.launch(None, hang, **alone)

@@ -1,4 +1,4 @@
-"""`launch(timeline=…)`: one trace of all nodes, whatever becomes of them."""
+"""`Observe(timeline=…)`: one trace of all nodes, whatever becomes of them."""
 
 from __future__ import annotations
 
@@ -183,7 +183,8 @@ def test_driver_that_ends_by_an_error_leaves_what_has_happened(tmp_path: Path) -
 import sparkdl
 from tests.doubles.map_funs import hang
 cluster = sparkdl.launch(None, hang, None, 1, framework="plain", executor="local",
-                         input_mode="own", timeline={str(path)!r})
+                         feeding=sparkdl.Feeding(fed=False),
+                         observe=sparkdl.Observe(timeline={str(path)!r}))
 raise ValueError("of the user's")
 """
     ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, check=False)

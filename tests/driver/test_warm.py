@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.settings import Settings
 from sparkdl.driver.warm import NOTEBOOK_S, TUNING_S, VARIABLE, chosen_keep_s, is_in_search
 
 
@@ -43,13 +42,7 @@ def test_fit_within_a_search_keeps_zygotes_for_the_next_one(module: str) -> None
     assert within(module, lambda: chosen_keep_s(None, lambda: False, {VARIABLE: "0"})) == 0.0
 
 
-@pytest.mark.parametrize("text", ["soon", "1 s"])
+@pytest.mark.parametrize("text", ["soon", "1 s", "-1", "inf", "nan"])
 def test_variable_that_is_no_number_is_named(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"{VARIABLE}={text!r} is no number"):
+    with pytest.raises(ConfigError, match=f"{VARIABLE}={text!r} must be a number"):
         chosen_keep_s(None, lambda: False, {VARIABLE: text})
-
-
-@pytest.mark.parametrize("keep_warm_s", [-1.0, float("inf"), float("nan")])
-def test_time_that_is_none_is_refused(keep_warm_s: float) -> None:
-    with pytest.raises(ConfigError, match="keep_warm_s="):
-        Settings(keep_warm_s=keep_warm_s)

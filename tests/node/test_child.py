@@ -268,7 +268,7 @@ def test_module_that_cannot_be_preloaded_is_a_failed_setup_that_names_it(start: 
     (raised,) = start(print, preload=("wsgiref", "frobnicate.core")).messages()
     assert isinstance(raised, Raised)
     assert (raised.failure.kind, raised.failure.rank) == ("setup", -1)
-    assert "preload names 'frobnicate.core', which cannot be imported" in raised.failure.message
+    assert "names 'frobnicate.core', which cannot be imported" in raised.failure.message
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, cast
 import msgspec
 import pytest
 
-from sparkdl.core.options import Startup
 from sparkdl.frameworks.framework import Framework
 from sparkdl.node import forking, zygote
 from sparkdl.node.child import Imports
@@ -69,7 +68,7 @@ def test_processes_that_would_be_the_same_share_a_zygote() -> None:
         {"environment": {**ENVIRONMENT, "PYTHONPATH": "/a:/b:/c"}},
         {"environment": {**ENVIRONMENT, "NEW": ""}},
         {"framework": "torch"},
-        {"startup": Startup(preload=[])},
+        {"preload": []},
     ],
     ids=lambda change: ",".join(change),
 )

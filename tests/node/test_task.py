@@ -76,7 +76,7 @@ def test_a_module_to_preload_that_the_executor_does_not_find_is_a_config_error()
     problem = parse_problem(str(raised.value))
     assert problem is not None
     assert problem.kind == "ConfigError"
-    assert problem.text.startswith("preload names 'frobnicate.core', and ")
+    assert problem.text.startswith("Startup(preload=…) names 'frobnicate.core', and ")
     assert f"on executor {socket.gethostname()} finds no such module" in problem.text
 
 

@@ -80,8 +80,8 @@ def tell(args: Any, ctx: NodeContext) -> dict[str, Any]:
     }
 
 
-def run(args: Any = None, nodes: int = 2, **options: Any) -> list[dict[str, Any]]:
-    with launch(tell, args, nodes, **{**options, "startup": Startup(keep_warm_s=60.0)}) as cluster:
+def run(args: Any = None, nodes: int = 2, **startup: Any) -> list[dict[str, Any]]:
+    with launch(tell, args, nodes, startup=Startup(**{"keep_warm_s": 60.0, **startup})) as cluster:
         results: list[dict[str, Any]] = cluster.results(3 * SOON_S)
     return results
 
@@ -173,7 +173,7 @@ def test_child_starts_cold_where_a_fork_is_not_safe_and_the_log_says_why(folder:
 def test_module_that_cannot_be_preloaded_is_named_by_a_cold_child(folder: Path) -> None:
     (folder / preloaded.FAILS).touch()
     with pytest.raises(NodeFailedError, match=f"preload names '{preloaded.NAME}'.*as asked"):
-        run(nodes=1, startup=Startup(preload=[preloaded.NAME]))
+        run(nodes=1, preload=[preloaded.NAME])
 
 
 def test_launch_that_is_aborted_does_not_wait_for_the_import(folder: Path) -> None:
@@ -231,7 +231,7 @@ def test_child_ends_with_its_agent_and_the_others_zygote_stays() -> None:
 
 
 def test_zygote_that_is_not_needed_in_time_ends() -> None:
-    run(nodes=1, startup=Startup(keep_warm_s=0.2))
+    run(nodes=1, keep_warm_s=0.2)
     assert all_gone(zygotes().values())
 
 
@@ -241,9 +241,9 @@ def test_file_that_has_changed_since_makes_another_zygote(
     module = tmp_path / "changes_for_a_test.py"
     module.write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    first = parents(run(nodes=1, startup=Startup(preload=["changes_for_a_test"])))
+    first = parents(run(nodes=1, preload=["changes_for_a_test"]))
     module.write_text("NEW = 1\n")
-    assert not parents(run(nodes=1, startup=Startup(preload=["changes_for_a_test"]))) & first
+    assert not parents(run(nodes=1, preload=["changes_for_a_test"])) & first
     assert all_gone(psutil.Process(pid) for pid in first if psutil.pid_exists(pid))
 
 

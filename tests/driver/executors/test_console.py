@@ -77,7 +77,8 @@ def train(args, ctx):
         print("trains on", flush=True)
 
 for log in (True, False):
-    with sparkdl.launch(spark, train, None, 2, framework="plain", log_to_driver=log) as cluster:
+    seen = sparkdl.Observe(log_to_driver=log)
+    with sparkdl.launch(spark, train, None, 2, framework="plain", observe=seen) as cluster:
         cluster.feed(spark.range(1000, numPartitions=4))
         for i in range(15):
             threading.Event().wait(0.2)

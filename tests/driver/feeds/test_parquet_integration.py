@@ -310,7 +310,7 @@ def test_damaged_file_is_an_error_in_map_fun_of_the_node_that_reads_it(
 
 def test_cluster_that_reads_its_own_data_is_not_fed(own: Lab) -> None:
     own.begin(read_all, "input")
-    with pytest.raises(ConfigError, match="input_mode='spark'"):
+    with pytest.raises(ConfigError, match=r"launch it without Feeding\(fed=False\)"):
         own.cluster.feed([1])
     with pytest.raises(ConfigError, match=r"feed 'input' cannot be read.*'own'"):
         own.results()

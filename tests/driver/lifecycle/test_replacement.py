@@ -212,7 +212,7 @@ def test_nodes_that_the_cluster_cannot_do_without_may_always_come(
 ) -> None:
     play = Play()
     lose(play, "b")
-    assert "lost ones are waited for until elastic_timeout" in said(play.say(standing))
+    assert "lost ones are waited for until Recovery(wait_s=…)" in said(play.say(standing))
     assert relaunched(play.actions) == ["worker:1"]
     assert not sent(play.say(play.joined("b2")), Stop)
 

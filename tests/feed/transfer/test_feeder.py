@@ -235,7 +235,7 @@ def test_share_of_a_full_node_goes_to_others_at_once() -> None:
 def test_nodes_that_stay_full_are_named_when_time_is_up() -> None:
     with LocalNode(0, limit_nbytes=1000) as node:
         feed = Feeder(order([node.target], timeout_s=0.2), 0)
-        with pytest.raises(FeedTimeoutError, match=r"worker:0 stored no row .* Raise feed_timeout"):
+        with pytest.raises(FeedTimeoutError, match=r"worker:0 stored no row .* Raise the timeout"):
             feed.feed(batches(1000, 100))
 
 
