@@ -120,9 +120,9 @@ def awaited(path: Path) -> str:
 def test_evaluator_scores_checkpoints_on_rows_of_its_own_and_ends_with_the_job(
     num_ps: int, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"framework": "tensorflow", "roles": Roles(ps=num_ps, evaluator=True)}
+    roles = Roles(ps=num_ps, chief="chief", evaluator=True)
     with launch(
-        train_or_evaluate, str(tmp_path), 3 + num_ps, roles=Roles(chief="chief"), **options
+        train_or_evaluate, str(tmp_path), 3 + num_ps, framework="tensorflow", roles=roles
     ) as cluster:
         evaluator = processes()["evaluator:0"]
         evaluating = cluster.feed_async(

@@ -143,7 +143,7 @@ def test_only_the_chief_of_servers_has_a_strategy(is_coordinated: bool, node_id:
     with socket.socket() as port:
         link = cast(AgentLink, None)
         ctx = NodeContext(world, world.member(node_id), ClusterSpec("c", nodes), link, port)
-        with pytest.raises(ConfigError, match="on the chief of a cluster with num_ps"):
+        with pytest.raises(ConfigError, match="on the chief of a cluster with Roles"):
             ctx.parameter_server_strategy()
         with pytest.raises(ConfigError, match=r"parameter_server_strategy\(\) first"):
             ctx.fed_dataset_fn(8)

@@ -80,8 +80,11 @@ def tell(args: Any, ctx: NodeContext) -> dict[str, Any]:
     }
 
 
-def run(args: Any = None, nodes: int = 2, **startup: Any) -> list[dict[str, Any]]:
-    with launch(tell, args, nodes, startup=Startup(**{"keep_warm_s": 60.0, **startup})) as cluster:
+def run(
+    args: Any = None, nodes: int = 2, observe: Observe = Observe(), **startup: Any
+) -> list[dict[str, Any]]:
+    kept = Startup(**{"keep_warm_s": 60.0, **startup})
+    with launch(tell, args, nodes, observe=observe, startup=kept) as cluster:
         results: list[dict[str, Any]] = cluster.results(3 * SOON_S)
     return results
 
@@ -162,9 +165,7 @@ def test_next_launch_finds_the_zygote_until_something_differs(
 def test_child_starts_cold_where_a_fork_is_not_safe_and_the_log_says_why(folder: Path) -> None:
     lines = Lines()
     (folder / preloaded.STARTS_A_THREAD).touch()
-    (result,) = run(
-        nodes=1, observe=Observe(on_log=lines), startup=Startup(preload=[preloaded.NAME])
-    )
+    (result,) = run(nodes=1, observe=Observe(on_log=lines), preload=[preloaded.NAME])
     lines.wait_for_part("sparkdl: this process imports by itself: the imports have started threads")
     assert result["pid"] in importers(folder)
     assert result["parent"] not in zygotes()
@@ -172,7 +173,7 @@ def test_child_starts_cold_where_a_fork_is_not_safe_and_the_log_says_why(folder:
 
 def test_module_that_cannot_be_preloaded_is_named_by_a_cold_child(folder: Path) -> None:
     (folder / preloaded.FAILS).touch()
-    with pytest.raises(NodeFailedError, match=f"preload names '{preloaded.NAME}'.*as asked"):
+    with pytest.raises(NodeFailedError, match=f"names '{preloaded.NAME}'.*as asked"):
         run(nodes=1, preload=[preloaded.NAME])
 
 

@@ -207,7 +207,8 @@ class _Where:
 
 
 def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
-    options = {"framework": "plain", "feeding": Feeding(fed=False), **options}
+    feeding = replace(options.get("feeding", Feeding()), fed=False)
+    options = {"framework": "plain", **options, "feeding": feeding}
     with ExitStack() as stack:
         if where.is_one_machine:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-"))

@@ -35,9 +35,9 @@ def tell(args: Any, ctx: NodeContext) -> int:
     return os.getppid()
 
 
-def run(spark: SparkSession, **options: Any) -> set[psutil.Process]:
+def run(spark: SparkSession, **startup: Any) -> set[psutil.Process]:
     """Run two nodes; return the zygotes that have forked their children."""
-    options = {"framework": "plain", "startup": Startup(keep_warm_s=60.0), **options}
+    options = {"framework": "plain", "startup": Startup(**{"keep_warm_s": 60.0, **startup})}
     results = sparkdl.run(spark, tell, nodes=2, timeout_s=6 * SOON_S, **options)
     found = {psutil.Process(zygote) for zygote in results}
     _zygotes.update(found)
@@ -51,10 +51,10 @@ def run(spark: SparkSession, **options: Any) -> set[psutil.Process]:
 def test_next_launch_uses_the_zygotes_of_the_last_one_which_hold_no_slot(
     spark_cluster: SparkSession, placement: Placement
 ) -> None:
-    first = run(spark_cluster, startup=Startup(placement=placement))
+    first = run(spark_cluster, placement=placement)
     assert spark_cluster.sparkContext.statusTracker().getActiveStageIds() == []
-    assert run(spark_cluster, startup=Startup(placement=placement)) <= first
-    assert not run(spark_cluster, startup=Startup(placement=placement, preload=["json"])) & first
+    assert run(spark_cluster, placement=placement) <= first
+    assert not run(spark_cluster, placement=placement, preload=["json"]) & first
 
 
 @pytest.mark.deep

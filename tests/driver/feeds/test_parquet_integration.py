@@ -312,5 +312,5 @@ def test_cluster_that_reads_its_own_data_is_not_fed(own: Lab) -> None:
     own.begin(read_all, "input")
     with pytest.raises(ConfigError, match=r"launch it without Feeding\(fed=False\)"):
         own.cluster.feed([1])
-    with pytest.raises(ConfigError, match=r"feed 'input' cannot be read.*'own'"):
+    with pytest.raises(ConfigError, match=r"feed 'input' cannot be read.*fed=False"):
         own.results()
