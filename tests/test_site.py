@@ -31,4 +31,4 @@ def test_it_is_built_without_a_warning() -> None:
     )
     assert run.returncode == 0, run.stderr
     page = (ROOT / "build" / "site" / "reference" / "sparkdl.html").read_text(encoding="utf-8")
-    assert "reservation_timeout" in page
+    assert "max_restarts" in page
