@@ -36,7 +36,7 @@ from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.logs import LogLine, hand_on
-from sparkdl.driver.options import OBJECTS, Observe
+from sparkdl.driver.options import OBJECTS, Observe, reads_own_data
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.driver.run_socket import answer_runs
 from sparkdl.driver.show import has_audience, in_notebook, print_beside, printing
@@ -181,7 +181,7 @@ def run(
     Raises:
         NodeFailedError: if a node failed; and whatever `launch` and `Cluster.results` raise.
     """
-    options["feeding"] = replace(options.get("feeding", Feeding()), fed=False)
+    options["feeding"] = reads_own_data(options.get("feeding", Feeding()))
     cluster = launch(spark, map_fun, args, nodes, **options)
     try:
         values = cluster.results(timeout_s)

@@ -9,8 +9,8 @@ written by `python -m scripts.options`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding, Recovery, Roles, Startup
@@ -77,6 +77,11 @@ OBJECTS = {
     "startup": Startup,
 }
 """The option objects, by the parameter of `launch` that takes each."""
+
+
+def reads_own_data(feeding: Any = Feeding()) -> Any:
+    """Return an option `feeding` for a launch that nobody feeds; `launch` refuses what is none."""
+    return replace(feeding, fed=False) if isinstance(feeding, Feeding) else feeding
 
 
 class LaunchOptions(TypedDict, total=False):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,6 +31,7 @@ from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.tracking import tracked
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
+from sparkdl.driver.options import reads_own_data
 from sparkdl.driver.threads import begin
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def search(  # noqa: PLR0913 (one option, one name)
     found = _study(study, direction, sampler, pruner, seed)
     if spark is None and options.get("executor") != "local":
         spark = SparkSession.getActiveSession()  # which other threads do not know
-    options["feeding"] = replace(options.get("feeding", Feeding()), fed=False)
+    options["feeding"] = reads_own_data(options.get("feeding", Feeding()))
     options.setdefault("framework", "plain")
     stop = threading.Event()
 

@@ -63,6 +63,12 @@ def test_misspelt_option_of_launch_and_run_is_named() -> None:
             call(None, hang, **wrong)
 
 
+def test_run_refuses_what_is_no_option_object() -> None:
+    nothing: Any = None
+    with pytest.raises(ConfigError, match=r"feeding=None must be a sparkdl\.Feeding"):
+        sparkdl.run(None, hang, None, 1, feeding=nothing, **LOCAL)
+
+
 def test_part_of_an_option_object_that_is_given_alone_is_told_its_place() -> None:
     alone: dict[str, Any] = dict(min_nodes=1, **LOCAL)
     place = r"'min_nodes'; it is part of `recovery`: recovery=Recovery\(min_nodes=…\)$"

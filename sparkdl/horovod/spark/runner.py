@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeoutError
 from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.driver.launch import launch
-from sparkdl.driver.options import Observe
+from sparkdl.driver.options import Observe, reads_own_data
 from sparkdl.horovod.absent import absent_name
 from sparkdl.horovod.spark.task import Task, unpacked
 
@@ -207,7 +207,7 @@ class _Where:
 
 
 def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
-    feeding = replace(options.get("feeding", Feeding()), fed=False)
+    feeding = reads_own_data(options.get("feeding", Feeding()))
     options = {"framework": "plain", **options, "feeding": feeding}
     with ExitStack() as stack:
         if where.is_one_machine:
