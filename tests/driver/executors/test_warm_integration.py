@@ -37,8 +37,10 @@ def tell(args: Any, ctx: NodeContext) -> int:
 
 def run(spark: SparkSession, **startup: Any) -> set[psutil.Process]:
     """Run two nodes; return the zygotes that have forked their children."""
-    options = {"framework": "plain", "startup": Startup(**{"keep_warm_s": 60.0, **startup})}
-    results = sparkdl.run(spark, tell, nodes=2, timeout_s=6 * SOON_S, **options)
+    kept = Startup(**{"keep_warm_s": 60.0, **startup})
+    results = sparkdl.run(
+        spark, tell, nodes=2, timeout_s=6 * SOON_S, framework="plain", startup=kept
+    )
     found = {psutil.Process(zygote) for zygote in results}
     _zygotes.update(found)
     assert all("sparkdl.node.zygote" in zygote.cmdline() for zygote in found)
