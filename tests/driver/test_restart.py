@@ -38,7 +38,7 @@ def test_child_that_dies_has_all_nodes_begin_anew_in_the_same_agents(
 ) -> None:
     words = "was killed by SIGKILL"
     with launch(fail_first, "SIGKILL", max_restarts=3) as cluster:
-        agents = sorted(node.agent.pid for node in processes().values())
+        agents = sorted(node.agent.pid for node in processes(nodes=2).values())
         results = cluster.results(3 * SOON_S)
         assert "restart 1 because worker:1" in cluster.status()
         assert words in cluster.status()

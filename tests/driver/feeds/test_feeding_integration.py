@@ -247,7 +247,7 @@ def test_feed_that_nobody_reads_times_out_and_names_the_node_and_its_last_words(
     roomy.ended(feed)
     story = str(caught.value)
     assert "no progress for 1 s: worker:1 has read 0 rows in 0 steps, and received 50" in story
-    assert "Raise the timeout of the feed" in story
+    assert "Raise the feed's timeout" in story
     assert story.endswith("  | waiting for a lock")
 
 
