@@ -134,7 +134,7 @@ def test_trainer_is_fed_and_goes_on_after_a_failure(
     rows = [{"x": [0.3, 1.0], "y": 1.0}] * (NODES * BATCH * BATCHES)
     lines = Lines()
     options: dict[str, Any] = {"framework": "torch", "max_restarts": 2}
-    options["log_to_driver"] = lines
+    options["observe"] = Observe(on_log=lines)
     with launch(train, failures, NODES, checkpoint_dir=str(tmp_path), **options) as cluster:
         validation = cluster.feed_async(rows[:16], epochs=EPOCHS, feed="validation")
         report = cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)

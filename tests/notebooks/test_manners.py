@@ -32,7 +32,7 @@ spark = (
     .getOrCreate()
 )
 rows = spark.range(10_000_000)
-options = {"framework": "plain", "feed_memory": 1 << 20}
+options = {"framework": "plain", "feeding": sparkdl.Feeding(memory_nbytes=1 << 20)}
 
 def hang(gate, ctx):
     gate.open()
