@@ -200,6 +200,8 @@ class Startup:
             raise ConfigError(
                 f"Startup(keep_warm_s={self.keep_warm_s}) must be zero seconds or more, and finite"
             )
+        if isinstance(self.tls, (list, tuple)) and len(self.tls) in (3, 4):  # from a saved stage
+            object.__setattr__(self, "tls", TlsFiles(*self.tls))
         names = (self.preload,) if isinstance(self.preload, str) else self.preload
         if not isinstance(names, Iterable):
             raise ConfigError(

@@ -14,7 +14,7 @@ from sparkdl.core.errors import (
     NodeFailedError,
     ShutdownTimeoutError,
 )
-from sparkdl.core.options import Roles
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.driver.options import Observe
 from sparkdl.ml.estimators import training
 from sparkdl.ml.estimators.estimator import TFEstimator
@@ -37,7 +37,7 @@ def frame(spark_ml: SparkSession) -> DataFrame:
 
 
 def plain(train_fn: Any, **args: Any) -> Any:
-    return TFEstimator(train_fn, args).setFramework("plain").setFeedTimeout(60)
+    return TFEstimator(train_fn, args).setFramework("plain").setFeeding(Feeding(timeout_s=60))
 
 
 def test_train_fn_gets_rows_by_mapping_and_merged_arguments(frame: DataFrame) -> None:
@@ -94,7 +94,7 @@ def test_error_of_train_fn_reaches_the_driver(frame: DataFrame) -> None:
 
 def test_train_fn_that_reads_nothing_is_ended_after_the_feed_timeout(frame: DataFrame) -> None:
     with pytest.raises(FeedTimeoutError, match="no progress for 1 s: chief:0 has read 0 rows"):
-        plain(hang).setFeedTimeout(1).fit(frame)
+        plain(hang).setFeeding(Feeding(timeout_s=1)).fit(frame)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import pickle
+from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
@@ -14,8 +16,9 @@ from pyspark.ml.tuning import ParamGridBuilder
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.options import Feeding, Startup
+from sparkdl.core.options import Feeding, Recovery, Startup, TlsFiles
 from sparkdl.driver.launch import launch
+from sparkdl.driver.options import Observe
 from sparkdl.ml.estimators.estimator import TFEstimator, launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.estimators.namespace import Namespace
@@ -100,6 +103,23 @@ def test_what_concerns_the_launch_reaches_it() -> None:
     found = launch_options(stage.setFeeding(patient).setNumGPUs(3).merge_args_params())
     assert found == {"num_gpus": 3, "max_restarts": 0, "startup": detached, "feeding": patient}
     assert found.keys() <= inspect.signature(launch).parameters.keys()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Recovery(min_nodes=2, on_hang="fail", hang_timeout_s=None),
+        Feeding(timeout_s=5.0, disk_nbytes=0),
+        Observe(log_to_driver=True, tensorboard="/logs"),
+        Startup(preload=["json"], tls=TlsFiles("cert", "key", "ca")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_option_objects_of_a_saved_stage_are_those_that_were_set(value: Any) -> None:
+    row = TABLE[type(value).__name__.lower()]
+    assert row.convert(json.loads(json.dumps(asdict(value)))) == row.convert(value) == value
+    with pytest.raises(TypeError, match=f"to a sparkdl.{type(value).__name__}"):
+        row.convert(3)
 
 
 def test_argv_stays_a_list_beside_the_parameters() -> None:
