@@ -223,12 +223,7 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     add("--num-gpus", type=int, help="GPUs for each node")
     add("--path", action="append", default=[], metavar="URL",
         help="a path or URL that nodes read or write; may be repeated")  # fmt: skip
-    add(
-        "--tls",
-        action="store_true",
-        default=None,
-        help="encrypt, as Startup(tls=True)",
-    )
+    add("--tls", action="store_true", default=None, help="encrypt, as Startup(tls=True)")
     add("--quick", action="store_true", help="without the launch that measures feed and all-reduce")
     add("--limit", type=float, default=120.0, metavar="SECONDS",
         help="for whatever may hang: an import, a storage (default 120)")  # fmt: skip

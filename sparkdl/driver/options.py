@@ -79,7 +79,7 @@ OBJECTS = {
 """The option objects, by the parameter of `launch` that takes each."""
 
 
-def reads_own_data(feeding: Any = Feeding()) -> Any:
+def reads_own_data(feeding: Any) -> Any:
     """Return an option `feeding` for a launch that nobody feeds; `launch` refuses what is none."""
     return replace(feeding, fed=False) if isinstance(feeding, Feeding) else feeding
 
