@@ -24,6 +24,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from sparkdl.control.lease import driver_patience_s
 from sparkdl.control.messages import FeedEnd
 from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
@@ -306,10 +307,11 @@ class FeedRunner:
     def _new(self, name: str) -> Idle:
         spec = replace(self._spec, feed=name)
         settings = self._controller.spec.settings
-        # A node that cannot be reached is known to be lost after its lease at the latest.
-        reason_s = REASON_S + (settings.lease_s if settings.max_restarts else 0.0)
+        patience_s = driver_patience_s(settings.lease_s, len(self._controller.spec.nodes))
+        answer_s = patience_s + REASON_S
+        reason_s = answer_s if settings.max_restarts else REASON_S
         nodes = _nodes(self._controller.view, name)
-        return Idle(Feed(self._coverage.history(name), spec, reason_s, nodes))
+        return Idle(Feed(self._coverage.history(name), spec, reason_s, answer_s, nodes))
 
     def _perform(self, name: str, action: Action) -> None:
         match action:

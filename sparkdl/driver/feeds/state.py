@@ -128,6 +128,9 @@ class Feed:
         history: its calls, and which of their rows a checkpoint covers.
         spec: what holds for every call: the token, the feed timeout where a call names none.
         reason_s: how long to wait for what explains that feeders have lost a node.
+        answer_s: how long nodes may take to say what they have of an epoch, or which one they read:
+            longer than an agent may be silent. So one that stands still is lost before it is
+            blamed, and the call goes on without it.
         requests: those that wait, in order. The first `FeedAsked` may be under way.
         last_job: the number of the Spark job that was started last.
     """
@@ -135,6 +138,7 @@ class Feed:
     history: CallHistory
     spec: FeedSpec
     reason_s: float
+    answer_s: float
     nodes: Nodes = Nodes()
     requests: tuple[Request, ...] = ()
     stream: Stream | None = None

@@ -95,8 +95,6 @@ from sparkdl.feed.transfer.feeder import MAX_COUNT_S
 from sparkdl.feed.transfer.groups import MAX_STREAMS
 from sparkdl.feed.transfer.messages import FeederError, FeedSpec, Target
 
-ANSWER_S = 30.0
-"""How long nodes may take to say what they have of an epoch, or which one they read."""
 REASON_S = 5.0
 """How long to wait for a node's failure that may explain refused rows or a failed Spark job."""
 CANCEL_S = 1.0
@@ -238,7 +236,7 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening |
     begin = _beginning(run)
     said: list[Action] = [_to_nodes(run, begin)]
     if begin.run:
-        return Opening(feed, run, now_s + ANSWER_S), said
+        return Opening(feed, run, now_s + feed.answer_s), said
     if run.is_micro_batch:
         least = min(run.brought_before.values())
         ahead = {node_id: rows - least for node_id, rows in run.brought_before.items()}
@@ -425,7 +423,6 @@ def _delivering_broke(
         return after
     if event.is_of_data:
         return _cut_short(state.feed, state.run, event.error, now_s)
-    # A node that cannot be reached is known to be lost after its lease at the latest.
     wait_s = state.feed.reason_s if event.is_cut_off else REASON_S
     return Explaining(state.feed, state.run, event.error, {}, now_s + wait_s), []
 
@@ -475,7 +472,7 @@ def _level(state: Delivering, brought: Mapping[int, int], now_s: float) -> Step[
         to = tuple(RowsTo(targets[n].name, targets[n].uri, rows) for n, rows in gets.items())
         pass_on = PassOn(feed.name, run.epoch, spec.run, spec.generation, to, spec.keep)
         said.append(Send(pass_on, frozenset({giver}), spec.generation))
-    return Leveling(feed, run, after, now_s + ANSWER_S, frozenset(orders)), said
+    return Leveling(feed, run, after, now_s + feed.answer_s, frozenset(orders)), said
 
 
 def _look_leveling(
@@ -498,7 +495,7 @@ def _look_leveling(
 def _is_silent(feed: Feed, run: Run, node_ids: Iterable[int]) -> FeedTimeoutError:
     names = listed([_name(run, node_id) for node_id in node_ids])
     return FeedTimeoutError(
-        f"the agent of {names} did not say within {ANSWER_S:g} s how many rows of feed "
+        f"the agent of {names} did not say within {feed.answer_s:g} s how many rows of feed "
         f"{feed.name!r} it has; its host may be overloaded, or the network cut"
     )
 
@@ -507,7 +504,7 @@ def _cut(feed: Feed, run: Run, brought: Mapping[int, int], now_s: float) -> Step
     """Have the nodes take no more rows of the epoch, and count them."""
     run = replace(run, passes=run.passes + 1)
     cut = _to_nodes(run, FeedCut(feed.name, run.epoch))
-    return Cutting(feed, run, brought, now_s + ANSWER_S), [cut]
+    return Cutting(feed, run, brought, now_s + feed.answer_s), [cut]
 
 
 def _look_cutting(
@@ -603,7 +600,7 @@ def _has_read(feed: Feed, run: Run) -> bool:
 def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[CuttingShort]:
     """End the call within an epoch: what the nodes have of it is an epoch, as long for each."""
     cut = _to_nodes(run, FeedCut(feed.name, run.epoch))
-    return CuttingShort(feed, run, error, now_s + ANSWER_S), [cut]
+    return CuttingShort(feed, run, error, now_s + feed.answer_s), [cut]
 
 
 def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[Holding | Idle]:
@@ -614,7 +611,7 @@ def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[H
     if run.repeated is None:
         return _finish(feed, run, error)
     hold = _to_nodes(run, FeedHold(feed.name, run.last))
-    return Holding(feed, run, error, now_s + ANSWER_S), [hold]
+    return Holding(feed, run, error, now_s + feed.answer_s), [hold]
 
 
 def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort | Idle]:

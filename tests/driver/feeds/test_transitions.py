@@ -36,13 +36,15 @@ from sparkdl.driver.feeds import state as fs
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.driver.feeds.transitions import ANSWER_S, CANCEL_S, LOOKS, REASON_S, TRANSITIONS, step
+from sparkdl.driver.feeds.transitions import CANCEL_S, LOOKS, REASON_S, TRANSITIONS, step
 from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
 from tests.doubles.machines import declared_steps_only
 
 steps_are_declared = declared_steps_only(TRANSITIONS, LOOKS)
 
 TIMEOUT_S = 600.0
+REASON_WAIT_S = 60.0
+ANSWER_S = 63.0
 BOTH = frozenset({0, 1})
 
 
@@ -56,7 +58,8 @@ def world_of(num_nodes: int, generation: int = 0) -> World:
 
 def feed_of(num_nodes: int, keeps: bool = True) -> fs.Feed:
     order = FeedSpec("input", 0, "", (), "token", TIMEOUT_S)
-    return fs.Feed(CallHistory("input", keeps), order, 60.0, fs.Nodes(0, world_of(num_nodes)))
+    nodes = fs.Nodes(0, world_of(num_nodes))
+    return fs.Feed(CallHistory("input", keeps), order, REASON_WAIT_S, ANSWER_S, nodes)
 
 
 # by hand
@@ -181,7 +184,7 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     error = RuntimeError("Task 0 failed 4 times")
     assert play.after(fs.JobBroke(1, error, is_cut_off=True)) == []
     assert isinstance(play.state, fs.Explaining)
-    assert play.state.deadline_s == 60.0
+    assert play.state.deadline_s == REASON_WAIT_S
     cause = LaunchError("worker:1 was killed")
     assert play.seen(problem=cause, has_failed=True, generation=None, world=None) == [
         fs.Answer(7, cause)
@@ -256,7 +259,7 @@ def test_nodes_that_do_not_count_are_named() -> None:
     end, answer = play.expired()
     assert end == sent(EpochEnd("input", 0, {0: 0, 1: 0}))
     assert isinstance(answer, fs.Answer)
-    assert "agent of worker:1 did not say within 30 s" in str(answer.value)
+    assert f"agent of worker:1 did not say within {ANSWER_S:g} s" in str(answer.value)
 
 
 def test_next_generation_waits_for_the_last_job_and_finds_what_nodes_still_have() -> None:
