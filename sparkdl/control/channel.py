@@ -83,6 +83,7 @@ class Segment(LocalMessage, frozen=True):
 
     `exchange` is empty for training rows. For inference it names the partition that waits for
     one result per row; `is_last` marks that partition's last segment, which has no rows.
+    `start` is the first row of the batch that counts, `rows` how many do.
     """
 
     feed: str
@@ -93,6 +94,7 @@ class Segment(LocalMessage, frozen=True):
     exchange: str = ""
     is_last: bool = False
     is_on_disk: bool = False
+    start: int = 0
 
 
 class FeedStart(LocalMessage, frozen=True):
@@ -145,22 +147,7 @@ class Consumed(LocalMessage, frozen=True):
     held: int = -1
     reading: int = -1
     beyond: int = 0
-
-
-class Withdraw(LocalMessage, frozen=True):
-    """Give up at most `rows` rows of an epoch, the last ones that user code was not given."""
-
-    feed: str
-    epoch: int
-    rows: int
-
-
-class Withdrawn(LocalMessage, frozen=True):
-    """The answer to `Withdraw`: how many rows the segments keep that give some up, by number."""
-
-    feed: str
-    epoch: int
-    kept: dict[int, int]
+    waits: bool = False
 
 
 class Release(LocalMessage, frozen=True):
@@ -325,8 +312,6 @@ Local = (
     | FeedCovered
     | EndMark
     | Reclaim
-    | Withdraw
-    | Withdrawn
     | Beat
     | Imported
     | Running

@@ -10,7 +10,8 @@ Runs in: driver, agent
       │  FeedProgress, NodeActive, LogLines ──▶│
       │  BoardStarted ────────────────────────▶│   from the first node, where it was asked for
       │  Traced, ClockTold ───────────────────▶│   where there is a timeline: after `AskClock`
-      │◀── FeedBegin, ReadShare, FeedCut, FeedHold, FeedCovered, Granted, EpochEnd, FeedEnd
+      │  Spooled ─────────────────────────────▶│   rows that feeders have brought to this agent
+      │◀── FeedBegin, ReadShare, Assign, FeedCut, FeedHold, FeedCovered, Granted, EpochEnd, FeedEnd
       │  CheckpointPart ──────────────────────▶│   from each node that trains
       │◀──────────────────── CheckpointCommit ─│   to the first, once all parts are there
       │  CheckpointDone ──────────────────────▶│   from the first
@@ -32,7 +33,7 @@ import zlib
 
 import msgspec
 
-from sparkdl.control.rows import EpochRows, PartRows, Share
+from sparkdl.control.rows import EpochRows, Share
 from sparkdl.control.world_columns import WorldColumns
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
@@ -136,10 +137,9 @@ class FeedCount(msgspec.Struct, frozen=True):
         reading: the epoch that it was reading then, or had read.
         read_to: the epoch whose `ReadShare` has come to its end last.
         read_problem: why it ended before all rows were here, if a file could not be read.
+        fetch_problem: why rows that were assigned to the node cannot be fetched, if they cannot.
         began: the epoch of the last `FeedBegin`.
-        passed_on: the epoch of the last `PassOn` that is done.
-        pass_problem: why it is not known where its rows are, if so.
-        resumed: partitions of which the node has rows from the generation before, until it is fed.
+        waits: user code waits for a row, and has been given all rows that were received.
         beyond: iterations that found the feed's end in place of an epoch.
     """
 
@@ -161,10 +161,9 @@ class FeedCount(msgspec.Struct, frozen=True):
     reading: int = -1
     read_to: int = -1
     read_problem: str = ""
+    fetch_problem: str = ""
     began: int = -1
-    passed_on: int = -1
-    pass_problem: str = ""
-    resumed: tuple[int, ...] = ()
+    waits: bool = False
     beyond: int = 0
 
 
@@ -175,6 +174,36 @@ class FeedProgress(Message, frozen=True):
     """
 
     counts: tuple[FeedCount, ...]
+
+
+class Lot(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of one partition, in one segment of an agent's spool.
+
+    Attributes:
+        number: of the segment, at this agent.
+        start: the number of its first row in the partition.
+        nbytes: in memory, or on disk.
+    """
+
+    number: int
+    partition: int
+    start: int
+    rows: int
+    nbytes: int
+
+
+class Spooled(Message, frozen=True):
+    """An agent holds these rows of an epoch, which wait for an `Assign`.
+
+    Args:
+        room_nbytes: how many bytes the agent may hold, of all feeds.
+    """
+
+    generation: int
+    feed: str
+    epoch: int
+    lots: tuple[Lot, ...]
+    room_nbytes: int
 
 
 class NodeActive(Message, frozen=True):
@@ -416,18 +445,14 @@ class FeedBegin(Message, frozen=True):
     """Epochs `epoch` to `last_epoch` of a feed are to come, and none before them any more.
 
     Args:
-        run: of the job that brought the rows of `epoch` to the generation before; those that are
-            still here come again.
-        done: rows by partition that a checkpoint covers, and that do not.
-        limit: so many rows come again at most, so that no node has more than its part.
+        run: of the job that brought the rows of `epoch` to the generation before: the agent reports
+            those that it still holds (`Spooled`), before it reports `FeedCount.began`.
     """
 
     feed: str
     epoch: int
     last_epoch: int
     run: str = ""
-    done: PartRows = {}
-    limit: int = 0
 
 
 class ReadShare(Message, frozen=True):
@@ -443,27 +468,41 @@ class ReadShare(Message, frozen=True):
     keep: bool = False
 
 
-class RowsTo(msgspec.Struct, frozen=True):
-    """How many rows go to a node, and where its agent receives them: an Arrow Flight URI."""
+class Grant(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of one segment, for one node.
 
-    node: str
-    uri: str
+    Attributes:
+        holder: the node, by id, in whose agent's spool the segment is.
+        number: of the segment, there.
+        skip: rows of the segment before the first that is granted.
+        partition: that they belong to.
+        start: the number of the first row in the partition.
+    """
+
+    holder: int
+    number: int
+    skip: int
     rows: int
+    partition: int
+    start: int
 
 
-class PassOn(Message, frozen=True):
-    """Other nodes have fewer rows of an epoch: pass on rows that user code was not given.
+class Assign(Message, frozen=True):
+    """These rows of an epoch are the node's, in this order.
 
     Args:
         run: of the Spark job that has brought them.
+        uris: where the agents of other holders are: Arrow Flight URIs, by node id.
+        unwanted: segments of the node's own spool that no node reads.
         keep: later epochs are to read the rows again.
     """
 
     feed: str
     epoch: int
     run: str
-    generation: int
-    to: tuple[RowsTo, ...]
+    grants: tuple[Grant, ...] = ()
+    uris: dict[int, str] = {}
+    unwanted: tuple[int, ...] = ()
     keep: bool = False
 
 
@@ -578,6 +617,7 @@ FromAgent = (
     | ChildReturned
     | ChildFailed
     | FeedProgress
+    | Spooled
     | NodeActive
     | NodeLoad
     | Traced
@@ -595,7 +635,7 @@ FromAgent = (
     | TrainsAlone
 )
 ToFeeds = (
-    FeedBegin | ReadShare | PassOn | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
+    FeedBegin | ReadShare | Assign | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
 )
 ToNode = CheckpointCommit | AllGathered | LoneNodes
 Questions = FetchLog | FetchStacks | FetchProfile | AskClock

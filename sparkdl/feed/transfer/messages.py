@@ -65,19 +65,15 @@ class FeedSpec:
     """Which feed, which epoch, to whom. Goes to Spark inside the task.
 
     Attributes:
-        run: unique to one Spark job, so that attempts at its partitions recognise each other.
+        run: unique to one Spark job: what it has brought is found by it after a restart.
         generation: the world's that is to be fed; nodes of a later one refuse the rows.
         last_epoch: the last one of the same `feed` call.
         keep: later epochs are to read the rows again.
-        ahead: rows by node id that a stream has brought to a node beyond the poorest of them.
-        held: ids, by partition, of nodes that have rows of it from the generation before.
         done: rows by partition that a checkpoint covers; they are not fed.
         skipped: partitions of which all rows are `done`; they are not even read.
         partitions: how many there were when rows were fed before; 0 where that is not known.
         patience_s: how long inference waits for nodes that are between two generations.
-        ack_wait_s: how long the next batch waits for a node that has not acknowledged the last one,
-            before it goes to others.
-        min_piece_nbytes: small batches are joined until each node gets so much at once.
+        min_piece_nbytes: small batches are joined until there is so much.
         host_timeout_s: after how much silence of a node's host a feeder says so; 0 for never.
         coordinator: its URL, to ask why no node answers.
         trust: what nodes and coordinator have to show; `None` where they are not encrypted.
@@ -92,13 +88,10 @@ class FeedSpec:
     generation: int = 0
     last_epoch: int = 0
     keep: bool = False
-    ahead: Mapping[int, int] = field(default_factory=dict)
-    held: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     done: Mapping[int, tuple[Range, ...]] = field(default_factory=dict)
     skipped: frozenset[int] = frozenset()
     partitions: int = 0
     patience_s: float = 10.0
-    ack_wait_s: float = 1.5
     min_piece_nbytes: int = 4 * 1024 * 1024
     host_timeout_s: float = 0.0
     coordinator: str = ""
@@ -167,16 +160,16 @@ def other_data(feed: str, before: int, now: int) -> ConfigError:
 
 @dataclass(frozen=True)
 class FedPartition:
-    """How many rows of one partition each node has taken.
+    """What became of the rows of one partition.
 
     Attributes:
-        rows: by node id.
+        rows: that were spooled at an agent.
         rows_refused: rows that no node wanted any more.
         num_rows: of the partition, those `done` as well; -1 if it was not read to its end.
     """
 
     partition: int
-    rows: dict[int, int]
+    rows: int
     rows_refused: int
     num_rows: int = -1
 
@@ -192,16 +185,13 @@ class PutHeader(msgspec.Struct, frozen=True):
 
     Attributes:
         last_epoch: the last one of the same `feed` call.
-        partition: -1 where a node passes on rows of several.
-        attempt: grows from one attempt to the next.
         keep: later epochs are to read the rows again.
     """
 
     feed: str
     epoch: Count
     run: str
-    partition: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)]
-    attempt: Count = 0
+    partition: Count
     generation: Count = 0
     last_epoch: Count = 0
     keep: bool = False
@@ -212,16 +202,13 @@ class PutAck(msgspec.Struct, frozen=True):
 
     Attributes:
         accepted: whether this batch is here now.
-        closed: whether the node takes no more rows of this epoch.
+        closed: whether no more rows of this epoch are wanted.
         shortage: what the node lacks, if it is not room for rows.
-        covered: in the first answer, which rows of the partition an earlier attempt has brought
-            here already, as half-open ranges.
         fd_socket: in the first answer, where feeders on the same machine send descriptors to.
     """
 
     accepted: bool
     closed: bool
-    covered: tuple[tuple[int, int], ...] = ()
     fd_socket: str = ""
     shortage: str = ""
 
@@ -231,60 +218,24 @@ class PutPiece(msgspec.Struct, frozen=True):
 
     Attributes:
         rows, key: of a segment that was sent as a descriptor; the batch itself is empty then.
-        spans: which rows these are, if a node passes them on.
     """
 
     start_row: Count
     rows: Count = 0
     key: str = ""
-    spans: tuple[tuple[Count, Count, Count], ...] = ()
 
 
-class Question(msgspec.Struct, frozen=True, tag=True):
-    """What a feeder asks an agent about an epoch, beside the rows that it sends."""
+class FetchTicket(msgspec.Struct, frozen=True):
+    """Rows [`skip`, `skip` + `rows`) of a segment of the spool, which another agent fetches.
+
+    The holder frees them once it has sent them all.
+    """
 
     feed: str
     generation: Count
-    epoch: Count
-
-
-class PlanRequest(Question, frozen=True):
-    """Asks how to share out `rows` rows over nodes that have room, see `RowBalancer.plan`."""
-
+    number: Count
+    skip: Count
     rows: Count
-    node_ids: tuple[int, ...]
-    back: dict[int, Count] = {}
-    ahead: dict[int, Count] = {}
-
-
-class LevelRequest(Question, frozen=True):
-    """Asks how many rows these nodes have been planned to get, see `RowBalancer.level`."""
-
-    node_ids: tuple[int, ...]
-    ahead: dict[int, Count] = {}
-
-
-class VisitRequest(Question, frozen=True):
-    """Asks the keeper of a partition for the nodes that it has gone to, and adds these.
-
-    It is refused once a later attempt has asked.
-    """
-
-    run: str
-    partition: Count
-    attempt: Count
-    node_ids: tuple[int, ...]
-
-
-class BeginRequest(Question, frozen=True):
-    """Asks which rows of a partition are here, as a stream's header does, but brings none."""
-
-    run: str
-    partition: Count
-    attempt: Count
-
-
-AnyQuestion = PlanRequest | LevelRequest | VisitRequest | BeginRequest
 
 
 class ExchangeHeader(msgspec.Struct, frozen=True):
