@@ -493,7 +493,7 @@ class Assign(Message, frozen=True):
     Args:
         run: of the Spark job that has brought them.
         uris: where the agents of other holders are: Arrow Flight URIs, by node id.
-        unwanted: segments of the node's own spool that no node reads.
+        unwanted: rows of the node's own spool that no node reads.
         keep: later epochs are to read the rows again.
     """
 
@@ -502,7 +502,7 @@ class Assign(Message, frozen=True):
     run: str
     grants: tuple[Grant, ...] = ()
     uris: dict[int, str] = {}
-    unwanted: tuple[int, ...] = ()
+    unwanted: tuple[Lot, ...] = ()
     keep: bool = False
 
 
