@@ -92,8 +92,7 @@ from sparkdl.driver.feeds.state import (
 )
 from sparkdl.driver.feeds.table import Need, RowTable
 from sparkdl.feed.parquet.source import ParquetSource
-from sparkdl.feed.transfer.feeder import MAX_COUNT_S
-from sparkdl.feed.transfer.messages import FeederError, FeedSpec, Target
+from sparkdl.feed.transfer.messages import MAX_COUNT_S, FeederError, FeedSpec, Target
 
 REASON_S = 5.0
 """How long to wait for a node's failure that may explain refused rows or a failed Spark job."""
