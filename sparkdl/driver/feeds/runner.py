@@ -300,7 +300,7 @@ class FeedRunner:
                     is_delivered = isinstance(state, Reading)
                     call = Call(state.run.before, state.run.rows, is_delivered=is_delivered)
                     if isinstance(state, Delivering) and state.is_job_running:
-                        call = replace(call, received=state.received)
+                        call = replace(call, received={})
                     self._controller.view.calls[name] = call
                 self._controller.changed.notify_all()
         for action in actions:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from sparkdl.control.messages import FeedCount, Granted, ReadShare, Spooled, ToAgent
+from sparkdl.control.messages import FeedCount, Granted, Spooled, ToAgent
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, CallHistory, EpochLeft, FeedRequest
@@ -256,13 +256,11 @@ class Opening:
 
 @dataclass(frozen=True)
 class Delivering:
-    """A Spark job brings the rows of one epoch, or the nodes read their shares of files.
+    """A Spark job brings the rows of one epoch.
 
     Attributes:
-        job: the number of the Spark job; 0 where the nodes read files.
+        job: the number of the Spark job; 0 where none is needed.
         num_rows: by partition, once the job has ended.
-        shares: what each node reads, by node id.
-        received: rows that each node had received before, by node id.
         error: what the call ends with once the job has ended, if that is an error.
         gives_up_s: when a job that is to end is not waited for any more.
         blamed: a node that stands still, whose last log lines are awaited until the deadline.
@@ -274,8 +272,6 @@ class Delivering:
     job: int
     deadline_s: float
     num_rows: Mapping[int, int] | None = None
-    shares: Mapping[int, ReadShare] = field(default_factory=dict)
-    received: Mapping[int, int] = field(default_factory=dict)
     error: Exception | None = None
     gives_up_s: float = math.inf
     blamed: int | None = None
@@ -283,7 +279,7 @@ class Delivering:
     @property
     def is_job_running(self) -> bool:
         """Whether a Spark job runs."""
-        return self.job > 0 and self.num_rows is None
+        return self.num_rows is None
 
     @property
     def is_cancelled(self) -> bool:
@@ -314,11 +310,22 @@ class Explaining:
 
 @dataclass(frozen=True)
 class Cutting:
-    """The nodes count the rows of an epoch, of which they take no more."""
+    """All rows of an epoch are the nodes', which count them once they have fetched or read them.
+
+    Attributes:
+        error, blamed: see `Delivering`.
+    """
 
     feed: Feed
     run: Run
     deadline_s: float
+    error: Exception | None = None
+    blamed: int | None = None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the deadline is that of the feed timeout."""
+        return self.blamed is None
 
 
 @dataclass(frozen=True)
@@ -528,7 +535,7 @@ class ShowEpochs:
 Action = Send | StartJob | CancelJob | FetchLines | Answer | KeepProblem | Warn | ShowEpochs
 S = TypeVar("S", bound=State)
 R = TypeVar("R", bound=Running)
-W = TypeVar("W", Delivering, Reading)
+W = TypeVar("W", Delivering, Cutting, Reading)
 Step = tuple[S, list[Action]]
 """What a handler returns: `Step[Cutting | Idle]` where one of these is what comes next."""
 

@@ -44,7 +44,6 @@ from sparkdl.core.errors import (
     ReadError,
     SparkdlError,
 )
-from sparkdl.core.listing import listed
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, EpochLeft, FeedRequest
@@ -92,7 +91,7 @@ from sparkdl.driver.feeds.state import (
 )
 from sparkdl.driver.feeds.table import Need, RowTable
 from sparkdl.feed.parquet.source import ParquetSource
-from sparkdl.feed.transfer.messages import MAX_COUNT_S, FeederError, FeedSpec, Target
+from sparkdl.feed.transfer.messages import MAX_COUNT_S, FeedSpec, Target
 
 REASON_S = 5.0
 """How long to wait for a node's failure that may explain refused rows or a failed Spark job."""
@@ -134,7 +133,9 @@ def _then(actions: list[Action], after: Step[S]) -> Step[S]:
 # between calls
 
 
-def _look_idle(state: Idle, now_s: float) -> Step[Idle | Opening | Delivering]:
+def _look_idle(
+    state: Idle, now_s: float
+) -> Step[Idle | Opening | Delivering | Explaining | Cutting | CuttingShort]:
     """Feed the first call of which this generation lacks rows; serve requests, in order."""
     feed, nodes = state.feed, state.feed.nodes
     if nodes.problem is not None:
@@ -199,7 +200,9 @@ def _stream_end(feed: Feed, members: Iterable[Member]) -> Iterator[ToAgent]:
     yield EpochEnd(feed.name, epoch, dict.fromkeys(sorted(ids), 0) if is_complete else {})
 
 
-def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening | Delivering]:
+def _begin(
+    feed: Feed, world: World, call: Call, now_s: float
+) -> Step[Opening | Delivering | Explaining | Cutting | CuttingShort]:
     """Begin to feed a generation what a call has left.
 
     Raises:
@@ -253,7 +256,9 @@ def _beginning(run: Run) -> FeedBegin:
     return structs.replace(begin, run=name)
 
 
-def _look_opening(state: Opening, now_s: float) -> Step[Opening | Delivering]:
+def _look_opening(
+    state: Opening, now_s: float
+) -> Step[Opening | Delivering | Explaining | Cutting | CuttingShort]:
     counts = state.feed.nodes.staying(state.run.node_ids)
     is_over = now_s >= state.deadline_s
     if not is_over and not all(count.began >= state.run.first for count in counts.values()):
@@ -265,7 +270,9 @@ def _look_opening(state: Opening, now_s: float) -> Step[Opening | Delivering]:
 # bringing the rows of an epoch
 
 
-def _deliver(feed: Feed, run: Run, now_s: float, name: str = "") -> Step[Delivering]:
+def _deliver(
+    feed: Feed, run: Run, now_s: float, name: str = ""
+) -> Step[Delivering | Explaining | Cutting | CuttingShort]:
     """Have the rows of the next epoch brought.
 
     Args:
@@ -293,8 +300,11 @@ def _deliver(feed: Feed, run: Run, now_s: float, name: str = "") -> Step[Deliver
         done=known,
         skipped=call.covered_partitions(known) if known else frozenset(),
     )
+    if spec.skipped and len(spec.skipped) == call.shape.partitions:  # all rows are in the table
+        return Delivering(feed, run, spec, 0, run.quiet_s, num_rows={}), []
+    run = replace(run, passes=run.passes + 1)
     if isinstance(call.request.data, ParquetSource):
-        return _share_out(feed, run, spec, call.request.data)
+        return _share_out(feed, run, spec, call.request.data, now_s)
     feed = replace(feed, last_job=feed.last_job + 1)
     head = feed.requests[0] if feed.requests else None
     ticket = head.ticket if isinstance(head, FeedAsked) and head.call is not None else None
@@ -302,13 +312,14 @@ def _deliver(feed: Feed, run: Run, now_s: float, name: str = "") -> Step[Deliver
     return Delivering(feed, run, spec, feed.last_job, run.quiet_s), [start]
 
 
-def _share_out(feed: Feed, run: Run, spec: FeedSpec, source: ParquetSource) -> Step[Delivering]:
+def _share_out(
+    feed: Feed, run: Run, spec: FeedSpec, source: ParquetSource, now_s: float
+) -> Step[Explaining | Cutting | CuttingShort]:
     """Have each node that takes rows read its share of the files."""
     counts, done = feed.nodes.staying(run.node_ids), spec.done.get(0, ())
-    state = Delivering(feed, run, spec, 0, run.quiet_s)
-    if not counts:
+    if not counts:  # one may be about to say why
         refused = run.refused + source.num_rows - num_rows({0: done})
-        return with_run(state, refused=refused), []
+        return Explaining(feed, replace(run, refused=refused), spec, None, now_s + REASON_S), []
     shares = {
         node_id: ReadShare(spec.feed, spec.epoch, share, spec.keep)
         for node_id, share in zip(counts, source.shares(len(counts), done=done), strict=True)
@@ -317,18 +328,16 @@ def _share_out(feed: Feed, run: Run, spec: FeedSpec, source: ParquetSource) -> S
         for share in shares.values():
             _check_size(share)
     except ConfigError as error:
-        return replace(state, error=error), []
-    received = {node_id: count.rows_received for node_id, count in counts.items()}
+        return _cut_short(feed, run, error, now_s)
+    run.table.assigned.update({n: each.share.num_rows for n, each in shares.items()})
     said = [Send(share, frozenset({n}), spec.generation) for n, share in shares.items()]
-    return replace(state, shares=shares, received=received), [*said]
+    return _then([*said], _cut(feed, run, now_s))
 
 
 def _look_delivering(
     state: Delivering, now_s: float
 ) -> Step[Delivering | Explaining | Cutting | CuttingShort | Idle]:
     feed, run = state.feed, state.run
-    if not state.job:
-        return _look_reading_files(state, now_s)
     if not state.is_job_running:
         return _look_spooled(state, now_s)
     if state.is_cancelled:
@@ -337,7 +346,7 @@ def _look_delivering(
     if _is_pointless(feed, run) or state.error is not None:
         return _cancel(state, now_s)
     if not run.is_unwanted:
-        if problem := _fetch_problem(feed, run):
+        if problem := _problem(feed, run):
             return replace(state, error=problem), []
         return _then(_assign(state, now_s), _watch(state, now_s))
     if now_s >= run.counts_until_s:
@@ -364,7 +373,7 @@ def _look_spooled(
     feed, run = state.feed, state.run
     if after := _after_job(state, now_s):
         return after
-    if problem := _fetch_problem(feed, run):
+    if problem := _problem(feed, run):
         return replace(state, error=problem), []
     if not run.table.is_complete(state.num_rows or {}):
         return _then(_assign(state, now_s), _watch(state, now_s))
@@ -416,38 +425,11 @@ def _unwanted(run: Run, lots: Mapping[int, list[Lot]]) -> list[Action]:
     ]
 
 
-def _fetch_problem(feed: Feed, run: Run) -> FeederError | None:
-    counts = feed.nodes.staying(run.node_ids).values()
-    problems = [count.fetch_problem for count in counts if count.fetch_problem]
-    return FeederError(f"feed {feed.name!r}: {'; '.join(problems)}") if problems else None
-
-
-def _look_reading_files(
-    state: Delivering, now_s: float
-) -> Step[Delivering | Explaining | Cutting | CuttingShort]:
-    """Go on once all nodes have read their shares."""
-    feed, run, error = state.feed, state.run, state.error
-    staying = feed.nodes.staying(state.shares)
-    through = {n: c for n, c in staying.items() if c.read_to == state.spec.epoch}
-    for node_id, count in through.items():
-        if count.read_problem and error is None:
-            text = f"{_name(run, node_id)} could not read its share: {count.read_problem}"
-            error = ReadError(text)
-    if error is None and not run.is_unwanted:
-        if not state.shares:  # no node takes rows: one may be about to say why
-            return Explaining(feed, run, state.spec, None, now_s + REASON_S), []
-        if len(through) < len(staying):
-            return _watch(state, now_s)
-    counts = feed.nodes.counts_of(state.shares)
-    refused = sum(
-        share.share.num_rows - (counts[node_id].rows_received - state.received[node_id])
-        for node_id, share in state.shares.items()
-        if node_id not in staying
-    )
-    run = replace(run, refused=run.refused + refused)
-    if error is None and not run.is_unwanted:
-        return _cut(feed, run, now_s)
-    return _cut_short(feed, run, error, now_s)
+def _problem(feed: Feed, run: Run) -> ReadError | None:
+    """Return why rows of a node that takes some cannot come, if they cannot."""
+    counts = feed.nodes.staying(run.node_ids)
+    found = [count.problem for count in counts.values() if count.problem]
+    return ReadError(f"feed {feed.name!r}: {'; '.join(found)}") if found else None
 
 
 def _cancel(state: Delivering, now_s: float) -> Step[Delivering]:
@@ -519,34 +501,22 @@ def _look_explaining(state: Explaining, now_s: float) -> Step[Explaining | Cutti
 # the end of an epoch
 
 
-def _is_silent(feed: Feed, run: Run, node_ids: Iterable[int]) -> FeedTimeoutError:
-    names = listed([_name(run, node_id) for node_id in node_ids])
-    return FeedTimeoutError(
-        f"the agent of {names} did not say within {feed.answer_s:g} s how many rows of feed "
-        f"{feed.name!r} it has; its host may be overloaded, or the network cut"
-    )
-
-
 def _cut(feed: Feed, run: Run, now_s: float) -> Step[Cutting]:
     """Have the nodes take no more rows of the epoch, and count them."""
     cut = _to_nodes(run, FeedCut(feed.name, run.epoch))
-    run = replace(run, passes=run.passes + 1)
-    return Cutting(feed, run, now_s + feed.answer_s), [cut]
+    return Cutting(feed, run, now_s + run.spec.timeout_s), [cut]
 
 
 def _look_cutting(
     state: Cutting, now_s: float
-) -> Step[Cutting | Delivering | Reading | CuttingShort | Holding | Idle]:
+) -> Step[Cutting | Delivering | Explaining | Reading | CuttingShort | Holding | Idle]:
     """Once all have counted, send them the length of the epoch; continue with the next one."""
     feed, run = state.feed, state.run
     cut = feed.nodes.staying(run.node_ids)
-    silent = [node_id for node_id, count in cut.items() if count.cut < run.epoch]
-    if silent and now_s >= state.deadline_s:
-        return _cut_short(feed, run, _is_silent(feed, run, silent), now_s)
-    if problem := _fetch_problem(feed, run):
-        return _cut_short(feed, run, problem, now_s)
-    if silent:
-        return state, []
+    if error := state.error or _problem(feed, run):
+        return _cut_short(feed, run, error, now_s)
+    if any(count.cut < run.epoch for count in cut.values()):
+        return _cut_short(feed, run, None, now_s) if run.is_unwanted else _watch(state, now_s)
     now, said = run.left[run.epoch - run.first], list[Action]()
     has_rows = any(run.table.assigned.values()) or any(count.cut_rows for count in cut.values())
     if now.done and not has_rows:
@@ -568,10 +538,11 @@ def _look_cutting(
     way = "files" if isinstance(run.call.request.data, ParquetSource) else "feeders"
     said.append(ShowEpochs(run.epoch, stop, way, sum(rows.values())))
     epochs = stop + 1 - run.epoch
-    # Of nodes that are gone, what they were brought counts; they will not say how much they have.
-    had = {n: brought for n, brought in run.table.assigned.items() if n not in rows}
+    # Of nodes that are gone, what they have received counts: they will not say how much they have.
+    had = {n: _received(feed, run, n) for n in run.table.assigned if n not in rows}
     run = replace(
         run,
+        refused=run.refused + sum(run.table.assigned[n] - received for n, received in had.items()),
         epoch=stop + 1,
         read_to=run.read_to if waits else stop,
         expected=added(run.expected, had, {n: count * epochs for n, count in rows.items()}),
@@ -581,9 +552,15 @@ def _look_cutting(
     return _then(said, _go_on(feed, run, now_s))
 
 
+def _received(feed: Feed, run: Run, node_id: int) -> int:
+    """Return how many rows of the epoch a node has received of those that are its own."""
+    since = feed.nodes.counts[node_id].rows_received - run.before[node_id].rows_received
+    return min(run.table.assigned[node_id], max(0, since - run.sent.get(node_id, 0)))
+
+
 def _go_on(
     feed: Feed, run: Run, now_s: float
-) -> Step[Delivering | Reading | CuttingShort | Holding | Idle]:
+) -> Step[Delivering | Explaining | Cutting | Reading | CuttingShort | Holding | Idle]:
     if run.is_unwanted:
         end = _cut_short if run.epoch <= run.last else _hold
         return end(feed, run, None, now_s)
@@ -629,7 +606,8 @@ def _has_read(feed: Feed, run: Run) -> bool:
 def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[CuttingShort]:
     """End the call within an epoch: what the nodes have of it is an epoch, as long for each."""
     refused = run.refused + run.table.rows_waiting
-    said = [*_unwanted(run, run.table.withdraw()), _to_nodes(run, FeedCut(feed.name, run.epoch))]
+    cut = _to_nodes(run, FeedCut(feed.name, run.epoch, is_short=True))
+    said = [*_unwanted(run, run.table.withdraw()), cut]
     run = replace(run, refused=refused)
     return CuttingShort(feed, run, error, now_s + feed.answer_s), said
 
@@ -741,7 +719,7 @@ def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
     if has_moved:
         quiet_s = now_s + state.run.spec.timeout_s
         state = with_run(state, progress=nodes.progress, quiet_s=quiet_s)
-        if isinstance(state, Delivering | Reading) and state.is_watched:
+        if isinstance(state, Delivering | Cutting | Reading) and state.is_watched:
             state = replace(state, deadline_s=quiet_s)
     return state, []
 
@@ -881,7 +859,7 @@ def _fetched(state: W, event: LogFetched, now_s: float) -> Step[W]:
     return replace(state, error=_standstill(state, event)), []
 
 
-def _standstill(state: Delivering | Reading, event: LogFetched) -> FeedTimeoutError:
+def _standstill(state: Delivering | Cutting | Reading, event: LogFetched) -> FeedTimeoutError:
     counts = state.feed.nodes.counts_of(state.run.node_ids)
     count, name = counts[event.node_id], _name(state.run, event.node_id)
     is_job = isinstance(state, Delivering) and state.is_job_running
@@ -1056,6 +1034,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Delivering, JobEnded): _delivering_ended,
     (Delivering, JobBroke): _delivering_broke,
     (Delivering, LogFetched): _fetched,
+    (Cutting, LogFetched): _fetched,
     (Reading, LogFetched): _fetched,
 }
 """Every pair of state and event; `stay`: the event is expected, and means no more than a look."""
