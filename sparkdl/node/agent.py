@@ -121,7 +121,7 @@ class Agent:
         self._perform(actions)  # before the heavy imports: the child's own are what takes long
 
         from sparkdl.control.client import CoordinatorClient
-        from sparkdl.feed.store.endpoint import NodeFeeds
+        from sparkdl.feed.transfer.endpoint import NodeFeeds
         from sparkdl.feed.store.store import StoreLimits
 
         self._connect = CoordinatorClient.connect

@@ -26,7 +26,7 @@ from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.store.endpoint import NodeFeeds
+from sparkdl.feed.transfer.endpoint import NodeFeeds
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.messages import FeedSpec, Target

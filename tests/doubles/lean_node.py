@@ -19,7 +19,7 @@ import socket
 import sys
 
 from sparkdl.control.channel import ChildPipe
-from sparkdl.feed.store.endpoint import NodeFeeds
+from sparkdl.feed.transfer.endpoint import NodeFeeds
 from sparkdl.feed.store.store import StoreLimits
 from tests.doubles.feeds import SOON_S, TOKEN
 

@@ -29,7 +29,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, SparkdlError
 from sparkdl.core.row_ranges import Span
 from sparkdl.core.world import host_port
-from sparkdl.feed.infer.session import Exchange
+from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.store.log import Appended, AppendRequest, Attempt, Log
 from sparkdl.feed.store.store import NodeStore
 from sparkdl.feed.transfer.messages import (
