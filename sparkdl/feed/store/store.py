@@ -179,6 +179,8 @@ class NodeStore:
     def reopen(self, generation: int) -> None:
         """Begin anew for another child: empty logs and spools for the rows of its generation."""
         with self.budget.lock:
+            for log in self._logs.values():
+                log.close()
             self._close_spools()
             self._logs.clear()
             self._closed = ""
