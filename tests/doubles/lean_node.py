@@ -19,8 +19,8 @@ import socket
 import sys
 
 from sparkdl.control.channel import ChildPipe
-from sparkdl.feed.store.endpoint import NodeFeeds
 from sparkdl.feed.store.store import StoreLimits
+from sparkdl.feed.transfer.endpoint import NodeFeeds
 from tests.doubles.feeds import SOON_S, TOKEN
 
 

@@ -19,7 +19,7 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.lifecycle.state import LaunchBroke, has_ended
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.infer import task
-from sparkdl.feed.infer.session import Exchange
+from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.infer.task import _Partition, decode_results, exchange
 from sparkdl.feed.transfer.messages import FeederError
 from sparkdl.feed.values.row_codec import RowEncoder
