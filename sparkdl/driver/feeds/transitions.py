@@ -428,7 +428,8 @@ def _unwanted(run: Run, lots: Mapping[int, list[Lot]]) -> list[Action]:
 def _problem(feed: Feed, run: Run) -> ReadError | None:
     """Return why rows of a node that takes some cannot come, if they cannot."""
     counts = feed.nodes.staying(run.node_ids)
-    found = [count.problem for count in counts.values() if count.problem]
+    now = [count for count in counts.values() if count.began >= run.first]
+    found = [count.problem for count in now if count.problem]
     return ReadError(f"feed {feed.name!r}: {'; '.join(found)}") if found else None
 
 

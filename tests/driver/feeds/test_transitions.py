@@ -374,7 +374,7 @@ def test_rows_that_cannot_be_fetched_end_the_call() -> None:
     play.asked()
     play.spooled(4, 4)
     problem = "worker:1 cannot fetch rows from worker:0: not there"
-    assert play.seen({"problem": problem}) == [fs.CancelJob(1)]
+    assert play.seen({"problem": problem, "began": 0}) == [fs.CancelJob(1)]
     assert play.after(fs.JobBroke(1, RuntimeError("cancelled"))) == [CUT_SHORT]
     *_, answer = play.seen({"cut": 0}, {"cut": 0})
     assert isinstance(answer, fs.Answer)
