@@ -21,7 +21,14 @@ from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.row_ranges import count_rows, merge_ranges, overlap
 from sparkdl.feed.transfer import feeder, put_stream
 from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, Feeder, choose_target
-from sparkdl.feed.transfer.messages import FedPartition, FeederError, PutHeader, PutPiece, Target
+from sparkdl.feed.transfer.messages import (
+    FedPartition,
+    FeederError,
+    FeedSpec,
+    PutHeader,
+    PutPiece,
+    Target,
+)
 from tests.control.rooms import TOKEN, room
 from tests.doubles.feeds import FEED, SOON_S, Proxy, Running, numbers, order
 from tests.doubles.spools import Answer, SpoolServer
@@ -171,7 +178,7 @@ def test_counting_ends_when_the_feeder_is_cancelled() -> None:
 def test_rows_of_a_finished_cluster_are_unused_except_what_a_checkpoint_covers(when: str) -> None:
     """The coordinator says that every `map_fun` has returned; the agent is gone."""
 
-    async def scene(spec: feeder.FeedSpec, cut: Callable[[], None]) -> FedPartition:
+    async def scene(spec: FeedSpec, cut: Callable[[], None]) -> FedPartition:
         async with room() as finished:
             finished.heard.failure = None
             again = replace(spec, coordinator=finished.address.url, token=TOKEN)
