@@ -142,11 +142,11 @@ class PutStream:
     def close(self) -> None:
         """End the connection, whatever is under way."""
         self._end_call()
+        if self._reader is not None:
+            self._reader.join(_END_S)  # descriptors under way are lost once their sender closes
         with self._changed:
             if self._fd_sender is not None:
                 self._fd_sender.close()
-        if self._reader is not None:
-            self._reader.join(_END_S)
         if self._client is not None:
             self._client.close()
 
@@ -169,7 +169,8 @@ class PutStream:
 
     def _may_send(self) -> bool:
         """Whether the first piece that waits may go, or a call for its schema begin."""
-        if self._phase is not Phase.READY or time.monotonic() < self._resume_s:
+        is_pausing = time.monotonic() < self._resume_s
+        if not self._waiting or self._phase is not Phase.READY or is_pausing:
             return False
         is_open = self._waiting[0].batch.schema == self._schema
         return len(self._unacknowledged) < (WINDOW if is_open else 1)
