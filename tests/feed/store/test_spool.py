@@ -136,7 +136,7 @@ def test_rows_for_another_node_are_freed_once_they_are_sent() -> None:
         spool.read(0, 20, 30)  # a call that broke comes again
         spool.free(0, 20, 30)
         spool.free(0, 20, 30)
-        with pytest.raises(FeedClosedError, match="rows 20 to 50 of segment 0 .* not in the spool"):
+        with pytest.raises(FeedClosedError, match="rows 20 to 50 of segment 0"):
             spool.read(0, 20, 30)
         with pytest.raises(FeedClosedError, match="rows 49 to 51"):
             it.store.grant(FEED, 0, 49, 2)
@@ -274,6 +274,9 @@ def test_retained_rows_make_room_for_what_is_wanted() -> None:
 # any sequence
 
 
+NUMBER = st.integers(0, 99)
+
+
 class Moves(RuleBasedStateMachine):
     """Feeders, the driver, other nodes and the child do what they like, in any order."""
 
@@ -316,7 +319,7 @@ class Moves(RuleBasedStateMachine):
         self._notice()
         self.row += rows
 
-    @rule(at=st.integers(0, 99), skip=st.integers(0, 99), rows=st.integers(1, 150), own=st.booleans())
+    @rule(at=NUMBER, skip=NUMBER, rows=st.integers(1, 150), own=st.booleans())
     @precondition(lambda self: self.it is not None and self.lots)
     def driver_grants(self, at: int, skip: int, rows: int, own: bool) -> None:
         assert self.it is not None
@@ -342,7 +345,7 @@ class Moves(RuleBasedStateMachine):
             spool.free(number, low_cut, count)
         self.spooled -= set(granted)
 
-    @rule(at=st.integers(0, 99))
+    @rule(at=NUMBER)
     @precondition(lambda self: self.it is not None and self.lots)
     def driver_wants_no_more(self, at: int) -> None:
         assert self.it is not None
