@@ -280,11 +280,15 @@ class LocalNode:
         with self._changed:
             assert self._changed.wait_for(lambda: is_enough(self.told), SOON_S), self.told
 
-    @property
-    def held(self) -> tuple[int, int]:
-        """The last hold that was answered, and the epoch that was being read."""
-        told = [m for m in self.sent if isinstance(m, Consumed)]
-        return told[-1].held, told[-1].reading
+    def wait_received(self, rows: int) -> None:
+        """Wait until so many rows of the feed have come to the log."""
+        self.wait_told(
+            lambda told: any(
+                count.feed == FEED and count.rows_received == rows
+                for progress in told
+                for count in progress.counts
+            )
+        )
 
     def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
         """Wait until the child has been sent enough messages other than segments."""

@@ -168,22 +168,23 @@ class Budget:
 
     def _room(self, use: Use, feed: str, nbytes: int, may_spill: Callable[[], bool]) -> Room:
         is_first = not self._segments[use, feed]
-        if use is Use.SPOOL and not is_first and not self._may_spool(nbytes):
-            return Room.FULL
+        may_stay = True
+        if use is Use.SPOOL and not is_first:
+            spooled = sum(count for (held, _), count in self._segments.items() if held is use)
+            if spooled >= self.limit_segments // 2:
+                return Room.FULL
+            may_stay = self._nbytes[use] + nbytes <= self.limit_nbytes // 2
         # What is only retained goes before anything is written to disk.
-        while not self._fits(nbytes) and self._evict():
+        while not self._fits(nbytes) and (may_stay or may_spill()) and self._evict():
             pass
-        if is_first or self._fits(nbytes):
+        if may_stay and (is_first or self._fits(nbytes)):
             return Room.MEMORY
+        # Where a spool alone is full, nodes will be assigned its rows: no need for the disk.
         has_descriptors = self.num_segments < self.limit_segments
-        if has_descriptors and may_spill() and self._fits_on_disk(nbytes):
+        is_full = self.used_nbytes + nbytes > self.limit_nbytes
+        if has_descriptors and is_full and may_spill() and self._fits_on_disk(nbytes):
             return Room.DISK
         return Room.FULL
-
-    def _may_spool(self, nbytes: int) -> bool:
-        spooled = sum(count for (use, _), count in self._segments.items() if use is Use.SPOOL)
-        is_small = self._nbytes[Use.SPOOL] + nbytes <= self.limit_nbytes // 2
-        return is_small and spooled < max(1, self.limit_segments // 2)
 
     def _fits(self, nbytes: int) -> bool:
         has_descriptors = self.num_segments < self.limit_segments
