@@ -93,7 +93,7 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
     from sparkdl.driver.health import HangWatch
     from sparkdl.driver.lifecycle import state as states
     from sparkdl.driver.lifecycle.transitions import SETTLE_S
-    from sparkdl.feed.store.endpoint import PROGRESS_PERIOD_S
+    from sparkdl.feed.transfer.endpoint import PROGRESS_PERIOD_S
 
     nodes = parsed.nodes
     settings = Settings(max_restarts=1)

@@ -121,20 +121,24 @@ class Agent:
         self._perform(actions)  # before the heavy imports: the child's own are what takes long
 
         from sparkdl.control.client import CoordinatorClient
-        from sparkdl.feed.store.endpoint import NodeFeeds
         from sparkdl.feed.store.store import StoreLimits
+        from sparkdl.feed.transfer.endpoint import NodeFeeds
+        from sparkdl.feed.transfer.fetch import Peers
 
         self._connect = CoordinatorClient.connect
         memory = feed_memory(settings.feeding.memory_nbytes)
         disk = feed_disk(settings.feeding.disk_nbytes, work_dir)
         store = StoreLimits(memory, disk, work_dir, keeps=settings.max_restarts > 0)
-        self._feeds = NodeFeeds(
-            store,
-            settings.feeding.timeout_s,
-            self._send_to_child,
-            self._report,
-            nodes,
+        peers = Peers(
+            agent_spec.node_id,
+            tuple(node.name for node in self._spec.nodes),
+            agent_spec.token,
+            agent_spec.url,
+            agent_spec.tls.trust if agent_spec.tls else None,
+            settings.recovery.host_timeout_s,
         )
+        timeout_s = settings.feeding.timeout_s
+        self._feeds = NodeFeeds(peers, store, timeout_s, self._send_to_child, self._report)
         if self._spec.is_watched:
             self._watch_load()
 
@@ -460,7 +464,7 @@ class Agent:
         address = ""
         if self._spec.is_fed and self._node.role.can_be_fed:
             own_tls = tls.on_this_host() if tls else None
-            address = self._feeds.listen(self._host, agent_spec.token, own_tls)
+            address = self._feeds.listen(self._host, own_tls)
         settings = self._spec.settings
         self._client = await self._connect(
             agent_spec.url,

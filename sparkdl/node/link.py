@@ -36,7 +36,6 @@ from sparkdl.control.channel import (
     Start,
     TakeProfile,
     Unframer,
-    Withdraw,
     receive,
     send,
 )
@@ -317,8 +316,6 @@ class AgentLink:
                 self.reader(feed).forget(epoch)
             case Reclaim(feed):
                 self.reader(feed).reclaim()
-            case Withdraw(feed, epoch, rows):
-                self.reader(feed).withdraw(epoch, rows)
             case EndMark(feed):
                 self._end(feed)
             case Start():

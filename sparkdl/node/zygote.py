@@ -60,7 +60,7 @@ _Stamp = tuple[int, int, int]
 _AGENTS_MODULES = (
     "sparkdl.node.agent",
     "sparkdl.control.client",
-    "sparkdl.feed.store.endpoint",
+    "sparkdl.feed.transfer.endpoint",
 )
 
 

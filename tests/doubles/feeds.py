@@ -10,6 +10,7 @@ import os
 import resource
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,15 +21,24 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.control.channel import ChildPipe, Consumed, Local, Release, Segment
-from sparkdl.control.messages import EpochEnd, FeedEnd, FeedProgress, Granted
+from sparkdl.control.messages import (
+    Assign,
+    EpochEnd,
+    FeedEnd,
+    FeedProgress,
+    Grant,
+    Granted,
+    Spooled,
+)
 from sparkdl.control.tls import Tls
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.store.endpoint import NodeFeeds
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import StoreLimits
+from sparkdl.feed.transfer.endpoint import NodeFeeds
+from sparkdl.feed.transfer.fetch import Peers
 from sparkdl.feed.transfer.messages import FeedSpec, Target
 from sparkdl.node.link import AgentLink
 
@@ -187,7 +197,9 @@ class LocalNode:
     Attributes:
         link: what a child has.
         told: what the coordinator was told.
+        spooled: likewise, of rows that wait for an `Assign`.
         sent: what the child was sent, without the segments.
+        driver: assigns rows that are spooled; without it they stay in the spool.
     """
 
     def __init__(
@@ -201,6 +213,8 @@ class LocalNode:
         self.node_id = node_id
         self._tls = tls
         self.told: list[FeedProgress] = []
+        self.spooled: list[Spooled] = []
+        self.driver: LevelDriver | None = LevelDriver([self])
         self.sent: list[Local] = []
         self._limit_nbytes, self._timeout_s, self._tracks = limit_nbytes, timeout_s, tracks
         self._changed = threading.Condition()
@@ -266,11 +280,15 @@ class LocalNode:
         with self._changed:
             assert self._changed.wait_for(lambda: is_enough(self.told), SOON_S), self.told
 
-    @property
-    def held(self) -> tuple[int, int]:
-        """The last hold that was answered, and the epoch that was being read."""
-        told = [m for m in self.sent if isinstance(m, Consumed)]
-        return told[-1].held, told[-1].reading
+    def wait_received(self, rows: int) -> None:
+        """Wait until so many rows of the feed have come to the log."""
+        self.wait_told(
+            lambda told: any(
+                count.feed == FEED and count.rows_received == rows
+                for progress in told
+                for count in progress.counts
+            )
+        )
 
     def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
         """Wait until the child has been sent enough messages other than segments."""
@@ -289,10 +307,14 @@ class LocalNode:
 
     def _begin(self) -> None:
         self.feeds = NodeFeeds(
-            StoreLimits(self._limit_nbytes), self._timeout_s, self._send, self._tell
+            Peers(self.node_id, tuple(f"worker:{n}" for n in range(self.node_id + 9)), TOKEN),
+            StoreLimits(self._limit_nbytes),
+            self._timeout_s,
+            self._send,
+            self._tell,
         )
         self.pipe = ChildPipe(self._loop, self._sock, self.feeds.on_child_message)
-        self.uri = self.feeds.listen("127.0.0.1", TOKEN, self._tls)
+        self.uri = self.feeds.listen("127.0.0.1", self._tls)
 
     def _send(self, message: Local, fd: int) -> None:
         if not isinstance(message, Segment):
@@ -301,10 +323,50 @@ class LocalNode:
                 self._changed.notify_all()
         self.pipe.send(message, fd)
 
-    def _tell(self, progress: FeedProgress) -> None:
+    def _tell(self, message: FeedProgress | Spooled) -> None:
         with self._changed:
-            self.told.append(progress)
+            if isinstance(message, Spooled):
+                self.spooled.append(message)
+            else:
+                self.told.append(message)
             self._changed.notify_all()
+        if isinstance(message, Spooled) and self.driver is not None:
+            self.driver.assign(self, message)
+
+    def soon(self, order: Assign) -> None:
+        """Do what the driver does, from any thread."""
+        self._loop.call_soon_threadsafe(self.feeds.on_driver_message, order)
+
+
+class LevelDriver:
+    """Assigns all rows that nodes spool, in place of the driver's policy: equally many to each."""
+
+    def __init__(self, nodes: Sequence[LocalNode], run: str = "run", keep: bool = False) -> None:
+        self._nodes = nodes
+        self._run, self._keep = run, keep
+        self._totals = Counter({node.node_id: 0 for node in nodes})
+        self._lock = threading.Lock()
+        for node in nodes:
+            node.driver = self
+
+    def assign(self, holder: LocalNode, spooled: Spooled) -> None:
+        """Assign what a node has spooled."""
+        with self._lock:
+            grants: dict[int, list[Grant]] = {node.node_id: [] for node in self._nodes}
+            for lot in spooled.lots:
+                skip = 0
+                most_first = [node_id for node_id, _ in self._totals.most_common()]
+                for place, node_id in enumerate(most_first):
+                    rows = (lot.rows - skip) // (len(most_first) - place)
+                    what = (holder.node_id, lot.number, skip, rows, lot.partition, lot.start + skip)
+                    grants[node_id] += [Grant(*what)] * bool(rows)
+                    self._totals[node_id] += rows
+                    skip += rows
+            for node in self._nodes:
+                if found := tuple(grants[node.node_id]):
+                    uris = {holder.node_id: holder.uri}
+                    of = (spooled.feed, spooled.epoch, self._run)
+                    node.soon(Assign(*of, found, uris, keep=self._keep))
 
 
 class Proxy:

@@ -19,21 +19,32 @@ import socket
 import sys
 
 from sparkdl.control.channel import ChildPipe
-from sparkdl.feed.store.endpoint import NodeFeeds
+from sparkdl.control.messages import Assign, FeedProgress, Grant, Spooled
 from sparkdl.feed.store.store import StoreLimits
+from sparkdl.feed.transfer.endpoint import NodeFeeds
+from sparkdl.feed.transfer.fetch import Peers
 from tests.doubles.feeds import SOON_S, TOKEN
 
 
 async def main(descriptors: int, fd: int) -> None:
     loop = asyncio.get_running_loop()
-    feeds = NodeFeeds(
-        StoreLimits(1 << 28), SOON_S, lambda message, fd: pipe.send(message, fd), lambda _: None
-    )
+
+    def report(message: FeedProgress | Spooled) -> None:
+        """Do what the driver does where there is one node."""
+        if isinstance(message, Spooled):
+            grants = tuple(
+                Grant(0, lot.number, 0, lot.rows, lot.partition, lot.start) for lot in message.lots
+            )
+            feeds.on_driver_message(Assign(message.feed, message.epoch, "run", grants))
+
+    peers = Peers(0, ("worker:0",), TOKEN)
+    limits = StoreLimits(1 << 28)
+    feeds = NodeFeeds(peers, limits, SOON_S, lambda message, fd: pipe.send(message, fd), report)
     sock = socket.socket(fileno=fd)
     pipe = ChildPipe(loop, sock, feeds.on_child_message)
     commands: asyncio.Queue[str] = asyncio.Queue()
     loop.add_reader(0, lambda: commands.put_nowait(os.read(0, 100).decode()))
-    uri = feeds.listen("127.0.0.1", TOKEN)
+    uri = feeds.listen("127.0.0.1")
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     print(uri, flush=True)
     held: list[int] = []

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.channel import Withdrawn
 from sparkdl.feed.reader.batches import EpochBatches, Tail
-from sparkdl.feed.transfer.balance import transfers
 from tests.doubles.feeds import Arrivals, Running, numbers
 
 TIMEOUT_S = 5.0
@@ -324,66 +322,3 @@ def test_every_epoch_has_another_order_and_all_nodes_reading_anew_have_the_same(
 
 def _orders(found: list[list[Batches]]) -> set[tuple[int, ...]]:
     return {tuple(row for batch in batches for row in batch) for batches in found[0]}
-
-
-@pytest.mark.parametrize("tail", ["short", "pad", "drop", "carry"])
-@given(case=cases(least=0), data=st.data())
-def test_rows_that_nodes_pass_on_are_used_once_and_leave_all_nodes_level(
-    tail: Tail, case: Case, data: st.DataObject
-) -> None:
-    """Some nodes have more rows than others, read what they can, and give up what they may."""
-    rows = [data.draw(st.integers(0, 60)) for _ in range(case.num_nodes)]
-    if sum(rows) < case.num_nodes:
-        rows[0] += case.num_nodes
-    with ExitStack() as stack:
-        nodes = [stack.enter_context(Arrivals(TIMEOUT_S)) for _ in rows]
-        reading = begin_reading(nodes, case, tail, 1)
-        segments = [
-            _arrive(it, n * APART, rows[n], case.segment_rows) for n, it in enumerate(nodes)
-        ]
-        if least := min(rows):
-            for it in nodes:
-                it.reader.grant(0, least)
-        counts = dict(enumerate(rows))
-        orders = transfers(counts, counts)
-        for giver, gets in orders.items():
-            nodes[giver].reader.withdraw(0, sum(gets.values()))
-            answer = next(m for m in nodes[giver].sent if isinstance(m, Withdrawn))
-            moved = [
-                row
-                for number, keeps in answer.kept.items()
-                for row in segments[giver][number][keeps:]
-            ]
-            counts[giver] -= len(moved)
-            if not case.shuffle:
-                aim, given = rows[giver] - sum(gets.values()), nodes[giver].consumed[0]
-                given += case.batch_size  # one may be on its way: it is cut, then counted
-                assert counts[giver] <= max(aim, given + 1), "but for what was given"
-            for getter, count in gets.items():
-                for row in moved[:count]:
-                    nodes[getter].batch(numbers(row, row + 1))
-                    counts[getter] += 1
-                del moved[:count]
-            assert not moved
-        for it in nodes:
-            it.end_epoch(0, counts)
-        found = [thread.result() for thread in reading]
-    steps = {len(epochs[0]) for epochs in found}
-    assert len(steps) == 1, "as many on every node"
-    used = [row for epochs in found for batch in epochs[0] for row in dict.fromkeys(batch)]
-    fed_rows = [n * APART + i for n, count in enumerate(rows) for i in range(count)]
-    if tail in ("short", "pad"):
-        assert sorted(set(used)) == fed_rows
-        assert max(len(epochs[0][-1]) for epochs in found) > 0
-    else:
-        assert len(used) == len(set(used)) == steps.pop() * case.batch_size * len(rows)
-        assert set(used) <= set(fed_rows)
-
-
-def _arrive(it: Arrivals, first: int, rows: int, size: int) -> list[list[int]]:
-    """Let rows arrive; return those of each segment."""
-    stop = first + rows
-    segments = [list(range(start, min(stop, start + size))) for start in range(first, stop, size)]
-    for each in segments:
-        it.batch(numbers(each[0], each[-1] + 1))
-    return segments

@@ -30,7 +30,7 @@ from sparkdl.control.cause import fetch_cause
 from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.infer.columns import result_columns
-from sparkdl.feed.infer.session import Session
+from sparkdl.feed.store.session import Session
 from sparkdl.feed.transfer.messages import (
     SHUT_DOWN,
     ExchangeHeader,

@@ -5,7 +5,6 @@ Runs in: child
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +99,6 @@ class _Epoch:
         self._reader = of.reader
         self._owner = owner
         self._rows = GatheredRows()
-        self._ahead = 0
         for columns, rows, origin in of._carried:
             self._rows.add(columns, rows, origin)
         self._is_over = False
@@ -115,9 +113,9 @@ class _Epoch:
         if self._of.is_even:
             # Before anything is taken: rows that were shuffled cannot go to a node that has none.
             self._has_row_everywhere()
-        self._ahead = self._rows_ahead()
+        ahead = self._rows_ahead()
         while True:
-            if not self._fill(size + self._ahead):
+            if not self._fill(size + ahead):
                 return
             if self._is_over:
                 break
@@ -161,7 +159,6 @@ class _Epoch:
             random = np.random.default_rng((self._of.seed, epoch))
             self._reader.reorder(self._owner, random)
             self._rows.shuffle(random, self._of.shuffle)
-        self._reader.gather(self._owner, self._rows.withdraw)
         return epoch is not None
 
     def _gather(self, item: Item) -> None:
@@ -169,8 +166,7 @@ class _Epoch:
         if item.skip:
             columns = slice_columns(columns, item.skip, item.segment.rows)
         origin = None if item.origin is None else item.origin + item.skip
-        self._rows.add(columns, item.segment.rows - item.skip, origin, item)
-        self._reader.note_gathered(self._owner)
+        self._rows.add(columns, item.segment.rows - item.skip, origin)
 
     def _may_step(self) -> bool:
         """Wait until it is known whether every node can take the next step."""
@@ -217,16 +213,10 @@ class _Epoch:
         return is_part and self._of.tail in ("short", "pad") and min(rows) == 0
 
     def _yield_batch(self, rows: int, repeated: int = 0) -> Generator[Columns, None, bool]:
-        """Yield a batch of `rows` rows and `repeated` more; return false if another has claimed.
-
-        Nothing is yielded if rows have been withdrawn since it was seen that there are enough.
-        """
+        """Yield a batch of `rows` rows and `repeated` more; return false if another has claimed."""
         parts: list[Part] = []
         if rows:
-            cut = self._rows.cut(rows, 0 if self._is_over else self._ahead)
-            if cut is None:
-                return True
-            self._last, parts = cut
+            self._last, parts = self._rows.cut(rows)
         if not self._reader.give(self._owner, rows, repeated, parts=parts):
             return False
         self._steps += 1
@@ -303,13 +293,12 @@ class _Epoch:
 
 @dataclass
 class _Part:
-    """Rows `start` to `stop` of `columns`, and the segment that they are of, if of one."""
+    """Rows `start` to `stop` of `columns`."""
 
     columns: Columns
     start: int
     stop: int
     origin: Origin
-    item: Item | None = None
 
     @property
     def rows(self) -> int:
@@ -318,7 +307,7 @@ class _Part:
     def first(self, rows: int) -> _Part:
         """Cut off and return the first rows."""
         start, self.start = self.start, self.start + rows
-        return _Part(self.columns, start, self.start, self.origin, self.item)
+        return _Part(self.columns, start, self.start, self.origin)
 
 
 class GatheredRows:
@@ -330,113 +319,74 @@ class GatheredRows:
 
     def __init__(self) -> None:
         self.count = 0
-        self._lock = threading.Lock()  # `withdraw` comes from another thread
         self._parts: deque[_Part] = deque()
         self._random: np.random.Generator | None = None
         self._window: int | bool = False
-        self._unshuffled: deque[_Part] = deque()
+        self._unshuffled: list[_Part] = []
         self._unshuffled_rows = self._unshuffled_nbytes = 0
 
     def shuffle(self, random: np.random.Generator, window: int | bool) -> None:
         """Shuffle what is added from now on, within `window` rows; `True` is `SHUFFLE_NBYTES`."""
         self._random, self._window = random, window
 
-    def add(
-        self, columns: Columns, rows: int, origin: Origin = None, item: Item | None = None
-    ) -> None:
+    def add(self, columns: Columns, rows: int, origin: Origin = None) -> None:
         """Take the columns of `rows` rows, all of them with an origin, or none."""
         if not rows:
             return
-        part = _Part(columns, 0, rows, origin, item)
-        with self._lock:
-            if self._random is None:
-                self._parts.append(part)
-                self.count += rows
-                return
-            self._unshuffled.append(part)
-            self._unshuffled_rows += rows
-            self._unshuffled_nbytes += sum(array.nbytes for array in columns.values())
-            is_enough = (
-                self._unshuffled_nbytes >= SHUFFLE_NBYTES
-                if self._window is True
-                else self._unshuffled_rows >= self._window
-            )
+        part = _Part(columns, 0, rows, origin)
+        if self._random is None:
+            self._parts.append(part)
+            self.count += rows
+            return
+        self._unshuffled.append(part)
+        self._unshuffled_rows += rows
+        self._unshuffled_nbytes += sum(array.nbytes for array in columns.values())
+        is_enough = (
+            self._unshuffled_nbytes >= SHUFFLE_NBYTES
+            if self._window is True
+            else self._unshuffled_rows >= self._window
+        )
         if is_enough:
             self.flush()
 
     def flush(self) -> None:
         """Shuffle what has been gathered so far."""
-        with self._lock:
-            parts, rows = list(self._unshuffled), self._unshuffled_rows
-            self._unshuffled.clear()
-            self._unshuffled_rows = self._unshuffled_nbytes = 0
+        parts, rows = self._unshuffled, self._unshuffled_rows
+        self._unshuffled = []
+        self._unshuffled_rows = self._unshuffled_nbytes = 0
         if not parts:
             return
         assert self._random is not None
         order = self._random.permutation(rows)
-        together = concat([slice_columns(part.columns, part.start, part.stop) for part in parts])
+        together = concat([part.columns for part in parts])
         columns = {name: array[order] for name, array in together.items()}
         origin: Origin = None
         if parts[0].origin is not None:
             origin = np.concatenate([positions_of(p.origin, p.rows) for p in parts])[order]
-        with self._lock:
-            self._parts.append(_Part(columns, 0, rows, origin))
-            self.count += rows
+        self._parts.append(_Part(columns, 0, rows, origin))
+        self.count += rows
 
-    def withdraw(self, rows: int) -> list[tuple[Item, int]]:
-        """Give up the last rows that are still as they came; at least one row stays.
-
-        Returns:
-            Of which segments, and how many rows at the end of each.
-        """
-        given_up: list[tuple[Item, int]] = []
-        with self._lock:
-            pile = self._parts if self._random is None else self._unshuffled
-            while rows > 0 and pile and (item := pile[-1].item) is not None:
-                if item.is_released:  # the agent has it no more
-                    break
-                less = min(rows, pile[-1].rows, self.count + self._unshuffled_rows - 1)
-                if not less:
-                    break
-                pile[-1].stop -= less
-                if self._random is None:
-                    self.count -= less
-                else:
-                    self._unshuffled_rows -= less
-                if not pile[-1].rows:
-                    pile.pop()
-                given_up.append((item, less))
-                rows -= less
-        return given_up
-
-    def cut(self, rows: int, ahead: int = 0) -> tuple[Columns, list[Part]] | None:
-        """Remove and return the first `rows` rows, and where they come from.
+    def cut(self, rows: int) -> tuple[Columns, list[Part]]:
+        """Remove and return the first `rows` rows, which are here, and where they come from.
 
         The columns are views where they lie in one segment.
-
-        Args:
-            ahead: rows that have to be here beyond these; nothing is removed if they are not.
         """
         cut: list[_Part] = []
-        with self._lock:
-            if self.count < rows + ahead:
-                return None
-            self.count -= rows
-            while rows:
-                cut.append(self._parts[0].first(min(rows, self._parts[0].rows)))
-                rows -= cut[-1].rows
-                if not self._parts[0].rows:
-                    self._parts.popleft()
+        self.count -= rows
+        while rows:
+            cut.append(self._parts[0].first(min(rows, self._parts[0].rows)))
+            rows -= cut[-1].rows
+            if not self._parts[0].rows:
+                self._parts.popleft()
         pieces = [slice_columns(part.columns, part.start, part.stop) for part in cut]
         origins = [o for part in cut for o in part_of(part.origin, part.start, part.stop)]
         return (pieces[0] if len(pieces) == 1 else concat(pieces)), origins
 
     def rest(self) -> list[tuple[Columns, int, Origin]]:
         """Remove and return all rows in parts: columns, how many rows, and their origin."""
-        with self._lock:
-            parts = list(self._parts)
-            self._parts.clear()
-            self.count = 0
+        parts = list(self._parts)
+        self._parts.clear()
+        self.count = 0
         return [
             (
                 slice_columns(part.columns, part.start, part.stop),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,12 +59,9 @@ class Item:
             if not self.segment.is_on_disk:
                 self._batch = batch
                 self.close()
-        # Its last rows may be another node's now.
-        return batch if batch.num_rows == self.segment.rows else batch.slice(0, self.segment.rows)
-
-    def shorten(self, rows: int) -> None:
-        """Give up the last `rows` rows."""
-        self.segment = structs.replace(self.segment, rows=self.segment.rows - rows)
+        # Other nodes may have been assigned the other rows of the file.
+        start, rows = self.segment.start, self.segment.rows
+        return batch if batch.num_rows == rows else batch.slice(start, rows)
 
     def drop(self) -> int | None:
         """Forget the batch; return the segment's number unless it was released before."""
@@ -169,43 +166,6 @@ class ReaderCursor:
         """Nothing more will arrive; return the segments to release."""
         self.has_ended = True
         return self.call_off(max([self.reading, *self._passes])) if self._is_held else []
-
-    def withdraw(
-        self, epoch: int, rows: int, gathered: Callable[[int], list[tuple[Item, int]]] | None
-    ) -> dict[int, int]:
-        """Give up the last rows of an epoch that user code was not given, for other nodes.
-
-        Args:
-            epoch: not complete yet: otherwise all nodes know its rows, and none is given up.
-            rows: at most.
-            gathered: gives up rows of segments that were taken: returns how many, the last first.
-
-        Returns:
-            How many rows each segment that gives some up keeps, by number.
-        """
-        items = self._passes.get(epoch, [])
-        if epoch < self.epoch or epoch in self._marks or self.has_ended:
-            return {}
-        is_read = epoch == self.epoch
-        untaken = items[self._position :] if is_read else items
-        given_up: list[tuple[Item, int]] = []
-        for item in reversed(untaken):
-            less = min(rows, item.segment.rows - item.skip)
-            if less <= 0 or item.is_released:
-                break
-            given_up.append((item, less))
-            rows -= less
-        if is_read and len(given_up) == len(untaken) and rows and gathered:
-            given_up += gathered(rows)
-        kept: dict[int, int] = {}
-        for item, less in given_up:
-            item.shorten(less)
-            kept[item.segment.number] = item.segment.rows
-            if not item.segment.rows:
-                at = items.index(item)
-                items.pop(at).close()
-                self._position -= is_read and at < self._position
-        return kept
 
     # Where the reader stands.
 

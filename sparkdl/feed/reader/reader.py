@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.control.channel import Consumed, EndMark, Local, Release, Terminated, Withdrawn
+from sparkdl.control.channel import Consumed, EndMark, Local, Release, Terminated
 from sparkdl.control.messages import EpochEnd
 from sparkdl.control.rows import EpochRows
 from sparkdl.core import trace
@@ -33,9 +33,6 @@ from sparkdl.feed.reader.supply import Supply, end_of_feed
 from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 
 _log = logging.getLogger(__name__)
-
-_GATHER_S = 1.0
-"""How long the columns of a segment are waited for, which somebody asks to be given up."""
 
 REPORT_PERIOD_S = 0.02
 """What was read is reported this often at most, and when user code waits for more.
@@ -73,13 +70,10 @@ class FeedReader:
         self._cursor.consumed.is_wanted = tracks
         self._owner = 0
         self._reported_at_s, self._is_reported = -math.inf, True
-        self._is_announced = supply is None
         self._pressed_epoch = self._held = -1
         self._is_waiting = self._is_terminated = self._is_lost = self._is_resumed = False
         self._epochs = self._beyond = 0
         self._problem: SparkdlError | None = None
-        self._gathered: Callable[[int], list[tuple[Item, int]]] | None = None
-        self._is_gathering = False
 
     # What the receiving thread calls.
 
@@ -91,7 +85,7 @@ class FeedReader:
     def be_patient(self) -> None:
         """Wait for a first row as long as it takes: inference may be asked at any time."""
         with self._changed:
-            self._is_patient = self._is_announced = True
+            self._is_patient = True
 
     def resume(self) -> None:
         """Note that this world continues an earlier one; called before any row comes."""
@@ -144,14 +138,6 @@ class FeedReader:
             self._release(self._cursor.end())
             self._changed.notify_all()
 
-    def withdraw(self, epoch: int, rows: int) -> None:
-        """Give up rows of an epoch that user code was not given; other nodes have fewer."""
-        with self._changed:
-            # A segment that was taken and not gathered yet could not be given up: a moment.
-            self._changed.wait_for(lambda: not self._is_gathering, _GATHER_S)
-            kept = {} if self._is_terminated else self._cursor.withdraw(epoch, rows, self._gathered)
-            self._send(Withdrawn(self.feed, epoch, kept))
-
     def reclaim(self) -> None:
         """Release what is read, from now to the end of the epoch: feeders wait for room."""
         with self._changed:
@@ -197,34 +183,20 @@ class FeedReader:
                 )
                 self._cursor.raise_floor()
             self._cursor.rewind()
-            self._gathered, self._is_gathering = None, False
             self._changed.notify_all()
             return self._owner
-
-    def gather(self, owner: int, withdraw: Callable[[int], list[tuple[Item, int]]]) -> None:
-        """Note who gives up rows that were taken of this epoch, see `ReaderCursor.withdraw`."""
-        with self._changed:
-            if owner == self._owner:
-                self._gathered = withdraw
-
-    def note_gathered(self, owner: int) -> None:
-        """Note that the segment which was taken last can be given up."""
-        with self._changed:
-            if owner == self._owner:
-                self._is_gathering = False
-                self._changed.notify_all()
 
     def peek_batch(self) -> pa.RecordBatch | None:
         """Wait for the next segment; return its batch without moving, `None` at the feed's end."""
         with self._changed:
-            self._wait(lambda: self._cursor.first_item() is not None or self._cursor.has_ended)
+            self._wait_row(lambda: self._cursor.first_item() is not None or self._cursor.has_ended)
             item = self._cursor.first_item()
             return None if item is None else item.batch()
 
     def has_epoch(self) -> bool:
         """Wait until there is an epoch to read, or the rest of one; false at the feed's end."""
         with self._changed:
-            self._wait(lambda: self._cursor.is_begun or self._is_due())
+            self._wait_row(lambda: self._cursor.is_begun or self._is_due())
             return not self._cursor.is_over
 
     @property
@@ -255,7 +227,7 @@ class FeedReader:
             UnfedError: if the feed has ended and was never fed.
         """
         with self._changed:
-            self._wait(lambda: owner != self._owner or self._is_due())
+            self._wait_row(lambda: owner != self._owner or self._is_due())
             if owner != self._owner:
                 return None
             if begins and self._cursor.is_over:
@@ -272,17 +244,12 @@ class FeedReader:
         """
         cursor = self._cursor
         with self._changed:
-            self._is_waiting = True
-            try:
-                if self._pressed_epoch == self._cursor.epoch:
-                    self._release(cursor.releasable(not self._is_due(with_exchange)))
-                self._wait(lambda: owner != self._owner or self._is_due(with_exchange))
-            finally:
-                self._is_waiting = False
+            if self._pressed_epoch == self._cursor.epoch:
+                self._release(cursor.releasable(not self._is_due(with_exchange)))
+            self._wait_row(lambda: owner != self._owner or self._is_due(with_exchange))
             if owner != self._owner:
                 return None
             if cursor.next_item is not None:
-                self._is_gathering = self._gathered is not None
                 return cursor.take()
             if cursor.mark is not None:
                 return cursor.mark
@@ -456,12 +423,21 @@ class FeedReader:
     def _consumed(self) -> Consumed:
         here, now = self._cursor, self._cursor.counts
         counts = (now.rows, here.epoch, now.steps, now.padded, now.dropped)
-        return Consumed(self.feed, *counts, self._held, here.reading, self._beyond)
+        waits = self._is_waiting and not self._is_patient
+        return Consumed(self.feed, *counts, self._held, here.reading, self._beyond, waits)
 
     def _report_if_due(self) -> None:
         self._is_reported = False
         if time.monotonic() - self._reported_at_s >= self._report_period_s:
             self._report()
+
+    def _wait_row(self, is_ready: Callable[[], bool]) -> None:
+        """Wait for rows that the driver may assign to this node: it hears of that."""
+        self._is_waiting = True
+        try:
+            self._wait(is_ready)
+        finally:
+            self._is_waiting = False
 
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         def is_over() -> bool:
@@ -488,11 +464,10 @@ class FeedReader:
     def _begin_wait(self) -> None:
         if self._supply and (problem := self._supply.impossible(self.feed)):
             raise problem
-        if not self._is_reported:
+        # Each wait for a row is reported: the agent takes the next segment for its end. The first
+        # one also says which feed user code reads.
+        if not self._is_reported or (self._is_waiting and not self._is_patient):
             self._report()
-        elif not self._is_announced:  # the driver shall know which feed is waited for
-            self._send(self._consumed())
-        self._is_announced = True
 
     def _left_s(self, since_s: float) -> float | None:
         if self._timeout_s is not None:

@@ -1,4 +1,4 @@
-"""How much a node may hold, and what it keeps for another child while there is room.
+"""How many bytes and segments a node may hold: spooled, in logs, and retained for another child.
 
 Runs in: agent
 """
@@ -14,13 +14,24 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.row_ranges import Span
-from sparkdl.feed.store.segment import Provenance, StoredSegment
+from sparkdl.feed.store.provenance import Provenance
+from sparkdl.feed.store.segment import StoredSegment
 
 _OTHER_DESCRIPTORS = 256
 """Descriptors that the agent, or the child with its framework, needs beside segments."""
 _MAX_SEGMENTS = 30_000
 """Half of what a process may map by Linux's default (vm.max_map_count)."""
+
+
+class Use(Enum):
+    """What a segment is held for."""
+
+    SPOOL = "spool"
+    """A feeder brought it, and the driver has not assigned it yet."""
+    LOG = "log"
+    """The child has it."""
+    RETAINED = "retained"
+    """Another child may be given it; the first to go when room is wanted."""
 
 
 class Room(Enum):
@@ -42,14 +53,20 @@ def _affordable_segments() -> int:
 
 
 class Budget:
-    """Bytes that a node's logs may hold together. Appending waits while it is spent.
+    """Bytes that a node's feeds may hold together. A segment that finds no room waits.
 
-    A feed that holds nothing here may always have one segment, however large it is and however much
-    other feeds hold: a reader that waits for its rows would wait for ever otherwise. Each segment
-    has a descriptor, here and in the child, so their number is limited as well.
+    Spools take half of the memory at most, so rows that nobody was assigned never lock out those
+    that were. A feed without a segment in its spool may always spool one, however large it is, and
+    one without a segment in its log may always have one there: its reader would wait for ever
+    otherwise. Each segment has a descriptor, here and in the child, so their number is limited too.
 
     Args:
+        on_pressure: called while a segment waits for room that no spool can give.
         evict: frees a segment that is only retained; false if there is none.
+
+    Attributes:
+        lock: guards the budget and all that a store holds: a thread takes no other lock of the
+            store. It is notified when room comes, and when waiting rows may have become unwanted.
     """
 
     def __init__(
@@ -63,12 +80,17 @@ class Budget:
         self.limit_nbytes = limit_nbytes
         self.disk_nbytes = disk_nbytes
         self.limit_segments = limit_segments or _affordable_segments()
-        self.used_nbytes = 0
         self.used_disk_nbytes = 0
-        self._segments: Counter[str] = Counter()
+        self.lock = threading.Condition()
+        self._nbytes: Counter[Use] = Counter()
+        self._segments: Counter[tuple[Use, str]] = Counter()
         self._on_pressure = on_pressure
         self._evict = evict
-        self._changed = threading.Condition()
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes in memory, of all feeds."""
+        return self._nbytes.total()
 
     @property
     def num_segments(self) -> int:
@@ -77,6 +99,7 @@ class Budget:
 
     def acquire(
         self,
+        use: Use,
         feed: str,
         nbytes: int,
         deadline: Deadline,
@@ -89,154 +112,142 @@ class Budget:
             may_spill: whether the segment may go to disk rather than wait for memory.
             is_wanted: looked at again and again while waiting.
         """
-        with self._changed:
+        with self.lock:
             while True:
                 if not is_wanted():
                     return Room.UNWANTED
-                # What is only retained goes before anything is written to disk.
-                room = self._room(feed, nbytes, lambda: False)
-                while room is Room.FULL and self._evict():
-                    room = self._room(feed, nbytes, lambda: False)
-                if room is Room.FULL:
-                    room = self._room(feed, nbytes, may_spill)
+                room = self._room(use, feed, nbytes, may_spill)
                 if room is not Room.FULL:
-                    self._segments[feed] += 1
-                    self._add(nbytes, room is Room.DISK)
+                    self._add(use, feed, 1, nbytes, room is Room.DISK)
                     return room
                 if deadline.has_passed:
                     return Room.FULL
-                self._on_pressure()
-                self._changed.wait(deadline.wait_s)
+                if not self._fits(nbytes):
+                    self._on_pressure()
+                self.lock.wait(deadline.wait_s)
 
-    def replace(self, segment: StoredSegment, nbytes: int) -> None:
-        """Close a segment's file, of which a part takes `nbytes` of memory from now on."""
-        os.close(segment.fd)
-        with self._changed:
-            self._add(-segment.nbytes, segment.is_on_disk)
-            self._add(nbytes, is_on_disk=False)
+    def move(self, segment: StoredSegment, before: Use, use: Use, segments: int = 1) -> None:
+        """Hold a segment for another use, without waiting.
 
-    def free(self, segment: StoredSegment) -> None:
+        Args:
+            segments: 0 for a window of a segment of which other rows stay.
+        """
+        with self.lock:
+            self._add(before, segment.feed, -segments, -segment.nbytes, segment.is_on_disk)
+            self._add(use, segment.feed, 1, segment.nbytes, segment.is_on_disk)
+
+    def free(self, use: Use, segment: StoredSegment) -> None:
         """Close a segment's file, and release its room."""
         os.close(segment.fd)
-        self.release(segment.feed, segment.nbytes, segment.is_on_disk)
+        self.release(use, segment.feed, segment.nbytes, segment.is_on_disk)
 
-    def release(self, feed: str, nbytes: int, is_on_disk: bool = False) -> None:
-        """Release a segment's room, and wake appends that wait for it."""
-        with self._changed:
-            self._segments[feed] -= 1
-            self._add(-nbytes, is_on_disk)
-
-    def _add(self, nbytes: int, is_on_disk: bool) -> None:
-        if is_on_disk:
-            self.used_disk_nbytes += nbytes
-        else:
-            self.used_nbytes += nbytes
-        self._changed.notify_all()
+    def release(
+        self, use: Use, feed: str, nbytes: int, is_on_disk: bool, segments: int = 1
+    ) -> None:
+        """Release the room of a segment, or, with `segments=0`, of a window of one."""
+        with self.lock:
+            self._add(use, feed, -segments, -nbytes, is_on_disk)
 
     def note_full_disk(self, nbytes: int) -> None:
         """Put no more on disk than is there: the file system had no room for `nbytes` more."""
-        with self._changed:
+        with self.lock:
             self.disk_nbytes = self.used_disk_nbytes - nbytes
 
     def wake(self) -> None:
-        """Let waiting appends check again whether they are still wanted."""
-        with self._changed:
-            self._changed.notify_all()
+        """Let waiting segments check again whether they are still wanted."""
+        with self.lock:
+            self.lock.notify_all()
 
-    def _room(self, feed: str, nbytes: int, may_spill: Callable[[], bool]) -> Room:
-        if not self._segments[feed]:
+    def _add(self, use: Use, feed: str, segments: int, nbytes: int, is_on_disk: bool) -> None:
+        self._segments[use, feed] += segments
+        if is_on_disk:
+            self.used_disk_nbytes += nbytes
+        else:
+            self._nbytes[use] += nbytes
+        self.lock.notify_all()
+
+    def _room(self, use: Use, feed: str, nbytes: int, may_spill: Callable[[], bool]) -> Room:
+        is_first = not self._segments[use, feed]
+        may_stay = True
+        if use is Use.SPOOL and not is_first:
+            spooled = sum(count for (held, _), count in self._segments.items() if held is use)
+            if spooled >= self.limit_segments // 2:
+                return Room.FULL
+            may_stay = self._nbytes[use] + nbytes <= self.limit_nbytes // 2
+        # What is only retained goes before anything is written to disk.
+        while not self._fits(nbytes) and (may_stay or may_spill()) and self._evict():
+            pass
+        if may_stay and (is_first or self._fits(nbytes)):
             return Room.MEMORY
-        if self.num_segments >= self.limit_segments:
-            return Room.FULL
-        if self.used_nbytes + nbytes <= self.limit_nbytes:
-            return Room.MEMORY
-        if may_spill() and self.used_disk_nbytes + nbytes <= self.disk_nbytes:
+        # Where a spool alone is full, nodes will be assigned its rows: no need for the disk.
+        has_descriptors = self.num_segments < self.limit_segments
+        is_full = self.used_nbytes + nbytes > self.limit_nbytes
+        if has_descriptors and is_full and may_spill() and self._fits_on_disk(nbytes):
             return Room.DISK
         return Room.FULL
 
+    def _fits(self, nbytes: int) -> bool:
+        has_descriptors = self.num_segments < self.limit_segments
+        return has_descriptors and self.used_nbytes + nbytes <= self.limit_nbytes
+
+    def _fits_on_disk(self, nbytes: int) -> bool:
+        return self.used_disk_nbytes + nbytes <= self.disk_nbytes
+
 
 @dataclass(frozen=True)
-class RetainedSegment:
-    """A segment, which rows it holds, and the Spark job that brought them (`Attempt.run`).
-
-    Attributes:
-        provenance: of the log that it was in.
-    """
+class _Retained:
+    """A segment, and the provenance of the log that it was in."""
 
     segment: StoredSegment
-    run: str
-    spans: tuple[Span, ...]
     provenance: Provenance
 
 
 class RetainedSegments:
-    """Segments that nobody reads now and that another child may be given again, oldest first.
+    """Segments retained for a restarted child, evicted oldest first.
 
-    What the child has read, or had not read when it ended, is retained as long as there is room,
-    and is the first to go when room is wanted. Any thread may call it.
+    What the child has read, or had not read when it ended, is retained as long as there is room.
     """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._lock = threading.Lock()
-        self._segments: dict[int, RetainedSegment] = {}
-        self._next = self._old = 0
+        self._retained: list[_Retained] = []
 
-    def add(self, segments: list[RetainedSegment]) -> None:
-        """Take ownership of segments, of their descriptors and their part of the budget."""
-        with self._lock:
-            for segment in segments:
-                self._segments[self._next] = segment
-                self._next += 1
-        self._budget.wake()
+    def add(self, use: Use, segment: StoredSegment, provenance: Provenance) -> None:
+        """Take a segment, which was held for `use`, with its descriptor."""
+        with self._budget.lock:
+            self._budget.move(segment, use, Use.RETAINED)
+            self._retained.append(_Retained(segment, provenance))
 
-    def begin_child(self) -> None:
-        """Another child begins: free what the one before the last has left.
-
-        Other nodes may have been brought those rows since.
-        """
-        with self._lock:
-            old = [self._segments.pop(key) for key in list(self._segments) if key < self._old]
-            self._old = self._next
-        for retained in old:
-            self._budget.free(retained.segment)
-
-    def pop(self, feed: str, run: str) -> list[RetainedSegment]:
+    def pop(self, feed: str, run: str) -> list[StoredSegment]:
         """Remove and return the segments of `feed` that a job has brought."""
-        with self._lock:
-            found = {
-                key: retained
-                for key, retained in self._segments.items()
-                if retained.segment.feed == feed and retained.run == run
-            }
-            for key in found:
-                del self._segments[key]
-        return list(found.values())
+        with self._budget.lock:
+            return self._remove(lambda each: (each.segment.feed, each.segment.run) == (feed, run))
 
     def forget(self, provenance: Provenance, epoch: int) -> None:
         """Free the segments of a log that only epochs before `epoch` have read."""
-        with self._lock:
-            found = {
-                key: retained.segment
-                for key, retained in self._segments.items()
-                if retained.provenance is provenance
-                and provenance.last_epoch(retained.segment.epoch) < epoch
-            }
-            for key in found:
-                del self._segments[key]
-        for segment in found.values():
-            self._budget.free(segment)
+
+        def is_covered(each: _Retained) -> bool:
+            came = each.segment.epoch
+            return each.provenance is provenance and provenance.last_epoch(came) < epoch
+
+        with self._budget.lock:
+            for segment in self._remove(is_covered):
+                self._budget.free(Use.RETAINED, segment)
 
     def evict(self) -> bool:
         """Free the oldest segment; false if there is none."""
-        with self._lock:
-            key = next(iter(self._segments), None)
-            oldest = None if key is None else self._segments.pop(key)
-        if oldest is not None:
-            self._budget.free(oldest.segment)
-        return oldest is not None
+        with self._budget.lock:
+            if not self._retained:
+                return False
+            self._budget.free(Use.RETAINED, self._retained.pop(0).segment)
+            return True
 
     def clear(self) -> None:
         """Free all segments."""
         while self.evict():
             pass
+
+    def _remove(self, is_meant: Callable[[_Retained], bool]) -> list[StoredSegment]:
+        found = [each.segment for each in self._retained if is_meant(each)]
+        self._retained = [each for each in self._retained if not is_meant(each)]
+        return found

@@ -11,19 +11,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from sparkdl.control.descriptors import nameless_file
-from sparkdl.control.rows import EpochRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ProtocolError
-from sparkdl.core.row_ranges import Range, Span, merge_ranges, spans_within
+from sparkdl.core.row_ranges import Span, spans_within
 
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _NAME = "sparkdl-segment"
@@ -31,7 +28,15 @@ _NAME = "sparkdl-segment"
 
 @dataclass(frozen=True)
 class StoredSegment:
-    """A segment in the log, and what the child needs to know of it."""
+    """A segment that an agent holds, or a window of one.
+
+    Attributes:
+        nbytes: of its file, or its share of them where several windows have the same file.
+        fd: its own descriptor of the file.
+        start: the first row of the file that counts.
+        spans: which rows of which partitions these are, in order; empty for rows of inference.
+        run: the Spark job that brought them; empty for those that were read from files.
+    """
 
     feed: str
     number: int
@@ -42,6 +47,25 @@ class StoredSegment:
     exchange: str = ""
     is_last: bool = False
     is_on_disk: bool = False
+    start: int = 0
+    spans: tuple[Span, ...] = ()
+    run: str = ""
+
+    def window(self, skip: int, rows: int, fd: int) -> StoredSegment:
+        """Return the window of rows [`skip`, `skip` + `rows`); `fd` is its own from here on."""
+        return replace(
+            self,
+            start=self.start + skip,
+            rows=rows,
+            nbytes=self.share(skip, rows),
+            fd=fd,
+            spans=tuple(spans_within(self.spans, [(skip, skip + rows)])),
+        )
+
+    def share(self, skip: int, rows: int) -> int:
+        """Return the bytes of a window; those of windows that make up the segment add up."""
+        total = max(1, self.rows)
+        return self.nbytes * (skip + rows) // total - self.nbytes * skip // total
 
 
 def segment_nbytes(batch: pa.RecordBatch) -> int:
@@ -117,16 +141,6 @@ def check_segment(fd: int, rows: int) -> None:
         raise ProtocolError(f"a segment of {batch.num_rows} rows was announced with {rows}")
 
 
-def cut_segment(fd: int, rows: Sequence[Range]) -> int:
-    """Write these rows of a segment into another; return its descriptor, which the caller owns.
-
-    Raises:
-        OSError: if there is no room.
-    """
-    batch = read_segment(fd)
-    return write_segment(join([batch.slice(start, stop - start) for start, stop in rows]))[0]
-
-
 def join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Return the rows of several batches as one; a single batch is not copied."""
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
@@ -171,77 +185,3 @@ def halve(batch: pa.RecordBatch, max_nbytes: int) -> Iterator[pa.RecordBatch]:
     middle = batch.num_rows // 2
     yield from halve(batch.slice(0, middle), max_nbytes)
     yield from halve(batch.slice(middle), max_nbytes)
-
-
-class Provenance:
-    """Which rows the segments of one feed hold, or held before they were freed, by their numbers.
-
-    Any thread may call it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._spans: dict[int, tuple[int, tuple[Span, ...]]] = {}
-        self._settled: list[int] = []
-
-    def add(self, segment: int, epoch: int, spans: tuple[Span, ...]) -> None:
-        """Note what a segment holds that came in `epoch`."""
-        with self._lock:
-            self._spans[segment] = epoch, spans
-
-    def cut(self, segment: int, rows: int) -> tuple[Span, ...]:
-        """Let a segment hold its first `rows` rows only; return which the others were."""
-        with self._lock:
-            epoch, spans = self._spans.pop(segment, (0, ()))
-            total = sum(stop - start for _, start, stop in spans)
-            if rows:
-                self._spans[segment] = epoch, tuple(spans_within(spans, [(0, rows)]))
-            return tuple(spans_within(spans, [(rows, total)]))
-
-    def spans(self, segment: int) -> tuple[Span, ...]:
-        """Return what a segment holds; nothing if that has been forgotten."""
-        with self._lock:
-            return self._spans.get(segment, (0, ()))[1]
-
-    def settle(self, epoch: int) -> None:
-        """Note that no epoch after `epoch` reads segments that came in it or before."""
-        with self._lock:
-            if not self._settled or epoch > self._settled[-1]:
-                self._settled.append(epoch)
-
-    def forget(self, epoch: int) -> None:
-        """Forget rows that only epochs before `epoch` read: nobody asks for them any more."""
-        with self._lock:
-            self._spans = {
-                segment: (came, spans)
-                for segment, (came, spans) in self._spans.items()
-                if not self.last_epoch(came) < epoch
-            }
-            self._settled = [e for e in self._settled if e >= epoch]
-
-    def rows(self, consumed: EpochRows, dropped_to: int = -1) -> EpochRows:
-        """Return by partition which rows were consumed, given by segment.
-
-        Args:
-            dropped_to: all rows that came in epochs up to this one count as consumed.
-        """
-        found: dict[int, dict[int, list[Range]]] = {}
-        with self._lock:
-            for epoch, segments in consumed.items():
-                for segment, ranges in segments.items():
-                    _, spans = self._spans.get(segment, (0, ()))
-                    for partition, start, stop in spans_within(spans, ranges):
-                        found.setdefault(epoch, {}).setdefault(partition, []).append((start, stop))
-            if dropped_to >= 0:
-                for epoch, spans in self._spans.values():
-                    for partition, start, stop in spans if epoch <= dropped_to else ():
-                        found.setdefault(epoch, {}).setdefault(partition, []).append((start, stop))
-        return {
-            epoch: {part: tuple(merge_ranges(ranges)) for part, ranges in sorted(rows.items())}
-            for epoch, rows in sorted(found.items())
-        }
-
-    def last_epoch(self, came: int) -> float:
-        """Return the last epoch that reads what came in one, if it is known."""
-        at = bisect_left(self._settled, came)
-        return self._settled[at] if at < len(self._settled) else float("inf")

@@ -1,22 +1,22 @@
-"""What one node has received and not yet forgotten: logs, and inference that waits for results.
+"""What one node holds of its feeds: spools, logs, and inference that waits for results.
 
 Runs in: agent
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkdl.control.rows import PartRows
+from sparkdl.control.messages import Lot
 from sparkdl.core.codes import Code
 from sparkdl.core.errors import FeedClosedError
-from sparkdl.feed.infer.session import Exchange
 from sparkdl.feed.store.budget import Budget, RetainedSegments
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment
+from sparkdl.feed.store.session import Exchange
+from sparkdl.feed.store.spool import Spool
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class StoreLimits:
         memory_nbytes: of all feeds together.
         disk_nbytes: of rows that later epochs read again and for which there is no memory.
         folder: on whose disk.
-        keeps: retain rows that were read while there is room: another child may want them again.
+        keeps: retain rows that a job has brought while there is room, for a restarted child.
     """
 
     memory_nbytes: int
@@ -39,10 +39,14 @@ class StoreLimits:
 class NodeStore:
     """The feeds of one node, by name. A feed is created when it is first named.
 
+    Any thread may call it. All that it holds is guarded by one lock, `Budget.lock`, so the
+    listeners are called with it held: they must not block.
+
     Args:
-        on_segment: called with each segment that is added, and with a descriptor of it that is for
-            the child; must not block.
-        on_pressure: called with the name of a feed that is to release what is read; likewise.
+        on_segment: called with each segment that comes into a log, and with a descriptor of it that
+            is for the child.
+        on_spooled: called with the feed, the epoch and the rows that a feeder has brought.
+        on_pressure: called with the name of a feed that is to release what is read.
 
     Attributes:
         budget: how much memory and disk they use, and may use.
@@ -53,10 +57,12 @@ class NodeStore:
         limits: StoreLimits,
         timeout_s: float,
         on_segment: Callable[[StoredSegment, int], None],
+        on_spooled: Callable[[str, int, Lot], None],
         on_pressure: Callable[[str], None],
     ) -> None:
         self.timeout_s = timeout_s
         self._on_segment = on_segment
+        self._on_spooled = on_spooled
         self._on_pressure = on_pressure
         self._folder = limits.folder
         disk_nbytes = limits.disk_nbytes if limits.folder else 0
@@ -68,51 +74,65 @@ class NodeStore:
         )
         self._retained = RetainedSegments(self.budget)
         self._keeps = limits.keeps
-        self._lock = threading.Lock()
         self._logs: dict[str, Log] = {}
+        self._spools: dict[str, Spool] = {}
         self._exchanges: dict[str, Exchange] = {}
         self._closed = ""
-        self._generation = 0
+        self._has_shut_down = False
+        self.generation = 0
 
     @property
     def logs(self) -> tuple[Log, ...]:
         """All logs there are."""
-        with self._lock:
+        with self.budget.lock:
             return tuple(self._logs.values())
 
-    def log(self, feed: str, generation: int | None = None) -> Log:
-        """Return the log of `feed`; it is closed from the start if the node takes no rows.
-
-        Args:
-            generation: the world whose rows are to come; a closed log if it is not this one.
-        """
-        with self._lock:
-            if generation not in (None, self._generation):
-                return self._new_log(feed, is_closed=True)
+    def log(self, feed: str) -> Log:
+        """Return the log of `feed`; it is closed from the start if the child takes no rows."""
+        with self.budget.lock:
             log = self._logs.get(feed)
             if log is None:
-                log = self._logs[feed] = self._new_log(feed, bool(self._closed))
+                retained = self._retained if self._keeps else None
+                is_closed = bool(self._closed)
+                log = self._logs[feed] = Log(
+                    feed, self.budget, self._on_segment, is_closed, self._folder, retained
+                )
             return log
 
-    def resume(self, feed: str, epoch: int, run: str, done: PartRows, limit: int) -> None:
-        """Let rows that the previous child was brought come again, as rows of `epoch`.
+    def spool(self, feed: str, generation: int | None = None) -> Spool:
+        """Return the spool of `feed`, which takes rows until the agent ends, for other nodes too.
 
         Args:
-            run: of the job that brought them.
-            done: rows that are not to come again.
-            limit: how many come again at most.
+            generation: the world that the rows are for; a closed spool if it is not this one.
         """
-        self.log(feed).resume(epoch, run, self._retained.pop(feed, run), done, limit)
+        with self.budget.lock:
+            spool = self._spools.get(feed)
+            is_current = generation in (None, self.generation) and not self._has_shut_down
+            if spool is None or not is_current:
+                log = self.log(feed)
+                spool = Spool(
+                    feed, self.budget, self._on_spooled, lambda: log.is_whole, self._folder
+                )
+                if is_current:
+                    self._spools[feed] = spool
+                else:
+                    spool.close()
+            return spool
 
-    def forget(self, feed: str, epoch: int) -> None:
-        """A checkpoint covers all rows of the epochs before `epoch`."""
-        provenance = self.log(feed).provenance
-        self._retained.forget(provenance, epoch)
-        provenance.forget(epoch)
+    def grant(self, feed: str, number: int, skip: int, rows: int) -> None:
+        """Move rows of the own spool to the log, without copying them or waiting for room.
 
-    def clear(self) -> None:
-        """Free what is retained for another child."""
-        self._retained.clear()
+        Raises:
+            FeedClosedError: if they are not in the spool.
+            OSError: if there is no descriptor for them.
+        """
+        with self.budget.lock:
+            self.log(feed).enter(self.spool(feed).take(number, skip, rows))
+
+    def recall(self, feed: str, epoch: int, run: str) -> Sequence[Lot]:
+        """Spool rows again that a job has brought to an earlier child; return what there is."""
+        with self.budget.lock:
+            return self.spool(feed).recall(epoch, self._retained.pop(feed, run))
 
     def open_exchange(self, name: str) -> Exchange:
         """Begin an inference partition.
@@ -121,7 +141,7 @@ class NodeStore:
             FeedClosedError: if the node takes no rows.
         """
         exchange = Exchange(name)
-        with self._lock:
+        with self.budget.lock:
             if self._closed:
                 raise FeedClosedError(self._closed)
             self._exchanges[name] = exchange
@@ -134,43 +154,55 @@ class NodeStore:
 
     def exchange(self, name: str) -> Exchange | None:
         """Return the inference partition called `name` while it waits."""
-        with self._lock:
+        with self.budget.lock:
             return self._exchanges.get(name)
 
     def close_exchange(self, name: str) -> None:
         """Forget an inference partition."""
-        with self._lock:
+        with self.budget.lock:
             self._exchanges.pop(name, None)
 
     def close(self, reason: str) -> None:
-        """Take no more rows in any feed; end what waits.
+        """Take no more rows for the child in any feed; end what waits. Spools go on.
 
         The first reason is reported, unless a later one is that the cluster has failed.
         """
-        with self._lock:
+        with self.budget.lock:
             if not self._closed or Code.CLUSTER_FAILED.is_in(reason):
                 self._closed = reason
-            logs, exchanges = list(self._logs.values()), list(self._exchanges.values())
-        for log in logs:
-            log.close()
+            exchanges = list(self._exchanges.values())
+            for log in self._logs.values():
+                log.close()
         for exchange in exchanges:
             exchange.fail(reason)
 
     def reopen(self, generation: int) -> None:
-        """Begin anew for another child: empty logs that take the rows of its generation."""
-        with self._lock:
+        """Begin anew for another child: empty logs and spools for the rows of its generation."""
+        with self.budget.lock:
+            for log in self._logs.values():
+                log.close()
+            self._close_spools()
             self._logs.clear()
             self._closed = ""
-            self._generation = generation
-        self._retained.begin_child()
+            self.generation = generation
+
+    def shut_down(self, reason: str) -> None:
+        """Take no more rows at all, and free what is here."""
+        self.close(reason)
+        with self.budget.lock:
+            self._has_shut_down = True
+            self._close_spools()
+            self._retained.clear()
 
     def press_again(self) -> None:
         """Call `on_pressure` once more if an append waits for room."""
         self.budget.wake()
 
-    def _new_log(self, feed: str, is_closed: bool) -> Log:
-        retained = self._retained if self._keeps else None
-        return Log(feed, self.budget, self._on_segment, is_closed, self._folder, retained)
+    def _close_spools(self) -> None:
+        for feed, spool in self._spools.items():
+            for segment in spool.close():
+                self.log(feed).retain(segment)
+        self._spools.clear()
 
     def _press(self) -> None:
         for log in self.logs:

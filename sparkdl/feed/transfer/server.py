@@ -2,11 +2,11 @@
 
 Runs in: agent
 
-`DoPut` appends to a log. The descriptor's command is a `PutHeader`; each batch comes with a
+`DoPut` appends to a spool. The descriptor's command is a `PutHeader`; each batch comes with a
 `PutPiece`; the server answers once at the start and then once per batch with a `PutAck`, within
-`FULL_WAIT_S`. `DoAction` answers one of `AnyQuestion`. `DoExchange` is one inference partition:
-batches in, and for each one or more one-column batches (`ipc`: binary) back, whose value is an
-Arrow IPC stream of encoded result rows.
+`FULL_WAIT_S`. `DoGet` sends the rows of a `FetchTicket` to the agent that they were assigned to.
+`DoExchange` is one inference partition: batches in, and for each one or more one-column batches
+(`ipc`: binary) back, whose value is an Arrow IPC stream of encoded result rows.
 Every call carries the cluster's token (`authorization: Bearer …`), checked before the call reaches
 any of these.
 """
@@ -27,21 +27,18 @@ from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, FdReceiver
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, SparkdlError
-from sparkdl.core.row_ranges import Span
 from sparkdl.core.world import host_port
-from sparkdl.feed.infer.session import Exchange
-from sparkdl.feed.store.log import Appended, AppendRequest, Attempt, Log
+from sparkdl.feed.store.admission import Appended
+from sparkdl.feed.store.log import AppendRequest
+from sparkdl.feed.store.session import Exchange
+from sparkdl.feed.store.spool import Spool, SpoolRequest
 from sparkdl.feed.store.store import NodeStore
 from sparkdl.feed.transfer.messages import (
-    AnyQuestion,
-    BeginRequest,
     ExchangeHeader,
-    LevelRequest,
-    PlanRequest,
+    FetchTicket,
     PutAck,
     PutHeader,
     PutPiece,
-    VisitRequest,
 )
 from sparkdl.feed.transfer.strangers import Strangers
 
@@ -50,7 +47,7 @@ RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 _FD_WAIT_S = 10.0
 """How long to wait for a descriptor, which was sent before its segment was announced."""
 FULL_WAIT_S = 1.0
-"""How long a full node keeps a batch before it gives it back: another node may have room."""
+"""How long a full agent keeps a batch before it gives it back: an answer is due."""
 _CALLS_END_S = 1.0
 
 _MAX_REASON_NBYTES = 7000
@@ -91,42 +88,65 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        """Append the batches of one feeder to the log."""
+        """Append the batches of one feeder to the spool."""
         self._strangers.welcome(context.peer())
         header = _decode(descriptor.command, PutHeader)
-        epoch = header.epoch
-        log = self._store.log(header.feed, header.generation)
-        log.expect(header.last_epoch)
-        attempt = None
-        if header.partition >= 0:
-            attempt = Attempt(header.run, header.partition, header.attempt)
-        covered = tuple(log.begin(attempt, epoch)) if attempt else ()
-        is_closed = not log.takes(epoch)
-        first = PutAck(True, is_closed, covered, self._fd_receiver.name)
+        spool = self._store.spool(header.feed, header.generation)
+        if not spool.is_closed:
+            self._store.log(header.feed).expect(header.last_epoch)
+        first = PutAck(True, not spool.takes(header.epoch), self._fd_receiver.name)
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
             piece = _decode(chunk.app_metadata or b"", PutPiece)
-            batch = None if attempt and piece.key else _rows(chunk)
-            if attempt:
-                request = AppendRequest(epoch, attempt, piece.start_row, keep=header.keep)
-            else:
-                spans = _spans_of(piece, batch)
-                request = AppendRequest(epoch, keep=header.keep, spans=spans, run=header.run)
-            if batch is None:
-                outcome = self._adopt(log, piece, request)
-            else:
-                outcome = log.append(batch, Deadline.after(FULL_WAIT_S), request)
-            is_closed = outcome is Appended.CLOSED or not log.takes(epoch)
+            request = SpoolRequest(
+                header.epoch, header.run, header.partition, piece.start_row, header.keep
+            )
+            outcome = self._spool(spool, chunk, piece, request)
+            is_closed = outcome is Appended.CLOSED or not spool.takes(header.epoch)
             shortage = OUT_OF_DESCRIPTORS if outcome is Appended.SHORT else ""
             ack = PutAck(outcome is Appended.STORED, is_closed, shortage=shortage)
             writer.write(msgspec.json.encode(ack))
 
-    def _adopt(self, log: Log, piece: PutPiece, request: AppendRequest) -> Appended:
+    def _spool(
+        self, spool: Spool, chunk: flight.FlightStreamChunk, piece: PutPiece, request: SpoolRequest
+    ) -> Appended:
+        batch = None if piece.key else _rows(chunk)
+        if not (piece.rows if batch is None else batch.num_rows):
+            raise ProtocolError("a piece without rows")
+        if batch is not None:
+            return spool.append(batch, Deadline.after(FULL_WAIT_S), request)
         try:
             fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
         except OSError:
             return Appended.SHORT
-        return log.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
+        return spool.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
+
+    def do_get(
+        self, context: flight.ServerCallContext, ticket: flight.Ticket
+    ) -> flight.FlightDataStream:
+        """Send the rows that a ticket names as one batch; free them once all have been sent.
+
+        The batch is the mapped file: nothing is copied. A call that breaks leaves the rows here.
+        """
+        self._strangers.welcome(context.peer())
+        wanted = _decode(ticket.ticket, FetchTicket)
+        spool = self._store.spool(wanted.feed, wanted.generation)
+        place = (wanted.number, wanted.skip, wanted.rows)
+        if spool.is_closed:  # one of the two agents has not heard yet that a generation is over
+            raise flight.FlightUnavailableError("another generation of the feed runs here")
+        try:
+            batch = spool.read(*place)
+        except FeedClosedError as error:
+            raise flight.FlightServerError(_fitting(str(error))) from None
+        except OSError as error:
+            raise flight.FlightUnavailableError(f"the rows cannot be read: {error}") from None
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            yield batch
+            if not context.is_cancelled():
+                spool.free(*place)
+
+        return flight.GeneratorStream(batch.schema, rows())
 
     def shutdown(self) -> None:
         """Let calls end; hang up on those that have not within a second.
@@ -141,14 +161,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         hanging_up.cancel()
         hanging_up.join()
         self._strangers.close()
-
-    def do_action(
-        self, context: flight.ServerCallContext, action: flight.Action
-    ) -> Iterator[flight.Result]:
-        """Answer one of `AnyQuestion`."""
-        self._strangers.welcome(context.peer())
-        question = _decode(action.body, AnyQuestion)
-        yield flight.Result(msgspec.json.encode(answer(self._store, question)))
 
     def do_exchange(
         self,
@@ -231,20 +243,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         exchange.finish_input()
 
 
-def answer(store: NodeStore, question: AnyQuestion) -> object:
-    """Answer what a feeder asks; the answer is sent as JSON."""
-    log, epoch = store.log(question.feed, question.generation), question.epoch
-    match question:
-        case PlanRequest(rows=rows, node_ids=ids, back=back, ahead=ahead):
-            return log.balancer.plan(epoch, rows, ids, back, ahead)
-        case LevelRequest(node_ids=ids, ahead=ahead):
-            return log.balancer.level(epoch, ids, ahead)
-        case VisitRequest(run=run, partition=partition, attempt=number, node_ids=ids):
-            return log.visit(Attempt(run, partition, number), epoch, ids)
-        case BeginRequest(run=run, partition=partition, attempt=number):
-            return log.begin(Attempt(run, partition, number), epoch)
-
-
 def _decode(data: Any, kind: Any) -> Any:
     """Return the struct of this kind that JSON stands for.
 
@@ -254,22 +252,7 @@ def _decode(data: Any, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        name = getattr(kind, "__name__", "question")
-        raise ProtocolError(f"not a {name}: {error}") from None
-
-
-def _spans_of(piece: PutPiece, batch: pa.RecordBatch) -> tuple[Span, ...]:
-    """Return which rows a node passes on.
-
-    Raises:
-        ProtocolError: if they are not as many as there are.
-    """
-    if any(stop < start for _, start, stop in piece.spans) or piece.key:
-        raise ProtocolError(f"rows that are passed on cannot be {piece}")
-    rows = sum(stop - start for _, start, stop in piece.spans)
-    if rows != batch.num_rows:
-        raise ProtocolError(f"{batch.num_rows} rows are passed on and {rows} are named")
-    return piece.spans
+        raise ProtocolError(f"not a {kind.__name__}: {error}") from None
 
 
 def _rows(chunk: flight.FlightStreamChunk) -> pa.RecordBatch:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.core.errors import ProtocolError
-from sparkdl.feed.infer.session import Session
+from sparkdl.feed.store.session import Session
 
 MAX_PIECES = 2
 """Of one task that are not answered: one that is scored, one that waits. Bounds the memory."""

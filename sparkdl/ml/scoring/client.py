@@ -22,7 +22,7 @@ from sparkdl.control.descriptors import close_fd, nameless_file, peer_of
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
 from sparkdl.core.paths import python_path
-from sparkdl.feed.infer.session import Session
+from sparkdl.feed.store.session import Session
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring import protocol

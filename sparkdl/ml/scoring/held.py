@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sparkdl.core.errors import in_words
 from sparkdl.core.imports import quick_imports
-from sparkdl.feed.infer.session import Session
+from sparkdl.feed.store.session import Session
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import TORCH, ModelSource
 from sparkdl.ml.scoring.columns import OutputColumn

@@ -31,7 +31,7 @@ import pyarrow as pa
 from sparkdl.control.descriptors import close_fd, peer_of
 from sparkdl.core.errors import ProtocolError, in_words
 from sparkdl.core.imports import quick_imports
-from sparkdl.feed.infer.session import Session
+from sparkdl.feed.store.session import Session
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.scoring import protocol
 from sparkdl.ml.scoring.batching import Batcher, Part, Piece, shares

@@ -19,8 +19,8 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.lifecycle.state import LaunchBroke, has_ended
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.infer import task
-from sparkdl.feed.infer.session import Exchange
 from sparkdl.feed.infer.task import _Partition, decode_results, exchange
+from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.transfer.messages import FeederError
 from sparkdl.feed.values.row_codec import RowEncoder
 from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, Proxy, Running, order

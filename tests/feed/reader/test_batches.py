@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.channel import Withdrawn
 from sparkdl.core.errors import ConfigError, EndOfFeedError
 from sparkdl.feed.reader.batches import EpochBatches, Names, Tail, agreed_steps, arrange, next_share
 from tests.doubles.feeds import SOON_S, Arrivals, Running, numbers
@@ -354,24 +353,3 @@ def test_element_is_what_was_named(
     columns: dict[str, Any], x: Names | None, y: Names | None, element: Any
 ) -> None:
     assert arrange(columns, x, y) == element
-
-
-# rows for other nodes
-
-
-@pytest.mark.parametrize("is_pressed", [False, True])
-def test_rows_gathered_for_a_batch_are_given_up_unless_the_agent_has_freed_them(
-    is_pressed: bool,
-) -> None:
-    with Arrivals() as it:
-        batches = EpochBatches(it.reader, 100)
-        it.rows(4, 4)
-        reading = Running(lambda: flat(batches))
-        it.waits.wait_for_waiter()  # for a third segment
-        if is_pressed:
-            it.reader.reclaim()
-        it.reader.withdraw(0, 8)
-        kept = [m.kept for m in it.sent if isinstance(m, Withdrawn)]
-        assert kept == ([{}] if is_pressed else [{1: 0, 0: 1}]), "one row stays for the step"
-        it.end_epoch(0)
-        assert reading.result() == (list(range(8)) if is_pressed else [0])

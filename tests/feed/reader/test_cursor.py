@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sparkdl.control.messages import EpochEnd
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Counts, ReaderCursor
@@ -100,24 +101,6 @@ class Moves:
         if not last.marks[-1]:
             self.passes.append(Pass(epoch + 1))
 
-    def is_withdrawn(self, rows: int, is_next: bool) -> None:
-        """Give up what was not taken, the last rows first: other nodes lack some."""
-        last, epoch, wanted = self.passes[-1], self.epoch + is_next, rows
-        kept: dict[int, int] = {}
-        at, offset = (0, 0) if is_next else (self.taken, self.offset)
-        if epoch == last.first and not last.marks:
-            for index in reversed(range(at, len(last.pieces))):
-                piece = last.pieces[index]
-                less = min(wanted, len(piece.rows) - (offset if index == at else 0))
-                if less <= 0 or piece.number in self.released:
-                    break
-                wanted -= less
-                del piece.rows[len(piece.rows) - less :]
-                kept[piece.number] = len(piece.rows)
-            last.pieces = [piece for piece in last.pieces if piece.rows]
-        assert self.cursor.withdraw(epoch, rows, None) == kept
-        self.released |= {number for number, left in kept.items() if not left}
-
     def is_pressed(self, _: int, is_waiting: bool) -> None:
         """Release what was given; and what was taken, if user code gathers more."""
         found = self.cursor.releasable(is_waiting)
@@ -189,7 +172,7 @@ class Moves:
 MOVES = st.sampled_from(
     [
         *(Moves.arrives, Moves.takes, Moves.gives, Moves.gives, Moves.ends, Moves.finishes),
-        *(Moves.claims, Moves.is_pressed, Moves.is_withdrawn),
+        *(Moves.claims, Moves.is_pressed),
     ]
 )
 
@@ -203,7 +186,6 @@ def in_steps(count: int) -> list[tuple[Any, int, bool]]:
 @given(st.lists(st.tuples(MOVES, st.integers(1, 9), st.booleans()), min_size=60, max_size=90))
 @example(in_steps(HEAD_STEPS))
 @example(in_steps(HEAD_STEPS + 1))
-@example([*in_steps(1), (Moves.arrives, 2, False), (Moves.is_withdrawn, 9, False)])
 def test_cursor_is_where_a_list_of_rows_says(moves: list[tuple[Any, int, bool]]) -> None:
     it = Moves()
     for move, number, flag in [*moves, (Moves.ends, 1, False)]:
@@ -215,3 +197,10 @@ def test_cursor_is_where_a_list_of_rows_says(moves: list[tuple[Any, int, bool]])
             it.look()
     assert it.released == set(range(it.number)), "nothing of what arrived is left"
     it.cursor.clear()
+
+
+def test_item_is_a_window_of_its_file() -> None:
+    one = item(numbers(0, 9), 0)
+    one.segment = structs.replace(one.segment, start=3, rows=4)
+    assert one.batch().column("x").to_pylist() == [3, 4, 5, 6]
+    one.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.channel import EndMark, Release, Terminated, Withdrawn
+from sparkdl.control.channel import EndMark, Release, Terminated
 from sparkdl.control.messages import EpochEnd
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
@@ -356,22 +356,6 @@ def test_item_closes_its_descriptor_once() -> None:
     one.close()
 
 
-# rows for other nodes
-
-
-def kept(it: Arrivals) -> dict[int, int]:
-    """What segments keep, by the last answer."""
-    return [m.kept for m in it.sent if isinstance(m, Withdrawn)][-1]
-
-
-def test_terminated_reader_gives_nothing_up() -> None:
-    with Arrivals() as it:
-        it.rows(5)
-        it.reader.terminate()
-        it.reader.withdraw(0, 5)
-        assert kept(it) == {}
-
-
 def test_room_that_a_terminated_feeding_was_asked_for_is_not_made_in_the_next_one() -> None:
     """The agent believes that all of it is here and can be read again."""
     with Arrivals() as arrivals:
@@ -408,6 +392,6 @@ def test_agent_is_told_now_and_then_and_when_there_is_nothing_left() -> None:
     assert [m.rows for m in sent] == [1]
     taking = Running(lambda: reader.take(owner))
     waits.wait_for_waiter()
-    assert [m.rows for m in sent] == [1, 100]
+    assert [(m.rows, m.waits) for m in sent] == [(1, False), (100, True)]
     reader.mark(EpochEnd(FEED, 0, {0: 100}))
     assert isinstance(taking.result(), EpochEnd)

@@ -1,168 +1,88 @@
-"""The store's locks are taken in one order, so that no two threads wait for each other."""
+"""The store has one lock, and no thread holds another one while it takes that, or takes another.
+
+A row meets two locks at an agent: `Budget.lock`, which guards all of the store, and the one of a
+`Fetcher`, which guards what is to be fetched next. (`FdReceiver` has one for descriptors that have
+come.) What the store calls with its lock held only leaves work to the agent's loop.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
+import inspect
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.feed.store import budget, log, segment, store
-from sparkdl.feed.store.log import Appended, AppendRequest, Attempt, Log
-from sparkdl.feed.store.segment import write_segment
-from sparkdl.feed.store.store import NodeStore, StoreLimits
-from sparkdl.feed.transfer import balance
-from tests.doubles.feeds import SOON_S, noting, numbers
+from sparkdl.feed.store import admission, budget, log, provenance, segment, spool, store
+from sparkdl.feed.store.admission import Appended
+from sparkdl.feed.store.spool import SpoolRequest
+from sparkdl.feed.transfer import fetch
+from tests.doubles.feeds import FEED, SOON_S, LevelDriver, LocalNode, Running, numbers, values
 
-ORDER = ["Budget", "NodeStore", "Log", "RetainedSegments", "RowBalancer", "Provenance"]
-"""A thread that holds the lock of one may take those of the later ones."""
-NESTED = {("Budget", "Log"), ("Budget", "RetainedSegments"), ("Log", "Provenance")}
-BATCH = numbers(0, 100)
-FD, NBYTES = write_segment(BATCH)
-os.close(FD)
-FEEDS = ("a", "b")
+STORE = (admission, budget, log, provenance, segment, spool, store)
 
 
-class Noted:
+@pytest.mark.parametrize("module", STORE, ids=lambda module: module.__name__)
+def test_no_part_of_a_store_but_the_budget_has_a_lock(module: ModuleType) -> None:
+    source = inspect.getsource(module)
+    found = [
+        name for name in ("Lock(", "Condition(", "Semaphore(") if f"threading.{name}" in source
+    ]
+    assert found == (["Condition("] if module is budget else [])
+
+
+class Noted(threading.Condition):
     """A lock that notes which other ones its thread holds when it is taken."""
 
-    held: ClassVar[list[Noted]] = []
+    held: ClassVar[threading.local] = threading.local()
+    taken: ClassVar[set[str]] = set()
     nested: ClassVar[set[tuple[str, str]]] = set()
 
-    def __init__(self, may_repeat: bool) -> None:
-        self.owner = type(sys._getframe(2).f_locals["self"]).__name__
-        self._may_repeat = may_repeat
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
 
-    def acquire(self, *_: Any) -> bool:
-        assert self not in self.held or self._may_repeat, f"{self.owner} would wait for itself"
-        if self not in self.held:
-            self.nested.update((other.owner, self.owner) for other in self.held)
-        self.held.append(self)
-        return True
+    def __enter__(self) -> bool:
+        found = super().__enter__()
+        stack = self.held.__dict__.setdefault("names", [])
+        Noted.taken.add(self.name)
+        Noted.nested.update((outer, self.name) for outer in stack if outer != self.name)
+        stack.append(self.name)
+        return found
 
-    def release(self) -> None:
-        self.held.remove(self)
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def __exit__(self, *of: Any) -> None:
+        self.held.__dict__["names"].pop()
+        super().__exit__(*of)
 
 
-class Waiting(Noted):
-    """A condition that nobody notifies: the time of a wait is over at once."""
-
-    def wait(self, timeout: float | None = None) -> None:
-        threading.Event().wait(timeout)
-
-    def notify_all(self) -> None:
-        assert self in self.held
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _noted() -> Iterator[None]:
-    noted = SimpleNamespace(
-        Lock=lambda: Noted(may_repeat=False),
-        Condition=lambda: Waiting(may_repeat=True),
-        Event=threading.Event,
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (budget, log, segment, store, balance):
-            patch.setattr(module, "threading", noted)
-        yield
+@pytest.fixture
+def _noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for module, name in ((budget, "store"), (fetch, "fetcher")):
+        noted = SimpleNamespace(Condition=lambda name=name: Noted(name), Thread=threading.Thread)
+        monkeypatch.setattr(module, "threading", noted)
+    Noted.taken.clear()
+    Noted.nested.clear()
+    yield
 
 
-class Moves:
-    """A store with room for two segments in memory and two on disk, and what is done to it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.segments: list[Any] = []
-        limits = StoreLimits(2 * NBYTES, folder=folder, disk_nbytes=NBYTES, keeps=True)
-        self.store = NodeStore(limits, SOON_S, noting(self.segments), lambda feed: None)
-        self.epoch = self.generation = self.attempts = 0
-
-    def log(self, feed: str) -> Log:
-        return self.store.log(feed)
-
-    def append(self, feed: str, flag: bool) -> None:
-        self.attempts += 1
-        attempt = Attempt("run", self.attempts)
-        epoch = max(self.epoch, self.log(feed).last_cut.epoch + 1)
-        self.log(feed).begin(attempt, epoch)
-        place = AppendRequest(epoch, attempt, keep=flag)
-        for _ in range(2):
-            outcome = self.log(feed).append(BATCH, Deadline.after(0.001), place)
-            assert outcome in Appended
-
-    def release(self, feed: str, flag: bool) -> None:
-        here = [each.number for each in self.segments if each.feed == feed]
-        self.log(feed).release(here[:1] if flag else here)
-
-    def take_back(self, feed: str, flag: bool) -> None:
-        here = [each.number for each in self.segments if each.feed == feed]
-        self.log(feed).take_back(dict.fromkeys(here[-2:], 0))
-
-    def cut(self, feed: str, flag: bool) -> None:
-        self.log(feed).cut(self.epoch)
-        if flag:
-            self.log(feed).settle(self.epoch)
-        self.epoch += 1
-
-    def forget(self, feed: str, flag: bool) -> None:
-        self.store.forget(feed, self.epoch + flag)
-
-    def end_call(self, feed: str, flag: bool) -> None:
-        self.log(feed).expect(self.epoch)
-        self.log(feed).close_call()
-
-    def begin_anew(self, feed: str, flag: bool) -> None:
-        """Another child comes, which may be given again what the last one was brought."""
-        self.store.close("over")
-        self.generation += 1
-        self.segments.clear()
-        self.store.reopen(self.generation)
-        self.store.resume(feed, self.epoch, "run", {}, 150 if flag else 0)
-
-    def plan(self, feed: str, flag: bool) -> None:
-        self.log(feed).visit(Attempt("run", self.attempts + 1), self.epoch, [0, 1])
-        self.store.press_again()
-
-
-MOVES = [
-    *(Moves.append, Moves.append, Moves.append, Moves.release, Moves.take_back, Moves.cut),
-    *(Moves.forget, Moves.end_call, Moves.begin_anew, Moves.plan),
-]
-ALL = [
-    *[(Moves.append, "a", True)] * 3,
-    *((Moves.plan, "a", True), (Moves.take_back, "a", True), (Moves.append, "a", True)),
-    *((Moves.begin_anew, "a", True), (Moves.append, "b", False), (Moves.append, "b", False)),
-    *((Moves.release, "b", True), (Moves.forget, "b", True), (Moves.cut, "a", True)),
-]
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(MOVES), st.sampled_from(FEEDS), st.booleans()), max_size=25)
-)
-@example(ALL)
-def test_locks_of_a_store_are_taken_in_one_order(moves: list[tuple[Any, str, bool]]) -> None:
-    with TemporaryDirectory() as folder:
-        it = Moves(Path(folder))
-        for move, feed, flag in moves:
-            move(it, feed, flag)
-            assert Noted.held == []
-        it.store.close("over")
-        it.store.clear()
-        assert (it.store.budget.used_nbytes, it.store.budget.num_segments) == (0, 0)
-    assert Noted.nested >= NESTED, "the examples below show each of these"
-    for outer, inner in Noted.nested:
-        assert ORDER.index(outer) < ORDER.index(inner), f"{inner} is taken within {outer}"
+@pytest.mark.usefixtures("_noted")
+def test_no_thread_takes_a_lock_on_a_rows_way_while_it_holds_another() -> None:
+    """Rows are spooled, granted, fetched, read and released, with room for a few of them."""
+    nbytes = segment.segment_nbytes(numbers(0, 100))
+    with LocalNode(0, 4 * nbytes) as one, LocalNode(1, 4 * nbytes) as other:
+        LevelDriver([one, other])
+        reading = [Running(lambda node=node: values(node.reader())) for node in (one, other)]  # type: ignore[misc]
+        for start in range(0, 2000, 100):
+            request = SpoolRequest(0, "run", 0, start)
+            batch = numbers(start, start + 100)
+            outcome = one.feeds.store.spool(FEED).append(batch, Deadline.after(SOON_S), request)
+            assert outcome is Appended.STORED
+        for node in (one, other):
+            node.wait_received(1000)
+            node.end_epoch(0, {0: 1000, 1: 1000})
+        assert sorted(x for each in reading for x in each.result()) == list(range(2000))
+    assert Noted.taken == {"store", "fetcher"}
+    assert Noted.nested == set()

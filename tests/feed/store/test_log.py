@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedClosedError
+from sparkdl.feed.store.admission import Appended
 from sparkdl.feed.store.budget import Budget
-from sparkdl.feed.store.log import Appended, AppendRequest, Attempt, EpochCount, Log
+from sparkdl.feed.store.log import AppendRequest, EpochCount, Log
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
 from tests.doubles.feeds import SOON_S, Running, no_descriptors_left, noting, numbers
 
@@ -315,66 +315,6 @@ def test_exchange_rows_are_not_counted_as_received() -> None:
         assert it.log.rows_received == 0
         assert it.append() is STORED
         assert it.log.rows_received == 100
-
-
-# attempts
-
-
-def append_from(
-    it: LogFixture, attempt: Attempt, start: int, stop: int, epoch: int = 0
-) -> Appended:
-    return it.append(numbers(start, stop), place=AppendRequest(epoch, attempt, start))
-
-
-def test_later_attempt_learns_which_rows_are_here() -> None:
-    with open_log(1 << 30) as it:
-        first = Attempt("run", 7)
-        assert it.log.begin(first, 0) == []
-        for start, stop in ((0, 10), (20, 30), (10, 20), (50, 60)):
-            assert append_from(it, first, start, stop) is STORED
-        assert it.log.begin(Attempt("run", 7, 1), 0) == [(0, 30), (50, 60)]
-        assert it.log.begin(Attempt("run", 8), 0) == []
-        assert it.log.begin(Attempt("another run", 7), 0) == []
-
-
-def test_refused_rows_are_not_here() -> None:
-    with open_log(1 << 30) as it:
-        it.log.begin(Attempt("run", 0), 0)
-        it.log.close()
-        assert append_from(it, Attempt("run", 0), 0, 10) is Appended.CLOSED
-        assert it.log.begin(Attempt("run", 0, 1), 0) == []
-
-
-def test_earlier_attempt_brings_nothing_more_once_a_later_one_has_begun() -> None:
-    with open_log(NBYTES) as it:
-        early, late = Attempt("run", 0, 3), Attempt("run", 0, 5)
-        it.log.begin(early, 0)
-        assert append_from(it, early, 0, 100) is STORED
-        waiting = Running(lambda: append_from(it, early, 100, 200))
-        it.pressed.wait()
-        assert it.log.begin(late, 0) == [(0, 100)]
-        with pytest.raises(FeedClosedError, match="attempt 3 at partition 0"):
-            waiting.result()
-        it.log.release([0])
-        with pytest.raises(FeedClosedError, match="out of date"):
-            append_from(it, early, 200, 300)
-        with pytest.raises(FeedClosedError, match="out of date"):
-            it.log.begin(early, 0)
-        assert append_from(it, late, 100, 200) is STORED
-        assert it.log.rows_received == 200
-
-
-def test_end_of_an_epoch_forgets_its_attempts_and_not_those_of_the_next() -> None:
-    with open_log(1 << 30) as it:
-        old, new = Attempt("run 0", 0), Attempt("run 1", 0)
-        it.log.begin(old, 0)
-        it.log.begin(new, 1)
-        assert append_from(it, old, 0, 10) is STORED
-        assert append_from(it, new, 0, 10, epoch=1) is STORED
-        it.log.cut(0)
-        assert append_from(it, old, 10, 20) is Appended.CLOSED
-        assert append_from(it, new, 10, 20, epoch=1) is STORED
-        assert it.log.begin(Attempt("run 1", 0, 1), 1) == [(0, 20)]
 
 
 # any sequence

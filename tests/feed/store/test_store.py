@@ -9,7 +9,8 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError
-from sparkdl.feed.store.log import Appended, AppendRequest, Log
+from sparkdl.feed.store.admission import Appended
+from sparkdl.feed.store.log import AppendRequest, Log
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import SOON_S, noting, numbers
@@ -29,7 +30,7 @@ class Heard:
 
     def store(self, limit_nbytes: int = 1 << 30) -> NodeStore:
         limits = StoreLimits(limit_nbytes)
-        return NodeStore(limits, SOON_S, noting(self.segments), self._press)
+        return NodeStore(limits, SOON_S, noting(self.segments), lambda *_: None, self._press)
 
     def _press(self, feed: str) -> None:
         self.pressed.append(feed)
@@ -86,29 +87,6 @@ def test_closed_store_takes_no_rows_in_any_feed_and_ends_what_waits() -> None:
         list(exchange.results(SOON_S))
     with pytest.raises(FeedClosedError, match="map_fun has returned"):
         store.open_exchange("0.b")
-
-
-def test_feed_can_be_named_for_the_first_time_while_a_closed_store_is_pressed() -> None:
-    """Whoever waits for room holds the budget and asks the store, never the other way round."""
-    threads: list[threading.Thread] = []
-
-    def press(_feed: str) -> None:
-        if not threads:
-            store.close("over")
-            naming = threading.Thread(target=store.log, args=("new",))
-            naming.start()
-            naming.join(SOON_S)
-            threads.extend([naming, threading.Thread(target=store.press_again)])
-            threads[1].start()
-
-    store = NodeStore(StoreLimits(1), SOON_S, noting([]), press)
-    assert append(store.log("a")) is Appended.STORED
-    taken = []
-    waiting = threading.Thread(target=lambda: taken.append(append(store.log("a"))))
-    waiting.start()
-    waiting.join(SOON_S)
-    assert taken == [Appended.CLOSED]
-    assert store.log("new").is_closed
 
 
 def test_reopened_store_has_empty_logs_and_its_whole_budget() -> None:

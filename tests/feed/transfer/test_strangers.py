@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
+from sparkdl.control.messages import Lot
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
-from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from sparkdl.feed.transfer import strangers as strangers_module
 from sparkdl.feed.transfer.feeder import Feeder
@@ -92,8 +92,10 @@ def test_who_says_nothing_is_hung_up_on_and_a_feeder_that_pauses_is_not(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strangers_module, "_LOOK_S", 0.01)
-    segments: list[StoredSegment] = []
-    store = NodeStore(StoreLimits(1 << 28), SOON_S, noting(segments), lambda _: None)
+    lots: list[Lot] = []
+    store = NodeStore(
+        StoreLimits(1 << 28), SOON_S, noting([]), lambda *of: lots.append(of[2]), lambda _: None
+    )
     server = FlightServer(host, TOKEN, store)
     uri = server.uri.replace("0.0.0.0", "127.0.0.1")
     with socket.create_connection((urlsplit(uri).hostname, server.port), SOON_S) as stranger:
@@ -103,8 +105,8 @@ def test_who_says_nothing_is_hung_up_on_and_a_feeder_that_pauses_is_not(
                 pass
 
         fed = Feeder(order([Target(0, "worker:0", uri)]), 0).feed(pieces(0, wait_for_its_end))
-    assert fed.rows == {0: PIECES * ROWS} == {0: sum(segment.rows for segment in segments)}
-    store.close("the end")
+    assert fed.rows == PIECES * ROWS == sum(lot.rows for lot in lots)
+    store.shut_down("the end")
     server.shutdown()
 
 

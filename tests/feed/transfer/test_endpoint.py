@@ -14,10 +14,10 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ReadError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.store import endpoint
-from sparkdl.feed.store.log import Appended, AppendRequest, Attempt
+from sparkdl.feed.store.admission import Appended
+from sparkdl.feed.store.log import AppendRequest
 from sparkdl.feed.store.segment import write_segment
-from sparkdl.feed.transfer.feeder import Feeder
+from sparkdl.feed.transfer import endpoint
 from sparkdl.node.link import AgentLink
 from tests.doubles.feeds import (
     FEED,
@@ -26,7 +26,6 @@ from tests.doubles.feeds import (
     Running,
     no_descriptors_left,
     numbers,
-    order,
     values,
 )
 
@@ -299,14 +298,6 @@ def is_memory(fd: str) -> bool:
         return False
 
 
-def test_node_that_has_shut_down_cannot_be_fed() -> None:
-    with LocalNode() as node:
-        target = node.target
-        node.call(node.feeds.shut_down)
-        with pytest.raises(Exception, match="worker:0"):
-            Feeder(order([target]), 0).feed(iter([BATCH]))
-
-
 def test_end_of_an_epoch_nobody_fed_is_passed_on() -> None:
     with LocalNode() as node:
         node.call(lambda: node.feeds.on_driver_message(msg.EpochEnd(FEED, 0, {0: 0})))
@@ -319,9 +310,7 @@ def test_rows_that_were_used_are_told_by_partition() -> None:
         log = node.feeds.store.log(FEED)
 
         def bring(partition: int, start: int, epoch: int = 0) -> None:
-            attempt = Attempt("run", partition)
-            log.begin(attempt, epoch)
-            place = AppendRequest(epoch, attempt, start)
+            place = AppendRequest(epoch, spans=((partition, start, start + 100),), run="run")
             assert log.append(BATCH, Deadline.after(SOON_S), place) is Appended.STORED
 
         bring(3, 0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import InferenceError
-from sparkdl.feed.infer.session import Exchange, Session
+from sparkdl.feed.store.session import Exchange, Session
 from tests.doubles.feeds import SOON_S, NoticingCondition, Running
 
 

@@ -1,0 +1,154 @@
+"""How a batch becomes a segment: room first, then its file, then its entry in a log or a spool.
+
+Runs in: agent
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import pyarrow as pa
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.feed.store.budget import Budget, Room, Use
+from sparkdl.feed.store.segment import (
+    NO_DESCRIPTORS,
+    check_segment,
+    copy_segment,
+    segment_nbytes,
+    write_segment,
+)
+
+_DESCRIPTOR_PAUSE_S = 0.1
+
+
+class Appended(Enum):
+    """What became of a batch that was to be appended."""
+
+    STORED = "stored"
+    FULL = "full"
+    """There was no room in time; it may be tried again."""
+    SHORT = "short"
+    """There was no descriptor for it in time; likewise."""
+    CLOSED = "closed"
+    """No more rows of this epoch are taken."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that has been written, and the room that it takes."""
+
+    fd: int
+    rows: int
+    nbytes: int
+    is_on_disk: bool
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which terms a batch is taken.
+
+    Attributes:
+        may_spill: whether it may go to disk; asked with the lock of the budget held.
+        is_wanted: likewise.
+        enter: records the file, which is its own from then on; likewise. It may raise `OSError`
+            before it has recorded anything.
+    """
+
+    may_spill: Callable[[], bool]
+    is_wanted: Callable[[], bool]
+    enter: Callable[[File], None]
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Takes the segments of one feed, for its log or its spool.
+
+    Attributes:
+        folder: where segments go for which there is no memory.
+    """
+
+    feed: str
+    use: Use
+    budget: Budget
+    folder: Path | None = None
+
+    def append(self, batch: pa.RecordBatch, deadline: Deadline, terms: Terms) -> Appended:
+        """Write a batch into a file, waiting for room."""
+
+        def write(is_on_disk: bool) -> int:
+            return write_segment(batch, self.folder if is_on_disk else None)[0]
+
+        nbytes, rows = segment_nbytes(batch), batch.num_rows
+        return _patiently(deadline, lambda: self._admit(nbytes, rows, deadline, terms, write))
+
+    def adopt(self, fd: int, rows: int, deadline: Deadline, terms: Terms) -> Appended:
+        """Take a segment of `rows` rows that is in memory; `fd` is closed.
+
+        Raises:
+            ProtocolError: if it is no segment of so many rows.
+        """
+        try:
+
+            def write(is_on_disk: bool) -> int:
+                check_segment(fd, rows)
+                return copy_segment(fd, self.folder) if is_on_disk else os.dup(fd)
+
+            nbytes = os.fstat(fd).st_size
+            return _patiently(deadline, lambda: self._admit(nbytes, rows, deadline, terms, write))
+        finally:
+            os.close(fd)
+
+    def _admit(
+        self,
+        nbytes: int,
+        rows: int,
+        deadline: Deadline,
+        terms: Terms,
+        write: Callable[[bool], int],
+    ) -> Appended:
+        room = self.budget.acquire(
+            self.use, self.feed, nbytes, deadline, terms.may_spill, terms.is_wanted
+        )
+        if room in (Room.FULL, Room.UNWANTED):
+            return Appended.FULL if room is Room.FULL else Appended.CLOSED
+        is_on_disk, is_stored, fd = room is Room.DISK, False, -1
+        try:
+            # Written without the lock, which others want meanwhile: the rows may be unwanted then.
+            try:
+                fd = write(is_on_disk)
+            except OSError as error:
+                if not is_on_disk or error.errno in NO_DESCRIPTORS:
+                    raise
+                self.budget.note_full_disk(nbytes)
+                return Appended.FULL
+            with self.budget.lock:
+                file = File(fd, rows, nbytes, is_on_disk)
+                if terms.is_wanted():
+                    terms.enter(file)
+                    is_stored = True
+        finally:
+            if not is_stored:
+                if fd >= 0:
+                    os.close(fd)
+                self.budget.release(self.use, self.feed, nbytes, is_on_disk)
+        return Appended.STORED if is_stored else Appended.CLOSED
+
+
+def _patiently(deadline: Deadline, admit: Callable[[], Appended]) -> Appended:
+    """Try again while there is no descriptor."""
+    never = threading.Event()
+    while True:
+        try:
+            return admit()
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS:
+                raise
+        if deadline.has_passed:
+            return Appended.SHORT
+        never.wait(min(_DESCRIPTOR_PAUSE_S, deadline.remaining_s))

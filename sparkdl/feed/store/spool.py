@@ -1,0 +1,241 @@
+"""What feeders have brought to an agent and the driver has not assigned yet, of one feed.
+
+Runs in: agent
+
+    append ──▶ ▓▓▓▓▓▓▓▓▓▓ a segment; its `Lot` is reported
+               ▓▓▓░░░░▓▓▓ granted in windows: a window of this node's moves to its log (`take`),
+                          one of another node is read and sent (`read`), then freed (`free`)
+
+Every row of a segment goes once: it is taken, freed, dropped with the rest of its segment, or left
+when the spool is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from sparkdl.control.messages import Lot
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.row_ranges import Range, overlap, uncovered
+from sparkdl.feed.store.admission import Admission, Appended, File, Terms
+from sparkdl.feed.store.budget import Budget, Use
+from sparkdl.feed.store.segment import StoredSegment, read_segment
+
+_FOR_EVER = sys.maxsize
+
+
+@dataclass(frozen=True)
+class SpoolRequest:
+    """What a feeder brings.
+
+    Attributes:
+        run: unique to the Spark job.
+        start_row: the number of the batch's first row in the partition.
+        keep: a later epoch reads the rows again: they go to disk rather than wait for memory.
+    """
+
+    epoch: int
+    run: str
+    partition: int
+    start_row: int
+    keep: bool = False
+
+
+@dataclass
+class _Spooled:
+    """A segment, and which of its rows are still here."""
+
+    segment: StoredSegment
+    left: list[Range] = field(default_factory=list)
+
+    def cut(self, skip: int, rows: int) -> None:
+        """Remove rows that are here."""
+        gone = (skip, skip + rows)
+        self.left = [part for start, stop in self.left for part in uncovered(start, stop, [gone])]
+
+
+class Spool:
+    """The spool of one feed and generation. Any thread may call it; the lock is the budget's.
+
+    Args:
+        on_spooled: called with the feed, the epoch and the rows that a feeder has brought, with the
+            lock held; must not block.
+        may_spill: whether rows that are kept may go to disk.
+
+    Attributes:
+        closed_to: rows of epochs up to this one are refused.
+    """
+
+    def __init__(
+        self,
+        feed: str,
+        budget: Budget,
+        on_spooled: Callable[[str, int, Lot], None],
+        may_spill: Callable[[], bool] = lambda: True,
+        folder: Path | None = None,
+    ) -> None:
+        self.feed = feed
+        self.closed_to = -1
+        self._budget = budget
+        self._on_spooled = on_spooled
+        self._may_spill = may_spill
+        self._admission = Admission(feed, Use.SPOOL, budget, folder)
+        self._segments: dict[int, _Spooled] = {}
+        self._next_number = 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the agent takes no rows any more, or those of another generation."""
+        return self.closed_to == _FOR_EVER
+
+    def takes(self, epoch: int) -> bool:
+        """Whether rows of `epoch` are taken."""
+        return epoch > self.closed_to
+
+    def append(self, batch: pa.RecordBatch, deadline: Deadline, request: SpoolRequest) -> Appended:
+        """Add a batch, waiting for room."""
+        return self._admission.append(batch, deadline, self._terms(request))
+
+    def adopt(self, fd: int, rows: int, deadline: Deadline, request: SpoolRequest) -> Appended:
+        """Add a segment of `rows` rows that is in memory; `fd` is the spool's from here on.
+
+        Raises:
+            ProtocolError: if it is no segment of so many rows.
+        """
+        return self._admission.adopt(fd, rows, deadline, self._terms(request))
+
+    def refuse(self, epoch: int) -> None:
+        """Take no more rows of `epoch` and those before. What is here stays: nodes may want it."""
+        with self._budget.lock:
+            self.closed_to = max(self.closed_to, epoch)
+            self._budget.wake()
+
+    def take(self, number: int, skip: int, rows: int) -> StoredSegment:
+        """Remove rows [`skip`, `skip` + `rows`) of a segment, for this node's log.
+
+        Raises:
+            FeedClosedError: if they are not here.
+            OSError: if there is no descriptor for a window; then nothing is removed.
+        """
+        with self._budget.lock:
+            spooled = self._find(number, skip, rows)
+            fd = os.dup(spooled.segment.fd)
+            window = spooled.segment.window(skip, rows, fd)
+            spooled.cut(skip, rows)
+            self._budget.move(window, Use.SPOOL, Use.LOG, self._forget_empty(spooled))
+            return window
+
+    def read(self, number: int, skip: int, rows: int) -> pa.RecordBatch:
+        """Map rows [`skip`, `skip` + `rows`) of a segment, for another node; they stay here.
+
+        Raises:
+            FeedClosedError: if they are not here.
+            OSError: if there is no descriptor to map them.
+        """
+        with self._budget.lock:
+            segment = self._find(number, skip, rows).segment
+            return read_segment(segment.fd).slice(segment.start + skip, rows)
+
+    def free(self, number: int, skip: int, rows: int) -> None:
+        """Free rows that another node has; those that are gone already do not matter."""
+        with self._budget.lock:
+            spooled = self._segments.get(number)
+            if spooled is None:
+                return
+            for start, stop in overlap(skip, skip + rows, spooled.left):
+                self._free(spooled, start, stop)
+
+    def drop(self, lot: Lot) -> None:
+        """Free rows that no node reads."""
+        with self._budget.lock:
+            if (spooled := self._segments.get(lot.number)) is not None:
+                ((_, start, _),) = spooled.segment.spans
+                self.free(lot.number, lot.start - start, lot.rows)
+
+    def recall(self, epoch: int, retained: Iterable[StoredSegment]) -> list[Lot]:
+        """Take segments that were retained, as rows of `epoch`; return what they hold."""
+        lots = []
+        with self._budget.lock:
+            for segment in retained:
+                self._budget.move(segment, Use.RETAINED, Use.SPOOL)
+                lots.append(self._enter(replace(segment, epoch=epoch)))
+        return lots
+
+    def close(self) -> list[StoredSegment]:
+        """Take no more rows; remove and return what is here, which stays in the budget as spooled.
+
+        Rows for which there is no descriptor are freed.
+        """
+        windows: list[StoredSegment] = []
+        with self._budget.lock:
+            self.refuse(_FOR_EVER)
+            for spooled in list(self._segments.values()):
+                for start, stop in spooled.left:
+                    try:
+                        fd = os.dup(spooled.segment.fd)
+                    except OSError:
+                        self._free(spooled, start, stop)
+                        continue
+                    window = spooled.segment.window(start, stop - start, fd)
+                    spooled.cut(start, stop - start)
+                    self._budget.move(window, Use.SPOOL, Use.SPOOL, self._forget_empty(spooled))
+                    windows.append(window)
+        return windows
+
+    # The lock is held.
+
+    def _terms(self, request: SpoolRequest) -> Terms:
+        def enter(file: File) -> None:
+            span = (request.partition, request.start_row, request.start_row + file.rows)
+            segment = StoredSegment(
+                self.feed,
+                -1,
+                request.epoch,
+                file.rows,
+                file.nbytes,
+                file.fd,
+                is_on_disk=file.is_on_disk,
+                spans=(span,),
+                run=request.run,
+            )
+            self._on_spooled(self.feed, request.epoch, self._enter(segment))
+
+        return Terms(
+            lambda: request.keep and self._may_spill(), lambda: self.takes(request.epoch), enter
+        )
+
+    def _enter(self, segment: StoredSegment) -> Lot:
+        number, self._next_number = self._next_number, self._next_number + 1
+        segment = replace(segment, number=number)
+        self._segments[number] = _Spooled(segment, [(0, segment.rows)])
+        ((partition, start, _),) = segment.spans
+        return Lot(number, partition, start, segment.rows, segment.nbytes)
+
+    def _find(self, number: int, skip: int, rows: int) -> _Spooled:
+        spooled = self._segments.get(number)
+        if spooled is None or overlap(skip, skip + rows, spooled.left) != [(skip, skip + rows)]:
+            raise FeedClosedError(
+                f"rows {skip} to {skip + rows} of segment {number} of feed {self.feed!r} are not "
+                "in the spool"
+            )
+        return spooled
+
+    def _free(self, spooled: _Spooled, start: int, stop: int) -> None:
+        segment, nbytes = spooled.segment, spooled.segment.share(start, stop - start)
+        spooled.cut(start, stop - start)
+        segments = self._forget_empty(spooled)
+        self._budget.release(Use.SPOOL, self.feed, nbytes, segment.is_on_disk, segments)
+
+    def _forget_empty(self, spooled: _Spooled) -> int:
+        """Forget a segment without rows, and close its file; return how many were forgotten."""
+        if spooled.left:
+            return 0
+        os.close(self._segments.pop(spooled.segment.number).segment.fd)
+        return 1

@@ -1,0 +1,529 @@
+"""A node's feeds at its agent: rows from Flight go to the child, counts to the coordinator.
+
+Runs in: agent
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from sparkdl.control.channel import (
+    Consumed,
+    EndMark,
+    FeedStart,
+    Local,
+    ReadParquet,
+    Reclaim,
+    Release,
+    Reopened,
+    Results,
+    Segment,
+    Terminated,
+)
+from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
+from sparkdl.control.messages import (
+    Assign,
+    EpochEnd,
+    FeedBegin,
+    FeedCount,
+    FeedCovered,
+    FeedCut,
+    FeedEnd,
+    FeedHold,
+    FeedProgress,
+    Granted,
+    Lot,
+    ReadShare,
+    Spooled,
+    ToFeeds,
+)
+from sparkdl.control.rows import EpochRows
+from sparkdl.control.tls import Tls
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.throttle import Throttle, period_s
+from sparkdl.feed.parquet.loader import DirectLoader, ParquetLoader, ShareLoader, Sink
+from sparkdl.feed.store.log import Log
+from sparkdl.feed.store.segment import StoredSegment
+from sparkdl.feed.store.store import NodeStore, StoreLimits
+from sparkdl.feed.transfer.fetch import Fetch, Fetcher, Peers
+from sparkdl.feed.transfer.server import FlightServer
+
+PROGRESS_PERIOD_S = 0.1
+"""Counts go to the coordinator this often at most, and more seldom from many nodes; what it
+waits for goes at once."""
+ASSIGN_PERIOD_S = 0.02
+"""Likewise, what the driver assigns rows by: rows that were spooled, and readers that wait."""
+_SHUTDOWN_S = 2.0
+
+
+@dataclass
+class _NodeFeed:
+    """One feed, of one child.
+
+    Attributes:
+        consumed: what the child has reported last.
+        began: the epoch of the last `FeedBegin`.
+        marked: the epoch of the last `EpochEnd`.
+        answered: what was reported last of that which the driver waits for, see `_awaited`.
+        waits: user code waits for a row, and has been sent all that there are.
+        has_told_wait: the driver knows of it.
+        is_reclaimed: the child was asked for room and has not released anything yet.
+        direct: reads files that the child has asked for.
+        lots: rows that were spooled and not reported yet, by epoch.
+        fetcher: fetches rows from other agents, once some were assigned.
+        ordered: how many grants of rows of other agents, and shares of files, there were in all.
+        arrived: how many of them are here.
+        problem: why others cannot come.
+        behind: what is to be done once so many have arrived, in order.
+    """
+
+    log: Log
+    consumed: Consumed
+    began: int = -1
+    marked: int = sys.maxsize
+    answered: tuple[int, ...] = ()
+    waits: bool = False
+    has_told_wait: bool = False
+    is_reclaimed: bool = False
+    direct: DirectLoader | None = None
+    lots: dict[int, list[Lot]] = field(default_factory=dict)
+    fetcher: Fetcher | None = None
+    ordered: int = 0
+    arrived: int = 0
+    problem: str = ""
+    behind: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
+
+    def go_on(self) -> None:
+        """Do what waits for nothing any more."""
+        while self.behind and self.behind[0][0] <= self.arrived:
+            self.behind.popleft()[1]()
+
+    def stop(self) -> None:
+        """Fetch nothing more, and do nothing of what is behind."""
+        self.behind.clear()
+        if self.fetcher is not None:
+            self.fetcher.stop()
+
+
+class NodeFeeds:
+    """All feeds of one node. Runs on the agent's loop; Flight's threads come in through the store.
+
+    Args:
+        peers: this node among those that report and hold rows.
+        send_to_child: takes a message and, for good, a descriptor or -1.
+        report: sends counts, and what was spooled, to the coordinator.
+
+    Attributes:
+        store: what the node has received.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        limits: StoreLimits,
+        timeout_s: float,
+        send_to_child: Callable[[Local, int], None],
+        report: Callable[[FeedProgress | Spooled], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._peers = peers
+        self._send_to_child = send_to_child
+        self._report_to_driver = report
+        self.store = NodeStore(
+            limits,
+            timeout_s,
+            self._on_segment,
+            self._on_spooled,
+            partial(self._soon, self._reclaim),
+        )
+        self._memory_nbytes = limits.memory_nbytes
+        self._receiver: FlightServer | None = None
+        self._feeds: dict[str, _NodeFeed] = {}
+        self._ended: set[str] = set()
+        self._loaders: list[ParquetLoader] = []
+        self._fetchers: list[Fetcher] = []
+        self._has_failed = False
+        nodes = len(peers.names)
+        self._progress = Throttle(
+            self._loop, self._report_counts, period_s(PROGRESS_PERIOD_S, nodes)
+        )
+        self._needs = Throttle(self._loop, self._report_needs, period_s(ASSIGN_PERIOD_S, nodes))
+
+    def listen(self, host: str, tls: Tls | None = None) -> str:
+        """Start receiving; return the Flight URI."""
+        self._receiver = FlightServer(host, self._peers.token, self.store, tls)
+        return self._receiver.uri
+
+    def _feed(self, name: str) -> _NodeFeed:
+        if name not in self._feeds:
+            self._feeds[name] = _NodeFeed(self.store.log(name), Consumed(name, 0, 0))
+        return self._feeds[name]
+
+    # From the coordinator.
+
+    def on_driver_message(self, message: ToFeeds) -> None:
+        """Handle a message of the coordinator about the feeds.
+
+        All but the rows that are assigned are handled in order, behind marks that wait for them.
+        """
+        match message:
+            case Assign(feed):
+                self._assign(self._feed(feed), message)
+            case FeedCovered(feed, epoch):
+                self.store.log(feed).forget(epoch)
+                self._send_to_child(message, -1)
+            case Granted():
+                self._send_to_child(message, -1)
+            case FeedEnd(feeds):
+                self._ended.update(feeds or ("",))
+                for feed in feeds:
+                    self._after_fetches(feed, partial(self._send_to_child, EndMark(feed), -1))
+                if not feeds:
+                    self._loop.call_soon(self._end_all, self.store.generation)
+            case FeedCut(feed, epoch, is_short=True):
+                self.store.spool(feed).refuse(epoch)
+                self._loop.call_soon(self._in_order, message)
+            case FeedCut(feed, epoch) | EpochEnd(feed, epoch):
+                self.store.spool(feed).refuse(epoch)
+                self._after_fetches(feed, partial(self._in_order, message))
+            case FeedBegin(feed) | ReadShare(feed) | FeedHold(feed):
+                self._after_fetches(feed, partial(self._in_order, message), is_mark=False)
+                self._feed(feed).ordered += isinstance(message, ReadShare)
+
+    def _after_fetches(self, name: str, action: Callable[[], None], is_mark: bool = True) -> None:
+        """Do it after what is behind fetches already, and if it is a mark, after all fetches.
+
+        Not at once even so: segments of the own spool reach the child by the loop as well.
+        """
+        feed = self._feed(name)
+        feed.behind.append((feed.ordered if is_mark else 0, action))
+        self._loop.call_soon(feed.go_on)
+
+    def _in_order(self, message: FeedBegin | ReadShare | FeedHold | FeedCut | EpochEnd) -> None:
+        feed = self._feed(message.feed)
+        log = feed.log
+        match message:
+            case FeedBegin(name, epoch, last_epoch, run):
+                log.expect(last_epoch)
+                self._send_to_child(FeedStart(name, epoch), -1)
+                if run and (lots := self.store.recall(name, epoch, run)):
+                    feed.lots.setdefault(epoch, []).extend(lots)
+                    self._needs.call()  # before it is reported that the epoch has begun
+                feed.began, feed.problem = epoch, ""
+                if run:
+                    self._progress.call()
+            case ReadShare():
+                on_end = partial(self._soon, self._note_end, feed)
+                self._begin(ShareLoader(message, self._sink(feed), on_end))
+            case FeedHold():
+                self._send_to_child(message, -1)
+            case FeedCut(epoch=epoch):
+                log.cut(epoch)
+                self._progress.call()
+            case EpochEnd(epoch=epoch):
+                feed.marked, feed.waits = epoch, False
+                log.cut(epoch)
+                if not message.again:
+                    log.settle(epoch)
+                self._send_to_child(message, -1)
+
+    def _end_all(self, generation: int) -> None:
+        """End all feeds, also those not used yet, once no rows are fetched any more."""
+        for name, feed in self._feeds.items():
+            if feed.behind or feed.arrived < feed.ordered:
+                self._after_fetches(name, partial(self._end_all, generation))
+                return
+        if generation == self.store.generation:
+            self._send_to_child(EndMark(""), -1)
+
+    def _assign(self, feed: _NodeFeed, order: Assign) -> None:
+        """Pass rows of the own spool to the child; have those of others fetched."""
+        name, fetches = order.feed, []
+        try:
+            for grant in order.grants:
+                if grant.holder == self._peers.node_id:
+                    self.store.grant(name, grant.number, grant.skip, grant.rows)
+                else:
+                    uri = order.uris[grant.holder]
+                    fetches.append(Fetch(grant, uri, order.epoch, order.run, order.keep))
+        except (FeedClosedError, OSError) as error:
+            own = self._peers.names[self._peers.node_id]
+            self._note_problem(feed, f"{own} cannot read rows that it holds: {error}")
+        for lot in order.unwanted:
+            self.store.spool(name).drop(lot)
+        if fetches:
+            self._fetch(feed, fetches)
+
+    def _fetch(self, feed: _NodeFeed, fetches: list[Fetch]) -> None:
+        feed.ordered += len(fetches)
+        if feed.fetcher is None:
+            feed.fetcher = Fetcher(
+                self._peers,
+                feed.log,
+                self.store.generation,
+                partial(self._soon, self._note_arrived, feed),
+                partial(self._soon, self._note_problem, feed),
+            )
+            self._fetchers = [each for each in self._fetchers if each.is_alive()]
+            self._fetchers.append(feed.fetcher)
+            feed.fetcher.start()
+        feed.fetcher.add(fetches)
+
+    # From the child.
+
+    def on_child_message(self, message: Local, fd: int) -> None:
+        """Handle a message of the child about its feeds; `fd` is ours."""
+        if isinstance(message, Consumed):
+            feed = self._feed(message.feed)
+            # After an epoch the child has forgotten that it was to release.
+            if feed.consumed.epochs != message.epochs:
+                feed.is_reclaimed = False
+                self.store.press_again()
+            feed.consumed, feed.waits, feed.has_told_wait = message, message.waits, False
+            if feed.direct is not None:
+                feed.direct.reached(message.epochs)
+            self._report(feed)
+        elif isinstance(message, Release):
+            feed = self._feed(message.feed)
+            feed.is_reclaimed = False
+            feed.log.release(message.numbers)
+        elif isinstance(message, Terminated):
+            log = self._feed(message.feed).log
+            log.close_call()
+            self.store.spool(message.feed).refuse(log.terminated_to)
+            self._send_to_child(Reopened(message.feed, log.closed_to + 1), -1)
+            self._progress.call()
+        elif isinstance(message, ReadParquet):
+            feed = self._feed(message.feed)
+            on_message = partial(self._soon, self._pass_on, feed)
+            feed.direct = DirectLoader(message, self._sink(feed), on_message)
+            self._begin(feed.direct)
+        elif isinstance(message, Results):
+            self._answer(message, fd)
+
+    # From the agent.
+
+    def coverage(self, feeds: Mapping[str, EpochRows]) -> dict[str, EpochRows]:
+        """Return which rows the child has used, by feed, epoch and partition.
+
+        Args:
+            feeds: the same by segment.
+        """
+        return {feed: self.store.log(feed).coverage(consumed) for feed, consumed in feeds.items()}
+
+    @property
+    def steps(self) -> int:
+        """How many batches the child has reported as read, of the feed with the most."""
+        return max((feed.consumed.steps for feed in self._feeds.values()), default=0)
+
+    def close(self, reason: str, has_failed: bool = False) -> None:
+        """Take no more rows.
+
+        Args:
+            has_failed: do not report to the coordinator that the feeds are closed, or a feed would
+                seem to have ended in order before the failure is known.
+        """
+        self._has_failed = has_failed
+        self._close(reason)
+        self._progress.call()
+
+    def reopen(self, generation: int) -> None:
+        """Begin anew for another child, and tell it which feeds have ended already."""
+        if generation != self.store.generation:
+            self._ended.clear()  # rows may be fed again; the coordinator repeats the ends
+        self.store.reopen(generation)
+        self._has_failed = False
+        for feed in self._feeds.values():
+            feed.stop()
+        self._report_to_driver(FeedProgress(tuple(FeedCount(feed) for feed in self._feeds)))
+        self._feeds.clear()
+        for name in self._ended:
+            self._send_to_child(EndMark(name), -1)
+
+    def shut_down(self) -> None:
+        """Stop receiving; a peer that stalls in the middle of a call is not waited for."""
+        reason = "the node has ended"
+        self._close(reason)
+        self.store.shut_down(reason)
+        for feed in self._feeds.values():
+            feed.stop()
+        deadline = Deadline.after(_SHUTDOWN_S)
+        for thread in (*self._loaders, *self._fetchers):
+            thread.join(deadline.remaining_s)
+        self._progress.cancel()
+        self._needs.cancel()
+        if self._receiver:
+            stopping = threading.Thread(target=self._receiver.shutdown, daemon=True)
+            stopping.start()
+            stopping.join(_SHUTDOWN_S)
+
+    def _close(self, reason: str) -> None:
+        self.store.close(reason)
+        for loader in self._loaders:
+            loader.stop()
+
+    def _sink(self, feed: _NodeFeed) -> Sink:
+        return Sink(feed.log, self._memory_nbytes)
+
+    def _begin(self, loader: ParquetLoader) -> None:
+        self._loaders = [each for each in self._loaders if each.is_alive()]
+        self._loaders.append(loader)
+        loader.start()
+
+    # From threads of Flight, and those that fetch or read files.
+
+    def _on_segment(self, segment: StoredSegment, fd: int) -> None:
+        message = Segment(
+            segment.feed,
+            segment.number,
+            segment.epoch,
+            segment.rows,
+            segment.nbytes,
+            segment.exchange,
+            segment.is_last,
+            segment.is_on_disk,
+            segment.start,
+        )
+        self._loop.call_soon_threadsafe(self._pass_segment, message, fd)
+
+    def _on_spooled(self, feed: str, epoch: int, lot: Lot) -> None:
+        self._soon(self._note_lot, self.store.generation, feed, epoch, lot)
+
+    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    # On the loop.
+
+    def _pass_segment(self, message: Segment, fd: int) -> None:
+        self._send_to_child(message, fd)
+        if not message.exchange:
+            feed = self._feed(message.feed)
+            feed.waits = False
+            self._report(feed)
+
+    def _note_lot(self, generation: int, name: str, epoch: int, lot: Lot) -> None:
+        if generation == self.store.generation:
+            self._feed(name).lots.setdefault(epoch, []).append(lot)
+            self._needs.request()
+
+    def _note_arrived(self, feed: _NodeFeed) -> None:
+        feed.arrived = min(feed.arrived + 1, feed.ordered)
+        feed.go_on()
+
+    def _note_problem(self, feed: _NodeFeed, problem: str) -> None:
+        """Report why rows cannot come, and wait for none any more: the driver ends the call."""
+        feed.problem = feed.problem or problem
+        feed.fetcher, feed.arrived = None, feed.ordered
+        self._progress.call()
+        feed.go_on()
+
+    def _note_end(self, feed: _NodeFeed, problem: str) -> None:
+        if problem:
+            own = self._peers.names[self._peers.node_id]
+            self._note_problem(feed, f"{own} could not read its share: {problem}")
+        else:
+            self._note_arrived(feed)
+
+    def _pass_on(self, feed: _NodeFeed, loader: DirectLoader, message: Local) -> None:
+        if self._feeds.get(feed.log.feed) is feed and feed.direct is loader:
+            self._send_to_child(message, -1)
+
+    def _reclaim(self, name: str) -> None:
+        """Ask the child to release rows, but not for an epoch that is over.
+
+        The next epoch may be whole: then it is pressed again, and decides anew.
+        """
+        feed = self._feed(name)
+        if feed.log.is_whole:
+            self.store.press_again()
+        elif not feed.is_reclaimed:
+            feed.is_reclaimed = True
+            self._send_to_child(Reclaim(name), -1)
+
+    def _answer(self, message: Results, fd: int) -> None:
+        exchange = self.store.exchange(message.exchange)
+        if fd < 0:
+            if exchange:
+                exchange.fail(f"results are lost: {OUT_OF_DESCRIPTORS}")
+            return
+        try:
+            with open(fd, "rb", closefd=False) as file:
+                file.seek(0)
+                data = file.read()
+        finally:
+            os.close(fd)
+        if exchange:
+            exchange.add(data, message.rows)
+
+    def _report(self, feed: _NodeFeed) -> None:
+        """Report counts that have changed: at once if the driver waits for them, or else soon."""
+        if _awaited(feed, self._count(feed)) != feed.answered:
+            self._progress.call()
+            return
+        self._progress.request()
+        if feed.waits:
+            self._needs.request()
+
+    def _report_needs(self) -> None:
+        """Report rows that were spooled, and readers that wait for some."""
+        for name, feed in self._feeds.items():
+            lots, feed.lots = feed.lots, {}
+            for epoch, found in lots.items():
+                room = self._memory_nbytes
+                spooled = Spooled(self.store.generation, name, epoch, tuple(found), room)
+                self._report_to_driver(spooled)
+        if any(feed.waits and not feed.has_told_wait for feed in self._feeds.values()):
+            self._progress.call()
+
+    def _report_counts(self) -> None:
+        fed = [feed for feed in self._feeds.values() if feed.direct is None]
+        counts = tuple(self._count(feed) for feed in fed)
+        for feed, count in zip(fed, counts, strict=True):
+            feed.answered, feed.has_told_wait = _awaited(feed, count), feed.waits
+        if counts:
+            self._report_to_driver(FeedProgress(counts))
+
+    def _count(self, feed: _NodeFeed) -> FeedCount:
+        log, read = feed.log, feed.consumed
+        cut = log.last_cut
+        epoch = max(cut.epoch + 1, feed.began, 0)
+        return FeedCount(
+            log.feed,
+            rows_received=log.rows_received,
+            rows_consumed=read.rows,
+            rows_padded=read.padded,
+            rows_dropped=read.dropped,
+            steps=read.steps,
+            epochs_done=read.epochs,
+            closed=log.is_closed and not self._has_failed,
+            closed_to=log.terminated_to,
+            began=feed.began,
+            epoch=epoch,
+            epoch_rows=log.rows_of(epoch),
+            cut=cut.epoch,
+            cut_rows=cut.rows,
+            cut_whole=cut.is_whole,
+            held=read.held,
+            reading=read.reading,
+            problem=feed.problem,
+            waits=feed.waits,
+            beyond=read.beyond,
+        )
+
+
+def _awaited(feed: _NodeFeed, count: FeedCount) -> tuple[int, ...]:
+    """Return what the driver waits for: first rows, the end of what it announced, a hold.
+
+    Each of them follows a message of the driver's, so they come no more often than those.
+    """
+    return count.epoch, count.epoch_rows > 0, count.epochs_done > feed.marked, count.held

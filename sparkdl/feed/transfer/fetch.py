@@ -1,0 +1,231 @@
+"""Fetches rows that were assigned to this node from the agents that hold them.
+
+Runs in: agent
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from sparkdl.control.messages import Grant
+from sparkdl.control.tls import Trust
+from sparkdl.core.errors import ReadError
+from sparkdl.feed.store.log import AppendRequest, Log
+from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch
+from sparkdl.feed.transfer.messages import (
+    FeedSpec,
+    FetchTicket,
+    Target,
+    call_options,
+    connect,
+    flight_reason,
+)
+
+_CALL_S = 10.0
+"""How long a call may take at first. It gets twice as long after each time that it was too short:
+a slow network is no reason to begin again for ever."""
+_PAUSE_S = 0.5
+_BROKEN = (
+    flight.FlightUnavailableError,
+    flight.FlightTimedOutError,
+    flight.FlightCancelledError,
+    OSError,
+)
+"""Errors of the connection: the rows are still at the other agent."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """This node among the others, and how it reaches them.
+
+    Attributes:
+        names: of all nodes, by id.
+        coordinator: its URL.
+        trust: what agents and coordinator have to show; `None` where they are not encrypted.
+        host_timeout_s: after how much silence of a host this agent says so; 0 for never.
+    """
+
+    node_id: int
+    names: tuple[str, ...]
+    token: str
+    coordinator: str = ""
+    trust: Trust | None = None
+    host_timeout_s: float = 0.0
+
+    def link_spec(self, feed: str, generation: int) -> FeedSpec:
+        """Return what a `LinkWatch` over fetches of a feed has to know."""
+        return FeedSpec(
+            feed,
+            0,
+            "",
+            (),
+            self.token,
+            generation=generation,
+            host_timeout_s=self.host_timeout_s,
+            coordinator=self.coordinator,
+            trust=self.trust,
+        )
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Rows of an epoch that another agent holds.
+
+    Attributes:
+        uri: of the agent.
+        run: of the job that has brought them.
+        keep: later epochs read them again.
+    """
+
+    grant: Grant
+    uri: str
+    epoch: int
+    run: str
+    keep: bool
+
+
+class Fetcher(threading.Thread):
+    """Fetches rows of one feed and generation in order, each into the log, until it is stopped.
+
+    While the log has no room the next rows wait at their holder, except for one segment.
+
+    Args:
+        on_fetched: called on this thread after each `Fetch`, whether or not the log took its rows.
+        on_problem: called on this thread with why rows cannot be fetched; then it has ended.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        log: Log,
+        generation: int,
+        on_fetched: Callable[[], None],
+        on_problem: Callable[[str], None],
+    ) -> None:
+        super().__init__(name=f"sparkdl-fetching-{log.feed}", daemon=True)
+        self._peers = peers
+        self._log = log
+        self._generation = generation
+        self._on_fetched = on_fetched
+        self._on_problem = on_problem
+        self._changed = threading.Condition()
+        self._waiting: deque[Fetch] = deque()
+        self._awaited: tuple[Target, float] | None = None
+        self._reader: flight.FlightStreamReader | None = None
+        self._is_stopped = False
+        self._clients: dict[str, flight.FlightClient] = {}
+
+    def add(self, fetches: Iterable[Fetch]) -> None:
+        """Fetch these as well, behind those that wait."""
+        with self._changed:
+            self._waiting.extend(fetches)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End without what waits, and hang up on the agent that is fetched from."""
+        with self._changed:
+            self._is_stopped = True
+            reader = self._reader
+            self._changed.notify_all()
+        if reader is not None:
+            reader.cancel()
+
+    def run(self) -> None:
+        """Fetch until `stop`."""
+        spec = self._peers.link_spec(self._log.feed, self._generation)
+        try:
+            with LinkWatch(spec, self._owing):
+                while (fetch := self._next()) is not None:
+                    if (problem := self._perform(fetch)) is not None:
+                        self._on_problem(problem)
+                        return
+                    self._on_fetched()
+        finally:
+            for client in self._clients.values():
+                client.close()
+
+    def _owing(self) -> list[Target]:
+        awaited = self._awaited
+        is_late = awaited is not None and time.monotonic() - awaited[1] >= LATE_S
+        return [awaited[0]] if awaited is not None and is_late else []
+
+    def _next(self) -> Fetch | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stopped or self._waiting)
+            return None if self._is_stopped else self._waiting.popleft()
+
+    def _perform(self, fetch: Fetch) -> str | None:
+        """Fetch rows into the log; return why that is not possible, if so."""
+        grant, names = fetch.grant, self._peers.names
+        try:
+            batch = self._fetch(fetch)
+            if batch is None:
+                return None
+            if batch.num_rows != grant.rows:
+                raise ReadError(f"it sent {batch.num_rows} rows in place of {grant.rows}")
+            span = (grant.partition, grant.start, grant.start + grant.rows)
+            request = AppendRequest(fetch.epoch, keep=fetch.keep, spans=(span,), run=fetch.run)
+            self._log.append_in_time(batch, request)
+        except (pa.ArrowException, ReadError, OSError) as error:
+            return (
+                f"{names[self._peers.node_id]} cannot fetch rows from {names[grant.holder]}: "
+                f"{flight_reason(error)}"
+            )
+        return None
+
+    def _fetch(self, fetch: Fetch) -> pa.RecordBatch | None:
+        """Return the rows, however often the connection breaks; `None` once stopped.
+
+        Raises:
+            pyarrow.ArrowException: if the other agent does not have them.
+        """
+        grant, timeout_s = fetch.grant, _CALL_S
+        target = Target(grant.holder, self._peers.names[grant.holder], fetch.uri)
+        self._awaited = target, time.monotonic()
+        try:
+            while True:
+                try:
+                    return self._get(fetch, timeout_s)
+                except _BROKEN as error:
+                    if isinstance(error, flight.FlightTimedOutError):
+                        timeout_s *= 2
+                    if client := self._clients.pop(fetch.uri, None):
+                        client.close()
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._is_stopped, _PAUSE_S):
+                        return None
+        finally:
+            self._awaited = None
+
+    def _get(self, fetch: Fetch, timeout_s: float) -> pa.RecordBatch:
+        client = self._clients.get(fetch.uri)
+        if client is None:
+            client = self._clients[fetch.uri] = connect(fetch.uri, self._peers.trust)
+        grant = fetch.grant
+        place = (grant.number, grant.skip, grant.rows)
+        ticket = msgspec.json.encode(FetchTicket(self._log.feed, self._generation, *place))
+        options = call_options(self._peers.token, timeout_s)
+        reader = client.do_get(flight.Ticket(ticket), options)
+        with self._changed:
+            self._reader = reader
+        try:
+            batch = reader.read_chunk().data
+            # To the stream's end, after which the holder has freed the rows. They are here now, so
+            # a connection that breaks meanwhile does not matter.
+            with suppress(StopIteration, *_BROKEN):
+                reader.read_chunk()
+            return batch
+        except StopIteration:
+            raise ReadError("it sent no rows") from None
+        finally:
+            with self._changed:
+                self._reader = None

@@ -1,0 +1,448 @@
+"""Every row that a feeder brings is in one place: spooled, in the log, sent, retained or freed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sparkdl.control.messages import Lot
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.feed.store.admission import Appended
+from sparkdl.feed.store.budget import Use
+from sparkdl.feed.store.log import AppendRequest
+from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
+from sparkdl.feed.store.spool import SpoolRequest
+from sparkdl.feed.store.store import NodeStore, StoreLimits
+from tests.doubles.feeds import FEED, SOON_S, Running, no_descriptors_left, noting, numbers
+
+BATCH = numbers(0, 100)
+STORED = Appended.STORED
+APART = 1_000_000
+"""Between the first rows of two partitions."""
+
+
+def nbytes_of_batch() -> int:
+    fd, nbytes = write_segment(BATCH)
+    os.close(fd)
+    return nbytes
+
+
+NBYTES = nbytes_of_batch()
+
+
+def memory_files() -> int:
+    """Return how many descriptors of segments this process has."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found += "sparkdl" in os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+    return found
+
+
+class Node:
+    """A store, what it has reported of its spool, and what its child was sent."""
+
+    def __init__(self, limits: StoreLimits, segments: int = 1000) -> None:
+        self.lots: list[Lot] = []
+        self.segments: list[StoredSegment] = []
+        self.store = NodeStore(
+            limits, SOON_S, noting(self.segments), lambda *of: self.lots.append(of[2]), self._press
+        )
+        self.store.budget.limit_segments = segments
+        self.pressed = 0
+
+    def _press(self, feed: str) -> None:
+        self.pressed += 1
+
+    def bring(
+        self,
+        part: int = 0,
+        start: int = 0,
+        rows: int = 100,
+        keep: bool = False,
+        epoch: int = 0,
+        timeout_s: float = 0.0,
+    ) -> Appended:
+        """Do what a feeder does; column "x" tells partition and row."""
+        batch = numbers(part * APART + start, part * APART + start + rows)
+        request = SpoolRequest(epoch, "run", part, start, keep)
+        return self.store.spool(FEED).append(batch, Deadline.after(timeout_s), request)
+
+    def append(self, rows: int = 100, timeout_s: float = 0.0) -> Appended:
+        """Do what a thread does that fetches or reads."""
+        request = AppendRequest(spans=((9, 0, rows),), run="run")
+        return self.store.log(FEED).append(numbers(0, rows), Deadline.after(timeout_s), request)
+
+    @property
+    def used(self) -> tuple[int, int, int]:
+        budget = self.store.budget
+        return budget.used_nbytes, budget.used_disk_nbytes, budget.num_segments
+
+
+@contextmanager
+def node(nbytes: int = 1 << 28, keeps: bool = False, segments: int = 1000) -> Iterator[Node]:
+    files = memory_files()
+    it = Node(StoreLimits(nbytes, keeps=keeps), segments)
+    try:
+        yield it
+    finally:
+        it.store.shut_down("the test is over")
+    assert it.used == (0, 0, 0)
+    assert memory_files() == files
+
+
+def xs(segment: StoredSegment) -> list[int]:
+    batch = read_segment(segment.fd).slice(segment.start, segment.rows)
+    return [int(x) for x in batch.column("x").to_pylist()]
+
+
+# windows
+
+
+def test_window_of_the_own_spool_is_the_same_file_and_takes_its_share_of_the_bytes() -> None:
+    with node() as it:
+        it.bring(part=3, start=50)
+        assert it.lots == [Lot(0, 3, 50, 100, NBYTES)]
+        it.store.grant(FEED, 0, 10, 30)
+        (window,) = it.segments
+        assert xs(window) == list(range(3 * APART + 60, 3 * APART + 90))
+        assert (window.spans, window.run) == (((3, 60, 90),), "run")
+        assert it.used == (NBYTES, 0, 2)
+        it.store.log(FEED).release([0])
+        assert it.used == (NBYTES - NBYTES * 40 // 100 + NBYTES * 10 // 100, 0, 1)
+        it.store.grant(FEED, 0, 0, 10)
+        it.store.grant(FEED, 0, 40, 60)
+        assert it.store.log(FEED).rows_received == 100
+        it.store.log(FEED).release([1, 2])
+        assert it.used == (0, 0, 0)
+
+
+def test_rows_for_another_node_are_freed_once_they_are_sent() -> None:
+    with node() as it:
+        it.bring()
+        spool = it.store.spool(FEED)
+        assert spool.read(0, 20, 30).column("x").to_pylist() == list(range(20, 50))
+        spool.read(0, 20, 30)  # a call that broke comes again
+        spool.free(0, 20, 30)
+        spool.free(0, 20, 30)
+        with pytest.raises(FeedClosedError, match="rows 20 to 50 of segment 0"):
+            spool.read(0, 20, 30)
+        with pytest.raises(FeedClosedError, match="rows 49 to 51"):
+            it.store.grant(FEED, 0, 49, 2)
+        spool.drop([0, 7])
+        assert it.used == (0, 0, 0)
+
+
+def test_rows_that_the_log_takes_no_more_are_freed() -> None:
+    with node() as it:
+        it.bring()
+        it.store.log(FEED).close()
+        it.store.grant(FEED, 0, 0, 100)
+        assert it.used == (0, 0, 0)
+        assert it.segments == []
+
+
+def test_want_of_descriptors_takes_nothing_out_of_the_spool() -> None:
+    with node() as it:
+        it.bring()
+        with no_descriptors_left(), pytest.raises(OSError, match="Too many open files"):
+            it.store.grant(FEED, 0, 0, 50)
+        it.store.grant(FEED, 0, 0, 100)
+        assert it.used == (NBYTES, 0, 1)
+
+
+# who may still spool
+
+
+def test_epoch_that_was_cut_takes_no_more_rows_and_keeps_those_for_other_nodes() -> None:
+    with node() as it:
+        it.bring()
+        it.store.spool(FEED).refuse(0)
+        assert it.bring() is Appended.CLOSED
+        assert it.bring(epoch=1) is STORED
+        assert it.store.spool(FEED).read(0, 0, 100).num_rows == 100
+
+
+def test_node_whose_child_has_returned_spools_for_the_others() -> None:
+    with node() as it:
+        it.store.close("map_fun has returned")
+        assert it.bring() is STORED
+
+
+def test_feeder_of_another_generation_is_refused() -> None:
+    with node() as it:
+        old = it.store.spool(FEED, 0)
+        it.store.reopen(1)
+        assert (old.is_closed, it.store.spool(FEED, 0).is_closed) == (True, True)
+        assert not it.store.spool(FEED, 1).is_closed
+        it.store.shut_down("over")
+        assert it.store.spool(FEED, 1).is_closed
+
+
+# room
+
+
+def test_spool_takes_half_of_the_memory_and_does_not_lock_out_the_log() -> None:
+    with node(4 * NBYTES) as it:
+        assert [it.bring() for _ in range(2)] == [STORED, STORED]
+        assert it.bring(timeout_s=0.01) is Appended.FULL
+        assert it.pressed == 0, "nothing that the child has would make room in the spool"
+        assert [it.append() for _ in range(2)] == [STORED, STORED]
+        assert it.append(timeout_s=0.01) is Appended.FULL
+        assert it.pressed >= 1
+        waiting = Running(lambda: it.bring(timeout_s=SOON_S))
+        it.store.spool(FEED).free(0, 0, 100)
+        assert waiting.result() is STORED
+
+
+def test_feed_without_a_segment_may_always_have_one_in_the_spool_and_one_in_the_log() -> None:
+    with node(1) as it:
+        assert [it.bring(), it.append(), it.bring(), it.append()] == [
+            *(STORED, STORED),
+            *(Appended.FULL, Appended.FULL),
+        ]
+
+
+def test_spooled_rows_move_to_a_full_log_without_waiting() -> None:
+    with node(2 * NBYTES) as it:
+        assert [it.bring(), it.append(), it.append()] == [STORED, STORED, Appended.FULL]
+        it.store.grant(FEED, 0, 0, 100)
+        assert it.used == (2 * NBYTES, 0, 2)
+        assert it.bring() is STORED, "the first in the spool"
+
+
+def test_rows_that_are_read_again_go_to_disk_once_memory_is_full(tmp_path: Path) -> None:
+    it = Node(StoreLimits(2 * NBYTES, 9 * NBYTES, tmp_path))
+    assert [it.bring(keep=True), it.bring(keep=True)] == [STORED, Appended.FULL]
+    assert it.append() is STORED
+    assert it.bring(keep=True) is Appended.FULL, "the spool will be emptied: no need for the disk"
+    it.store.grant(FEED, 0, 0, 100)
+    assert [it.bring(keep=True), it.bring(keep=True)] == [STORED, STORED]
+    it.store.shut_down("over")
+    assert it.used == (0, 0, 0)
+
+
+# restarts
+
+
+def test_rows_of_a_job_are_spooled_again_for_the_next_child() -> None:
+    with node(keeps=True) as it:
+        for part in range(3):
+            it.bring(part)
+        it.store.grant(FEED, 0, 0, 40)  # read
+        it.store.grant(FEED, 1, 0, 100)  # not read
+        it.store.spool(FEED).free(0, 90, 10)  # another node has them
+        it.store.log(FEED).release([0])
+        it.store.close("the child has died")
+        it.store.reopen(1)
+        assert it.used == (it.used[0], 0, 4)
+        assert it.store.recall(FEED, 5, "another run") == []
+        lots = it.store.recall(FEED, 5, "run")
+        found = sorted((lot.partition, lot.start, lot.rows) for lot in lots)
+        assert found == [(0, 0, 40), (0, 40, 50), (1, 0, 100), (2, 0, 100)]
+        it.segments.clear()
+        for lot in lots:
+            it.store.grant(FEED, lot.number, 0, lot.rows)
+        assert {segment.epoch for segment in it.segments} == {5}
+        assert sorted(x for segment in it.segments for x in xs(segment)) == [
+            *range(90),
+            *range(APART, APART + 100),
+            *range(2 * APART, 2 * APART + 100),
+        ]
+
+
+def test_retained_rows_make_room_for_what_is_wanted() -> None:
+    with node(2 * NBYTES, keeps=True) as it:
+        it.bring()
+        it.store.close("the child has died")
+        it.store.reopen(1)
+        assert [it.append(), it.append()] == [STORED, STORED]
+        assert it.store.recall(FEED, 0, "run") == []
+
+
+# any sequence
+
+
+NUMBER = st.integers(0, 99)
+
+
+class Moves(RuleBasedStateMachine):
+    """Feeders, the driver, other nodes and the child do what they like, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files = memory_files()
+        self.folder = TemporaryDirectory()
+        self.it: Node | None = None
+
+    @rule(
+        tenths=st.integers(1, 60), disk=st.booleans(), keeps=st.booleans(), most=st.integers(2, 9)
+    )
+    @precondition(lambda self: self.it is None)
+    def begins(self, tenths: int, disk: bool, keeps: bool, most: int) -> None:
+        limits = StoreLimits(
+            NBYTES * tenths // 10, 2 * NBYTES * disk, Path(self.folder.name), keeps
+        )
+        self.it = Node(limits, most)
+        self.epoch = self.generation = self.row = 0
+        self.lots: dict[int, list[tuple[int, int, int]]] = {}
+        self.here: dict[int, tuple[int, int]] = {}  # in the log, by number: first row, rows
+        self.spooled: set[int] = set()
+
+    def _notice(self) -> None:
+        """Note what the store has reported."""
+        assert self.it is not None
+        for lot in self.it.lots:
+            self.lots[lot.number] = [(lot.start, 0, lot.rows)]
+            self.spooled |= set(range(lot.start, lot.start + lot.rows))
+        self.it.lots.clear()
+
+    @rule(rows=st.integers(1, 150), keep=st.booleans(), late=st.booleans())
+    @precondition(lambda self: self.it is not None)
+    def feeder_brings(self, rows: int, keep: bool, late: bool) -> None:
+        assert self.it is not None
+        is_empty = not self.lots
+        outcome = self.it.bring(0, self.row, rows, keep, self.epoch - late)
+        assert outcome is not Appended.CLOSED or late
+        assert outcome is STORED or late or not is_empty
+        self._notice()
+        self.row += rows
+
+    @rule(at=NUMBER, skip=NUMBER, rows=st.integers(1, 150), own=st.booleans())
+    @precondition(lambda self: self.it is not None and self.lots)
+    def driver_grants(self, at: int, skip: int, rows: int, own: bool) -> None:
+        assert self.it is not None
+        number = list(self.lots)[at % len(self.lots)]
+        windows = self.lots[number]
+        first, low, high = windows.pop(skip % len(windows))
+        low_cut = min(high - 1, low + skip)
+        high_cut = min(high, low_cut + rows)
+        windows += [(first, a, b) for a, b in ((low, low_cut), (high_cut, high)) if a < b]
+        if not windows:
+            del self.lots[number]
+        granted = range(first + low_cut, first + high_cut)
+        count = high_cut - low_cut
+        spool = self.it.store.spool(FEED)
+        if own:
+            before = len(self.it.segments)
+            self.it.store.grant(FEED, number, low_cut, count)
+            for segment in self.it.segments[before:]:
+                assert xs(segment) == list(granted)
+                self.here[segment.number] = granted.start, count
+        else:
+            assert spool.read(number, low_cut, count).column("x").to_pylist() == list(granted)
+            spool.free(number, low_cut, count)
+        self.spooled -= set(granted)
+
+    @rule(at=NUMBER)
+    @precondition(lambda self: self.it is not None and self.lots)
+    def driver_wants_no_more(self, at: int) -> None:
+        assert self.it is not None
+        number = list(self.lots)[at % len(self.lots)]
+        for first, low, high in self.lots.pop(number):
+            self.spooled -= set(range(first + low, first + high))
+        self.it.store.spool(FEED).drop([number])
+
+    @rule(rows=st.integers(1, 150))
+    @precondition(lambda self: self.it is not None)
+    def row_is_fetched(self, rows: int) -> None:
+        """It never waits because of the spool alone."""
+        assert self.it is not None
+        span = (0, self.row, self.row + rows)
+        request = AppendRequest(self.epoch, spans=(span,), run="run")
+        batch = numbers(self.row, self.row + rows)
+        log = self.it.store.log(FEED)
+        outcome = log.append(batch, Deadline.after(0), request)
+        assert outcome is STORED or self.here
+        if outcome is STORED:
+            self.here[self.it.segments[-1].number] = self.row, rows
+            self.row += rows
+
+    @rule(least=st.integers(0, 9))
+    @precondition(lambda self: self.it is not None)
+    def child_releases(self, least: int) -> None:
+        assert self.it is not None
+        gone = list(self.here)[: 1 + least % 3]
+        self.it.store.log(FEED).release(gone)
+        for number in gone:
+            del self.here[number]
+
+    @rule(again=st.booleans())
+    @precondition(lambda self: self.it is not None)
+    def epoch_is_cut(self, again: bool) -> None:
+        assert self.it is not None
+        log = self.it.store.log(FEED)
+        self.it.store.spool(FEED).refuse(self.epoch)
+        log.cut(self.epoch)
+        if not again:
+            log.settle(self.epoch)
+        self.epoch += 1
+        self._leave_spooled_of_old_epochs()
+
+    def _leave_spooled_of_old_epochs(self) -> None:
+        """Rows of an epoch that was cut go to other nodes alone; drop them here."""
+        assert self.it is not None
+        self.it.store.spool(FEED).drop(list(self.lots))
+        self.lots.clear()
+        self.spooled.clear()
+
+    @rule(recalls=st.booleans())
+    @precondition(lambda self: self.it is not None)
+    def child_is_replaced(self, recalls: bool) -> None:
+        assert self.it is not None
+        before = {x for first, rows in self.here.values() for x in range(first, first + rows)}
+        before |= self.spooled
+        self.it.store.close("the child has died")
+        self.generation += 1
+        self.it.store.reopen(self.generation)
+        self.it.segments.clear()
+        self.lots, self.spooled = {}, set()
+        self.here.clear()
+        self.epoch = 0
+        if recalls:
+            lots = self.it.store.recall(FEED, 0, "run")
+            self.it.lots += lots
+            self._notice()
+            assert sum(lot.rows for lot in lots) == len(self.spooled), "no row twice"
+            assert not before - self.spooled or not self.it.store._keeps
+
+    @rule()
+    @precondition(lambda self: self.it is not None)
+    def checkpoint_covers(self) -> None:
+        assert self.it is not None
+        self.it.store.log(FEED).forget(self.epoch)
+
+    @invariant()
+    def bytes_are_those_of_the_segments(self) -> None:
+        if self.it is None:
+            return
+        budget = self.it.store.budget
+        held = sum(len(windows) > 0 for windows in self.lots.values())
+        assert budget._segments[Use.SPOOL, FEED] == held
+        assert budget._segments[Use.LOG, FEED] == len(self.here)
+        assert min(budget._nbytes.values(), default=0) >= 0
+        assert budget.used_disk_nbytes >= 0
+        assert memory_files() - self.files <= budget.num_segments
+
+    def teardown(self) -> None:
+        if self.it is not None:
+            self.it.store.shut_down("over")
+            assert self.it.used == (0, 0, 0)
+            assert all(not n for n in self.it.store.budget._segments.values())
+        assert memory_files() == self.files
+        self.folder.cleanup()
+
+
+TestAnySequence = Moves.TestCase
+TestAnySequence.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
