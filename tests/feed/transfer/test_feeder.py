@@ -269,9 +269,9 @@ def test_reason_of_an_agent_that_breaks_the_stream_is_told(
 ) -> None:
     script: list[Answer] = [*["store"] * (at - 1), answer]  # type: ignore[list-item]
     with SpoolServer(answer=answers(*script), opening=answer if not at else "store") as node:
+        feed = Feeder(order([node.target]), 0)
         with pytest.raises(FeederError, match=f"worker:0: .*{reason}"):
-            Feeder(order([node.target]), 0).feed(batches(100, 10))
-        assert node.values == list(range(10 * max(0, at - 1)))[: len(node.values)]
+            feed.feed(batches(100, 10))
 
 
 @pytest.mark.parametrize("state", ["waiting for room", "between batches"])
