@@ -30,6 +30,8 @@ GRACE_S = 0.05
 """How long a node without rows waits for some to come to its own agent."""
 WINDOW_NBYTES = 64 * 1024 * 1024
 """Unread bytes of a node at most while more are to come: a slow node is not given all rows."""
+_MOVED_SHARE = 8
+"""Rows of other agents come in such parts of a window, for rows of the own agent may be near."""
 _WINDOW_SHARE = 4
 """A window is no more than this part of the memory of an agent."""
 
@@ -111,7 +113,7 @@ class RowTable:
         self._ahead = dict(ahead)
         self._known: dict[int, list[Range]] = {p: merge_ranges(r) for p, r in done.items()}
         self._spools: dict[int, _Spool] = {}
-        self._rows = self._nbytes = self._seen = 0
+        self._rows = self._nbytes = self._seen = self._lots = 0
         self._room_nbytes: dict[int, int] = {}
         self._short_since_s: float | None = None
 
@@ -152,6 +154,7 @@ class RowTable:
             self._known[lot.partition] = merge_ranges([*known, (lot.start, stop)])
             self._seen += lot.rows
             self._nbytes += lot.nbytes
+            self._lots += 1
         return unwanted
 
     def is_complete(self, num_rows: Mapping[int, int]) -> bool:
@@ -171,8 +174,7 @@ class RowTable:
             for node, more in granted.items():
                 grants.setdefault(node, []).extend(more)
                 rows = sum(grant.rows for grant in more)
-                unread = 0 if needs[node].waits else needs[node].unread
-                needs = {**needs, node: Need(unread + rows, waits=False)}
+                needs = {**needs, node: Need(self._unread(needs[node]) + rows, waits=False)}
         return grants
 
     def _assign_once(self, needs: Mapping[int, Need], now_s: float) -> dict[int, list[Grant]]:
@@ -190,14 +192,15 @@ class RowTable:
         if aim > least:
             self._short_since_s = None
             return self._grant({n: aim - totals[n] for n in open_to if totals[n] < aim})
+        some = {node: -(-self._window(node) // _MOVED_SHARE) for node in open_to}
+        if not any(self._unread(needs[node]) < some[node] for node in open_to):
+            return {}
         if self._short_since_s is None:
             self._short_since_s = now_s
         if now_s < self._short_since_s + GRACE_S:
             self.due_s = self._short_since_s + GRACE_S
             return {}
-        self._short_since_s = None
-        rows = min(self._rows, sum(-(-rooms[node] // 2) for node in open_to))
-        shares = level(rows, [totals[node] for node in open_to])
+        shares = level(min(self._rows, sum(some.values())), [totals[node] for node in open_to])
         return self._grant({n: min(rooms[n], r) for n, r in zip(open_to, shares, strict=True)})
 
     def assign_rest(self, nodes: Sequence[int]) -> dict[int, list[Grant]]:
@@ -226,18 +229,20 @@ class RowTable:
         return self._spools[node].rows if node in self._spools else 0
 
     def _window(self, node: int) -> int:
-        """Return how many rows a node may have that are unread."""
+        """Return how many rows a node may have that are unread: a segment's, at least."""
         rooms = self._room_nbytes
         room_nbytes = rooms[node] if node in rooms else min(rooms.values())
         nbytes = min(WINDOW_NBYTES, room_nbytes // _WINDOW_SHARE)
-        return max(1, nbytes * self._seen // max(1, self._nbytes))
+        return max(nbytes * self._seen // max(1, self._nbytes), self._seen // self._lots)
+
+    def _unread(self, need: Need) -> int:
+        return 0 if need.waits else need.unread
 
     def _room(self, node: int, need: Need) -> int:
-        unread = 0 if need.waits else need.unread
-        return self._window(node) - unread
+        return self._window(node) - self._unread(need)
 
     def _is_short(self, node: int, need: Need) -> bool:
-        return need.waits or 2 * need.unread < self._window(node)
+        return 2 * self._unread(need) < self._window(node)
 
     def _grant(self, shares: Mapping[int, int]) -> dict[int, list[Grant]]:
         """Give each node so many rows: of its own agent's spool, then of the fullest ones."""

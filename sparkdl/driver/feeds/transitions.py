@@ -794,10 +794,16 @@ def is_stream_over(feed: Feed) -> bool:
 def _granted(feed: Feed, run: Run) -> Granted | None:
     """Return the rows that every node has of the epoch that is being fed."""
     counts = feed.nodes.staying(run.node_ids).values()
-    if len({count.epoch for count in counts}) != 1:
+    if all(count.cut >= run.epoch for count in counts):  # the epoch's end says more
         return None
-    epoch, rows = next(iter(counts)).epoch, min(count.epoch_rows for count in counts)
-    return Granted(feed.name, epoch, rows) if rows else None
+    rows = min(_rows_of(count, run.epoch) for count in counts)
+    return Granted(feed.name, run.epoch, rows) if rows else None
+
+
+def _rows_of(count: FeedCount, epoch: int) -> int:
+    if count.cut == epoch:
+        return count.cut_rows
+    return count.epoch_rows if count.epoch == epoch else 0
 
 
 def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
