@@ -135,9 +135,8 @@ class FeedCount(msgspec.Struct, frozen=True):
         cut_whole: all of them are still here, and stay, so that they can be read again.
         held: the last `FeedHold` that the child has answered.
         reading: the epoch that it was reading then, or had read.
-        read_to: the epoch whose `ReadShare` has come to its end last.
-        read_problem: why it ended before all rows were here, if a file could not be read.
-        fetch_problem: why rows that were assigned to the node cannot be fetched, if they cannot.
+        problem: why rows that are the node's cannot come: a file cannot be read, or rows that
+            another agent holds cannot be fetched.
         began: the epoch of the last `FeedBegin`.
         waits: user code waits for a row, and has been given all rows that were received.
         beyond: iterations that found the feed's end in place of an epoch.
@@ -159,9 +158,7 @@ class FeedCount(msgspec.Struct, frozen=True):
     cut_whole: bool = False
     held: int = -1
     reading: int = -1
-    read_to: int = -1
-    read_problem: str = ""
-    fetch_problem: str = ""
+    problem: str = ""
     began: int = -1
     waits: bool = False
     beyond: int = 0
@@ -456,7 +453,7 @@ class FeedBegin(Message, frozen=True):
 
 
 class ReadShare(Message, frozen=True):
-    """Read these rows from their files, as `epoch` of a feed (`FeedCount.read_to`).
+    """Read these rows from their files, as `epoch` of a feed.
 
     Args:
         keep: later epochs are to read the rows again.
@@ -493,7 +490,7 @@ class Assign(Message, frozen=True):
     Args:
         run: of the Spark job that has brought them.
         uris: where the agents of other holders are: Arrow Flight URIs, by node id.
-        unwanted: segments of the node's own spool that no node reads.
+        unwanted: rows of the node's own spool that no node reads.
         keep: later epochs are to read the rows again.
     """
 
@@ -502,15 +499,20 @@ class Assign(Message, frozen=True):
     run: str
     grants: tuple[Grant, ...] = ()
     uris: dict[int, str] = {}
-    unwanted: tuple[int, ...] = ()
+    unwanted: tuple[Lot, ...] = ()
     keep: bool = False
 
 
 class FeedCut(Message, frozen=True):
-    """Take no more rows of `epoch` and those before it, and count them (`FeedProgress`)."""
+    """Count the rows of `epoch`, once all that are the node's are here, and take no more of it.
+
+    Args:
+        is_short: count those that are here now.
+    """
 
     feed: str
     epoch: int
+    is_short: bool = False
 
 
 class FeedCovered(Message, frozen=True):

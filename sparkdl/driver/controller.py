@@ -50,6 +50,7 @@ from sparkdl.control.messages import (
     Offer,
     Profiled,
     Refused,
+    Spooled,
     Stacks,
     ToAgent,
     Traced,
@@ -390,7 +391,7 @@ class Controller:
                 self._handle(states.ChildBroke(agent_id, self._dated(message)))
             case Traced() | ClockTold():
                 self._note_clock(agent_id, message)
-            case FeedProgress() | NodeActive() | NodeLoad():
+            case FeedProgress() | Spooled() | NodeActive() | NodeLoad():
                 self._note_progress(agent_id, message)
             case CheckpointPart() | CheckpointDone():
                 self._note_checkpoint(agent_id, message)
@@ -566,7 +567,9 @@ class Controller:
         if isinstance(message, Traced) or answers + 1 < _FIRST_CLOCKS:
             self._ask_clock(agent_id)
 
-    def _note_progress(self, agent_id: str, message: FeedProgress | NodeActive | NodeLoad) -> None:
+    def _note_progress(
+        self, agent_id: str, message: FeedProgress | Spooled | NodeActive | NodeLoad
+    ) -> None:
         node_id = self._node_of(agent_id)
         if node_id is None:
             return
@@ -581,7 +584,10 @@ class Controller:
                 self._progress.request()
                 self._publish_report(node_id, message, before)
                 return
-            for now in message.counts:
+            if isinstance(message, Spooled):
+                self.view.spooled.append((node_id, message))
+                self.view.progress += 1
+            for now in message.counts if isinstance(message, FeedProgress) else ():
                 if beyond := gone_beyond(self._name(node_id), now, self.view.feeds):
                     _log.warning("Cluster %s: %s", self.spec.cluster_id, beyond)
                 if self.view.feeds.get((node_id, now.feed)) != now:

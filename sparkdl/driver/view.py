@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkdl.control.messages import BoardStarted, FeedCount, NodeActive, NodeLoad
+from sparkdl.control.messages import BoardStarted, FeedCount, NodeActive, NodeLoad, Spooled
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import CheckpointRef, World
@@ -61,6 +62,8 @@ class View:
 
     state: states.State
     feeds: dict[tuple[int, str], FeedCount] = field(default_factory=dict)
+    spooled: deque[tuple[int, Spooled]] = field(default_factory=deque)
+    """Rows that feeders have brought to agents, by node id, which the feeds have not seen yet."""
     progress: int = 0
     """Counts every feed message with news, so that a wait can tell progress from silence."""
     tensorboard: BoardStarted | None = None

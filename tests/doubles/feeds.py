@@ -501,11 +501,7 @@ def train_in_step(nodes: Sequence[LocalNode]) -> list[Running[list[int]]]:
 
 
 def order(
-    targets: Sequence[Target],
-    run: str = "run",
-    epoch: int = 0,
-    timeout_s: float = SOON_S,
+    targets: Sequence[Target], run: str = "run", epoch: int = 0, timeout_s: float = SOON_S
 ) -> FeedSpec:
     """Return an order to feed `targets`, which joins no batches."""
-    spec = FeedSpec(FEED, epoch, run, tuple(targets), TOKEN, timeout_s)
-    return replace(spec, min_piece_nbytes=0)
+    return FeedSpec(FEED, epoch, run, tuple(targets), TOKEN, timeout_s, min_piece_nbytes=0)

@@ -56,7 +56,7 @@ from sparkdl.driver.slots.queue import Turn
 from sparkdl.driver.slots.spark_errors import explain_job_failure
 from sparkdl.feed.infer.task import InferRdd, decode_results
 from sparkdl.feed.parquet.source import ParquetSource
-from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
+from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
 
@@ -303,7 +303,7 @@ class SparkExecutor:
             raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
         with self._jobs_of(what, *tags), interruptible_jobs(self._spark):
             rows = data.mapInArrow(FeedDataFrame(spec), FED_SCHEMA).collect()
-        return [fed_partition(row.partition, row.rows, row.refused, row.num_rows) for row in rows]
+        return [FedPartition(**row.asDict()) for row in rows]
 
     def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
         """Ask Spark's plan, and the footers of the files; starts no job."""

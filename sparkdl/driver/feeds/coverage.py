@@ -144,15 +144,6 @@ class Call:
             if done.get(partition, ()) == ((0, rows),) or not rows
         )
 
-    def part_of_each(self, done: PartRows, nodes: int) -> int:
-        """Return how many of the rows that are not `done` each node gets, or 0 if that is unknown.
-
-        A part is rounded down; a node that has so many can be brought one more.
-        """
-        if not 0 < self.shape.partitions == len(self.shape.rows):
-            return 0
-        return (sum(self.shape.rows.values()) - num_rows(done)) // nodes
-
     def _is_whole(self, done: PartRows) -> bool:
         partitions = self.shape.partitions
         return bool(done) and 0 < partitions == len(self.covered_partitions(done))

@@ -38,6 +38,7 @@ class FeedReport:
         passes: how many times the data has been read; further epochs came from the nodes' logs.
         rows_covered: rows that were fed before a restart, or in an earlier run, and that the
             checkpoint covers at which the training went on.
+        rows_moved: rows that crossed from the node to which a task brought them to another one.
     """
 
     epochs: int = 0
@@ -49,6 +50,7 @@ class FeedReport:
     rows_unused: int = 0
     passes: int = 0
     rows_covered: int = 0
+    rows_moved: int = 0
 
     def __repr__(self) -> str:
         values = ", ".join(
@@ -76,6 +78,7 @@ class Fed:
         is_cut: no node wanted more, and the rows that were left have not been counted.
         left_by: the nodes, by id, that take no more rows.
         stopped: those of them whose `map_fun` has not returned: the others had finished the job.
+        moved: rows that went from one node to another.
     """
 
     feed: str
@@ -92,6 +95,7 @@ class Fed:
     is_cut: bool = False
     left_by: Collection[int] = ()
     stopped: Collection[int] = ()
+    moved: int = 0
 
 
 def report(
@@ -153,6 +157,7 @@ def report(
         unused,
         fed.passes,
         fed.rows_covered,
+        fed.moved,
     )
     return result, warning
 
@@ -265,7 +270,7 @@ def awaited_by_all(state: State, feeds: Mapping[tuple[int, str], FeedCount]) -> 
         return ""
     waiting: dict[int, set[str]] = {}
     for (node_id, feed), count in feeds.items():
-        if count.began >= 0 or count.rows_received or count.closed or count.resumed:
+        if count.began >= 0 or count.rows_received or count.closed:
             return ""
         waiting.setdefault(node_id, set()).add(feed)
     if state.returned or not state.world.finishing <= waiting.keys():

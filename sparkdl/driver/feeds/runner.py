@@ -54,12 +54,14 @@ from sparkdl.driver.feeds.state import (
     Reading,
     Request,
     Requested,
+    RowsSpooled,
     Send,
     ShowEpochs,
     StartJob,
     State,
     StreamStopped,
     Warn,
+    wakes_s,
 )
 from sparkdl.driver.feeds.transitions import REASON_S, is_stream_over, step
 from sparkdl.driver.lifecycle.state import (
@@ -276,6 +278,9 @@ class FeedRunner:
     def _look(self) -> None:
         """Report to the feeds what is known of the nodes now, if that is news."""
         self._is_looking, begun_s = False, time.thread_time()
+        while self._controller.view.spooled:
+            node_id, message = self._controller.view.spooled.popleft()
+            self._handle(message.feed, RowsSpooled(node_id, message))
         for feed, state in [*self._states.items()]:
             nodes = _nodes(self._controller.view, feed)
             if nodes != state.feed.nodes:
@@ -294,13 +299,13 @@ class FeedRunner:
                 else:
                     is_delivered = isinstance(state, Reading)
                     call = Call(state.run.before, state.run.rows, is_delivered=is_delivered)
-                    if isinstance(state, Delivering) and state.job:
-                        call = replace(call, received=state.received)
+                    if isinstance(state, Delivering) and state.is_job_running:
+                        call = replace(call, received={})
                     self._controller.view.calls[name] = call
                 self._controller.changed.notify_all()
         for action in actions:
             self._perform(name, action)
-        self._arm(name, state.deadline_s)
+        self._arm(name, wakes_s(state))
         if isinstance(state, Idle):
             self._announce_ends()
 

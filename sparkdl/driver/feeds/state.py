@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from sparkdl.control.messages import FeedCount, Granted, ReadShare, ToAgent
+from sparkdl.control.messages import FeedCount, Granted, Spooled, ToAgent
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, CallHistory, EpochLeft, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
+from sparkdl.driver.feeds.table import RowTable
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 
 # what a feed knows
@@ -166,8 +167,10 @@ class Run:
         expected: rows by node id that the nodes have been brought.
         refused: rows that no node wanted.
         passes: how often the data has been read.
+        table: where the rows of `epoch` are that feeders bring. It changes in place.
         ahead: rows by node id that some nodes have of `epoch` before it is fed.
-        held: which nodes have them, by partition.
+        sent: rows by node id that feeders have brought for it; each once, however often it is read.
+        moved: rows of which another node's agent had to send them on.
         repeated: the epoch that is read from the logs more than once, and the rows by node id.
         is_unwanted: user code of a node has ended the call, or no node is left.
         counts_until_s: until then rows are counted that no node is left to read.
@@ -186,12 +189,14 @@ class Run:
     epoch: int
     progress: int
     quiet_s: float
+    table: RowTable = field(default_factory=lambda: RowTable({}, {}), compare=False)
     read_to: int = -1
     expected: Mapping[int, int] = field(default_factory=dict)
     refused: int = 0
     passes: int = 0
     ahead: Mapping[int, int] = field(default_factory=dict)
-    held: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    sent: Mapping[int, int] = field(default_factory=dict)
+    moved: int = 0
     repeated: tuple[int, Mapping[int, int]] | None = None
     is_unwanted: bool = False
     counts_until_s: float = -math.inf
@@ -242,7 +247,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Opening:
-    """The nodes find which rows they still have from the generation before."""
+    """The agents report which rows they still have from the generation before."""
 
     feed: Feed
     run: Run
@@ -251,12 +256,11 @@ class Opening:
 
 @dataclass(frozen=True)
 class Delivering:
-    """A Spark job brings the rows of one epoch, or the nodes read their shares of files.
+    """A Spark job brings the rows of one epoch.
 
     Attributes:
-        job: the number of the Spark job; 0 where the nodes read files.
-        shares: what each node reads, by node id.
-        received: rows that each node had received before, by node id.
+        job: the number of the Spark job; 0 where none is needed.
+        num_rows: by partition, once the job has ended.
         error: what the call ends with once the job has ended, if that is an error.
         gives_up_s: when a job that is to end is not waited for any more.
         blamed: a node that stands still, whose last log lines are awaited until the deadline.
@@ -267,11 +271,15 @@ class Delivering:
     spec: FeedSpec
     job: int
     deadline_s: float
-    shares: Mapping[int, ReadShare] = field(default_factory=dict)
-    received: Mapping[int, int] = field(default_factory=dict)
+    num_rows: Mapping[int, int] | None = None
     error: Exception | None = None
     gives_up_s: float = math.inf
     blamed: int | None = None
+
+    @property
+    def is_job_running(self) -> bool:
+        """Whether a Spark job runs."""
+        return self.num_rows is None
 
     @property
     def is_cancelled(self) -> bool:
@@ -289,40 +297,35 @@ class Explaining:
     """Feeding has failed, or rows were refused; a node may be about to say why.
 
     Attributes:
+        spec: the instructions of the feeders.
         error: of the job; `None` if rows were refused.
-        brought: rows by node id that were brought all the same.
     """
 
     feed: Feed
     run: Run
+    spec: FeedSpec
     error: Exception | None
-    brought: Mapping[int, int]
     deadline_s: float
-
-
-@dataclass(frozen=True)
-class Leveling:
-    """Nodes that have more rows of an epoch than others pass some on.
-
-    Attributes:
-        givers: who was told to, by node id.
-    """
-
-    feed: Feed
-    run: Run
-    brought: Mapping[int, int]
-    deadline_s: float
-    givers: frozenset[int]
 
 
 @dataclass(frozen=True)
 class Cutting:
-    """The nodes count the rows of an epoch, of which they take no more."""
+    """All rows of an epoch are the nodes', which count them once they have fetched or read them.
+
+    Attributes:
+        error, blamed: see `Delivering`.
+    """
 
     feed: Feed
     run: Run
-    brought: Mapping[int, int]
     deadline_s: float
+    error: Exception | None = None
+    blamed: int | None = None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the deadline is that of the feed timeout."""
+        return self.blamed is None
 
 
 @dataclass(frozen=True)
@@ -369,7 +372,7 @@ class Holding:
     deadline_s: float
 
 
-Running = Opening | Delivering | Explaining | Leveling | Cutting | Reading | CuttingShort | Holding
+Running = Opening | Delivering | Explaining | Cutting | Reading | CuttingShort | Holding
 State = Idle | Running
 
 
@@ -381,6 +384,14 @@ class NodesSeen:
     """Something new is known of the nodes."""
 
     nodes: Nodes
+
+
+@dataclass(frozen=True)
+class RowsSpooled:
+    """The agent of a node holds rows that feeders have brought."""
+
+    node_id: int
+    message: Spooled
 
 
 @dataclass(frozen=True)
@@ -436,7 +447,16 @@ class DeadlinePassed:
     """The state's deadline has passed."""
 
 
-Event = NodesSeen | Requested | StreamStopped | JobEnded | JobBroke | LogFetched | DeadlinePassed
+Event = (
+    NodesSeen
+    | RowsSpooled
+    | Requested
+    | StreamStopped
+    | JobEnded
+    | JobBroke
+    | LogFetched
+    | DeadlinePassed
+)
 
 
 # what is to be done
@@ -515,9 +535,16 @@ class ShowEpochs:
 Action = Send | StartJob | CancelJob | FetchLines | Answer | KeepProblem | Warn | ShowEpochs
 S = TypeVar("S", bound=State)
 R = TypeVar("R", bound=Running)
-W = TypeVar("W", Delivering, Reading)
+W = TypeVar("W", Delivering, Cutting, Reading)
 Step = tuple[S, list[Action]]
 """What a handler returns: `Step[Cutting | Idle]` where one of these is what comes next."""
+
+
+def wakes_s(state: State) -> float:
+    """Return when to look at a feed again though nothing happens."""
+    if isinstance(state, Delivering):
+        return min(state.deadline_s, state.run.table.due_s)
+    return state.deadline_s
 
 
 def with_feed(state: S, **changes: Any) -> S:

@@ -15,7 +15,6 @@ belongs to the state that holds it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,14 +23,16 @@ from msgspec import structs
 
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
+    Assign,
     EpochEnd,
     FeedBegin,
+    FeedCount,
     FeedCut,
     FeedHold,
+    Grant,
     Granted,
-    PassOn,
+    Lot,
     ReadShare,
-    RowsTo,
     ToAgent,
     encode,
 )
@@ -43,7 +44,6 @@ from sparkdl.core.errors import (
     ReadError,
     SparkdlError,
 )
-from sparkdl.core.listing import listed
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, EpochLeft, FeedRequest
@@ -66,13 +66,13 @@ from sparkdl.driver.feeds.state import (
     JobBroke,
     JobEnded,
     KeepProblem,
-    Leveling,
     LogFetched,
     NodesSeen,
     Opening,
     R,
     Reading,
     Requested,
+    RowsSpooled,
     Run,
     S,
     Send,
@@ -89,11 +89,9 @@ from sparkdl.driver.feeds.state import (
     with_feed,
     with_run,
 )
+from sparkdl.driver.feeds.table import Need, RowTable
 from sparkdl.feed.parquet.source import ParquetSource
-from sparkdl.feed.transfer.balance import transfers
-from sparkdl.feed.transfer.feeder import MAX_COUNT_S
-from sparkdl.feed.transfer.groups import MAX_STREAMS
-from sparkdl.feed.transfer.messages import FeederError, FeedSpec, Target
+from sparkdl.feed.transfer.messages import MAX_COUNT_S, FeedSpec, Target
 
 REASON_S = 5.0
 """How long to wait for a node's failure that may explain refused rows or a failed Spark job."""
@@ -135,7 +133,9 @@ def _then(actions: list[Action], after: Step[S]) -> Step[S]:
 # between calls
 
 
-def _look_idle(state: Idle, now_s: float) -> Step[Idle | Opening | Delivering]:
+def _look_idle(
+    state: Idle, now_s: float
+) -> Step[Idle | Opening | Delivering | Explaining | Cutting | CuttingShort]:
     """Feed the first call of which this generation lacks rows; serve requests, in order."""
     feed, nodes = state.feed, state.feed.nodes
     if nodes.problem is not None:
@@ -200,7 +200,9 @@ def _stream_end(feed: Feed, members: Iterable[Member]) -> Iterator[ToAgent]:
     yield EpochEnd(feed.name, epoch, dict.fromkeys(sorted(ids), 0) if is_complete else {})
 
 
-def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening | Delivering]:
+def _begin(
+    feed: Feed, world: World, call: Call, now_s: float
+) -> Step[Opening | Delivering | Explaining | Cutting | CuttingShort]:
     """Begin to feed a generation what a call has left.
 
     Raises:
@@ -236,71 +238,73 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening |
     begin = _beginning(run)
     said: list[Action] = [_to_nodes(run, begin)]
     if begin.run:
+        run = replace(run, table=RowTable({}, left[0].done))
         return Opening(feed, run, now_s + feed.answer_s), said
     if run.is_micro_batch:
         least = min(run.brought_before.values())
         ahead = {node_id: rows - least for node_id, rows in run.brought_before.items()}
         run = replace(run, ahead=ahead)
-    return _then(said, _deliver(feed, run, "", now_s))
+    return _then(said, _deliver(feed, run, now_s))
 
 
 def _beginning(run: Run) -> FeedBegin:
-    """Return the first message to the nodes: also which rows they may use that they still have.
-
-    They may use what the generation before was brought, but no more than each node is to get, so
-    that all end up with equally many.
-    """
-    name, done = run.call.jobs.get(run.left[0].epoch, ""), run.left[0].done
-    limit = 0
-    if name and not isinstance(run.call.request.data, ParquetSource):
-        limit = run.call.part_of_each(done, len(run.members))
+    """Return the first message to the nodes: also which job's rows they may still have."""
     # The epoch behind those of a stream's call ends the stream.
     begin = FeedBegin(run.spec.feed, run.first, run.last + run.is_micro_batch)
-    return structs.replace(begin, run=name, done=done, limit=limit) if limit else begin
+    is_of_files = isinstance(run.call.request.data, ParquetSource)
+    name = "" if is_of_files else run.call.jobs.get(run.left[0].epoch, "")
+    return structs.replace(begin, run=name)
 
 
-def _look_opening(state: Opening, now_s: float) -> Step[Opening | Delivering]:
+def _look_opening(
+    state: Opening, now_s: float
+) -> Step[Opening | Delivering | Explaining | Cutting | CuttingShort]:
     counts = state.feed.nodes.staying(state.run.node_ids)
     is_over = now_s >= state.deadline_s
     if not is_over and not all(count.began >= state.run.first for count in counts.values()):
         return state, []
-    ahead = {node_id: count.epoch_rows for node_id, count in counts.items()}
-    held: dict[int, tuple[int, ...]] = {}
-    for node_id, count in counts.items():
-        for part in count.resumed:
-            held[part] = (*held.get(part, ()), node_id)
-    run = replace(state.run, ahead=ahead, held=held)
-    return _deliver(state.feed, run, run.call.jobs[run.left[0].epoch], now_s)
+    name = state.run.call.jobs[state.run.left[0].epoch]
+    return _deliver(state.feed, state.run, now_s, name)
 
 
 # bringing the rows of an epoch
 
 
-def _deliver(feed: Feed, run: Run, name: str, now_s: float) -> Step[Delivering]:
+def _deliver(
+    feed: Feed, run: Run, now_s: float, name: str = ""
+) -> Step[Delivering | Explaining | Cutting | CuttingShort]:
     """Have the rows of the next epoch brought.
 
     Args:
-        name: of the job that brought the rows before, if nodes may still have some of them.
+        name: of the job that brought the rows before, if agents still have some: they are in the
+            table, and are not brought again.
     """
     call, left = run.call, run.left[run.epoch - run.first :]
     left = left[: 1 + _whole_epochs(left)]  # what one pass over the data serves
-    name = name or f"{call.run}.{run.spec.generation}.{left[0].epoch}"
+    if not name:
+        run = replace(
+            run,
+            table=RowTable(run.ahead, left[0].done),
+            sent=added(run.sent, run.table.assigned),
+            moved=run.moved + run.table.rows_moved,
+        )
+        name = f"{call.run}.{run.spec.generation}.{left[0].epoch}"
     call.jobs.update(dict.fromkeys([each.epoch for each in left], name))
-    done = left[0].done
+    known = run.table.known
     spec = replace(
         run.spec,
         epoch=run.epoch,
         last_epoch=run.last,
         run=name,
         keep=len(left) > 1,
-        done=done,
-        skipped=call.covered_partitions(done) if done else frozenset(),
-        ahead=run.ahead,
-        held=run.held,
+        done=known,
+        skipped=call.covered_partitions(known) if known else frozenset(),
     )
-    run = replace(run, held={})
+    if spec.skipped and len(spec.skipped) == call.shape.partitions:  # all rows are in the table
+        return Delivering(feed, run, spec, 0, run.quiet_s, num_rows={}), []
+    run = replace(run, passes=run.passes + 1)
     if isinstance(call.request.data, ParquetSource):
-        return _share_out(feed, run, spec, call.request.data)
+        return _share_out(feed, run, spec, call.request.data, now_s)
     feed = replace(feed, last_job=feed.last_job + 1)
     head = feed.requests[0] if feed.requests else None
     ticket = head.ticket if isinstance(head, FeedAsked) and head.call is not None else None
@@ -308,13 +312,14 @@ def _deliver(feed: Feed, run: Run, name: str, now_s: float) -> Step[Delivering]:
     return Delivering(feed, run, spec, feed.last_job, run.quiet_s), [start]
 
 
-def _share_out(feed: Feed, run: Run, spec: FeedSpec, source: ParquetSource) -> Step[Delivering]:
+def _share_out(
+    feed: Feed, run: Run, spec: FeedSpec, source: ParquetSource, now_s: float
+) -> Step[Explaining | Cutting | CuttingShort]:
     """Have each node that takes rows read its share of the files."""
     counts, done = feed.nodes.staying(run.node_ids), spec.done.get(0, ())
-    state = Delivering(feed, run, spec, 0, run.quiet_s)
-    if not counts:
+    if not counts:  # one may be about to say why
         refused = run.refused + source.num_rows - num_rows({0: done})
-        return with_run(state, refused=refused), []
+        return Explaining(feed, replace(run, refused=refused), spec, None, now_s + REASON_S), []
     shares = {
         node_id: ReadShare(spec.feed, spec.epoch, share, spec.keep)
         for node_id, share in zip(counts, source.shares(len(counts), done=done), strict=True)
@@ -323,31 +328,27 @@ def _share_out(feed: Feed, run: Run, spec: FeedSpec, source: ParquetSource) -> S
         for share in shares.values():
             _check_size(share)
     except ConfigError as error:
-        return replace(state, error=error), []
-    received = {node_id: count.rows_received for node_id, count in counts.items()}
+        return _cut_short(feed, run, error, now_s)
+    run.table.assigned.update({n: each.share.num_rows for n, each in shares.items()})
     said = [Send(share, frozenset({n}), spec.generation) for n, share in shares.items()]
-    return replace(state, shares=shares, received=received), [*said]
+    return _then([*said], _cut(feed, run, now_s))
 
 
 def _look_delivering(
     state: Delivering, now_s: float
 ) -> Step[Delivering | Explaining | Cutting | CuttingShort | Idle]:
     feed, run = state.feed, state.run
-    if not state.job:
-        return _look_reading_files(state, now_s)
+    if not state.is_job_running:
+        return _look_spooled(state, now_s)
     if state.is_cancelled:
-        if now_s >= state.gives_up_s:
-            after = _after_job(state, now_s)
-            assert after is not None, "a job is cancelled for one of its reasons"
-            return _then([Warn(f"Feed {feed.name!r}: its Spark job does not end")], after)
-        if now_s < state.deadline_s:
-            return state, []
-        return replace(state, deadline_s=now_s + CANCEL_S), [CancelJob(state.job)]
+        return _look_cancelled(state, now_s)
     # The next generation's job needs the slots of this one.
     if _is_pointless(feed, run) or state.error is not None:
         return _cancel(state, now_s)
     if not run.is_unwanted:
-        return _watch(state, now_s)
+        if problem := _problem(feed, run):
+            return replace(state, error=problem), []
+        return _then(_assign(state, now_s), _watch(state, now_s))
     if now_s >= run.counts_until_s:
         return _cancel(with_run(state, is_cut=True), now_s)
     if state.deadline_s == run.counts_until_s:  # feeders count the rows that are left
@@ -355,32 +356,81 @@ def _look_delivering(
     return replace(state, deadline_s=run.counts_until_s), []
 
 
-def _look_reading_files(
+def _look_cancelled(state: Delivering, now_s: float) -> Step[Delivering | CuttingShort | Idle]:
+    if now_s >= state.gives_up_s:
+        after = _after_job(state, now_s)
+        assert after is not None, "a job is cancelled for one of its reasons"
+        return _then([Warn(f"Feed {state.feed.name!r}: its Spark job does not end")], after)
+    if now_s < state.deadline_s:
+        return state, []
+    return replace(state, deadline_s=now_s + CANCEL_S), [CancelJob(state.job)]
+
+
+def _look_spooled(
     state: Delivering, now_s: float
-) -> Step[Delivering | Explaining | Cutting | CuttingShort]:
-    """Go on once all nodes have read their shares."""
-    feed, run, error = state.feed, state.run, state.error
-    staying = feed.nodes.staying(state.shares)
-    through = {n: c for n, c in staying.items() if c.read_to == state.spec.epoch}
-    for node_id, count in through.items():
-        if count.read_problem and error is None:
-            text = f"{_name(run, node_id)} could not read its share: {count.read_problem}"
-            error = ReadError(text)
-    if error is None and not run.is_unwanted:
-        if not state.shares:  # no node takes rows: one may be about to say why
-            return Explaining(feed, run, None, {}, now_s + REASON_S), []
-        if len(through) < len(staying):
-            return _watch(state, now_s)
-    counts = feed.nodes.counts_of(state.shares)
-    refused = sum(
-        share.share.num_rows - (counts[node_id].rows_received - state.received[node_id])
-        for node_id, share in state.shares.items()
-        if node_id not in staying
-    )
-    run = replace(run, refused=run.refused + refused)
-    if error is None and not run.is_unwanted:
-        return _cut(feed, run, {}, now_s)
-    return _cut_short(feed, run, error, now_s)
+) -> Step[Delivering | Explaining | Cutting | CuttingShort | Idle]:
+    """Once agents have reported all rows that the job has brought, assign those that are left."""
+    feed, run = state.feed, state.run
+    if after := _after_job(state, now_s):
+        return after
+    if problem := _problem(feed, run):
+        return replace(state, error=problem), []
+    if not run.table.is_complete(state.num_rows or {}):
+        return _then(_assign(state, now_s), _watch(state, now_s))
+    rest = run.table.assign_rest([*feed.nodes.staying(run.node_ids)])
+    return _then(_granting(state.spec, rest), _cut(feed, run, now_s))
+
+
+def _assign(state: Delivering, now_s: float) -> list[Action]:
+    """Assign rows to nodes that run short of them."""
+    run = state.run
+    counts = state.feed.nodes.staying(run.node_ids)
+    needs = {node_id: _need(run, node_id, count) for node_id, count in counts.items()}
+    return _granting(state.spec, run.table.assign(needs, now_s))
+
+
+def _need(run: Run, node_id: int, count: FeedCount) -> Need:
+    before, assigned = run.before[node_id], run.table.assigned[node_id]
+    read = count.rows_consumed + count.rows_dropped - before.rows_consumed - before.rows_dropped
+    sent = run.sent.get(node_id, 0) + assigned
+    has_all = count.rows_received - before.rows_received >= sent
+    unread = run.expected.get(node_id, 0) + assigned - read
+    return Need(max(0, unread), count.waits and has_all)
+
+
+def _granting(spec: FeedSpec, grants: Mapping[int, list[Grant]]) -> list[Action]:
+    said: list[Action] = []
+    uris = {target.node_id: target.uri for target in spec.targets}
+    for node_id, each in grants.items():
+        others = {grant.holder for grant in each} - {node_id}
+        message = Assign(
+            *(spec.feed, spec.epoch, spec.run, tuple(each)),
+            uris={holder: uris[holder] for holder in sorted(others)},
+            keep=spec.keep,
+        )
+        said.append(Send(message, frozenset({node_id}), spec.generation))
+    return said
+
+
+def _unwanted(run: Run, lots: Mapping[int, list[Lot]]) -> list[Action]:
+    """Have agents free rows that no node reads."""
+    spec = run.spec
+    return [
+        Send(
+            Assign(spec.feed, run.epoch, "", unwanted=tuple(each)),
+            frozenset({holder}),
+            spec.generation,
+        )
+        for holder, each in lots.items()
+    ]
+
+
+def _problem(feed: Feed, run: Run) -> ReadError | None:
+    """Return why rows of a node that takes some cannot come, if they cannot."""
+    counts = feed.nodes.staying(run.node_ids)
+    now = [count for count in counts.values() if count.began >= run.first]
+    found = [count.problem for count in now if count.problem]
+    return ReadError(f"feed {feed.name!r}: {'; '.join(found)}") if found else None
 
 
 def _cancel(state: Delivering, now_s: float) -> Step[Delivering]:
@@ -391,7 +441,7 @@ def _cancel(state: Delivering, now_s: float) -> Step[Delivering]:
 
 def _delivering_ended(
     state: Delivering, event: JobEnded, now_s: float
-) -> Step[Delivering | Explaining | Leveling | Cutting | CuttingShort | Idle]:
+) -> Step[Delivering | Explaining | CuttingShort | Idle]:
     if event.job != state.job:
         return state, []
     feed, run = state.feed, state.run
@@ -404,14 +454,14 @@ def _delivering_ended(
         feed.history.measured(run.call, len(event.fed), rows)
         if not run.is_micro_batch and (not event.fed or run.call.is_empty):
             return _cut_short(feed, run, no_rows(feed.name), now_s)
-    brought = added(*(each.rows for each in event.fed))
     refused = sum(each.rows_refused for each in event.fed)
     state = with_run(state, refused=run.refused + refused)
     if after := _after_job(state, now_s):
         return after
     if refused:  # the nodes are about to report why
-        return Explaining(feed, state.run, None, brought, now_s + REASON_S), []
-    return _level(state, brought, now_s)
+        return Explaining(feed, state.run, state.spec, None, now_s + REASON_S), []
+    num_rows = {each.partition: each.num_rows for each in event.fed if each.num_rows > 0}
+    return replace(state, num_rows=num_rows), []
 
 
 def _delivering_broke(
@@ -424,7 +474,7 @@ def _delivering_broke(
     if event.is_of_data:
         return _cut_short(state.feed, state.run, event.error, now_s)
     wait_s = state.feed.reason_s if event.is_cut_off else REASON_S
-    return Explaining(state.feed, state.run, event.error, {}, now_s + wait_s), []
+    return Explaining(state.feed, state.run, state.spec, event.error, now_s + wait_s), []
 
 
 def _after_job(state: Delivering, now_s: float) -> Step[CuttingShort | Idle] | None:
@@ -445,81 +495,31 @@ def _look_explaining(state: Explaining, now_s: float) -> Step[Explaining | Cutti
         return state, []
     if state.error is not None:
         return _cut_short(feed, run, state.error, now_s)
-    return _cut(feed, run, state.brought, now_s)
+    rest = run.table.assign_rest([*feed.nodes.staying(run.node_ids)])
+    return _then(_granting(state.spec, rest), _cut(feed, run, now_s))
 
 
 # the end of an epoch
 
 
-def _level(state: Delivering, brought: Mapping[int, int], now_s: float) -> Step[Leveling | Cutting]:
-    """Have nodes pass rows on, where no feeder has brought rows to all of them."""
-    feed, run, spec = state.feed, state.run, state.spec
-    targets = {target.node_id: target for target in spec.targets}
-    is_whole = len(feed.nodes.staying(run.node_ids)) == len(targets)
-    if len(targets) <= MAX_STREAMS or not is_whole:
-        return _cut(feed, run, brought, now_s)
-    # What nodes held from the generation before is in what they were brought.
-    before = {} if spec.held else spec.ahead
-    rows = {n: brought.get(n, 0) + before.get(n, 0) for n in targets}
-    orders = transfers(rows, brought)
-    if not orders:
-        return _cut(feed, run, brought, now_s)
-    after = Counter(brought)
-    said: list[Action] = []
-    for giver, gets in orders.items():
-        after.subtract({giver: sum(gets.values())})
-        after.update(gets)
-        to = tuple(RowsTo(targets[n].name, targets[n].uri, rows) for n, rows in gets.items())
-        pass_on = PassOn(feed.name, run.epoch, spec.run, spec.generation, to, spec.keep)
-        said.append(Send(pass_on, frozenset({giver}), spec.generation))
-    return Leveling(feed, run, after, now_s + feed.answer_s, frozenset(orders)), said
-
-
-def _look_leveling(
-    state: Leveling, now_s: float
-) -> Step[Leveling | Explaining | Cutting | CuttingShort]:
-    """Once all rows are where they are to be, have them counted."""
-    feed, run = state.feed, state.run
-    if run.is_unwanted:
-        return _cut_short(feed, run, None, now_s)
-    givers = feed.nodes.staying(state.givers)
-    if problems := [count.pass_problem for count in givers.values() if count.pass_problem]:
-        error = FeederError(f"feed {feed.name!r}: {'; '.join(problems)}")
-        return Explaining(feed, run, error, {}, now_s + feed.reason_s), []
-    silent = [node_id for node_id, count in givers.items() if count.passed_on < run.epoch]
-    if silent and now_s >= state.deadline_s:
-        return _cut_short(feed, run, _is_silent(feed, run, silent), now_s)
-    return (state, []) if silent else _cut(feed, run, state.brought, now_s)
-
-
-def _is_silent(feed: Feed, run: Run, node_ids: Iterable[int]) -> FeedTimeoutError:
-    names = listed([_name(run, node_id) for node_id in node_ids])
-    return FeedTimeoutError(
-        f"the agent of {names} did not say within {feed.answer_s:g} s how many rows of feed "
-        f"{feed.name!r} it has; its host may be overloaded, or the network cut"
-    )
-
-
-def _cut(feed: Feed, run: Run, brought: Mapping[int, int], now_s: float) -> Step[Cutting]:
+def _cut(feed: Feed, run: Run, now_s: float) -> Step[Cutting]:
     """Have the nodes take no more rows of the epoch, and count them."""
-    run = replace(run, passes=run.passes + 1)
     cut = _to_nodes(run, FeedCut(feed.name, run.epoch))
-    return Cutting(feed, run, brought, now_s + feed.answer_s), [cut]
+    return Cutting(feed, run, now_s + run.spec.timeout_s), [cut]
 
 
 def _look_cutting(
     state: Cutting, now_s: float
-) -> Step[Cutting | Delivering | Reading | CuttingShort | Holding | Idle]:
+) -> Step[Cutting | Delivering | Explaining | Reading | CuttingShort | Holding | Idle]:
     """Once all have counted, send them the length of the epoch; continue with the next one."""
     feed, run = state.feed, state.run
     cut = feed.nodes.staying(run.node_ids)
-    silent = [node_id for node_id, count in cut.items() if count.cut < run.epoch]
-    if silent and now_s >= state.deadline_s:
-        return _cut_short(feed, run, _is_silent(feed, run, silent), now_s)
-    if silent:
-        return state, []
+    if error := state.error or _problem(feed, run):
+        return _cut_short(feed, run, error, now_s)
+    if any(count.cut < run.epoch for count in cut.values()):
+        return _cut_short(feed, run, None, now_s) if run.is_unwanted else _watch(state, now_s)
     now, said = run.left[run.epoch - run.first], list[Action]()
-    has_rows = any(state.brought.values()) or any(count.cut_rows for count in cut.values())
+    has_rows = any(run.table.assigned.values()) or any(count.cut_rows for count in cut.values())
     if now.done and not has_rows:
         run = replace(run, epoch=run.epoch + 1)
         if run.epoch <= run.last:  # nothing was left of it: no node is to see it
@@ -539,10 +539,11 @@ def _look_cutting(
     way = "files" if isinstance(run.call.request.data, ParquetSource) else "feeders"
     said.append(ShowEpochs(run.epoch, stop, way, sum(rows.values())))
     epochs = stop + 1 - run.epoch
-    # Of nodes that are gone, what they were brought counts; they will not say how much they have.
-    had = {n: brought for n, brought in state.brought.items() if n not in rows}
+    # Of nodes that are gone, what they have received counts: they will not say how much they have.
+    had = {n: _received(feed, run, n) for n in run.table.assigned if n not in rows}
     run = replace(
         run,
+        refused=run.refused + sum(run.table.assigned[n] - received for n, received in had.items()),
         epoch=stop + 1,
         read_to=run.read_to if waits else stop,
         expected=added(run.expected, had, {n: count * epochs for n, count in rows.items()}),
@@ -552,14 +553,20 @@ def _look_cutting(
     return _then(said, _go_on(feed, run, now_s))
 
 
+def _received(feed: Feed, run: Run, node_id: int) -> int:
+    """Return how many rows of the epoch a node has received of those that are its own."""
+    since = feed.nodes.counts[node_id].rows_received - run.before[node_id].rows_received
+    return min(run.table.assigned[node_id], max(0, since - run.sent.get(node_id, 0)))
+
+
 def _go_on(
     feed: Feed, run: Run, now_s: float
-) -> Step[Delivering | Reading | CuttingShort | Holding | Idle]:
+) -> Step[Delivering | Explaining | Cutting | Reading | CuttingShort | Holding | Idle]:
     if run.is_unwanted:
         end = _cut_short if run.epoch <= run.last else _hold
         return end(feed, run, None, now_s)
     if run.epoch <= run.last:
-        return _deliver(feed, run, "", now_s)
+        return _deliver(feed, run, now_s)
     if run.read_to < 0:
         return _finish(feed, run, None)
     return Reading(feed, run, run.quiet_s), []
@@ -599,8 +606,11 @@ def _has_read(feed: Feed, run: Run) -> bool:
 
 def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[CuttingShort]:
     """End the call within an epoch: what the nodes have of it is an epoch, as long for each."""
-    cut = _to_nodes(run, FeedCut(feed.name, run.epoch))
-    return CuttingShort(feed, run, error, now_s + feed.answer_s), [cut]
+    refused = run.refused + run.table.rows_waiting
+    cut = _to_nodes(run, FeedCut(feed.name, run.epoch, is_short=True))
+    said = [*_unwanted(run, run.table.withdraw()), cut]
+    run = replace(run, refused=refused)
+    return CuttingShort(feed, run, error, now_s + feed.answer_s), said
 
 
 def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[Holding | Idle]:
@@ -665,6 +675,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
         and (run.is_cut or (run.is_unwanted and not run.rows and run.epoch < run.last)),
         left_by=feed.nodes.gone(run.node_ids),
         stopped=feed.nodes.stopped(run.members),
+        moved=run.moved + run.table.rows_moved,
     )
     names = {member.node.node_id: member.node.name for member in run.members}
     result, warning = report(fed, names, run.before, feed.nodes.counts_of(run.node_ids))
@@ -709,7 +720,7 @@ def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
     if has_moved:
         quiet_s = now_s + state.run.spec.timeout_s
         state = with_run(state, progress=nodes.progress, quiet_s=quiet_s)
-        if isinstance(state, Delivering | Reading) and state.is_watched:
+        if isinstance(state, Delivering | Cutting | Reading) and state.is_watched:
             state = replace(state, deadline_s=quiet_s)
     return state, []
 
@@ -728,10 +739,13 @@ def note_news(state: R, now_s: float) -> Step[R | Idle]:
         # Why all nodes have returned is not known: so count what is left, for the report.
         has_left = len(feed.nodes.gone(run.node_ids)) == len(run.members) and not run.is_micro_batch
         until_s = now_s + MAX_COUNT_S if has_left else now_s
-        return with_run(state, is_unwanted=True, counts_until_s=until_s), []
+        said: list[Action] = []
+        if has_left and isinstance(state, Delivering):  # agents refuse more, and feeders count it
+            said = [_to_nodes(run, FeedCut(feed.name, run.epoch))]
+        return with_run(state, is_unwanted=True, counts_until_s=until_s), said
     if not _is_pointless(feed, run):
         return state, []
-    if not isinstance(state, Delivering) or not state.job:
+    if not isinstance(state, Delivering) or not state.is_job_running:
         error = state.error if isinstance(state, CuttingShort | Holding) else None
         return _leave(feed, run, error)
     if feed.nodes.problem is not None:
@@ -786,6 +800,26 @@ def _granted(feed: Feed, run: Run) -> Granted | None:
     return Granted(feed.name, epoch, rows) if rows else None
 
 
+def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
+    """Enter rows that feeders have brought; those that are known already are freed."""
+    said = event.message
+    if isinstance(state, Idle):
+        world = state.feed.nodes.world
+        generation = world.generation if world is not None else -1
+        lots, epoch = list(said.lots), said.epoch
+    else:
+        run = state.run
+        generation, epoch = run.spec.generation, run.epoch
+        is_open = isinstance(state, Opening | Delivering) and said.epoch == epoch
+        lots = list(said.lots)
+        if is_open and said.generation == generation:
+            lots = run.table.add(event.node_id, said.lots, said.room_nbytes)
+    if said.generation != generation or not lots:
+        return state, []
+    free = Assign(said.feed, epoch, "", unwanted=tuple(lots))
+    return state, [Send(free, frozenset({event.node_id}), generation)]
+
+
 def _stopped(state: S, event: StreamStopped, now_s: float) -> Step[S]:
     stream = state.feed.stream
     if stream is None:
@@ -826,11 +860,12 @@ def _fetched(state: W, event: LogFetched, now_s: float) -> Step[W]:
     return replace(state, error=_standstill(state, event)), []
 
 
-def _standstill(state: Delivering | Reading, event: LogFetched) -> FeedTimeoutError:
+def _standstill(state: Delivering | Cutting | Reading, event: LogFetched) -> FeedTimeoutError:
     counts = state.feed.nodes.counts_of(state.run.node_ids)
     count, name = counts[event.node_id], _name(state.run, event.node_id)
-    is_job = isinstance(state, Delivering) and state.job
-    if is_job and not any(each.rows_received or each.resumed for each in counts.values()):
+    is_job = isinstance(state, Delivering) and state.is_job_running
+    has_rows = state.run.table.has_rows or any(each.rows_received for each in counts.values())
+    if is_job and not has_rows:
         return FeedTimeoutError(
             f"feed {state.feed.name!r}: its Spark job has brought no row to any node for "
             f"{state.run.spec.timeout_s:g} s. It still computes the rows, or waits for a task slot "
@@ -976,7 +1011,6 @@ LOOKS: dict[type, Callable[[Any, float], Step[State]]] = {
     Opening: _look_opening,
     Delivering: _look_delivering,
     Explaining: _look_explaining,
-    Leveling: _look_leveling,
     Cutting: _look_cutting,
     Reading: _look_reading,
     CuttingShort: _look_cutting_short,
@@ -986,6 +1020,7 @@ LOOKS: dict[type, Callable[[Any, float], Step[State]]] = {
 
 _IN_ANY: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     NodesSeen: _seen,
+    RowsSpooled: _spooled,
     Requested: _requested,
     StreamStopped: _stopped,
     JobEnded: stay,
@@ -1000,6 +1035,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Delivering, JobEnded): _delivering_ended,
     (Delivering, JobBroke): _delivering_broke,
     (Delivering, LogFetched): _fetched,
+    (Cutting, LogFetched): _fetched,
     (Reading, LogFetched): _fetched,
 }
 """Every pair of state and event; `stay`: the event is expected, and means no more than a look."""

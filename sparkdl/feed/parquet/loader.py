@@ -84,9 +84,7 @@ class ShareLoader(ParquetLoader):
         on_end: called on this thread with why not all rows could be read, or an empty text.
     """
 
-    def __init__(
-        self, order: ReadShare, sink: Sink, on_end: Callable[[ShareLoader, str], None]
-    ) -> None:
+    def __init__(self, order: ReadShare, sink: Sink, on_end: Callable[[str], None]) -> None:
         super().__init__(sink)
         self.order = order
         self._on_end = on_end
@@ -98,7 +96,7 @@ class ShareLoader(ParquetLoader):
             self.sink.read(self.order.share, self.order.epoch, self.order.keep)
         except Exception as error:  # noqa: BLE001 (the driver has to know)
             problem = _problem_text(error)
-        self._on_end(self, problem)
+        self._on_end(problem)
 
 
 class DirectLoader(ParquetLoader):

@@ -152,11 +152,12 @@ class Spool:
             for start, stop in overlap(skip, skip + rows, spooled.left):
                 self._free(spooled, start, stop)
 
-    def drop(self, numbers: Iterable[int]) -> None:
-        """Free all rows of segments that no node reads."""
+    def drop(self, lot: Lot) -> None:
+        """Free rows that no node reads."""
         with self._budget.lock:
-            for number in numbers:
-                self.free(number, 0, sys.maxsize)
+            if (spooled := self._segments.get(lot.number)) is not None:
+                ((_, start, _),) = spooled.segment.spans
+                self.free(lot.number, lot.start - start, lot.rows)
 
     def recall(self, epoch: int, retained: Iterable[StoredSegment]) -> list[Lot]:
         """Take segments that were retained, as rows of `epoch`; return what they hold."""

@@ -78,13 +78,12 @@ class _NodeFeed:
         has_told_wait: the driver knows of it.
         is_reclaimed: the child was asked for room and has not released anything yet.
         direct: reads files that the child has asked for.
-        share_end: of the last `ReadShare` that has ended: its epoch, and its problem if any.
         lots: rows that were spooled and not reported yet, by epoch.
         fetcher: fetches rows from other agents, once some were assigned.
-        assigned: how many grants of rows of other agents there were, in all.
-        fetched: how many of them have been fetched.
-        fetch_problem: why they cannot be fetched.
-        behind: what is to be done once so many have been fetched, in order.
+        ordered: how many grants of rows of other agents, and shares of files, there were in all.
+        arrived: how many of them are here.
+        problem: why others cannot come.
+        behind: what is to be done once so many have arrived, in order.
     """
 
     log: Log
@@ -96,17 +95,16 @@ class _NodeFeed:
     has_told_wait: bool = False
     is_reclaimed: bool = False
     direct: DirectLoader | None = None
-    share_end: tuple[int, str] = (-1, "")
     lots: dict[int, list[Lot]] = field(default_factory=dict)
     fetcher: Fetcher | None = None
-    assigned: int = 0
-    fetched: int = 0
-    fetch_problem: str = ""
+    ordered: int = 0
+    arrived: int = 0
+    problem: str = ""
     behind: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
 
     def go_on(self) -> None:
         """Do what waits for nothing any more."""
-        while self.behind and self.behind[0][0] <= self.fetched:
+        while self.behind and self.behind[0][0] <= self.arrived:
             self.behind.popleft()[1]()
 
     def stop(self) -> None:
@@ -191,11 +189,15 @@ class NodeFeeds:
                     self._after_fetches(feed, partial(self._send_to_child, EndMark(feed), -1))
                 if not feeds:
                     self._loop.call_soon(self._end_all, self.store.generation)
+            case FeedCut(feed, epoch, is_short=True):
+                self.store.spool(feed).refuse(epoch)
+                self._loop.call_soon(self._in_order, message)
             case FeedCut(feed, epoch) | EpochEnd(feed, epoch):
                 self.store.spool(feed).refuse(epoch)
                 self._after_fetches(feed, partial(self._in_order, message))
             case FeedBegin(feed) | ReadShare(feed) | FeedHold(feed):
                 self._after_fetches(feed, partial(self._in_order, message), is_mark=False)
+                self._feed(feed).ordered += isinstance(message, ReadShare)
 
     def _after_fetches(self, name: str, action: Callable[[], None], is_mark: bool = True) -> None:
         """Do it after what is behind fetches already, and if it is a mark, after all fetches.
@@ -203,7 +205,7 @@ class NodeFeeds:
         Not at once even so: segments of the own spool reach the child by the loop as well.
         """
         feed = self._feed(name)
-        feed.behind.append((feed.assigned if is_mark else 0, action))
+        feed.behind.append((feed.ordered if is_mark else 0, action))
         self._loop.call_soon(feed.go_on)
 
     def _in_order(self, message: FeedBegin | ReadShare | FeedHold | FeedCut | EpochEnd) -> None:
@@ -216,11 +218,11 @@ class NodeFeeds:
                 if run and (lots := self.store.recall(name, epoch, run)):
                     feed.lots.setdefault(epoch, []).extend(lots)
                     self._needs.call()  # before it is reported that the epoch has begun
-                feed.began = epoch
+                feed.began, feed.problem = epoch, ""
                 if run:
                     self._progress.call()
             case ReadShare():
-                on_end = partial(self._soon, self._note_end)
+                on_end = partial(self._soon, self._note_end, feed)
                 self._begin(ShareLoader(message, self._sink(feed), on_end))
             case FeedHold():
                 self._send_to_child(message, -1)
@@ -237,7 +239,7 @@ class NodeFeeds:
     def _end_all(self, generation: int) -> None:
         """End all feeds, also those not used yet, once no rows are fetched any more."""
         for name, feed in self._feeds.items():
-            if feed.behind or feed.fetched < feed.assigned:
+            if feed.behind or feed.arrived < feed.ordered:
                 self._after_fetches(name, partial(self._end_all, generation))
                 return
         if generation == self.store.generation:
@@ -256,18 +258,19 @@ class NodeFeeds:
         except (FeedClosedError, OSError) as error:
             own = self._peers.names[self._peers.node_id]
             self._note_problem(feed, f"{own} cannot read rows that it holds: {error}")
-        self.store.spool(name).drop(order.unwanted)
+        for lot in order.unwanted:
+            self.store.spool(name).drop(lot)
         if fetches:
             self._fetch(feed, fetches)
 
     def _fetch(self, feed: _NodeFeed, fetches: list[Fetch]) -> None:
-        feed.assigned += len(fetches)
+        feed.ordered += len(fetches)
         if feed.fetcher is None:
             feed.fetcher = Fetcher(
                 self._peers,
                 feed.log,
                 self.store.generation,
-                partial(self._soon, self._note_fetched, feed),
+                partial(self._soon, self._note_arrived, feed),
                 partial(self._soon, self._note_problem, feed),
             )
             self._fetchers = [each for each in self._fetchers if each.is_alive()]
@@ -413,20 +416,23 @@ class NodeFeeds:
             self._feed(name).lots.setdefault(epoch, []).append(lot)
             self._needs.request()
 
-    def _note_fetched(self, feed: _NodeFeed) -> None:
-        feed.fetched += 1
+    def _note_arrived(self, feed: _NodeFeed) -> None:
+        feed.arrived = min(feed.arrived + 1, feed.ordered)
         feed.go_on()
 
     def _note_problem(self, feed: _NodeFeed, problem: str) -> None:
-        feed.fetch_problem = feed.fetch_problem or problem
+        """Report why rows cannot come, and wait for none any more: the driver ends the call."""
+        feed.problem = feed.problem or problem
+        feed.fetcher, feed.arrived = None, feed.ordered
         self._progress.call()
+        feed.go_on()
 
-    def _note_end(self, loader: ShareLoader, problem: str) -> None:
-        order = loader.order
-        feed = self._feed(order.feed)
-        if loader.sink.log is feed.log:  # no other child has come since
-            feed.share_end = order.epoch, problem
-            self._progress.call()
+    def _note_end(self, feed: _NodeFeed, problem: str) -> None:
+        if problem:
+            own = self._peers.names[self._peers.node_id]
+            self._note_problem(feed, f"{own} could not read its share: {problem}")
+        else:
+            self._note_arrived(feed)
 
     def _pass_on(self, feed: _NodeFeed, loader: DirectLoader, message: Local) -> None:
         if self._feeds.get(feed.log.feed) is feed and feed.direct is loader:
@@ -490,7 +496,6 @@ class NodeFeeds:
     def _count(self, feed: _NodeFeed) -> FeedCount:
         log, read = feed.log, feed.consumed
         cut = log.last_cut
-        read_to, problem = feed.share_end
         epoch = max(cut.epoch + 1, feed.began, 0)
         return FeedCount(
             log.feed,
@@ -510,9 +515,7 @@ class NodeFeeds:
             cut_whole=cut.is_whole,
             held=read.held,
             reading=read.reading,
-            read_to=read_to,
-            read_problem=problem,
-            fetch_problem=feed.fetch_problem,
+            problem=feed.problem,
             waits=feed.waits,
             beyond=read.beyond,
         )

@@ -36,6 +36,8 @@ WHAT_TO_DO = (
     "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
 )
 
+MAX_COUNT_S = 30.0
+"""How long rows that no node wants are counted, for the result of `cluster.feed`."""
 _LISTENING_S = 1.0
 
 

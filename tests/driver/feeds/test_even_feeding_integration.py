@@ -14,7 +14,6 @@ from sparkdl.core.options import Roles
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.feed.reader.batches import Tail
-from sparkdl.feed.transfer import groups
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab
 from tests.doubles.map_funs import count_rows
@@ -301,12 +300,7 @@ def test_evaluator_is_fed_beside_the_workers() -> None:
 
 @pytest.mark.parametrize("tail", ["short", pytest.param("drop", marks=DEEP)])
 @pytest.mark.parametrize("sizes", ["skewed", "one", "many"])
-def test_nodes_are_level_though_no_feeder_reaches_all_of_them(
-    trio: Lab, feed: str, tail: Tail, sizes: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A feeder has two streams here, and there are three nodes."""
-    monkeypatch.setattr(groups, "MAX_STREAMS", 2)
-    monkeypatch.setattr(transitions, "MAX_STREAMS", 2)
+def test_three_nodes_are_level(trio: Lab, feed: str, tail: Tail, sizes: str) -> None:
     count = sum(SIZES[sizes])
     with Meetings(3) as meetings:
         trio.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})

@@ -15,7 +15,8 @@ from sparkdl.control.descriptors import FdSender
 from sparkdl.control.tls import Tls, Trust, new_tls
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import FeederError, FeedSpec
-from tests.doubles.feeds import SOON_S, LocalNode, Proxy, numbers, order, values
+from tests.doubles.feeds import SOON_S, LocalNode, Proxy, numbers, order
+from tests.doubles.spools import SpoolServer
 
 ROWS = list(range(1000))
 
@@ -39,29 +40,24 @@ def batches() -> Iterator[pa.RecordBatch]:
     return iter([numbers(0, 400, 8), numbers(400, 1000, 8)])
 
 
-def read(node: LocalNode) -> list[int]:
-    node.end_epoch(0, {})
-    return values(node.reader())
-
-
 @pytest.mark.usefixtures("_far")
 @pytest.mark.parametrize("is_encrypted", [True, False])
 def test_rows_and_token_cross_in_the_clear_only_without_tls(is_encrypted: bool, ours: Tls) -> None:
     tls = ours if is_encrypted else None
     secrets = (b"Bearer secret", numbers(0, 400)["x"].buffers()[1].to_pybytes()[: 8 * 100])
-    with LocalNode(tls=tls) as node, Proxy(node.target, records=True) as network:
-        assert node.uri.startswith("grpc+tls://" if tls else "grpc://")
+    with SpoolServer(tls=tls) as node, Proxy(node.target, records=True) as network:
+        assert node.target.uri.startswith("grpc+tls://" if tls else "grpc://")
         spec = told(order([network.target]), tls.trust if tls else None)
         Feeder(spec, 0).feed(batches())
-        assert read(node) == ROWS
+        assert node.values == ROWS
         assert len(network.passed) > 8 * 8 * len(ROWS)
         assert [secret in network.passed for secret in secrets] == [not is_encrypted] * 2
 
 
 def test_descriptors_are_handed_over_beside_tls(ours: Tls) -> None:
-    with LocalNode(tls=ours) as node, Proxy(node.target, records=True) as network:
+    with SpoolServer(tls=ours) as node, Proxy(node.target, records=True) as network:
         Feeder(told(order([network.target]), ours.trust), 0).feed(batches())
-        assert read(node) == ROWS
+        assert node.values == ROWS
         assert len(network.passed) < 8 * 8 * len(ROWS), "the rows went another way"
 
 
@@ -84,16 +80,16 @@ def test_who_is_not_believed_gets_no_row_and_is_told_soon(
         "another name": replace(ours.trust, name="another.example"),
         "none": None,
     }
-    with LocalNode(tls=ours if server == "ours" else None) as node:
+    with SpoolServer(tls=ours if server == "ours" else None) as node:
         scheme = "grpc" if client == "none" else "grpc+tls"
-        target = replace(node.target, uri=f"{scheme}://{node.uri.rpartition('//')[2]}")
+        target = replace(node.target, uri=f"{scheme}://127.0.0.1:{node.port}")
         feeder = Feeder(told(order([target]), known[client]), 0)
         with pytest.raises(FeederError, match=reason):
             feeder.feed(batches())
         assert feeder.unreachable == [target]
-        assert node.feeds.store.logs == ()
+        assert node.seen == []
         Feeder(told(order([node.target]), known[server]), 0).feed(batches())
-        assert read(node) == ROWS, "and nobody else is disturbed"
+        assert node.values == ROWS, "and nobody else is disturbed"
 
 
 def test_peer_that_does_not_shake_hands_does_not_hold_up_the_end(ours: Tls) -> None:
@@ -102,8 +98,8 @@ def test_peer_that_does_not_shake_hands_does_not_hold_up_the_end(ours: Tls) -> N
             address = urlsplit(node.uri)
             peer = socket.create_connection((address.hostname, address.port or 0))
             stack.enter_context(closing(peer))
-            Feeder(told(order([node.target]), ours.trust), 0).feed(batches())
-            assert read(node) == ROWS
+            fed = Feeder(told(order([node.target]), ours.trust), 0).feed(batches())
+            assert fed.rows == len(ROWS)
         peer.settimeout(SOON_S)
         with suppress(ConnectionError):
             while peer.recv(100):  # what gRPC says first

@@ -1,0 +1,304 @@
+"""Where the rows of an epoch lie, and which node gets which of them. Pure: no sockets or clocks.
+
+Runs in: driver
+
+Agents report the rows that feeders have brought to them as lots. A row is known by its partition
+and its number there, so a row that comes twice, because Spark repeats a task, is known already. The
+table assigns rows that no node has yet to nodes that run short of rows, so that all nodes have
+equally many:
+
+    lots ──▶ in a spool ──▶ assigned to a node
+      └────▶ known already: unwanted
+
+A node is given rows of its own agent's spool where that keeps nodes level. Rows of another agent,
+which cross the network once more, are the last resort: at the end of the epoch, or when a node has
+run short for `GRACE_S` and its own agent has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sparkdl.control.messages import Grant, Lot
+from sparkdl.control.rows import PartRows
+from sparkdl.core.row_ranges import Range, merge_ranges, uncovered
+
+GRACE_S = 0.05
+"""How long a node without rows waits for some to come to its own agent."""
+WINDOW_NBYTES = 64 * 1024 * 1024
+"""Unread bytes of a node at most while more are to come: a slow node is not given all rows."""
+_WINDOW_SHARE = 4
+"""A window is no more than this part of the memory of an agent."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a node has left to read.
+
+    Attributes:
+        unread: rows that are assigned to the node, and that user code has not been given.
+        waits: user code waits for a row.
+    """
+
+    unread: int = 0
+    waits: bool = True
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a segment that wait in a spool."""
+
+    number: int
+    partition: int
+    start: int
+    skip: int
+    rows: int
+
+    def split(self, rows: int) -> tuple[_Piece, _Piece]:
+        """Return the first `rows` rows, and the others."""
+        rest = replace(self, start=self.start + rows, skip=self.skip + rows, rows=self.rows - rows)
+        return replace(self, rows=rows), rest
+
+
+class _Spool:
+    """The rows that wait at one agent, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.pieces: deque[_Piece] = deque()
+
+    def add(self, piece: _Piece) -> None:
+        self.rows += piece.rows
+        self.pieces.append(piece)
+
+    def take(self, rows: int, from_end: bool) -> list[_Piece]:
+        """Remove and return `rows` rows, the oldest or the newest ones."""
+        taken: list[_Piece] = []
+        self.rows -= rows
+        while rows:
+            piece = self.pieces.pop() if from_end else self.pieces.popleft()
+            if piece.rows > rows and from_end:
+                rest, piece = piece.split(piece.rows - rows)
+                self.pieces.append(rest)
+            elif piece.rows > rows:
+                piece, rest = piece.split(rows)
+                self.pieces.appendleft(rest)
+            taken.append(piece)
+            rows -= piece.rows
+        return taken
+
+
+class RowTable:
+    """The rows of one epoch. It belongs to the state of the feed that holds it.
+
+    Args:
+        ahead: rows by node that nodes had more than others before the epoch.
+        done: rows by partition that a checkpoint covers: they are not assigned again.
+
+    Attributes:
+        assigned: rows of this epoch by node.
+        rows_moved: rows that were assigned to a node of which another agent holds them.
+        due_s: when to assign again though nothing has happened.
+    """
+
+    def __init__(self, ahead: Mapping[int, int], done: PartRows) -> None:
+        self.assigned: Counter[int] = Counter()
+        self.rows_moved = 0
+        self.due_s = math.inf
+        self._ahead = dict(ahead)
+        self._known: dict[int, list[Range]] = {p: merge_ranges(r) for p, r in done.items()}
+        self._spools: dict[int, _Spool] = {}
+        self._rows = self._nbytes = self._seen = 0
+        self._room_nbytes: dict[int, int] = {}
+        self._short_since_s: float | None = None
+
+    @property
+    def rows_waiting(self) -> int:
+        """Rows that are in spools, and of no node yet."""
+        return self._rows
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any row of the epoch has come."""
+        return self._seen > 0
+
+    @property
+    def known(self) -> PartRows:
+        """Rows by partition that are here, or that a checkpoint covers."""
+        return {part: tuple(ranges) for part, ranges in sorted(self._known.items()) if ranges}
+
+    def add(self, holder: int, lots: Iterable[Lot], room_nbytes: int) -> list[Lot]:
+        """Enter rows that an agent holds; return those that are known already, as lots.
+
+        Args:
+            room_nbytes: how many bytes the agent may hold.
+        """
+        self._room_nbytes[holder] = room_nbytes
+        spool, unwanted = self._spools.setdefault(holder, _Spool()), list[Lot]()
+        for lot in lots:
+            known = self._known.get(lot.partition, [])
+            stop, at = lot.start + lot.rows, lot.start
+            for first, last in uncovered(lot.start, stop, known):
+                if first > at:
+                    unwanted.append(_part(lot, at, first))
+                spool.add(_Piece(lot.number, lot.partition, first, first - lot.start, last - first))
+                self._rows += last - first
+                at = last
+            if at < stop:
+                unwanted.append(_part(lot, at, stop))
+            self._known[lot.partition] = merge_ranges([*known, (lot.start, stop)])
+            self._seen += lot.rows
+            self._nbytes += lot.nbytes
+        return unwanted
+
+    def is_complete(self, num_rows: Mapping[int, int]) -> bool:
+        """Whether all rows of partitions of so many rows are known."""
+        return all(
+            not rows or self._known.get(part) == [(0, rows)] for part, rows in num_rows.items()
+        )
+
+    def assign(self, needs: Mapping[int, Need], now_s: float) -> dict[int, list[Grant]]:
+        """Assign rows to nodes that run short of them; return the grants by node.
+
+        Args:
+            needs: of the nodes that take rows.
+        """
+        grants: dict[int, list[Grant]] = {}
+        while granted := self._assign_once(needs, now_s):
+            for node, more in granted.items():
+                grants.setdefault(node, []).extend(more)
+                rows = sum(grant.rows for grant in more)
+                unread = 0 if needs[node].waits else needs[node].unread
+                needs = {**needs, node: Need(unread + rows, waits=False)}
+        return grants
+
+    def _assign_once(self, needs: Mapping[int, Need], now_s: float) -> dict[int, list[Grant]]:
+        self.due_s = math.inf
+        if not self._rows:
+            return {}
+        rooms = {node: self._room(node, need) for node, need in needs.items()}
+        open_to = [node for node in needs if rooms[node] > 0]
+        if not any(self._is_short(node, needs[node]) for node in open_to):
+            return {}
+        totals = {node: self._total(node) for node in open_to}
+        least = min(totals.values())
+        own = {node: min(self._waiting_at(node), rooms[node]) for node in open_to}
+        aim = min(totals[node] + own[node] for node in open_to)
+        if aim > least:
+            self._short_since_s = None
+            return self._grant({n: aim - totals[n] for n in open_to if totals[n] < aim})
+        if self._short_since_s is None:
+            self._short_since_s = now_s
+        if now_s < self._short_since_s + GRACE_S:
+            self.due_s = self._short_since_s + GRACE_S
+            return {}
+        self._short_since_s = None
+        rows = min(self._rows, sum(-(-rooms[node] // 2) for node in open_to))
+        shares = level(rows, [totals[node] for node in open_to])
+        return self._grant({n: min(rooms[n], r) for n, r in zip(open_to, shares, strict=True)})
+
+    def assign_rest(self, nodes: Sequence[int]) -> dict[int, list[Grant]]:
+        """Assign all rows that are left, so that these nodes have equally many."""
+        nodes = sorted(nodes)
+        if not nodes or not self._rows:
+            return {}
+        shares = level(self._rows, [self._total(node) for node in nodes])
+        return self._grant(dict(zip(nodes, shares, strict=True)))
+
+    def withdraw(self) -> dict[int, list[Lot]]:
+        """Remove the rows that are of no node; return them by the agent that holds them."""
+        left = {
+            holder: [Lot(p.number, p.partition, p.start, p.rows, 0) for p in spool.pieces]
+            for holder, spool in self._spools.items()
+            if spool.pieces
+        }
+        self._spools.clear()
+        self._rows = 0
+        return left
+
+    def _total(self, node: int) -> int:
+        return self._ahead.get(node, 0) + self.assigned[node]
+
+    def _waiting_at(self, node: int) -> int:
+        return self._spools[node].rows if node in self._spools else 0
+
+    def _window(self, node: int) -> int:
+        """Return how many rows a node may have that are unread."""
+        rooms = self._room_nbytes
+        room_nbytes = rooms[node] if node in rooms else min(rooms.values())
+        nbytes = min(WINDOW_NBYTES, room_nbytes // _WINDOW_SHARE)
+        return max(1, nbytes * self._seen // max(1, self._nbytes))
+
+    def _room(self, node: int, need: Need) -> int:
+        unread = 0 if need.waits else need.unread
+        return self._window(node) - unread
+
+    def _is_short(self, node: int, need: Need) -> bool:
+        return need.waits or 2 * need.unread < self._window(node)
+
+    def _grant(self, shares: Mapping[int, int]) -> dict[int, list[Grant]]:
+        """Give each node so many rows: of its own agent's spool, then of the fullest ones."""
+        grants: dict[int, list[Grant]] = {}
+        left: dict[int, int] = {}
+        for node, rows in shares.items():
+            own = min(rows, self._waiting_at(node))
+            if own > 0:
+                self._take(grants, node, node, own)
+            if rows > own:
+                left[node] = rows - own
+        for node, rows in left.items():
+            while rows and self._rows:
+                holder = max(self._spools, key=lambda n: self._spools[n].rows)
+                taken = min(rows, self._spools[holder].rows)
+                self._take(grants, node, holder, taken)
+                self.rows_moved += taken
+                rows -= taken
+        return grants
+
+    def _take(self, grants: dict[int, list[Grant]], node: int, holder: int, rows: int) -> None:
+        pieces = self._spools[holder].take(rows, from_end=node != holder)
+        grants.setdefault(node, []).extend(
+            Grant(holder, piece.number, piece.skip, piece.rows, piece.partition, piece.start)
+            for piece in pieces
+        )
+        self.assigned[node] += rows
+        self._rows -= rows
+
+
+def level(num_rows: int, totals: Sequence[int]) -> list[int]:
+    """Share rows out so that the nodes' totals become as even as they can.
+
+    Like water poured into a vessel with an uneven floor: the lowest nodes fill up to the next
+    lowest, then those rise together. Rows that do not make a full layer go one each to the
+    nodes that were lowest, the lower index first.
+
+    Args:
+        num_rows: how many rows there are to share out.
+        totals: how many rows each node has had so far.
+
+    Returns:
+        How many rows go to each node; they sum to `num_rows` unless there is no node.
+    """
+    if num_rows < 0:
+        raise ValueError(f"num_rows is {num_rows}; it cannot be negative")
+    shares = [0] * len(totals)
+    by_total = sorted((total, node) for node, total in enumerate(totals))
+    if not by_total:
+        return shares
+    wet, held = 0, num_rows  # how many nodes get water; water plus the floor below it
+    for total, _ in by_total:
+        if wet and held < total * wet:  # the water stands below this node's floor
+            break
+        wet, held = wet + 1, held + total
+    surface, remainder = divmod(held, wet)
+    for position, (total, node) in enumerate(by_total[:wet]):
+        shares[node] = surface - total + (position < remainder)
+    return shares
+
+
+def _part(lot: Lot, start: int, stop: int) -> Lot:
+    """Return rows [`start`, `stop`) of the partition of a lot, which has them."""
+    return Lot(lot.number, lot.partition, start, stop - start, 0)

@@ -1,0 +1,213 @@
+"""Where rows lie and whose they are: each row once, all nodes level, and nobody starves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sparkdl.control.messages import Grant, Lot
+from sparkdl.driver.feeds.table import GRACE_S, Need, RowTable, level
+
+TOTALS = st.lists(st.integers(0, 60), max_size=8)
+SHORT = Need(0, waits=True)
+ROOM_NBYTES = 4000
+"""A window of 1,000 rows of one byte."""
+
+
+def pour_one_by_one(num_rows: int, totals: list[int]) -> list[int]:
+    shares = [0] * len(totals)
+    for _ in range(num_rows if totals else 0):
+        # The lowest now; among equals, the node that was lowest at first, then the lower index.
+        lowest = min(range(len(totals)), key=lambda n: (totals[n] + shares[n], totals[n], n))
+        shares[lowest] += 1
+    return shares
+
+
+@given(st.integers(0, 200), TOTALS)
+def test_level_is_the_same_as_giving_each_row_to_the_lowest_node(
+    num_rows: int, totals: list[int]
+) -> None:
+    assert level(num_rows, totals) == pour_one_by_one(num_rows, totals)
+
+
+@given(st.integers(0, 10**12), TOTALS)
+def test_level_gives_every_row_away(num_rows: int, totals: list[int]) -> None:
+    shares = level(num_rows, totals)
+    assert sum(shares) == (num_rows if totals else 0)
+    assert all(share >= 0 for share in shares)
+
+
+def test_level_fills_the_lowest_first_and_spreads_the_rest() -> None:
+    assert level(7, [10, 0, 0]) == [0, 4, 3]
+    assert level(5, [2, 1, 0]) == [0, 2, 3]
+
+
+def test_level_refuses_negative_rows() -> None:
+    with pytest.raises(ValueError, match="cannot be negative"):
+        level(-1, [0])
+
+
+def lot(number: int, start: int, rows: int, partition: int = 0) -> Lot:
+    return Lot(number, partition, start, rows, rows)
+
+
+def rows_of(grants: Iterable[Grant]) -> list[tuple[int, int]]:
+    return [(g.partition, g.start + i) for g in grants for i in range(g.rows)]
+
+
+def test_rows_of_the_own_agent_come_first_and_do_not_wait() -> None:
+    table = RowTable({}, {})
+    table.add(0, [lot(0, 0, 10)], ROOM_NBYTES)
+    table.add(1, [lot(0, 10, 8)], ROOM_NBYTES)
+    assert table.assign({0: SHORT, 1: SHORT}, 0.0) == {
+        0: [Grant(0, 0, 0, 8, 0, 0)],
+        1: [Grant(1, 0, 0, 8, 0, 10)],
+    }
+    assert (table.rows_waiting, table.rows_moved) == (2, 0)
+    assert table.assign_rest([0, 1]) == {
+        0: [Grant(0, 0, 8, 1, 0, 8)],
+        1: [Grant(0, 0, 9, 1, 0, 9)],
+    }
+    assert table.rows_moved == 1
+
+
+def test_rows_of_another_agent_come_after_a_moment() -> None:
+    table = RowTable({}, {})
+    table.add(0, [lot(0, 0, 10)], ROOM_NBYTES)
+    assert table.assign({0: SHORT, 1: SHORT}, 5.0) == {}
+    assert table.due_s == 5.0 + GRACE_S
+    grants = table.assign({0: SHORT, 1: SHORT}, table.due_s)
+    assert table.assigned == {0: 5, 1: 5}
+    assert sorted(rows_of(itertools.chain(*grants.values()))) == [(0, row) for row in range(10)]
+    assert math.isinf(table.due_s)
+
+
+def test_node_that_has_enough_to_read_waits_and_one_that_is_full_is_left_out() -> None:
+    table = RowTable({}, {})
+    table.add(0, [lot(0, 0, 400)], ROOM_NBYTES)
+    assert table.assign({0: Need(600, waits=False)}, 0.0) == {}
+    table.add(1, [lot(0, 400, 400)], ROOM_NBYTES)
+    assert table.assign({0: Need(1000, waits=False), 1: SHORT}, 0.0).keys() == {1}
+    assert table.assigned == {1: 400}
+
+
+def test_rows_ahead_count_and_rows_done_do_not_come_again() -> None:
+    table = RowTable({0: 3}, {0: ((0, 5),)})
+    assert table.add(0, [lot(0, 0, 10)], ROOM_NBYTES) == [Lot(0, 0, 0, 5, 0)]
+    assert table.known == {0: ((0, 10),)}
+    table.assign_rest([0, 1])
+    assert table.assigned == {0: 1, 1: 4}
+
+
+def test_what_is_withdrawn_is_named_by_agent() -> None:
+    table = RowTable({}, {})
+    table.add(1, [lot(0, 0, 4), lot(1, 4, 4)], ROOM_NBYTES)
+    table.assign({1: SHORT}, 0.0)
+    assert table.withdraw() == {}
+    table.add(1, [lot(2, 8, 4)], ROOM_NBYTES)
+    assert table.withdraw() == {1: [Lot(2, 0, 8, 4, 0)]}
+    assert table.rows_waiting == 0
+    assert table.is_complete({0: 12, 1: 0})
+    assert not table.is_complete({0: 13})
+
+
+@dataclass
+class Training:
+    """Feeders, agents with small spools, and nodes that read."""
+
+    random: Random
+    speeds: list[int]
+    """Rows that each node reads in a moment; 0 for one that stands still."""
+    is_in_step: bool
+    partitions: list[tuple[int, int]]
+    """The agent, and the rows, of each."""
+    table: RowTable = field(default_factory=lambda: RowTable({}, {}))
+    now_s: float = 0.0
+    spooled: Counter[int] = field(default_factory=Counter)
+    read: Counter[int] = field(default_factory=Counter)
+    got: list[tuple[int, int]] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Feed all rows within a number of moments that a fair share of the work takes."""
+        room, numbers, brought = 200, itertools.count(), [0] * len(self.partitions)
+        quiet = 0
+        while self.table.rows_waiting or any(
+            done < rows for done, (_, rows) in zip(brought, self.partitions, strict=True)
+        ):
+            moved = False
+            order = [*enumerate(self.partitions)]
+            self.random.shuffle(order)
+            for part, (agent, rows) in order:
+                some = min(rows - brought[part], 1 + self.random.randrange(30))
+                if some and self.spooled[agent] + some <= room:
+                    self.spooled[agent] += some
+                    new = lot(next(numbers), brought[part], some, part)
+                    self.table.add(agent, [new], ROOM_NBYTES // 10)
+                    brought[part] += some
+                    moved = True
+            self.take(self.table.assign(self.needs(), self.now_s))
+            moved |= self.train()
+            if all(done == rows for done, (_, rows) in zip(brought, self.partitions, strict=True)):
+                self.take(self.table.assign_rest(range(len(self.speeds))))
+            self.now_s += 0.01
+            quiet = 0 if moved else quiet + 1
+            assert quiet < 20, "rows wait in spools, and nodes for rows"
+
+    def needs(self) -> dict[int, Need]:
+        unread = {n: self.table.assigned[n] - self.read[n] for n in range(len(self.speeds))}
+        return {n: Need(rows, waits=not rows) for n, rows in unread.items()}
+
+    def take(self, grants: dict[int, list[Grant]]) -> None:
+        for grant in itertools.chain(*grants.values()):
+            self.spooled[grant.holder] -= grant.rows
+            self.got.extend(rows_of([grant]))
+
+    def train(self) -> bool:
+        unread = {n: need.unread for n, need in self.needs().items()}
+        if self.is_in_step:
+            speed = max(self.speeds)
+            steps = {n: min(speed, min(unread.values())) for n in unread}
+        else:
+            steps = {n: min(self.speeds[n], unread[n]) for n in unread}
+        self.read.update(steps)
+        return any(steps.values())
+
+
+PARTITIONS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 400)), max_size=12)
+
+
+@given(
+    st.integers(0, 1 << 32),
+    st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any),
+    st.booleans(),
+    PARTITIONS,
+)
+@example(0, [10, 0], False, [(0, 400)] * 5)  # all partitions on one host, one node stopped
+@example(0, [10, 10, 10], True, [(0, 1), (1, 1000), (2, 0), (0, 37), (1, 0), (2, 3)])
+def test_each_row_has_one_node_and_none_waits_in_vain(
+    seed: int, speeds: list[int], is_in_step: bool, partitions: list[tuple[int, int]]
+) -> None:
+    """However small the spools are, wherever the rows come, and if a node stands still."""
+    placed = [(agent % len(speeds), rows) for agent, rows in partitions]
+    training = Training(Random(seed), speeds, is_in_step, placed)
+    training.run()
+    every = [(part, row) for part, (_, rows) in enumerate(placed) for row in range(rows)]
+    assert sorted(training.got) == every
+    totals = [training.table.assigned[n] for n in range(len(speeds))]
+    if is_in_step:
+        assert max(totals) - min(totals) <= 1
+
+
+def test_few_rows_cross_the_network_twice_where_partitions_are_even() -> None:
+    placed = [(part % 4, 20_000) for part in range(16)]
+    training = Training(Random(1), [40] * 4, True, placed)
+    training.run()
+    assert training.table.rows_moved <= 0.05 * 16 * 20_000
