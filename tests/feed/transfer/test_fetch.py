@@ -118,15 +118,15 @@ def test_connection_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -
         node.call(lambda: None)
         with Proxy(holder.target, port=int(uri.rpartition(":")[2])):
             node.wait_received(100)
-        assert last_count(node).fetch_problem == ""
+        assert last_count(node).problem == ""
 
 
 def test_rows_that_are_not_there_are_a_problem_that_is_told() -> None:
     with holder_and_fetcher() as (holder, node):
         spool(holder, 0)
         assign(node, holder.uri, grant(0, 0, 60), grant(0, 50, 10, 50))
-        node.wait_told(lambda _: last_count(node).fetch_problem != "")
-        problem = last_count(node).fetch_problem
+        node.wait_told(lambda _: last_count(node).problem != "")
+        problem = last_count(node).problem
         assert problem.startswith("worker:1 cannot fetch rows from worker:0: rows 50 to 60")
         assert node.rows_received == 60
 
