@@ -28,6 +28,7 @@ from sparkdl.control.messages import (
     FeedProgress,
     Grant,
     Granted,
+    Lot,
     Spooled,
 )
 from sparkdl.control.tls import Tls
@@ -209,8 +210,10 @@ class LocalNode:
         timeout_s: float = SOON_S,
         tracks: bool = False,
         tls: Tls | None = None,
+        keeps: bool = False,
     ) -> None:
         self.node_id = node_id
+        self._keeps = keeps
         self._tls = tls
         self.told: list[FeedProgress] = []
         self.spooled: list[Spooled] = []
@@ -280,6 +283,18 @@ class LocalNode:
         with self._changed:
             assert self._changed.wait_for(lambda: is_enough(self.told), SOON_S), self.told
 
+    @property
+    def lots(self) -> list[Lot]:
+        """What the node has reported of its spool."""
+        return [lot for each in self.spooled for lot in each.lots]
+
+    def wait_spooled(self, rows: int) -> None:
+        """Wait until the node has reported so many rows of its spool."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: sum(lot.rows for lot in self.lots) >= rows, SOON_S
+            ), self.spooled
+
     def wait_received(self, rows: int) -> None:
         """Wait until so many rows of the feed have come to the log."""
         self.wait_told(
@@ -308,7 +323,7 @@ class LocalNode:
     def _begin(self) -> None:
         self.feeds = NodeFeeds(
             Peers(self.node_id, tuple(f"worker:{n}" for n in range(self.node_id + 9)), TOKEN),
-            StoreLimits(self._limit_nbytes),
+            StoreLimits(self._limit_nbytes, keeps=self._keeps),
             self._timeout_s,
             self._send,
             self._tell,
@@ -377,13 +392,13 @@ class Proxy:
         passed: what went through it, if it `records`.
     """
 
-    def __init__(self, target: Target, records: bool = False) -> None:
+    def __init__(self, target: Target, records: bool = False, port: int = 0) -> None:
         scheme, _, address = target.uri.partition("//")
         host, _, port = address.rpartition(":")
         self._to = (host, int(port))
         self._records = records
         self.passed = bytearray()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         own_port = self._listener.getsockname()[1]
         self.target = replace(target, uri=f"{scheme}//127.0.0.1:{own_port}")
         self._sockets: list[socket.socket] = []

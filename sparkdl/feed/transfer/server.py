@@ -146,7 +146,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             if not context.is_cancelled():
                 spool.free(*place)
 
-        return flight.GeneratorStream(batch.schema, rows())
+        # Not a `GeneratorStream`, which sends no dictionaries.
+        return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(batch.schema, rows()))
 
     def shutdown(self) -> None:
         """Let calls end; hang up on those that have not within a second.

@@ -44,6 +44,11 @@ def read(node: LocalNode, share: Share, epoch: int = 0, last: int = 0) -> None:
     node.call(lambda: node.feeds.on_driver_message(ReadShare(FEED, epoch, share, epoch < last)))
 
 
+def cut(node: LocalNode, epoch: int = 0, is_short: bool = False) -> None:
+    """Do what the driver does to have the rows of a pass counted."""
+    node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, epoch, is_short)))
+
+
 def wait_for(node: LocalNode, is_it: Callable[[FeedCount], bool]) -> FeedCount:
     """Wait until the coordinator was told what is asked of the feed; return it."""
     found: list[FeedCount] = []
@@ -59,8 +64,9 @@ def wait_for(node: LocalNode, is_it: Callable[[FeedCount], bool]) -> FeedCount:
 def test_share_is_read_and_told_once_all_is_there(folder: Path) -> None:
     with LocalNode() as node:
         read(node, share_of(folder))
-        count = wait_for(node, lambda c: c.read_to == 0)
-        assert (count.rows_received, count.read_problem) == (ROWS, "")
+        cut(node)
+        count = wait_for(node, lambda c: c.cut == 0)
+        assert (count.cut_rows, count.problem) == (ROWS, "")
         node.end_epoch(0, {0: ROWS})
         assert values(node.reader()) == list(range(ROWS))
 
@@ -76,8 +82,8 @@ def test_want_of_descriptors_that_lasts_is_told(
     monkeypatch.setattr("sparkdl.feed.store.log._SHORT_WAIT_S", 0.02)
     with LocalNode() as node:
         read(node, share_of(folder))
-        count = wait_for(node, lambda c: c.read_to == 0)
-        assert "rows cannot be kept: no file descriptors are left" in count.read_problem
+        count = wait_for(node, lambda c: c.problem != "")
+        assert "rows cannot be kept: no file descriptors are left" in count.problem
         assert count.rows_received == 0
 
 
@@ -86,22 +92,23 @@ def test_problem_with_a_file_is_told_and_the_next_pass_is_not_blamed(folder: Pat
     (folder / "0.parquet").rename(folder / "gone")
     with LocalNode() as node:
         read(node, share)
-        count = wait_for(node, lambda c: c.read_to == 0)
-        assert "0.parquet, row groups 0 to" in count.read_problem
-        node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, 0)))
+        count = wait_for(node, lambda c: c.problem != "")
+        assert "0.parquet, row groups 0 to" in count.problem
+        cut(node)
         (folder / "gone").rename(folder / "0.parquet")
         read(node, share, epoch=1, last=1)
-        assert wait_for(node, lambda c: c.read_to == 1).read_problem == ""
+        cut(node, 1)
+        assert wait_for(node, lambda c: c.cut == 1).problem == ""
 
 
 def test_reading_that_waits_for_room_ends_when_the_epoch_is_cut(folder: Path) -> None:
     with LocalNode(limit_nbytes=LITTLE) as node:
         read(node, share_of(folder))
         wait_for(node, lambda c: c.rows_received > 0)
-        node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, 0)))
-        count = wait_for(node, lambda c: c.read_to == 0)
+        cut(node, is_short=True)
+        count = wait_for(node, lambda c: c.cut == 0)
         assert 0 < count.rows_received < ROWS
-        assert count.read_problem == ""
+        assert count.problem == ""
 
 
 def test_rows_of_an_old_reading_do_not_reach_the_next_child(folder: Path) -> None:
@@ -116,7 +123,7 @@ def test_rows_of_an_old_reading_do_not_reach_the_next_child(folder: Path) -> Non
         while (first := int(next(batches)["x"][0])) < ROWS // 2:
             pass  # what the child had been sent before
         assert first == ROWS // 2
-        assert all(c.read_to < 0 for each in node.told[told:] for c in each.counts)
+        assert all(not c.problem for each in node.told[told:] for c in each.counts)
 
 
 def test_plea_for_room_that_terminate_has_overtaken_is_forgotten() -> None:

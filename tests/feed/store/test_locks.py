@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -28,10 +27,9 @@ STORE = (admission, budget, log, provenance, segment, spool, store)
 @pytest.mark.parametrize("module", STORE, ids=lambda module: module.__name__)
 def test_no_part_of_a_store_but_the_budget_has_a_lock(module: ModuleType) -> None:
     source = inspect.getsource(module)
-    found = [
-        name for name in ("Lock(", "Condition(", "Semaphore(") if f"threading.{name}" in source
-    ]
-    assert found == (["Condition("] if module is budget else [])
+    kinds = ("Lock", "RLock", "Condition", "Semaphore")
+    found = [kind for kind in kinds if f"threading.{kind}(" in source]
+    assert found == (["Condition"] if module is budget else [])
 
 
 class Noted(threading.Condition):
@@ -59,13 +57,12 @@ class Noted(threading.Condition):
 
 
 @pytest.fixture
-def _noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _noted(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((budget, "store"), (fetch, "fetcher")):
         noted = SimpleNamespace(Condition=lambda name=name: Noted(name), Thread=threading.Thread)
         monkeypatch.setattr(module, "threading", noted)
     Noted.taken.clear()
     Noted.nested.clear()
-    yield
 
 
 @pytest.mark.usefixtures("_noted")

@@ -1,4 +1,4 @@
-"""Batches of the right size become segments; rows by segment become rows by partition."""
+"""Batches of the right size become segments."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.rows import EpochRows
 from sparkdl.core.row_ranges import Span, spans_left, spans_within
-from sparkdl.feed.store.segment import Provenance, halve, join_small
+from sparkdl.feed.store.segment import halve, join_small
 from tests.doubles.feeds import numbers
 
 spans = st.lists(
@@ -46,27 +45,6 @@ def test_rows_left_are_those_that_are_not_done(
     kept = [row for start, stop in left for row in rows[start:stop]]
     assert kept == [(part, row) for part, row in rows if row not in done.get(part, ())]
     assert all(stop < start for (_, stop), (start, _) in pairwise(left))
-
-
-def test_rows_are_told_by_the_epoch_that_read_them_and_merged() -> None:
-    provenance = Provenance()
-    provenance.add(0, 0, ((0, 0, 10),))
-    provenance.add(1, 0, ((0, 10, 15), (1, 0, 5)))
-    used: EpochRows = {0: {0: ((0, 10),), 1: ((0, 7),)}, 1: {0: ((2, 4), (6, 8)), 9: ((0, 1),)}}
-    assert provenance.rows(used) == {0: {0: ((0, 15),), 1: ((0, 2),)}, 1: {0: ((2, 4), (6, 8))}}
-    assert provenance.rows({}, dropped_to=0) == {0: {0: ((0, 15),), 1: ((0, 5),)}}
-
-
-def test_provenance_stays_until_the_last_epoch_that_reads_the_segment_is_forgotten() -> None:
-    provenance = Provenance()
-    provenance.add(0, 0, ((0, 0, 10),))
-    provenance.settle(2)  # epochs 0 to 2 read it
-    provenance.add(1, 3, ((0, 10, 20),))
-    provenance.forget(2)
-    everything: EpochRows = {2: {0: ((0, 1),)}, 3: {1: ((0, 1),)}}
-    assert provenance.rows(everything) == {2: {0: ((0, 1),)}, 3: {0: ((10, 11),)}}
-    provenance.forget(3)
-    assert provenance.rows(everything) == {3: {0: ((10, 11),)}}
 
 
 def test_small_batches_of_one_schema_are_joined() -> None:

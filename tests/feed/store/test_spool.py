@@ -140,7 +140,8 @@ def test_rows_for_another_node_are_freed_once_they_are_sent() -> None:
             spool.read(0, 20, 30)
         with pytest.raises(FeedClosedError, match="rows 49 to 51"):
             it.store.grant(FEED, 0, 49, 2)
-        spool.drop([0, 7])
+        spool.drop(it.lots[0])
+        spool.drop(it.lots[0])
         assert it.used == (0, 0, 0)
 
 
@@ -350,9 +351,13 @@ class Moves(RuleBasedStateMachine):
     def driver_wants_no_more(self, at: int) -> None:
         assert self.it is not None
         number = list(self.lots)[at % len(self.lots)]
+        self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        assert self.it is not None
         for first, low, high in self.lots.pop(number):
             self.spooled -= set(range(first + low, first + high))
-        self.it.store.spool(FEED).drop([number])
+            self.it.store.spool(FEED).drop(Lot(number, 0, first + low, high - low, 0))
 
     @rule(rows=st.integers(1, 150))
     @precondition(lambda self: self.it is not None)
@@ -393,9 +398,8 @@ class Moves(RuleBasedStateMachine):
     def _leave_spooled_of_old_epochs(self) -> None:
         """Rows of an epoch that was cut go to other nodes alone; drop them here."""
         assert self.it is not None
-        self.it.store.spool(FEED).drop(list(self.lots))
-        self.lots.clear()
-        self.spooled.clear()
+        for number in list(self.lots):
+            self._drop(number)
 
     @rule(recalls=st.booleans())
     @precondition(lambda self: self.it is not None)

@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -14,23 +13,25 @@ import pyarrow.flight as flight
 import pytest
 
 from sparkdl.control.auth import bearer
-from sparkdl.feed.transfer.feeder import Feeder
-from sparkdl.feed.transfer.messages import PutAck, PutHeader, PutPiece
-from tests.doubles.feeds import FEED, SOON_S, TOKEN, LocalNode, Proxy, numbers, order, values
+from sparkdl.control.messages import FeedCut
+from sparkdl.feed.transfer.messages import FetchTicket, PutAck, PutHeader, PutPiece
+from tests.doubles.feeds import FEED, SOON_S, TOKEN, LocalNode, Proxy, numbers, values
 
 BATCH = numbers(0, 10)
+OPTIONS = flight.FlightCallOptions(
+    timeout=SOON_S, headers=[(b"authorization", bearer(TOKEN).encode())]
+)
 
 
 class Put:
     """A `DoPut`, step by step."""
 
-    def __init__(self, client: flight.FlightClient, header: bytes | None = None, **of: Any) -> None:
-        header = header or msgspec.json.encode(PutHeader(FEED, 0, "run", 0, **of))
-        options = flight.FlightCallOptions(
-            timeout=SOON_S, headers=[(b"authorization", bearer(TOKEN).encode())]
-        )
+    def __init__(
+        self, client: flight.FlightClient, partition: int = 0, header: bytes | None = None
+    ) -> None:
+        header = header or msgspec.json.encode(PutHeader(FEED, 0, "run", partition))
         self.writer, self.reader = client.do_put(
-            flight.FlightDescriptor.for_command(header), BATCH.schema, options
+            flight.FlightDescriptor.for_command(header), BATCH.schema, OPTIONS
         )
 
     def send(self, batch: pa.RecordBatch, start_row: int) -> None:
@@ -49,52 +50,76 @@ def client_of(node: LocalNode) -> Iterator[flight.FlightClient]:
         yield client
 
 
-def feed(node: LocalNode, rows: int = 20, partition: int = 9) -> None:
-    fed = Feeder(order([node.target]), partition).feed(iter([numbers(0, rows)]))
-    assert fed.rows == {node.node_id: rows}
-
-
-def test_each_batch_is_acknowledged_and_a_later_attempt_is_told_of_it() -> None:
-    with LocalNode() as node, client_of(node) as client:
-        put = Put(client)
+def feed(node: LocalNode, partition: int = 9) -> None:
+    """Do what a good feeder does."""
+    with client_of(node) as client:
+        put = Put(client, partition)
         assert put.acknowledged() == PutAck(True, False)
-        put.send(BATCH, 0)
-        assert put.acknowledged() == PutAck(True, False)
-        feed(node)
-        put.send(BATCH, 10)
+        put.send(numbers(0, 20), 0)
         assert put.acknowledged() == PutAck(True, False)
         put.writer.close()
-        another = Put(client, attempt=1)
-        assert another.acknowledged() == PutAck(True, False, ((0, 20),))
-        another.writer.close()
 
 
-def test_closed_node_says_so_and_refuses() -> None:
+def ticket(skip: int, rows: int, generation: int = 0) -> flight.Ticket:
+    return flight.Ticket(msgspec.json.encode(FetchTicket(FEED, generation, 0, skip, rows)))
+
+
+def get(client: flight.FlightClient, skip: int, rows: int, generation: int = 0) -> list[int]:
+    """Do what an agent does that fetches rows."""
+    table = client.do_get(ticket(skip, rows, generation), OPTIONS).read_all()
+    return [int(x) for x in table.column("x").to_pylist()]
+
+
+def test_each_batch_is_acknowledged_and_waits_in_the_spool() -> None:
+    with LocalNode() as node, client_of(node) as client:
+        node.driver = None
+        put = Put(client)
+        assert put.acknowledged() == PutAck(True, False)
+        for start in (0, 10):
+            put.send(BATCH, start)
+            assert put.acknowledged() == PutAck(True, False)
+        put.writer.close()
+        node.wait_spooled(20)
+        assert [(lot.number, lot.start, lot.rows) for lot in node.lots] == [(0, 0, 10), (1, 10, 10)]
+        assert node.rows_received == 0
+
+
+def test_rows_are_sent_to_another_agent_and_freed_once_all_are_sent() -> None:
+    with LocalNode() as node, client_of(node) as client:
+        node.driver = None
+        feed(node)
+        assert get(client, 5, 10) == list(range(5, 15))
+        assert get(client, 15, 5) == list(range(15, 20))
+        with pytest.raises(flight.FlightServerError, match="rows 5 to 6 of segment 0"):
+            get(client, 5, 1)
+
+
+def test_agent_of_another_generation_is_asked_to_come_again() -> None:
+    with LocalNode() as node, client_of(node) as client:
+        feed(node)
+        with pytest.raises(flight.FlightUnavailableError, match="another generation"):
+            get(client, 0, 1, generation=1)
+
+
+def test_child_that_has_returned_leaves_a_node_that_spools_for_others() -> None:
+    with LocalNode() as node, client_of(node) as client:
+        node.driver = None
+        node.call(lambda: node.feeds.close("map_fun has returned"))
+        feed(node)
+        assert get(client, 0, 20) == list(range(20))
+
+
+def test_epoch_that_was_cut_is_refused() -> None:
     with LocalNode() as node, client_of(node) as client:
         put = Put(client)
         put.acknowledged()
-        node.call(lambda: node.feeds.close("map_fun has returned"))
+        node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, 0)))
         put.send(BATCH, 0)
         assert put.acknowledged() == PutAck(False, True)
         put.writer.close()
         another = Put(client)
         assert another.acknowledged() == PutAck(True, True)
         another.writer.close()
-
-
-def test_earlier_attempt_is_refused_once_a_later_one_has_begun() -> None:
-    with LocalNode() as node, client_of(node) as client:
-        early = Put(client, attempt=1)
-        early.acknowledged()
-        late = Put(client, attempt=2)
-        late.acknowledged()
-        early.send(BATCH, 0)
-        with pytest.raises(flight.FlightError, match=r"attempt 1 at partition 0 .* is out of date"):
-            early.writer.close()
-        late.send(BATCH, 0)
-        assert late.acknowledged().accepted
-        late.writer.close()
-        assert node.rows_received == 10
 
 
 @pytest.mark.parametrize(
@@ -107,7 +132,7 @@ def test_earlier_attempt_is_refused_once_a_later_one_has_begun() -> None:
     ],
     ids=["missing", "wrong", "not a bearer", "empty"],
 )
-@pytest.mark.parametrize("call", ["put", "exchange", "action"])
+@pytest.mark.parametrize("call", ["put", "exchange", "get"])
 def test_call_without_the_token_never_reaches_a_handler(
     headers: list[tuple[bytes, bytes]], call: str
 ) -> None:
@@ -124,7 +149,7 @@ def test_call_without_the_token_never_reaches_a_handler(
                 writer, reader = client.do_exchange(descriptor, options)
                 reader.read_chunk()
             else:
-                list(client.do_action("anything", options))
+                client.do_get(ticket(0, 1), options).read_all()
         assert node.feeds.store.logs == ()
 
 
@@ -132,7 +157,7 @@ def test_call_without_the_token_never_reaches_a_handler(
 def test_header_that_is_none_is_an_error_for_its_caller_alone(header: bytes) -> None:
     with LocalNode() as node, client_of(node) as client:
         with pytest.raises(pa.ArrowException, match=r"not a PutHeader: .*(JSON|str|truncated)"):
-            Put(client, header).writer.close()
+            Put(client, header=header).writer.close()
         feed(node)
 
 

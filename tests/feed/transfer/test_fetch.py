@@ -1,0 +1,209 @@
+"""Rows that another agent holds come to the node they are assigned to, or a reason does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sparkdl.control.channel import EndMark, Reclaim
+from sparkdl.control.messages import (
+    Assign,
+    EpochEnd,
+    FeedBegin,
+    FeedCount,
+    FeedCut,
+    FeedEnd,
+    FeedHold,
+    Grant,
+)
+from sparkdl.core.deadline import Deadline
+from sparkdl.feed.store.admission import Appended
+from sparkdl.feed.store.segment import segment_nbytes
+from sparkdl.feed.store.spool import SpoolRequest
+from sparkdl.feed.transfer import fetch
+from tests.doubles.feeds import (
+    FEED,
+    SOON_S,
+    LevelDriver,
+    LocalNode,
+    Proxy,
+    Running,
+    numbers,
+    values,
+)
+
+NBYTES = segment_nbytes(numbers(0, 100))
+
+
+def spool(node: LocalNode, start: int, rows: int = 100, epoch: int = 0) -> None:
+    """Do what a feeder does."""
+    request = SpoolRequest(epoch, "run", 0, start)
+    there = node.feeds.store.spool(FEED)
+    outcome = there.append(numbers(start, start + rows), Deadline.after(SOON_S), request)
+    assert outcome is Appended.STORED
+
+
+def last_count(node: LocalNode) -> FeedCount:
+    counts = [count for each in node.told for count in each.counts if count.feed == FEED]
+    return counts[-1] if counts else FeedCount(FEED)
+
+
+@contextmanager
+def holder_and_fetcher(nbytes: int = 1 << 28) -> Iterator[tuple[LocalNode, LocalNode]]:
+    with LocalNode(0) as holder, LocalNode(1, nbytes) as node:
+        holder.driver = node.driver = None
+        yield holder, node
+
+
+def grant(number: int = 0, skip: int = 0, rows: int = 100, start: int = 0) -> Grant:
+    return Grant(0, number, skip, rows, 0, start)
+
+
+def assign(node: LocalNode, uri: str, *grants: Grant) -> None:
+    node.call(lambda: node.feeds.on_driver_message(Assign(FEED, 0, "run", grants, {0: uri})))
+
+
+def test_windows_are_fetched_in_order_and_freed_at_their_holder() -> None:
+    with holder_and_fetcher() as (holder, node):
+        spool(holder, 0)
+        assign(node, holder.uri, grant(0, 50, 50, 50), grant(0, 0, 20, 0))
+        node.wait_received(70)
+        node.end_epoch(0, {1: 70})
+        assert values(node.reader()) == [*range(50, 100), *range(20)]
+        rest = holder.feeds.store.budget.used_nbytes
+        assert rest == NBYTES * 50 // 100 - NBYTES * 20 // 100
+
+
+def test_rows_that_were_fetched_are_covered_by_their_partition() -> None:
+    with LocalNode(0) as holder, LocalNode(1, tracks=True) as node:
+        holder.driver = node.driver = None
+        spool(holder, 30)
+        assign(node, holder.uri, grant(0, 10, 90, 40))
+        node.wait_received(90)
+        node.end_epoch(0, {1: 90})
+        values(node.reader())
+        used = node.link.positions(None)
+        assert node.call(lambda: node.feeds.coverage(used)) == {FEED: {0: {0: ((40, 130),)}}}
+
+
+def test_marks_wait_until_the_rows_before_them_are_here() -> None:
+    with holder_and_fetcher(NBYTES) as (holder, node):
+        spool(holder, 0)
+        spool(holder, 100)
+        assign(node, holder.uri, grant(), grant(1, start=100))
+        node.wait_received(100)  # the others find no room until the child has read these
+        end = EpochEnd(FEED, 0, {1: 200})
+        for message in (FeedCut(FEED, 0), end, FeedHold(FEED, 1), FeedEnd(())):
+            node.call(lambda message=message: node.feeds.on_driver_message(message))  # type: ignore[misc]
+        node.call(lambda: None)
+        assert not [each for each in node.sent if not isinstance(each, Reclaim)]
+        assert not node.feeds.store.spool(FEED).takes(0), "rows of feeders are refused at once"
+        assert last_count(node).cut == -1
+        assert values(node.reader()) == list(range(200))
+        node.wait_told(lambda _: last_count(node).cut_rows == 200)
+        node.wait_sent(lambda sent: EndMark("") in sent)
+        marks = [each for each in node.sent if not isinstance(each, Reclaim)]
+        assert marks == [end, FeedHold(FEED, 1), EndMark("")]
+
+
+def test_connection_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_PAUSE_S", 0.01)
+    with holder_and_fetcher() as (holder, node):
+        spool(holder, 0)
+        with Proxy(holder.target) as proxy:
+            uri = proxy.target.uri
+        assign(node, uri, grant())
+        node.call(lambda: None)
+        with Proxy(holder.target, port=int(uri.rpartition(":")[2])):
+            node.wait_received(100)
+        assert last_count(node).problem == ""
+
+
+def test_rows_that_are_not_there_are_a_problem_that_is_told() -> None:
+    with holder_and_fetcher() as (holder, node):
+        spool(holder, 0)
+        assign(node, holder.uri, grant(0, 0, 60), grant(0, 50, 10, 50))
+        node.wait_told(lambda _: last_count(node).problem != "")
+        problem = last_count(node).problem
+        assert problem.startswith("worker:1 cannot fetch rows from worker:0: rows 50 to 60")
+        assert node.rows_received == 60
+
+
+def test_more_rows_than_there_is_memory_for_come_as_they_are_read() -> None:
+    """The spools of both nodes stay full all the while."""
+    with holder_and_fetcher(3 * NBYTES) as (holder, node):
+        spool(node, 5000)
+        for start in range(0, 2000, 100):
+            spool(holder, start)
+        assign(node, holder.uri, *(grant(n, 0, 100, 100 * n) for n in range(20)))
+        reading = Running(lambda: values(node.reader()))
+        node.wait_received(2000)
+        node.end_epoch(0, {1: 2000})
+        assert reading.result() == list(range(2000))
+
+
+def test_rows_for_a_child_that_has_returned_are_fetched_and_forgotten() -> None:
+    with holder_and_fetcher() as (holder, node):
+        spool(holder, 0)
+        node.call(lambda: node.feeds.close("map_fun has returned"))
+        assign(node, holder.uri, grant())
+        node.end_epoch(0, {})
+        node.wait_sent(lambda sent: EpochEnd(FEED, 0, {}) in sent)
+        assert holder.feeds.store.budget.used_nbytes == 0
+        assert node.rows_received == 0
+
+
+def test_next_child_is_fetched_nothing_for_that_was_meant_for_the_last() -> None:
+    with holder_and_fetcher() as (holder, node), Proxy(holder.target) as proxy:
+        spool(holder, 0)
+        proxy.cut()
+        assign(node, proxy.target.uri, grant())
+        node.end_epoch(0, {1: 100})
+        node.call(lambda: node.feeds.close("the child has died"))
+        node.call(lambda: node.feeds.reopen(1))
+        node.call(lambda: None)
+        assert EpochEnd(FEED, 0, {1: 100}) not in node.sent
+
+
+def test_nodes_of_which_one_is_fed_have_equally_many_rows() -> None:
+    with LocalNode(0) as one, LocalNode(1) as two, LocalNode(2) as three:
+        nodes = [one, two, three]
+        LevelDriver(nodes)
+        for start in range(0, 1000, 100):
+            spool(one, start)
+        rows = {0: 334, 1: 333, 2: 333}
+        for node in nodes:
+            node.wait_told(lambda _, node=node: last_count(node).rows_received >= 333)  # type: ignore[misc]
+        assert sum(node.rows_received for node in nodes) == 1000
+        for node in nodes:
+            node.end_epoch(0, rows)
+        assert sorted(x for node in nodes for x in values(node.reader())) == list(range(1000))
+        assert one.feeds.store.budget.num_segments == 0
+
+
+def test_wait_for_a_row_is_told_and_over_with_the_next_segment() -> None:
+    with LocalNode() as node:
+        node.driver = None
+        reading = Running(lambda: values(node.reader()))
+        node.wait_told(lambda _: last_count(node).waits)
+        spool(node, 0)
+        assign(node, "", grant())
+        node.wait_told(lambda _: last_count(node).waits and last_count(node).rows_received == 100)
+        node.end_epoch(0, {0: 100})
+        assert reading.result() == list(range(100))
+
+
+def test_rows_of_an_earlier_child_are_told_before_the_epoch_begins() -> None:
+    with LocalNode(keeps=True) as node:
+        spool(node, 0)
+        node.wait_received(100)
+        node.driver = None
+        node.call(lambda: node.feeds.close("the child has died"))
+        node.call(lambda: node.feeds.reopen(1))
+        node.spooled.clear()
+        node.call(lambda: node.feeds.on_driver_message(FeedBegin(FEED, 3, 3, "run")))
+        node.wait_told(lambda _: last_count(node).began == 3)
+        assert [(each.epoch, each.generation) for each in node.spooled] == [(3, 1)]
+        assert [(lot.partition, lot.start, lot.rows) for lot in node.lots] == [(0, 0, 100)]
