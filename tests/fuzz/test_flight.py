@@ -279,8 +279,8 @@ def test_any_call_over_the_network_is_answered_or_refused(node: Node) -> None:
     count = share(0.003)
     pieces, batches = altered(PIECES, count, "piece"), broken()
     with flight.connect(node.server.uri) as client:
-        for header, plan in zip(
-            altered(PUT, count, "put"), altered(PLANS, count, "plan"), strict=True
+        for header, ticket in zip(
+            altered(PUT, count, "put"), altered(TICKETS, count, "ticket"), strict=True
         ):
             batch, piece = next(batches), next(pieces)
             with suppress(pa.ArrowInvalid):  # what this end would not send
@@ -291,8 +291,8 @@ def test_any_call_over_the_network_is_answered_or_refused(node: Node) -> None:
                     )
                     writer.write_with_metadata(batch, piece)
                     writer.close()
-            with refused_if_bad(plan, pa.ArrowException):
-                list(client.do_action(flight.Action("plan", plan), options))
+            with refused_if_bad(ticket, pa.ArrowException):
+                client.do_get(flight.Ticket(ticket), options).read_all()
             node.settle()
 
 
