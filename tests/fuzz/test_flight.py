@@ -19,20 +19,18 @@ import pytest
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.descriptors import FdSender
+from sparkdl.control.messages import Lot
 from sparkdl.core.errors import ProtocolError, SparkdlError
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from sparkdl.feed.transfer import server as server_module
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import (
-    BeginRequest,
     ExchangeHeader,
-    LevelRequest,
-    PlanRequest,
+    FetchTicket,
     PutHeader,
     PutPiece,
     Target,
-    VisitRequest,
 )
 from sparkdl.feed.transfer.server import FlightServer
 from tests.doubles.feeds import SOON_S, TOKEN, numbers, order
@@ -42,22 +40,18 @@ BATCH = numbers(0, 10)
 WORDS = pa.record_batch({"s": ["a", None, "ccc"], "l": [[1], [], [2, 3]]})
 PUT = [
     msgspec.json.encode(PutHeader("input", 0, "run", 0)),
-    msgspec.json.encode(PutHeader("other", 3, "run", 2, 1, 0, 5, keep=True)),
+    msgspec.json.encode(PutHeader("other", 3, "run", 2, 0, 5, keep=True)),
     msgspec.json.encode(PutHeader("input", 0, "run", 0, generation=7)),
-    msgspec.json.encode(PutHeader("input", 0, "run", -1)),
 ]
 PIECES = [
     msgspec.json.encode(PutPiece(0)),
     msgspec.json.encode(PutPiece(10)),
     msgspec.json.encode(PutPiece(0, 10, "key-1")),
-    msgspec.json.encode(PutPiece(0, 10, spans=((0, 5, 12), (1, 0, 3)))),
 ]
-PLANS = [
-    msgspec.json.encode(PlanRequest("input", 0, 0, 10, (0, 1))),
-    msgspec.json.encode(PlanRequest("input", 0, 1, 10, (0, 0, 2), {0: 3}, {2: 5})),
-    msgspec.json.encode(LevelRequest("input", 0, 1, (0, 2), {2: 5})),
-    msgspec.json.encode(VisitRequest("input", 0, 0, "run", 3, 1, (0, 2))),
-    msgspec.json.encode(BeginRequest("input", 0, 0, "run", 3, 1)),
+TICKETS = [
+    msgspec.json.encode(FetchTicket("input", 0, 0, 0, 10)),
+    msgspec.json.encode(FetchTicket("input", 0, 0, 3, 5)),
+    msgspec.json.encode(FetchTicket("input", 7, 1, 0, 10)),
 ]
 EXCHANGES = [
     msgspec.json.encode(ExchangeHeader("input", "0.a", 1.0)),
@@ -78,7 +72,7 @@ class Call:
     """The rest of what gRPC gives to a handler."""
 
     command: bytes = b""
-    body: bytes = b""
+    ticket: bytes = b""
     written: list[Any] = field(default_factory=list)
 
     def peer(self) -> str:
@@ -98,9 +92,12 @@ class Node:
 
     def __init__(self) -> None:
         self.rows: Counter[str] = Counter()
-        self.store = NodeStore(StoreLimits(1 << 28), SOON_S, self._on_segment, lambda _: None)
+        self.store = NodeStore(
+            StoreLimits(1 << 28), SOON_S, self._on_segment, self._on_spooled, lambda _: None
+        )
         self.server = FlightServer("127.0.0.1", TOKEN, self.store)
         self._numbers: list[tuple[str, int]] = []
+        self._lots: list[tuple[str, Lot]] = []
 
     def _on_segment(self, segment: StoredSegment, fd: int) -> None:
         os.close(fd)
@@ -110,8 +107,14 @@ class Node:
         if exchange is not None and segment.rows:
             exchange.add(b"", segment.rows)
 
+    def _on_spooled(self, feed: str, epoch: int, lot: Lot) -> None:
+        self._lots.append((feed, lot))
+
     def settle(self) -> None:
-        """Read and release all that is here."""
+        """Release all that is here."""
+        for feed, lot in self._lots:
+            self.store.spool(feed).drop(lot)
+        self._lots.clear()
         for feed, number in self._numbers:
             self.store.log(feed).release([number])
         self._numbers.clear()
@@ -123,7 +126,7 @@ class Node:
         target = Target(0, "worker:0", self.server.uri)
         for partition in (0, 1):
             fed = Feeder(order([target], run="good"), partition).feed(iter([numbers(0, 50)]))
-            assert fed.rows == {0: 50}
+            assert fed.rows == 50
         self.settle()
         assert self.store.budget.used_nbytes == 0
         assert not self.store.is_answering
@@ -138,8 +141,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     try:
         node.check_works()
     finally:
-        node.store.close("the end")
-        node.store.clear()
+        node.store.shut_down("the end")
         node.server.shutdown()
 
 
@@ -180,11 +182,12 @@ def test_any_header_and_pieces_are_taken_or_refused(node: Node) -> None:
         node.settle()
 
 
-def test_any_plan_is_made_or_refused(node: Node) -> None:
-    for body in altered(PLANS, share(0.04), "plan"):
-        with refused_if_bad(body):
-            for result in node.server.do_action(Call(), Call(body=body)):
-                assert msgspec.json.decode(result.body, type=list[Any] | float) is not None
+def test_any_ticket_is_answered_or_refused(node: Node) -> None:
+    node.server.do_put(Call(), Call(PUT[0]), [Chunk(BATCH, PIECES[0])], Call())
+    for ticket in altered(TICKETS, share(0.04), "ticket"):
+        with refused_if_bad(ticket):
+            node.server.do_get(Call(), Call(ticket=ticket))
+    node.settle()
 
 
 def test_any_exchange_is_answered_or_refused(node: Node) -> None:
@@ -276,8 +279,8 @@ def test_any_call_over_the_network_is_answered_or_refused(node: Node) -> None:
     count = share(0.003)
     pieces, batches = altered(PIECES, count, "piece"), broken()
     with flight.connect(node.server.uri) as client:
-        for header, plan in zip(
-            altered(PUT, count, "put"), altered(PLANS, count, "plan"), strict=True
+        for header, ticket in zip(
+            altered(PUT, count, "put"), altered(TICKETS, count, "ticket"), strict=True
         ):
             batch, piece = next(batches), next(pieces)
             with suppress(pa.ArrowInvalid):  # what this end would not send
@@ -288,8 +291,8 @@ def test_any_call_over_the_network_is_answered_or_refused(node: Node) -> None:
                     )
                     writer.write_with_metadata(batch, piece)
                     writer.close()
-            with refused_if_bad(plan, pa.ArrowException):
-                list(client.do_action(flight.Action("plan", plan), options))
+            with refused_if_bad(ticket, pa.ArrowException):
+                client.do_get(flight.Ticket(ticket), options).read_all()
             node.settle()
 
 

@@ -167,14 +167,19 @@ class Log:
                 raise ReadError(f"rows cannot be kept: {OUT_OF_DESCRIPTORS}")
 
     def enter(self, segment: StoredSegment) -> None:
-        """Add a window of the own spool, which is held for the log already; free it if unwanted.
+        """Add a window of the own spool, which is held for the log already.
+
+        It is freed if it is unwanted, or retained if the child has ended.
 
         Raises:
             OSError: if there is no descriptor for the child; the window is freed.
         """
         with self._budget.lock:
             if not self.takes(segment.epoch):
-                self._budget.free(Use.LOG, segment)
+                if self.is_closed and self._retained is not None:
+                    self._retained.add(Use.LOG, segment, self._provenance)
+                else:
+                    self._budget.free(Use.LOG, segment)
                 return
             try:
                 self._record(segment)

@@ -334,6 +334,9 @@ class NodeFeeds:
         """
         self._has_failed = has_failed
         self._close(reason)
+        if has_failed:  # rows that were not fetched stay at their holders, for the next child
+            for feed in self._feeds.values():
+                feed.stop()
         self._progress.call()
 
     def reopen(self, generation: int) -> None:
@@ -467,6 +470,8 @@ class NodeFeeds:
 
     def _report(self, feed: _NodeFeed) -> None:
         """Report counts that have changed: at once if the driver waits for them, or else soon."""
+        if feed.direct is not None:  # the driver has no part in it
+            return
         if _awaited(feed, self._count(feed)) != feed.answered:
             self._progress.call()
             return

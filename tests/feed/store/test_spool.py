@@ -154,6 +154,16 @@ def test_rows_that_the_log_takes_no_more_are_freed() -> None:
         assert it.segments == []
 
 
+def test_rows_that_a_child_was_to_have_when_it_died_are_the_next_ones() -> None:
+    with node(keeps=True) as it:
+        it.bring()
+        it.store.close("the child has died")
+        it.store.grant(FEED, 0, 0, 60)
+        it.store.reopen(1)
+        found = sorted((lot.start, lot.rows) for lot in it.store.recall(FEED, 0, "run"))
+        assert found == [(0, 60), (60, 40)]
+
+
 def test_want_of_descriptors_takes_nothing_out_of_the_spool() -> None:
     with node() as it:
         it.bring()
