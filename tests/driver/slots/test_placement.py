@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError, ReservationTimeoutError
-from sparkdl.core.options import Placement, Roles
+from sparkdl.core.options import Feeding, Placement, Roles
+from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.slots.placement import (
     LASTING_S,
@@ -31,7 +32,8 @@ def spec(
     nodes: int, placement: Placement = "auto", is_fed: bool = True, num_ps: int = 0, **options: Any
 ) -> ClusterSpec:
     planned = plan_nodes(nodes, Roles(ps=num_ps))
-    return ClusterSpec("c", planned, placement=placement, is_fed=is_fed, **options)
+    settings = Settings(feeding=Feeding(fed=is_fed))
+    return ClusterSpec("c", planned, placement=placement, settings=settings, **options)
 
 
 @pytest.mark.parametrize(
