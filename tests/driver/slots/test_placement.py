@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import ConfigError, ReservationTimeoutError
+from sparkdl.core.errors import ConfigError, ReservationTimeoutError, SparkConfigError
 from sparkdl.core.options import Feeding, Placement, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -303,8 +303,9 @@ def test_a_node_asks_spark_for_its_gpus(
 def test_gpus_that_spark_does_not_give_are_refused_with_the_setting_to_change(
     wanted: ClusterSpec, topology: Topology, words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as refused:
         choose_placing(wanted, topology)
+    assert isinstance(refused.value, SparkConfigError) == ("num_gpus" in words)
 
 
 # Again, while nodes run: executors come and go
