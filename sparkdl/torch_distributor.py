@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkConfigError
+from sparkdl.core.errors import ConfigError, SparkConfigError
 from sparkdl.core.options import Feeding
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
@@ -203,22 +203,17 @@ class TorchDistributor:
     def _launch(self, program: Program, *, is_fed: bool) -> Cluster:
         if not self.local_mode:
             self._check_encryption()
-        try:
-            return launch(
-                None if self.local_mode else self.spark,
-                program,
-                None,
-                self.num_processes,
-                framework="torch",
-                executor="local" if self.local_mode else "spark",
-                num_gpus=1 if self.use_gpu else 0,
-                feeding=replace(self._feeding, fed=is_fed),
-                **self._options,
-            )
-        except (ConfigError, FrameworkMissingError) as error:
-            if "num_gpus" in str(error):  # there are too few: a RuntimeError, as pyspark's
-                raise SparkConfigError(str(error)) from error
-            raise
+        return launch(
+            None if self.local_mode else self.spark,
+            program,
+            None,
+            self.num_processes,
+            framework="torch",
+            executor="local" if self.local_mode else "spark",
+            num_gpus=1 if self.use_gpu else 0,
+            feeding=replace(self._feeding, fed=is_fed),
+            **self._options,
+        )
 
     def _check_encryption(self) -> None:
         assert self.spark is not None

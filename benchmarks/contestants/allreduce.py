@@ -70,13 +70,13 @@ def group(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], f
     import torch
 
     import sparkdl.horovod.torch as hvd
-    from sparkdl.collectives.transport import Op
+    from sparkdl.collectives.transport import Op, Reduction
     from sparkdl.horovod.common.process_sets import group_of
 
     torch.set_num_threads(1)
     hvd.init()
     members, tensor = group_of(hvd.global_process_set), torch.ones(elements)
-    return lambda: members.all_reduce_(tensor, Op.SUM), lambda _: 0.0
+    return lambda: members.all_reduce_(tensor, Reduction(Op.SUM)), lambda _: 0.0
 
 
 def hvd_torch(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], float]]:

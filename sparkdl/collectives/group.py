@@ -31,6 +31,7 @@ from sparkdl.collectives.transport import (
     SMALL_NBYTES,
     Alone,
     Op,
+    Reduction,
     Transport,
     bytes_of,
     dtypes,
@@ -126,48 +127,39 @@ class Group(SerialExecutor):
 
     @_operation("all_reduce")
     def all_reduce_(
-        self,
-        flat: torch.Tensor,
-        op: Op = Op.AVERAGE,
-        what: str = "",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        self, flat: torch.Tensor, how: Reduction = Reduction(), what: str = ""
     ) -> torch.Tensor:
         """Reduce a contiguous tensor in place, element by element, and return it.
 
         Args:
             flat: of the same shape and dtype on all members.
-            op: `AVERAGE` of whole numbers is rounded towards zero.
             what: for the comparison with the other members: names and shapes.
-            prescale, postscale: factors before and after the reduction.
 
         Raises:
             MismatchError: if members called something else; the group works on.
             CollectiveError: if not all members came in time, or one was lost.
         """
         numel, dtype = flat.numel(), dtypes().index(flat.dtype)
-        what = f"all_reduce({op.value}, {what}, {flat.dtype}, x {prescale:g}, x {postscale:g})"
-        call = Call(Kind.ALL_REDUCE, what, numel, dtype, 0, flat.is_cuda, _is_sum(op))
-        is_scaled = prescale != 1.0 and self._is_small(flat)  # a refused tensor stays as it is
-        agreed = self._agree(call, scale_(flat.clone(), prescale) if is_scaled else flat)
+        what = f"all_reduce({how}, {what}, {flat.dtype})"
+        call = Call(Kind.ALL_REDUCE, what, numel, dtype, 0, flat.is_cuda, how.op.is_sum)
+        is_scaled = how.prescale != 1.0 and self._is_small(flat)  # a refused tensor stays as it is
+        agreed = self._agree(call, scale_(flat.clone(), how.prescale) if is_scaled else flat)
         parts = joined(agreed, flat.nbytes)
         if parts is None:
-            return self.reduce_now_(flat, op, prescale, postscale)
+            return self.reduce_now_(flat, how)
         if numel:
             wide = widened(parts.view(flat.dtype).view(-1, numel))
-            flat.view(-1).copy_(scale_(reduced(wide, op), postscale, self._divisor(op)))
+            flat.view(-1).copy_(self._finished_(reduced(wide, how.op), how))
         return flat
 
     @_operation("reduce")
-    def reduce_now_(
-        self, flat: torch.Tensor, op: Op, prescale: float = 1.0, postscale: float = 1.0
-    ) -> torch.Tensor:
+    def reduce_now_(self, flat: torch.Tensor, how: Reduction) -> torch.Tensor:
         """Do what `all_reduce_` does, when the members have agreed on it already."""
-        scale_(flat, prescale)
+        scale_(flat, how.prescale)
         wide = widened(flat)
         with self._wire.named_errors("all_reduce"):
-            self._wire.reduce_(wide, op)
-        scale_(wide, postscale, self._divisor(op))
+            self._wire.reduce_(wide, how.op)
+        self._finished_(wide, how)
         return flat if wide is flat else flat.copy_(wide)
 
     @_operation("all_gather")
@@ -267,12 +259,7 @@ class Group(SerialExecutor):
 
     @_operation("reduce_scatter")
     def reduce_scatter(
-        self,
-        tensor: torch.Tensor,
-        op: Op = Op.AVERAGE,
-        what: str = "",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        self, tensor: torch.Tensor, how: Reduction = Reduction(), what: str = ""
     ) -> torch.Tensor:
         """Return this member's share of the rows, reduced; the first members get one more.
 
@@ -280,7 +267,7 @@ class Group(SerialExecutor):
             tensor: `[rows, …]`, of the same shape and dtype on all members.
         """
         tensor = _rows(tensor)
-        what = f"{what}, {op.value}, {tensor.dtype} {list(tensor.shape)}"
+        what = f"{what}, {how}, {tensor.dtype} {list(tensor.shape)}"
         agreed = self._agree(Call(Kind.REDUCE_SCATTER, what, on_device=tensor.is_cuda), tensor)
         sent = shares(len(tensor), self.size)
         mine = sent[self.rank]
@@ -288,16 +275,15 @@ class Group(SerialExecutor):
         if whole is not None:
             start = sum(sent[: self.rank])
             parts = whole.view(tensor.dtype).view(self.size, *tensor.shape)[:, start : start + mine]
-            parts = parts.clone() if prescale != 1.0 else parts
+            parts = parts.clone() if how.prescale != 1.0 else parts
         else:
             parts = tensor.new_empty((self.size, mine, *tensor.shape[1:]))
             with self._wire.named_errors("reduce_scatter"):
                 self._wire.exchange(tensor, parts, sent, [mine] * self.size)
-        out = reduced(scale_(parts, prescale), op)
-        return scale_(out, postscale, self._divisor(op))
+        return self._finished_(reduced(scale_(parts, how.prescale), how.op), how)
 
-    def _divisor(self, op: Op) -> int:
-        return self.size if op is Op.AVERAGE else 1
+    def _finished_(self, result: torch.Tensor, how: Reduction) -> torch.Tensor:
+        return scale_(result, how.postscale, self.size if how.op is Op.AVERAGE else 1)
 
     @_operation("barrier")
     def barrier(self) -> None:
@@ -356,7 +342,8 @@ class Group(SerialExecutor):
             return
         device, dtype = "cuda" if call.on_device else "cpu", dtypes()[call.dtype]
         if joined(agreed, call.numel * dtype.itemsize) is None:
-            self.reduce_now_(torch.zeros(call.numel, dtype=dtype, device=device), Op.SUM)
+            zeros = torch.zeros(call.numel, dtype=dtype, device=device)
+            self.reduce_now_(zeros, Reduction(Op.SUM))
 
     def _is_small(self, tensor: torch.Tensor) -> bool:
         return not tensor.is_cuda and tensor.nbytes * self.size <= SMALL_NBYTES
@@ -480,10 +467,6 @@ class Group(SerialExecutor):
                 f"ranks={list(ranks)}: name some of the ranks 0 to {self.size - 1}, each once"
             )
         return wanted
-
-
-def _is_sum(op: Op) -> bool:
-    return op in (Op.SUM, Op.AVERAGE)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

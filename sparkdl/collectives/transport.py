@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import cache
@@ -35,6 +36,28 @@ class Op(Enum):
     MIN = "min"
     MAX = "max"
     PRODUCT = "product"
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it adds, so that zeros of a member do no harm."""
+        return self in (Op.SUM, Op.AVERAGE)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How tensors of the members become one, element by element.
+
+    Attributes:
+        op: `AVERAGE` of whole numbers is rounded towards zero.
+        prescale, postscale: factors before and after it.
+    """
+
+    op: Op = Op.AVERAGE
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.op.value}, x {self.prescale:g}, x {self.postscale:g}"
 
 
 class Alone:
@@ -286,7 +309,7 @@ def reduced(parts: torch.Tensor, op: Op) -> torch.Tensor:
     """Return `[size, …]` reduced over the first dimension, in the same dtype."""
     import torch
 
-    if op in (Op.SUM, Op.AVERAGE):
+    if op.is_sum:
         return parts.sum(0, dtype=parts.dtype)
     if op is Op.PRODUCT:
         return parts.prod(0, dtype=parts.dtype)

@@ -41,10 +41,6 @@ _MISSING = (
     "certificate: pip install cryptography. Or give certificates of your own, "
     "tls=sparkdl.TlsFiles(cert, key, ca), or leave the connections unencrypted, tls=False"
 )
-_WHAT_TO_GIVE = (
-    "tls= takes True, False, or three paths that exist at the driver and at all executors: "
-    "sparkdl.TlsFiles(cert, key, ca)"
-)
 
 
 @dataclass(frozen=True)
@@ -140,7 +136,7 @@ class Tls:
         return here
 
 
-def choose_tls(asked: object, setting: str) -> Tls | None:
+def choose_tls(asked: bool | TlsFiles | None, setting: str) -> Tls | None:
     """Return what `Startup(tls=asked)` means; `None` for no TLS.
 
     Args:
@@ -151,12 +147,9 @@ def choose_tls(asked: object, setting: str) -> Tls | None:
     """
     if asked is None and setting:
         _log.info("TLS is on, as %s is; Startup(tls=False) leaves it off", setting)
-    if isinstance(asked, (tuple, list)) and len(asked) in (3, 4) and all(map(_is_path, asked)):
-        return read_tls(TlsFiles(*map(os.fspath, asked)))
-    if asked is not None and not isinstance(asked, bool):
-        raise ConfigError(f"tls={asked!r}: {_WHAT_TO_GIVE}")
-    if asked is None:
-        return new_tls(setting) if setting else None
+        return new_tls(setting)
+    if isinstance(asked, TlsFiles):
+        return read_tls(asked)
     return new_tls("tls=True") if asked else None
 
 
@@ -236,10 +229,6 @@ class _ServerSide(ssl.SSLObject):
                 error.reason,
             )
             raise
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, (str, os.PathLike))
 
 
 def _read(files: TlsFiles, trust: Trust) -> Tls:

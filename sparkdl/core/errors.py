@@ -41,9 +41,9 @@ class ConfigError(SparkdlError, ValueError):
 
 
 class SparkConfigError(ConfigError, RuntimeError):
-    """Spark is not there, or not configured for what was asked.
+    """Spark is not there, or it or its hosts do not have what was asked for.
 
-    Example: processes with GPUs on executors to which Spark gives none.
+    Example: processes with GPUs on executors to which Spark gives none, or on hosts without.
     """
 
 

@@ -10,6 +10,7 @@ the objects as they are, and `Settings` carries them to the executors.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -200,8 +201,7 @@ class Startup:
             raise ConfigError(
                 f"Startup(keep_warm_s={self.keep_warm_s}) must be zero seconds or more, and finite"
             )
-        if isinstance(self.tls, (list, tuple)) and len(self.tls) in (3, 4):  # from a saved stage
-            object.__setattr__(self, "tls", TlsFiles(*self.tls))
+        object.__setattr__(self, "tls", _tls(self.tls))
         names = (self.preload,) if isinstance(self.preload, str) else self.preload
         if not isinstance(names, Iterable):
             raise ConfigError(
@@ -214,6 +214,18 @@ class Startup:
                     f"Startup(preload={list(self.preload)}): {name!r} is no name of a module; give "
                     "names as in an import, like ['transformers', 'scipy.stats']"
                 )
+
+
+def _tls(asked: object) -> bool | TlsFiles | None:
+    if asked is None or isinstance(asked, bool):
+        return asked
+    files = asked if isinstance(asked, (list, tuple)) else ()  # a list in a saved stage
+    if len(files) not in (3, 4) or not all(isinstance(each, (str, os.PathLike)) for each in files):
+        raise ConfigError(
+            f"Startup(tls={asked!r}): give True, False, or paths that exist at the driver and at "
+            "all executors, sparkdl.TlsFiles(cert, key, ca)"
+        )
+    return TlsFiles(*map(os.fspath, files))
 
 
 def check_seconds(setting: str, value: float) -> None:

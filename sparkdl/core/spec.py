@@ -119,7 +119,6 @@ class ClusterSpec:
         cluster_id: names the cluster in logs, process names and messages.
         nodes: by node id.
         framework: a name that `sparkdl.frameworks.framework.framework_named` knows.
-        is_fed: Spark tasks feed `map_fun`; otherwise it reads its own data.
         num_gpus: GPUs for each node that trains, or for the nodes of each role by its name; see
             `gpus_of`.
         release_port: close the reserved port just before `map_fun` starts; otherwise user
@@ -141,7 +140,6 @@ class ClusterSpec:
     cluster_id: str
     nodes: tuple[NodeSpec, ...]
     framework: str = "tensorflow"
-    is_fed: bool = True
     placement: Placement = "auto"
     num_gpus: int | dict[str, int] | None = None
     release_port: bool = True
@@ -186,6 +184,11 @@ class ClusterSpec:
     def is_printed(self, rank: int) -> bool:
         """Whether the driver prints the output of the node of this rank, -1 before it has one."""
         return self.prints == "all" or (self.prints == "first" and rank == 0)
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether Spark tasks feed `map_fun`; otherwise it reads its own data."""
+        return self.settings.feeding.fed
 
     @property
     def num_tasks(self) -> int:

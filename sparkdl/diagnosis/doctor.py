@@ -16,7 +16,7 @@ import msgspec
 
 from sparkdl.control.tls import Tls, choose_tls
 from sparkdl.core.errors import ConfigError, SparkdlError, in_words
-from sparkdl.core.options import TlsFiles
+from sparkdl.core.options import Startup, TlsFiles
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -71,6 +71,7 @@ class Asked:
 
     def __post_init__(self) -> None:
         self.spec(1 if self.nodes is None else self.nodes)
+        object.__setattr__(self, "tls", Startup(tls=self.tls).tls)
         if self.framework is not None:
             framework_named(self.framework)
         for name in ("limit_s", "wait_s"):

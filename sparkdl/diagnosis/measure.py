@@ -137,7 +137,7 @@ def _measured(args: Any, ctx: NodeContext) -> Any:
 
 def _reduce(ctx: NodeContext) -> float | str:
     from sparkdl.collectives.connect import connect
-    from sparkdl.collectives.transport import Op
+    from sparkdl.collectives.transport import Op, Reduction
 
     size = ctx.num_workers
     try:
@@ -147,15 +147,15 @@ def _reduce(ctx: NodeContext) -> float | str:
     try:
         import torch
 
-        numbers = torch.ones(_REDUCED_NBYTES // 4)
-        group.all_reduce_(numbers, Op.SUM)
+        numbers, total = torch.ones(_REDUCED_NBYTES // 4), Reduction(Op.SUM)
+        group.all_reduce_(numbers, total)
         began_s = time.monotonic()
-        group.all_reduce_(numbers, Op.SUM)
+        group.all_reduce_(numbers, total)
         slowest_s = max(ctx.all_gather(time.monotonic() - began_s))
         times = max(1, min(100, int(REDUCE_S / slowest_s)))
         began_s = time.monotonic()
         for _ in range(times):
-            group.all_reduce_(numbers, Op.SUM)
+            group.all_reduce_(numbers, total)
         return (time.monotonic() - began_s) / times
     finally:
         group.close()

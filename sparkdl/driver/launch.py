@@ -118,7 +118,6 @@ def launch(  # noqa: PLR0913 (one question, one name)
         cluster_id=secrets.token_hex(4),
         nodes=plan_nodes(nodes, roles, _is_coordinated(roles, framework)),
         framework=framework,
-        is_fed=feeding.fed,
         placement=startup.placement,
         num_gpus=dict(num_gpus) if isinstance(num_gpus, Mapping) else num_gpus,
         release_port=startup.release_port,

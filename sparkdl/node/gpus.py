@@ -27,7 +27,7 @@ from typing import Any
 
 from sparkdl.control.descriptors import peer_of
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.errors import FrameworkMissingError, SparkConfigError
 from sparkdl.core.settings import Environment, visible_gpus
 
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux, Windows' subsystem for Linux
@@ -165,7 +165,7 @@ def share_gpus(
         wait_s: how long to wait for GPUs to become free.
 
     Raises:
-        ConfigError: if there are fewer than wanted.
+        SparkConfigError: if there are fewer than wanted.
         FrameworkMissingError: if so many are wanted, and the means to find them are missing.
     """
     if wanted == 0:
@@ -241,7 +241,7 @@ def claimant_of(uuid: str) -> int | None:
 
 def _assigned_share(wanted: int | None, assigned: tuple[str, ...], who: str) -> GpuShare:
     if wanted is not None and wanted > len(assigned):
-        raise ConfigError(
+        raise SparkConfigError(
             f"{who} on host {socket.gethostname()} was to have {wanted} GPUs (num_gpus={wanted}), "
             f"and Spark assigned {len(assigned)} to its task: {', '.join(assigned) or 'none'}. "
             "Lower num_gpus, or raise spark.task.resource.gpu.amount and "
@@ -262,7 +262,7 @@ def _claimed_share(
             nvml = stack.enter_context(open_nvml())
         except FrameworkMissingError as error:
             if not has_driver():
-                raise FrameworkMissingError(
+                raise SparkConfigError(
                     f"{_wish(count, who, why)}, and this host has no NVIDIA driver: set "
                     "num_gpus=0, or run the nodes on hosts with GPUs"
                 ) from None
@@ -276,7 +276,7 @@ def _claimed_share(
                 seen = {"CUDA_VISIBLE_DEVICES": ",".join(claims)}
                 return GpuShare(seen, claims=tuple(claims.values()))
             if deadline.has_passed or len(gpus) < count:
-                raise ConfigError(_lack(count, gpus, who, why, visible))
+                raise SparkConfigError(_lack(count, gpus, who, why, visible))
             # Not in step with others that want the same ones.
             pause.wait(min(_POLL_S * random.uniform(0.5, 1.5), deadline.remaining_s))
 

@@ -26,6 +26,7 @@ from sparkdl.core.errors import (
     ConfigError,
     FrameworkMissingError,
     LaunchError,
+    SparkConfigError,
     SparkdlError,
 )
 from sparkdl.core.failure import status_in_words
@@ -45,7 +46,7 @@ NODE_SCHEMA = "node_id long"
 
 _CONNECT_TIMEOUT_S = 10.0
 _KINDS: dict[str, type[SparkdlError]] = {
-    kind.__name__: kind for kind in (ConfigError, FrameworkMissingError)
+    kind.__name__: kind for kind in (ConfigError, SparkConfigError, FrameworkMissingError)
 }
 
 

@@ -119,13 +119,13 @@ def do(tensors: Any, act: Act, rank: int, place: int) -> Any:
     """Call what the act says; return a list of numbers."""
     import torch
 
-    from sparkdl.collectives.transport import Op
+    from sparkdl.collectives.transport import Op, Reduction
 
     data, what = torch.from_numpy(act.given(rank, place)), act.name
     if act.kind == REDUCES:
-        return tensors.all_reduce_(data, Op(act.op), what).tolist()
+        return tensors.all_reduce_(data, Reduction(Op(act.op)), what).tolist()
     if act.kind == SHARES:
-        return tensors.reduce_scatter(data, Op(act.op), what).tolist()
+        return tensors.reduce_scatter(data, Reduction(Op(act.op)), what).tolist()
     if act.kind == GATHERS:
         return tensors.all_gather(data, what)[0].tolist()
     if act.kind == EXCHANGES:

@@ -35,26 +35,29 @@ def exchange(args: None, ctx: NodeContext) -> dict[str, Any]:
     import torch
 
     from sparkdl.collectives.connect import connect
-    from sparkdl.collectives.transport import Op
+    from sparkdl.collectives.transport import Op, Reduction
 
     torch.set_num_threads(1)
     group: Any = connect(ctx.rank, SIZE, ctx.all_gather, ctx.member.host, 60.0)
     assert (group.rank, group.size, group.ranks) == (ctx.rank, SIZE, (0, 1, 2))
-    mine = array(ctx.rank)
-    found: dict[str, Any] = {op.value: group.all_reduce_(tensor(mine + 1), op) for op in Op}
-    found["dtypes"] = [group.all_reduce_(tensor(array(ctx.rank, d)), Op.SUM) for d in DTYPES]
+    mine, total = array(ctx.rank), Reduction(Op.SUM)
+    found: dict[str, Any] = {
+        op.value: group.all_reduce_(tensor(mine + 1), Reduction(op)) for op in Op
+    }
+    found["dtypes"] = [group.all_reduce_(tensor(array(ctx.rank, d)), total) for d in DTYPES]
     found["whole"] = group.all_reduce_(tensor((array(ctx.rank, "int64") - 2) * 2**60 // 49))
-    found["scalar"] = group.all_reduce_(tensor(np.float32(ctx.rank)), Op.SUM)
-    found["none"] = group.all_reduce_(tensor(mine[:0]), Op.SUM)
-    found["scaled"] = group.all_reduce_(tensor(mine), Op.SUM, "", 0.5, 4.0)
-    found["scaled much"] = group.all_reduce_(tensor(mine).repeat(900, 1), Op.SUM, "", 0.5, 4.0)
+    found["scalar"] = group.all_reduce_(tensor(np.float32(ctx.rank)), total)
+    found["none"] = group.all_reduce_(tensor(mine[:0]), total)
+    scaled = Reduction(Op.SUM, 0.5, 4.0)
+    found["scaled"] = group.all_reduce_(tensor(mine), scaled)
+    found["scaled much"] = group.all_reduce_(tensor(mine).repeat(900, 1), scaled)
     found["rows"] = group.all_gather(tensor(array(ctx.rank, "float32", rows=ctx.rank)))[0]
     found["much"] = group.all_gather(tensor(array(ctx.rank, rows=1000 if ctx.rank == 1 else 1)))[0]
     found["words"] = group.all_gather(tensor(np.array([ctx.rank], np.uint32)))[0].tolist()
     found["from 2"] = group.broadcast_(tensor(mine), 2)
     found["sent"], found["got"] = group.all_to_all(tensor(mine), [0, 1, 3])
     found["even"] = group.all_to_all(tensor(mine[:3]))[0]
-    found["shares"] = [group.reduce_scatter(tensor(mine), op) for op in Op]
+    found["shares"] = [group.reduce_scatter(tensor(mine), Reduction(op)) for op in Op]
     found["objects"] = group.all_gather_object({"rank": ctx.rank, "much": "x" * ctx.rank})
     found["large objects"] = [
         len(each) for each in group.all_gather_object("x" * 10**ctx.rank * 500)
@@ -64,13 +67,13 @@ def exchange(args: None, ctx: NodeContext) -> dict[str, Any]:
     found["exchanges"] = exchanges_of_little(group)
     # What is submitted goes on beside, in order.
     waits = [group.submit(partial(beside, group, number)) for number in range(5)]
-    found["behind"] = group.all_reduce_(tensor(mine), Op.SUM)
+    found["behind"] = group.all_reduce_(tensor(mine), total)
     assert [wait.result() for wait in waits] == [*range(5)]
     found |= narrow(group)
     refused(group)
     few = group.subgroup([2, 0])
     assert (few is None) == (ctx.rank == 1)
-    found["few"] = few and (few.rank, few.ranks, few.all_reduce_(tensor(mine), Op.SUM).numpy())
+    found["few"] = few and (few.rank, few.ranks, few.all_reduce_(tensor(mine), total).numpy())
     group.barrier()
     found |= lost(group, ctx)
     return {name: lowered(value) for name, value in found.items()}
@@ -122,7 +125,8 @@ def refused(group: Any) -> None:
     """Ask for what cannot be; the group works afterwards."""
     import torch
 
-    from sparkdl.core.errors import ConfigError
+    from sparkdl.collectives.transport import Op, Reduction
+    from sparkdl.core.errors import ConfigError, MismatchError
 
     wrongs: tuple[Any, ...] = (
         lambda: group.all_to_all(torch.zeros(3), [1, 1, 0]),
@@ -134,6 +138,9 @@ def refused(group: Any) -> None:
     for wrong in wrongs:
         with pytest.raises(ConfigError):
             wrong()
+    for reduce in (group.all_reduce_, group.reduce_scatter):
+        with pytest.raises(MismatchError, match=r"rank 2: .*sum, x 2, x 1"):
+            reduce(torch.zeros(3), Reduction(Op.SUM, float(group.rank)))
     group.barrier()
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sparkdl.control import messages as msg
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.failure import Failure, FailureKind
-from sparkdl.core.options import Recovery, Roles
+from sparkdl.core.options import Feeding, Recovery, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import CheckpointRef, Resume
@@ -32,13 +32,15 @@ class Play:
 
     def __init__(self, nodes: int = 3, options: Any = None, **settings: Any) -> None:
         plan = dict(options or {})
-        is_fed, is_coordinated = plan.pop("is_fed", True), plan.pop("is_coordinated", False)
+        feeding = Feeding(fed=plan.pop("is_fed", True))
+        is_coordinated = plan.pop("is_coordinated", False)
         recovery = {name: settings.pop(name) for name in RECOVERY & settings.keys()}
         self.spec = ClusterSpec(
             "c",
             plan_nodes(nodes, Roles(**plan), is_coordinated),
-            is_fed=is_fed,
-            settings=Settings(**{"max_restarts": 3, "recovery": Recovery(**recovery), **settings}),
+            settings=Settings(
+                **{"max_restarts": 3, **settings}, recovery=Recovery(**recovery), feeding=feeding
+            ),
         )
         self.state: states.State = begin(self.spec, 0.0)
         self.now_s = 0.0

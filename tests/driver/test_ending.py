@@ -16,7 +16,7 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import LaunchError, ResultError
-from sparkdl.core.options import Recovery
+from sparkdl.core.options import Feeding, Recovery
 from sparkdl.core.settings import Environment, Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.ending import Ending, ends_if_interrupted, is_interrupt
@@ -49,8 +49,7 @@ def start(is_fed: bool = False) -> sparkdl.Cluster:
         "played",
         plan_nodes(2),
         "plain",
-        is_fed,
-        settings=Settings(recovery=Recovery(hang_timeout_s=None)),
+        settings=Settings(recovery=Recovery(hang_timeout_s=None), feeding=Feeding(fed=is_fed)),
     )
     cluster: sparkdl.Cluster = launching._start(
         spec,

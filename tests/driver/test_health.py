@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from sparkdl.control.messages import ChildReturned, FeedCount, NodeActive
-from sparkdl.core.options import Roles
+from sparkdl.core.options import Feeding, Roles
+from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver.health import (
@@ -254,6 +255,6 @@ def test_node_is_idle_once_it_has_read_all(count: FeedCount, is_idle: bool) -> N
     feeds = {(CHIEF, "a"): count, (WORKER, "a"): count}
     assert [n.is_idle for n in progress_of(RUNNING, feeds, {}, False)] == [is_idle] * 2
     assert not any(n.is_idle for n in progress_of(RUNNING, feeds, {}, True)), "no feed will come"
-    own = replace(SPEC, is_fed=False)
+    own = replace(SPEC, settings=Settings(feeding=Feeding(fed=False)))
     running = replace(RUNNING, roster=Roster(own))
     assert not any(n.is_idle for n in progress_of(running, feeds, {}, False))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.errors import FrameworkMissingError, SparkConfigError
 from sparkdl.node import gpus
 from sparkdl.node.gpus import (
     Gpu,
@@ -93,7 +93,7 @@ def test_what_spark_assigned_is_taken_as_it_counts(
 
 
 def test_more_than_spark_assigned_is_refused_with_the_setting_to_change() -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(SparkConfigError) as refused:
         share_gpus(3, ("1", "5"), "worker:0")
     assert str(refused.value).startswith(
         f"worker:0 on host {socket.gethostname()} was to have 3 GPUs (num_gpus=3), and Spark "
@@ -135,7 +135,7 @@ def test_nodes_of_a_host_get_different_gpus_whatever_their_product_is_called(
     uuids = host(*(Device(name) for name in names))
     taken = [share(2), share(1), share(2)]
     assert [uuid for one in taken for uuid in seen(one)] == uuids
-    with pytest.raises(ConfigError, match="of which 0 are free"):
+    with pytest.raises(SparkConfigError, match="of which 0 are free"):
         share(1)
     taken[1].close()
     assert seen(share(None)) == [uuids[2]]
@@ -144,7 +144,7 @@ def test_nodes_of_a_host_get_different_gpus_whatever_their_product_is_called(
 def test_too_few_are_refused_with_host_numbers_and_who_has_them(host: Any, share: Any) -> None:
     first, second, third = host(Device(H100), Device(H100, (77, 78)), Device("NVIDIA T4"))
     share(1)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(SparkConfigError) as refused:
         share(2)
     assert str(refused.value) == (
         f"worker:1 on host {socket.gethostname()} was to have 2 of its GPUs (num_gpus=2), and it "
@@ -160,7 +160,7 @@ def test_too_few_are_refused_with_host_numbers_and_who_has_them(host: Any, share
 
 def test_a_host_without_gpus_is_refused_by_name(host: Any, share: Any) -> None:
     host()
-    with pytest.raises(ConfigError, match=r"it has 0, of which 0 are free: none at all\."):
+    with pytest.raises(SparkConfigError, match=r"it has 0, of which 0 are free: none at all\."):
         share(1)
 
 
@@ -214,7 +214,7 @@ def test_only_what_the_host_allows_is_claimed(host: Any, share: Any) -> None:
     uuids = host(*(Device(H100) for _ in range(4)))
     environ = {"CUDA_VISIBLE_DEVICES": f"3,{uuids[1]}"}
     assert seen(share(2, environ=environ)) == [uuids[3], uuids[1]]
-    with pytest.raises(ConfigError, match=f"DEVICES=3,{uuids[1]} limits it"):
+    with pytest.raises(SparkConfigError, match=f"DEVICES=3,{uuids[1]} limits it"):
         share(1, environ=environ)
 
 
@@ -248,7 +248,7 @@ def test_nodes_that_start_at_once_never_share_and_never_all_go_without(
         start.wait(SOON_S)
         try:
             return share_gpus(2, None, f"worker:{number}", NOTHING, wait_s=1)
-        except ConfigError as error:
+        except SparkConfigError as error:
             return str(error)
 
     with ThreadPoolExecutor(8) as pool:
@@ -299,7 +299,7 @@ def test_many_that_ask_who_has_a_gpu_get_an_answer() -> None:
 def test_by_default_a_node_gets_one_where_there_are_any(host: Any, share: Any) -> None:
     first, second = host(Device(H100), Device(H100))
     assert [seen(share(None)), seen(share(None))] == [[first], [second]]
-    with pytest.raises(ConfigError, match=r"1 of its GPUs \(the default without Spark's"):
+    with pytest.raises(SparkConfigError, match=r"1 of its GPUs \(the default without Spark's"):
         share(None)
 
 
@@ -336,7 +336,7 @@ def test_host_without_a_driver_is_told_in_one_sentence(
 ) -> None:
     host(Device(H100), has_package=False)
     monkeypatch.setattr(gpus, "has_driver", lambda: False)
-    with pytest.raises(FrameworkMissingError) as refused:
+    with pytest.raises(SparkConfigError) as refused:
         share(1)
     assert str(refused.value).partition("(num_gpus=1), ")[2].splitlines()[0] == (
         "and this host has no NVIDIA driver: set num_gpus=0, or run the nodes on hosts with GPUs"

@@ -102,6 +102,7 @@ def start(resume: Resume = FIRST_TIME, **options: Any) -> Start:
 
 
 SOON_GIVEN_UP = Settings(feeding=Feeding(timeout_s=0.05))
+OWN_DATA_SOON_GIVEN_UP = Settings(feeding=Feeding(fed=False, timeout_s=0.05))
 
 
 def row(item: object) -> int:
@@ -169,7 +170,7 @@ def test_end_of_all_feeds_ends_those_that_nobody_used_yet_too() -> None:
 
 def test_feed_of_a_cluster_that_nobody_feeds_is_refused_at_once_by_whatever_reads_it() -> None:
     with linked() as ends:
-        ends.send(start(is_fed=False))
+        ends.send(start(settings=Settings(feeding=Feeding(fed=False))))
         ends.begun()
         reader = ends.link.reader("input")
         readers: list[Callable[[], Any]] = [
@@ -186,7 +187,7 @@ def test_feed_of_a_cluster_that_nobody_feeds_is_refused_at_once_by_whatever_read
 
 def test_files_that_a_node_reads_itself_need_nobody_to_feed_them() -> None:
     with linked() as ends:
-        ends.send(start(is_fed=False, settings=SOON_GIVEN_UP))
+        ends.send(start(settings=OWN_DATA_SOON_GIVEN_UP))
         ends.begun()
         own = ends.link.own_reader("parquet")
         waiting = Running(own.has_epoch)

@@ -24,11 +24,10 @@ SPEC = ClusterSpec(
     "c",
     plan_nodes(4, Roles(ps=1, chief="master", evaluator=True)),
     "torch",
-    False,
     "detached",
     num_gpus=2,
     settings=Settings(
-        1.5, 2, Recovery(min_nodes=3, on_hang="fail"), Feeding(disk_nbytes=0), 5.5, 6
+        *(1.5, 2, Recovery(min_nodes=3, on_hang="fail"), Feeding(fed=False, disk_nbytes=0), 5.5, 6)
     ),
 )
 AGENT = AgentSpec("ws://[::1]:5", "tök-en", 2, SPEC, "task", 3, 4242, ("0", "1"))

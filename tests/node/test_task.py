@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError, SparkConfigError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.node import task
 from sparkdl.node.forking import CAN_FORK, ForkedAgent
@@ -54,6 +54,7 @@ def test_half_a_problem_is_none(text: str) -> None:
     [
         ("ConfigError", ConfigError),
         ("FrameworkMissingError", FrameworkMissingError),
+        ("SparkConfigError", SparkConfigError),
         ("LaunchError", LaunchError),
         ("KeyError", LaunchError),
         ("", LaunchError),

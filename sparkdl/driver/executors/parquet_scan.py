@@ -6,9 +6,9 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from datetime import date, timedelta
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +32,8 @@ from sparkdl.feed.parquet.scan import Scan, ScannedColumn, ScannedFile, source_o
 from sparkdl.feed.parquet.source import ParquetSource
 
 _log = logging.getLogger(__name__)
-_LISTING = "org.apache.spark.sql.execution.datasources.InMemoryFileIndex"
+_DATASOURCES = "org.apache.spark.sql.execution.datasources"
+_LISTING = f"{_DATASOURCES}.InMemoryFileIndex"
 """Others list files anew, or leave out rows of theirs, as Delta's do."""
 _OPTIONS = {
     *("path", "paths", "basepath", "mergeschema", "recursivefilelookup", "pathglobfilter"),
@@ -57,12 +58,7 @@ _FOLDERS = (
     spark_types.DateType,
 )
 """Types of partition columns whose values are the same when they come from text."""
-_STATUS = re.compile(
-    r"\w+\{path=(?P<path>.*); isDirectory=false; length=(?P<nbytes>\d+); "
-    r".*?\bmodification_time=(?P<modified_ms>\d+);",
-    re.DOTALL,
-)
-_END = "\x1e\x1d\x1e"
+_SEPARATOR = "\x1e\x1d\x1e"
 
 
 def scanned_files(data: Any, is_local: bool) -> ParquetSource:
@@ -157,19 +153,40 @@ def _files(
     """Yield the files as Spark listed them when the DataFrame was made."""
     none = session._jvm.PythonUtils.toSeq([])
     deciding = [_folder(found, name) for name in wanted.partitions]
-    for directory in items(found.relation.location().listFiles(none, none)):
-        row = directory.values()
+    directories = found.relation.location().listFiles(none, none)
+    listed = _listed(session, directories)
+    for directory in items(directories):
+        row, files = directory.values(), [*islice(listed, directory.files().size())]
         if not wanted.has_file([_value(row, place, kind) for place, kind in deciding]):
             continue
         values = tuple(_value(row, place, kind) for place, kind in folders)
-        files = directory.files()
-        text = str(files.mkString("", _END, _END)) if files.size() else ""
-        said = [_STATUS.search(part) for part in text.split(_END)[:-1]]
-        if len(said) != files.size() or not all(said):
-            raise ConfigError("its files are listed in a way that is not known")
-        for status in filter(None, said):
-            path, nbytes, modified_ms = status.group("path", "nbytes", "modified_ms")
+        for path, nbytes, modified_ms in files:
             yield ScannedFile(path, int(nbytes), int(modified_ms), values)
+
+
+def _listed(session: Any, directories: Any) -> Iterator[tuple[str, str, str]]:
+    """Return path, bytes and milliseconds of the last change of all files of directories.
+
+    A call of py4j a getter and file takes seconds for 10,000 files, so Scala's `map` calls it.
+    """
+    files = directories.flatMap(_getter(session, f"{_DATASOURCES}.PartitionDirectory", "files"))
+    if files.isEmpty():
+        return iter(())
+    status = f"{_DATASOURCES}.FileStatusWithMetadata"
+    names = ("getPath", "getLen", "getModificationTime")
+    columns = (files.map(_getter(session, status, name)).mkString(_SEPARATOR) for name in names)
+    return zip(*(str(column).split(_SEPARATOR) for column in columns), strict=True)
+
+
+def _getter(session: Any, of: str, name: str) -> Any:
+    """Return a method without arguments of a Java class as a function of Scala's."""
+    java = session._jvm.java.lang
+    no_types = session.sparkContext._gateway.new_array(java.Class, 0)
+    method = java.Class.forName(of).getMethod(name, no_types)
+    return java.invoke.MethodHandleProxies.asInterfaceInstance(
+        java.Class.forName("scala.Function1"),
+        java.invoke.MethodHandles.publicLookup().unreflect(method),
+    )
 
 
 def _value(row: Any, place: int, kind: DataType) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sparkdl.core.errors import ConfigError, ReservationTimeoutError
+from sparkdl.core.errors import ConfigError, ReservationTimeoutError, SparkConfigError
 from sparkdl.core.listing import count
 from sparkdl.core.spec import ClusterSpec
 
@@ -161,7 +161,7 @@ def outlook(spec: ClusterSpec, topology: Topology) -> Outlook:
     """Return whether the nodes fit now, may fit when more executors come, or can never fit.
 
     Raises:
-        ConfigError: if Spark's settings do not give the GPUs that are asked for.
+        SparkConfigError: if Spark's settings do not give the GPUs that are asked for.
     """
     return _outlook(spec.num_tasks, topology, _node_gpus(spec, topology))
 
@@ -324,7 +324,8 @@ def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
     if gpus:
         text += ", or raise spark.executor.resource.gpu.amount"
     text += f", or {more_slots(topology.master, nodes, topology.task_cpus, topology.is_dynamic)}"
-    raise (ConfigError if found == "never" else ReservationTimeoutError)(text)
+    never = SparkConfigError if wants_more_gpus else ConfigError
+    raise (never if found == "never" else ReservationTimeoutError)(text)
 
 
 def more_slots(
@@ -374,12 +375,12 @@ def _node_gpus(spec: ClusterSpec, topology: Topology) -> float:
     """Return how many GPUs a node's task is to have from Spark.
 
     Raises:
-        ConfigError: if Spark's settings do not give as many as asked for.
+        SparkConfigError: if Spark's settings do not give as many as asked for.
     """
     asked, given = _asked_gpus(spec, topology), topology.task_gpus
     if not topology.takes_profiles:
         if given and asked is not None and asked > max(1.0, given):
-            raise ConfigError(
+            raise SparkConfigError(
                 f"num_gpus={spec.num_gpus}, and Spark gives a task {given:g} GPUs. Raise "
                 "spark.task.resource.gpu.amount and spark.executor.resource.gpu.amount, or lower "
                 "num_gpus"
@@ -392,7 +393,7 @@ def _node_gpus(spec: ClusterSpec, topology: Topology) -> float:
         fits = topology.room(topology.task_cpus, wanted) >= spec.num_tasks
         return wanted if fits else given
     if asked > topology.executor_gpus:
-        raise ConfigError(
+        raise SparkConfigError(
             f"num_gpus={spec.num_gpus}, and Spark gives an executor {topology.executor_gpus} GPUs. "
             "Raise spark.executor.resource.gpu.amount, or lower num_gpus"
         )

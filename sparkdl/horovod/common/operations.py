@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collectives.group import Group
-from sparkdl.collectives.transport import Op, dtypes, scale_
+from sparkdl.collectives.transport import Op, Reduction, dtypes, scale_
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common.basics import op_of
 from sparkdl.horovod.common.buckets import Slot, plan
@@ -53,8 +53,7 @@ class Call:
 
     Attributes:
         name: the user's, or none.
-        op: of reductions.
-        prescale, postscale: factors before and after a reduction.
+        how: of reductions.
         root: of broadcasts, a rank in the world.
         splits: of `ALL_TO_ALL`: how many rows each member gets, this member's own; `None` for even
             ones.
@@ -63,9 +62,7 @@ class Call:
     row: Row
     process_set: ProcessSet = global_process_set
     name: str | None = None
-    op: Op = Op.AVERAGE
-    prescale: float = 1.0
-    postscale: float = 1.0
+    how: Reduction = Reduction()
     root: int = 0
     splits: Sequence[int] | None = None
 
@@ -110,8 +107,8 @@ def reduction(
         raise ConfigError(
             f"prescale_factor={factors[0]!r}, postscale_factor={factors[1]!r}: must be numbers"
         )
-    how = op_of(op, average)
-    return Call(row, process_set, name, how, float(factors[0]), float(factors[1]))
+    how = Reduction(op_of(op, average), *map(float, factors))
+    return Call(row, process_set, name, how)
 
 
 def _reduce(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tuple[Tensors, Counts]:
@@ -123,7 +120,7 @@ def _reduce(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tuple
         alike = [tensors[i] for i in numbers]
         row = flat(group, alike, in_place)
         what = f"{call.what} {[list(tensor.shape) for tensor in alike]}"
-        group.all_reduce_(row, call.op, what, call.prescale, call.postscale)
+        group.all_reduce_(row, call.how, what)
         if in_place:
             spread(row, alike)
         else:
@@ -132,7 +129,7 @@ def _reduce(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tuple
 
 
 def _reduce_gradient(group: Group, call: Call, grads: Tensors, counts: Counts) -> Tensors:
-    check_differentiable(call.op)
+    check_differentiable(call.how.op)
     return _reduce(group, call, grads, False)[0]
 
 
@@ -180,14 +177,14 @@ def _exchange_gradient(group: Group, call: Call, grads: Tensors, counts: Counts)
 
 def _scatter(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tuple[Tensors, Counts]:
     check_reducible(tensors)
-    factors = call.prescale, call.postscale
-    return [group.reduce_scatter(t, call.op, call.what, *factors) for t in tensors], []
+    return [group.reduce_scatter(tensor, call.how, call.what) for tensor in tensors], []
 
 
 def _scatter_gradient(group: Group, call: Call, grads: Tensors, counts: Counts) -> Tensors:
     # Horovod's measure of a sum: as if each had reduced all rows and taken its own.
-    check_differentiable(call.op)
-    factor = call.prescale * call.postscale * (group.size if call.op is Op.SUM else 1)
+    how = call.how
+    check_differentiable(how.op)
+    factor = how.prescale * how.postscale * (group.size if how.op is Op.SUM else 1)
     return [scale_(group.all_gather(grad)[0], factor) for grad in grads]
 
 
@@ -215,7 +212,7 @@ def check_differentiable(op: Op) -> None:
     Raises:
         ConfigError: for others than sums and averages.
     """
-    if op not in (Op.SUM, Op.AVERAGE):
+    if not op.is_sum:
         raise ConfigError(
             f"there is no gradient of a reduction by {op.value}: detach the tensor, or use "
             "hvd.Sum or hvd.Average"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sparkdl.collectives.transport import Op
+from sparkdl.collectives.transport import Op, Reduction
 from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.horovod.common import (
     basics,
@@ -195,7 +195,7 @@ def grouped_allreduce(  # noqa: PLR0913 (Horovod's arguments)
     ]
     dense = [i for i, result in enumerate(results) if result is None]
     if dense:
-        inputs = [_checked(tf.convert_to_tensor(tensors[i]), call.op) for i in dense]
+        inputs = [_checked(tf.convert_to_tensor(tensors[i]), call.how.op) for i in dense]
         narrow, widened = narrowed(inputs, compression)
         reduced = widened(operate(call, narrow)[0])
         for i, tensor in zip(dense, reduced, strict=True):
@@ -244,7 +244,7 @@ def grouped_reducescatter(
         return []
     factors = (prescale_factor, postscale_factor)
     call = reduction(REDUCE_SCATTER, op, None, name, factors, process_set)
-    inputs = [_checked(with_rows(tf.convert_to_tensor(t)), call.op) for t in tensors]
+    inputs = [_checked(with_rows(tf.convert_to_tensor(t)), call.how.op) for t in tensors]
     narrow, widened = narrowed(inputs, compression)
     return widened(operate(call, narrow)[0])
 
@@ -338,14 +338,14 @@ def _not_in_graph(what: str) -> None:
 def _reduce_slices(call: Call, slices: Any) -> Any:
     import tensorflow as tf
 
-    if call.op not in (Op.AVERAGE, Op.SUM) or (call.prescale, call.postscale) != (1.0, 1.0):
+    if call.how not in (Reduction(Op.AVERAGE), Reduction(Op.SUM)):
         raise RemovedError(
             "tf.IndexedSlices can be summed and averaged, without prescale_factor and "
             "postscale_factor; tf.convert_to_tensor them for anything else (sparse_as_dense=True)"
         )
     gather = Call(ALL_GATHER, call.process_set)
     values, indices = operate(gather, [slices.values, slices.indices])[0]
-    if call.op is Op.AVERAGE:
+    if call.how.op is Op.AVERAGE:
         dtype = values.dtype
         if dtype.is_integer:
             # Whoever reads rows of the same index adds them up: none may be rounded before.

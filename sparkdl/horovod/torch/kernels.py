@@ -30,15 +30,16 @@ def reduce_sparse(group: Group, tensor: torch.Tensor, call: Call) -> torch.Tenso
     """
     import torch
 
-    if not tensor.is_sparse or call.op not in (Op.SUM, Op.AVERAGE):
+    op = call.how.op
+    if not tensor.is_sparse or not op.is_sum:
         raise ConfigError(
-            f"a {tensor.layout} tensor by {call.op.value}: must be a sparse tensor in COO layout, "
+            f"a {tensor.layout} tensor by {op.value}: must be a sparse tensor in COO layout, "
             "by hvd.Sum or hvd.Average"
         )
     mine = tensor.detach().coalesce()
     places, _ = group.all_gather(mine.indices().t().contiguous(), f"{call.what}.indices")
     values, _ = group.all_gather(mine.values(), f"{call.what}.values")
-    if call.op is Op.AVERAGE:
+    if op is Op.AVERAGE:
         values = values / group.size
     return torch.sparse_coo_tensor(places.t(), values, tensor.shape).coalesce()
 

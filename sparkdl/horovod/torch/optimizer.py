@@ -156,10 +156,10 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
     if groups is not None and num_groups:
         raise ConfigError("num_groups and groups cannot both be given; groups alone says it")
     factors = 1 / gradient_predivide_factor, gradient_predivide_factor
-    how = reduction(ALL_REDUCE, op, None, None, factors, process_set)
+    call = reduction(ALL_REDUCE, op, None, None, factors, process_set)
     trained = [(name, param) for name, param in named if param.requires_grad]
     options = Options(
-        how,
+        call,
         compression,
         _checked_passes(backward_passes_per_step),
         _numbered(num_groups if groups is None else groups, [param for _, param in trained]),

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 from sparkdl.collectives.group import Group
-from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import CollectiveError, ConfigError
 from sparkdl.horovod.common.buckets import Layout, plan
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
@@ -99,13 +98,13 @@ class Options:
     """How gradients are reduced.
 
     Attributes:
-        how: operation and factors.
+        call: the all-reduce, with its factors.
         passes: backward passes before a step.
         groups: see `plan`, parameters by their numbers.
         sparse_as_dense: whether sparse gradients travel as dense ones.
     """
 
-    how: Call
+    call: Call
     compression: type[Compressor]
     passes: int = 1
     groups: Sequence[Sequence[int]] | int = 0
@@ -207,7 +206,7 @@ class Reducer:
                     self._fill(number)
             sparse = [self._group.submit(self._sparse(number)) for number in layout.sparse]
             for bucket, future in zip(self._buckets, self._futures, strict=True):
-                bucket.spread(future.result(), self._options.how.op in (Op.SUM, Op.AVERAGE))
+                bucket.spread(future.result(), self._options.call.how.op.is_sum)
             for number, future in zip(layout.sparse, sparse, strict=True):
                 self._params[number].grad = future.result()
         self.reset()
@@ -247,13 +246,13 @@ class Reducer:
             self._next += 1
 
     def _reduction(self, flat: torch.Tensor, is_first: bool) -> Callable[[], torch.Tensor]:
-        how, compression = self._options.how, self._options.compression
+        how, compression = self._options.call.how, self._options.compression
 
         def work() -> torch.Tensor:
             if is_first:
                 self._announce_step()
             narrow, ctx = compression.compress(flat)
-            self._group.reduce_now_(narrow, how.op, how.prescale, how.postscale)
+            self._group.reduce_now_(narrow, how)
             return compression.decompress(narrow, ctx)
 
         return after_stream_of(flat, work)
@@ -277,19 +276,18 @@ class Reducer:
             )
         assert self._layout is not None
         first = not self._buckets and number == self._layout.sparse[0]
-        how = self._options.how
+        call = self._options.call
 
         def work() -> torch.Tensor:
             if first:
                 self._announce_step()
-            return kernels.reduce_sparse(self._group, grad, how)
+            return kernels.reduce_sparse(self._group, grad, call)
 
         return after_stream_of(grad, work)
 
     def _announce_step(self) -> None:
-        how = self._options.how
-        is_sum = how.op in (Op.SUM, Op.AVERAGE)
-        self._group.step(0, f"by {how.op.value} x {how.prescale:g} x {how.postscale:g}", is_sum)
+        how = self._options.call.how
+        self._group.step(0, f"by {how}", how.op.is_sum)
 
     def _join_step(self) -> None:
         """Take part in a step with zeros, in the group's thread."""
@@ -302,7 +300,7 @@ class Reducer:
             )
         for bucket in self._buckets:
             narrow, _ = self._options.compression.compress(torch.zeros_like(bucket.flat))
-            self._group.reduce_now_(narrow, self._options.how.op)
+            self._group.reduce_now_(narrow, self._options.call.how)
 
     def prepare_to_join(self) -> None:
         """Agree with the others on the buckets, if there was no step yet."""

@@ -14,6 +14,7 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.options import Feeding, Recovery, Startup
+from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.executors.spark import SparkExecutor
 from sparkdl.driver.lifecycle.state import Running, SlotsCounted
@@ -109,7 +110,7 @@ def test_slots_are_counted_while_nodes_run(spark_cluster: SparkSession) -> None:
     standing = count()
     assert standing is not None
     assert (standing.room, standing.is_short) == (2, False)
-    own = replace(spec, is_fed=False)
+    own = replace(spec, settings=Settings(feeding=Feeding(fed=False)))
     assert counting(spark_cluster, own, placing, topology) is None
     dynamic = replace(topology, is_dynamic=True)
     assert counting(spark_cluster, spec, placing, dynamic) is None

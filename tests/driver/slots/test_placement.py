@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import ConfigError, ReservationTimeoutError
-from sparkdl.core.options import Placement, Roles
+from sparkdl.core.errors import ConfigError, ReservationTimeoutError, SparkConfigError
+from sparkdl.core.options import Feeding, Placement, Roles
+from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.slots.placement import (
     LASTING_S,
@@ -31,7 +32,8 @@ def spec(
     nodes: int, placement: Placement = "auto", is_fed: bool = True, num_ps: int = 0, **options: Any
 ) -> ClusterSpec:
     planned = plan_nodes(nodes, Roles(ps=num_ps))
-    return ClusterSpec("c", planned, placement=placement, is_fed=is_fed, **options)
+    settings = Settings(feeding=Feeding(fed=is_fed))
+    return ClusterSpec("c", planned, placement=placement, settings=settings, **options)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +293,11 @@ def test_a_node_asks_spark_for_its_gpus(
     ("wanted", "topology", "words"),
     [
         (spec(2, num_gpus=2), with_gpus(1), r"num_gpus=2, .* an executor 1 GPUs\. Raise spark\.ex"),
-        (spec(2, num_gpus=2), with_gpus(2, 1.0, CLUSTER), "gives a task 1 GPUs. Raise spark.task"),
+        (
+            spec(2, num_gpus=2),
+            with_gpus(2, 1.0, CLUSTER),
+            "num_gpus=2, .* a task 1 GPUs. Raise spark",
+        ),
         (spec(4, num_gpus=1), with_gpus(1), "no room for 4 nodes with num_gpus=1, but for 2: "),
         (spec(4), with_gpus(1, 1.0), "need 4 task slots .* has 2 task .*1 GPU each, spark.task.r"),
         (spec(2, "attached"), with_gpus(1, 1.0), "Or leave out spark.task.resource.gpu.amount"),
@@ -301,8 +307,9 @@ def test_a_node_asks_spark_for_its_gpus(
 def test_gpus_that_spark_does_not_give_are_refused_with_the_setting_to_change(
     wanted: ClusterSpec, topology: Topology, words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as refused:
         choose_placing(wanted, topology)
+    assert isinstance(refused.value, SparkConfigError) == ("num_gpus" in words)
 
 
 # Again, while nodes run: executors come and go

@@ -79,8 +79,8 @@ def context(master: str, executors: Executors, **settings: str) -> Any:
     )
 
 
-def spec(nodes: int, is_fed: bool = True) -> ClusterSpec:
-    return ClusterSpec("c", plan_nodes(nodes), is_fed=is_fed)
+def spec(nodes: int) -> ClusterSpec:
+    return ClusterSpec("c", plan_nodes(nodes))
 
 
 @pytest.mark.parametrize("master", ["spark://m:7077", "k8s://m"])
