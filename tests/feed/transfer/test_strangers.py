@@ -119,5 +119,5 @@ def test_want_of_descriptors_that_lasts_is_named_when_time_is_up() -> None:
         with pytest.raises(FeedTimeoutError, match=r"no file descriptors are left, .*ulimit -n"):
             Feeder(order([node.target], timeout_s=1.5), 0).feed(pieces(0, take_all))
         node.tell("let go")
-        assert Feeder(order([node.target]), 1).feed(pieces(0)).rows == {0: PIECES * ROWS}
+        assert Feeder(order([node.target]), 1).feed(pieces(0)).rows == PIECES * ROWS
         node.end()
