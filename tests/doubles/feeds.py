@@ -394,8 +394,8 @@ class Proxy:
 
     def __init__(self, target: Target, records: bool = False, port: int = 0) -> None:
         scheme, _, address = target.uri.partition("//")
-        host, _, port = address.rpartition(":")
-        self._to = (host, int(port))
+        host, _, node_port = address.rpartition(":")
+        self._to = (host, int(node_port))
         self._records = records
         self.passed = bytearray()
         self._listener = socket.create_server(("127.0.0.1", port))

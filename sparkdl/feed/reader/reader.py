@@ -466,8 +466,10 @@ class FeedReader:
             raise problem
         # Each wait for a row is reported: the agent takes the next segment for its end. The first
         # one also says which feed user code reads.
-        if not self._is_reported or (self._is_waiting and not self._is_patient):
+        if not self._is_reported:
             self._report()
+        elif self._is_waiting and not self._is_patient:
+            self._send(self._consumed())
 
     def _left_s(self, since_s: float) -> float | None:
         if self._timeout_s is not None:
