@@ -360,13 +360,19 @@ class LevelDriver:
         self._nodes = nodes
         self._run, self._keep = run, keep
         self._totals = Counter({node.node_id: 0 for node in nodes})
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         for node in nodes:
             node.driver = self
 
+    def wait_assigned(self, rows: int) -> dict[int, int]:
+        """Wait until so many rows have been assigned; return how many each node has."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._totals.total() >= rows, SOON_S)
+            return dict(self._totals)
+
     def assign(self, holder: LocalNode, spooled: Spooled) -> None:
         """Assign what a node has spooled."""
-        with self._lock:
+        with self._changed:
             grants: dict[int, list[Grant]] = {node.node_id: [] for node in self._nodes}
             for lot in spooled.lots:
                 skip = 0
@@ -382,6 +388,7 @@ class LevelDriver:
                     uris = {holder.node_id: holder.uri}
                     of = (spooled.feed, spooled.epoch, self._run)
                     node.soon(Assign(*of, found, uris, keep=self._keep))
+            self._changed.notify_all()
 
 
 class Proxy:

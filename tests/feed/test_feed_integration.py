@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -24,11 +23,7 @@ from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import FeederError
 from sparkdl.feed.values.row_codec import RowEncoder
-from tests.doubles.feeds import SOON_S, LocalNode, Running, numbers, values
-from tests.doubles.feeds import order as hasty
-
-order = partial(hasty, ack_wait_s=SOON_S)
-"""No node counts as late, however slow this machine is."""
+from tests.doubles.feeds import SOON_S, LevelDriver, LocalNode, Running, numbers, order, values
 
 
 def batches(start: int, sizes: list[int]) -> Iterator[pa.RecordBatch]:
@@ -53,8 +48,8 @@ def test_every_row_arrives_once_and_the_nodes_are_level(
     total = sum(map(sum, partitions))
     with ExitStack() as stack:
         nodes = [stack.enter_context(LocalNode(number)) for number in range(num_nodes)]
+        driver = LevelDriver(nodes)
         todo = list(enumerate(partitions))
-        counts = dict.fromkeys(range(num_nodes), 0)
 
         def feed() -> None:
             while todo:
@@ -62,16 +57,11 @@ def test_every_row_arrives_once_and_the_nodes_are_level(
                 fed = Feeder(order([node.target for node in nodes]), number).feed(
                     batches(starts[number], sizes)
                 )
-                assert fed.rows_refused == 0
-                for node_id, rows in fed.rows.items():
-                    counts[node_id] += rows
+                assert (fed.rows, fed.rows_refused) == (sum(sizes), 0)
 
         for feeding in [Running(feed) for _ in range(num_feeders)]:
             feeding.result()
-        assert counts == {node.node_id: node.rows_received for node in nodes}
-        # What another feeder has on its way is not known yet: one batch each.
-        unknown = (num_feeders - 1) * max((s for sizes in partitions for s in sizes), default=0)
-        assert max(counts.values()) - min(counts.values()) <= 1 + unknown
+        counts = driver.wait_assigned(total)
         for node in nodes:
             node.end_epoch(0, counts)
         assert sorted(v for node in nodes for v in values(node.reader(), 64)) == list(range(total))
@@ -90,8 +80,9 @@ def test_data_larger_than_the_budget_flow_through_it() -> None:
                 yield batch
 
         reading = Running(lambda: values(node.reader(), 300))
-        fed = Feeder(order([node.target]), 0).feed(source())
-        node.end_epoch(0, fed.rows)
+        Feeder(order([node.target]), 0).feed(source())
+        node.wait_received(60_000)
+        node.end_epoch(0, {0: 60_000})
         assert reading.result() == list(range(60_000))
         assert limit_nbytes // 2 < most <= limit_nbytes
 
@@ -99,8 +90,9 @@ def test_data_larger_than_the_budget_flow_through_it() -> None:
 def test_batch_larger_than_the_budget_is_gathered_through_it() -> None:
     with LocalNode(0, limit_nbytes=10_000) as node:
         reading = Running(lambda: list(EpochBatches(node.reader(), 8_000)))
-        fed = Feeder(order([node.target]), 0).feed(batches(0, [500] * 20))
-        node.end_epoch(0, fed.rows)
+        Feeder(order([node.target]), 0).feed(batches(0, [500] * 20))
+        node.wait_received(10_000)
+        node.end_epoch(0, {0: 10_000})
         first, second = reading.result()
         assert first["x"].tolist() == list(range(8_000))
         assert second["x"].tolist() == list(range(8_000, 10_000))
@@ -115,6 +107,7 @@ def test_epochs_larger_than_the_budget_follow_each_other(is_even: bool) -> None:
             for epoch in range(3):
                 feed = Feeder(order([node.target], f"run {epoch}", epoch), 0)
                 feed.feed(batches(epoch * 10_000, [500] * 20))
+                node.wait_received(10_000 * (epoch + 1))
                 node.end_epoch(epoch, {0: 10_000, 1: 12_000})
 
         feeding = Running(feed)
@@ -132,10 +125,9 @@ def test_epochs_larger_than_the_budget_follow_each_other(is_even: bool) -> None:
         feeding.result()
 
 
-def test_node_that_waits_for_rows_gets_them_while_another_is_full() -> None:
-    """Two nodes that train in step: the full one reads on only when the other has a batch."""
+def test_nodes_in_step_with_little_memory_get_rows_that_one_agent_holds() -> None:
     with LocalNode(0, limit_nbytes=20_000) as a, LocalNode(1, limit_nbytes=20_000) as b:
-        in_step = threading.Barrier(2)
+        in_step, driver = threading.Barrier(2), LevelDriver([a, b])
 
         def train(node: LocalNode) -> list[int]:
             found = []
@@ -144,17 +136,15 @@ def test_node_that_waits_for_rows_gets_them_while_another_is_full() -> None:
                 found += batch["x"].tolist()
             return found
 
-        Feeder(order([a.target]), 0).feed(batches(0, [2000]))  # more than its share
         training = [Running(lambda node=node: train(node)) for node in (a, b)]  # type: ignore[misc]
         for node in (a, b):
             node.grant()
-        spec = hasty([a.target, b.target], ack_wait_s=0.02)
-        fed = Feeder(spec, 1).feed(batches(2000, [1000] * 30))
-        rows = {0: fed.rows[0] + 2000, 1: fed.rows[1]}
+        Feeder(order([a.target]), 0).feed(batches(0, [1000] * 32))
+        rows = driver.wait_assigned(32_000)
         for node in (a, b):
             node.end_epoch(0, rows)
         found = [each.result() for each in training]
-        assert {*found[0], *found[1]} == set(range(32_000))
+        assert sorted(found[0] + found[1]) == [*range(32_000)]
 
 
 # inference
