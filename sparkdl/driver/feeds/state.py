@@ -228,6 +228,10 @@ class Run:
         """The nodes that are fed."""
         return frozenset(member.node.node_id for member in self.members)
 
+    def name_of(self, node_id: int) -> str:
+        """Return the name of a node that is fed."""
+        return next(m.node.name for m in self.members if m.node.node_id == node_id)
+
 
 # what a feed can be doing
 

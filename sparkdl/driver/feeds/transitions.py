@@ -22,7 +22,6 @@ from typing import Any
 from msgspec import structs
 
 from sparkdl.control.messages import (
-    MAX_MESSAGE_NBYTES,
     Assign,
     EpochEnd,
     FeedBegin,
@@ -34,19 +33,24 @@ from sparkdl.control.messages import (
     Lot,
     ReadShare,
     ToAgent,
-    encode,
 )
 from sparkdl.control.rows import num_rows
 from sparkdl.core.errors import (
     ConfigError,
     FeedClosedError,
-    FeedTimeoutError,
     ReadError,
     SparkdlError,
 )
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
-from sparkdl.driver.feeds.coverage import Call, EpochLeft, FeedRequest
+from sparkdl.driver.feeds.coverage import Call, EpochLeft
+from sparkdl.driver.feeds.remarks import (
+    check_size,
+    standstill,
+    warn_of_lost,
+    warn_of_nothing,
+    warn_of_reader,
+)
 from sparkdl.driver.feeds.report import Fed, covered_report, no_rows, report
 from sparkdl.driver.feeds.state import (
     Action,
@@ -147,7 +151,7 @@ def _look_idle(
     if nodes.world is None:
         return _idle(state, feed), []
     generation = nodes.world.generation
-    actions = _warn_of_lost(feed.name, feed.history.begin(generation))
+    actions = warn_of_lost(feed.name, feed.history.begin(generation))
     if call := feed.history.next():
         try:
             return _then(actions, _begin(feed, nodes.world, call, now_s))
@@ -174,7 +178,7 @@ def _serve(feed: Feed, world: World) -> tuple[Feed, list[Action]]:
         if isinstance(first, FeedAsked):
             if first.call is None:
                 call = feed.history.add(first.request)
-                warning = _warn_of_reader(feed.name, first.request, call)
+                warning = warn_of_reader(feed.name, first.request, call)
                 return replace(feed, requests=(replace(first, call=call), *others)), warning
             return served, [Answer(first.ticket, covered_report(first.call))]
         members = fed_members(world, first.to)
@@ -184,7 +188,7 @@ def _serve(feed: Feed, world: World) -> tuple[Feed, list[Action]]:
             said = Send(begin, _ids(members), world.generation)
             return replace(served, stream=stream), [said, Answer(first.ticket, stream)]
         ends = (Send(end, _ids(members), world.generation) for end in _stream_end(feed, members))
-        said_of = _warn_of_nothing(feed)
+        said_of = warn_of_nothing(feed)
         return replace(served, stream=None), [*ends, *said_of, Answer(first.ticket, None)]
     except SparkdlError as error:
         return served, [Answer(first.ticket, error)]
@@ -326,7 +330,7 @@ def _share_out(
     }
     try:
         for share in shares.values():
-            _check_size(share)
+            check_size(share)
     except ConfigError as error:
         return _cut_short(feed, run, error, now_s)
     run.table.assigned.update({n: each.share.num_rows for n, each in shares.items()})
@@ -849,7 +853,7 @@ def _watch(state: W, now_s: float) -> Step[W]:
     if now_s < state.deadline_s:
         return state, []
     if state.blamed is not None:  # its log has not come in time
-        return replace(state, error=_standstill(state, LogFetched(state.blamed, ()))), []
+        return replace(state, error=standstill(state, LogFetched(state.blamed, ()))), []
     node_id = _slowest(state.feed, state.run)
     return replace(state, blamed=node_id, deadline_s=now_s + FETCH_S), [FetchLines(node_id)]
 
@@ -863,30 +867,7 @@ def _slowest(feed: Feed, run: Run) -> int:
 def _fetched(state: W, event: LogFetched, now_s: float) -> Step[W]:
     if event.node_id != state.blamed or state.run.is_unwanted:
         return state, []
-    return replace(state, error=_standstill(state, event)), []
-
-
-def _standstill(state: Delivering | Cutting | Reading, event: LogFetched) -> FeedTimeoutError:
-    counts = state.feed.nodes.counts_of(state.run.node_ids)
-    count, name = counts[event.node_id], _name(state.run, event.node_id)
-    is_job = isinstance(state, Delivering) and state.is_job_running
-    has_rows = state.run.table.has_rows or any(each.rows_received for each in counts.values())
-    if is_job and not has_rows:
-        return FeedTimeoutError(
-            f"feed {state.feed.name!r}: its Spark job has brought no row to any node for "
-            f"{state.run.spec.timeout_s:g} s. It still computes the rows, or waits for a task slot "
-            "that nodes or other jobs hold: look at it in the Spark UI. Raise the timeout of the "
-            "feed in the first case; in the second add executors or cores, or launch with "
-            "Startup(placement='detached')"
-        )
-    tail = "".join(f"\n  | {line}" for line in event.lines) or " (nothing)"
-    return FeedTimeoutError(
-        f"feed {state.feed.name!r} made no progress for {state.run.spec.timeout_s:g} s: {name} "
-        f"has read {count.rows_consumed} rows in {count.steps} steps, and received "
-        f"{count.rows_received}. Raise the feed's timeout if a step may take longer; otherwise "
-        f"see what it waits for{event.unfed and f' ({event.unfed})'}. Last log lines of "
-        f"{name}:{tail}"
-    )
+    return replace(state, error=standstill(state, event)), []
 
 
 # small parts
@@ -916,10 +897,6 @@ def feed_targets(members: Iterable[Member]) -> tuple[Target, ...]:
 
 def _ids(members: Iterable[Member]) -> frozenset[int]:
     return frozenset(member.node.node_id for member in members)
-
-
-def _name(run: Run, node_id: int) -> str:
-    return next(m.node.name for m in run.members if m.node.node_id == node_id)
 
 
 def _to_nodes(run: Run, message: ToAgent) -> Send:
@@ -968,48 +945,6 @@ def _check_can_be_fed(name: str, call: Call) -> None:
             "as a whole, cannot be fed again; give a list, a table, or a DataFrame"
         )
     call.has_begun = True
-
-
-def _check_size(message: ReadShare) -> None:
-    nbytes = len(encode(message))
-    if nbytes > MAX_MESSAGE_NBYTES:
-        files, ranges = len(message.share.files), len(message.share.ranges)
-        raise ConfigError(
-            f"a node's share, {ranges} row groups in {files} files, takes {nbytes} bytes to tell, "
-            f"and {MAX_MESSAGE_NBYTES} are allowed. Write fewer and larger files (row groups of "
-            "some 100 MB), feed a part of the files at a time, or use more nodes"
-        )
-
-
-def _warn_of_reader(name: str, request: FeedRequest, call: Call) -> list[Action]:
-    if call.request.data is request.data:
-        return []
-    return [
-        Warn(
-            f"Feed {name!r}: the rows cross Spark all the same, because the checkpoint says which "
-            "of them have been used by their numbers in Spark's partitions"
-        )
-    ]
-
-
-def _warn_of_nothing(feed: Feed) -> list[Action]:
-    brought = feed.stream.brought.values() if feed.stream is not None else ()
-    if feed.stream is None or any(sum(rows.values()) for rows in brought):
-        return []
-    return [Warn(f"Feed {feed.name!r}: the stream has ended without having brought a row")]
-
-
-def _warn_of_lost(name: str, calls: list[Call]) -> list[Action]:
-    rows = sum(max(0, sum(call.shape.rows.values()) - call.rows_covered) for call in calls)
-    if not rows:
-        return []
-    return [
-        Warn(
-            f"Feed {name!r}: the nodes begin anew at their last checkpoint. Since then they have "
-            f"had {rows} rows in {len(calls)} micro-batches of a stream, which are lost to the "
-            "model: Spark does not bring them again. Make checkpoints more often where that matters"
-        )
-    ]
 
 
 LOOKS: dict[type, Callable[[Any, float], Step[State]]] = {

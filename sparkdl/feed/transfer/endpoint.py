@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 
 from sparkdl.control.channel import (
@@ -51,10 +48,10 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.throttle import Throttle, period_s
 from sparkdl.feed.parquet.loader import DirectLoader, ParquetLoader, ShareLoader, Sink
-from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from sparkdl.feed.transfer.fetch import Fetch, Fetcher, Peers
+from sparkdl.feed.transfer.node_feed import NodeFeed
 from sparkdl.feed.transfer.server import FlightServer
 
 PROGRESS_PERIOD_S = 0.1
@@ -63,55 +60,6 @@ waits for goes at once."""
 ASSIGN_PERIOD_S = 0.02
 """Likewise, what the driver assigns rows by: rows that were spooled, and readers that wait."""
 _SHUTDOWN_S = 2.0
-
-
-@dataclass
-class _NodeFeed:
-    """One feed, of one child.
-
-    Attributes:
-        consumed: what the child has reported last.
-        began: the epoch of the last `FeedBegin`.
-        marked: the epoch of the last `EpochEnd`.
-        answered: what was reported last of that which the driver waits for, see `_awaited`.
-        waits: user code waits for a row, and has been sent all that there are.
-        has_told_wait: the driver knows of it.
-        is_reclaimed: the child was asked for room and has not released anything yet.
-        direct: reads files that the child has asked for.
-        lots: rows that were spooled and not reported yet, by epoch.
-        fetcher: fetches rows from other agents, once some were assigned.
-        ordered: how many grants of rows of other agents, and shares of files, there were in all.
-        arrived: how many of them are here.
-        problem: why others cannot come.
-        behind: what is to be done once so many have arrived, in order.
-    """
-
-    log: Log
-    consumed: Consumed
-    began: int = -1
-    marked: int = sys.maxsize
-    answered: tuple[int, ...] = ()
-    waits: bool = False
-    has_told_wait: bool = False
-    is_reclaimed: bool = False
-    direct: DirectLoader | None = None
-    lots: dict[int, list[Lot]] = field(default_factory=dict)
-    fetcher: Fetcher | None = None
-    ordered: int = 0
-    arrived: int = 0
-    problem: str = ""
-    behind: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
-
-    def go_on(self) -> None:
-        """Do what waits for nothing any more."""
-        while self.behind and self.behind[0][0] <= self.arrived:
-            self.behind.popleft()[1]()
-
-    def stop(self) -> None:
-        """Fetch nothing more, and do nothing of what is behind."""
-        self.behind.clear()
-        if self.fetcher is not None:
-            self.fetcher.stop()
 
 
 class NodeFeeds:
@@ -147,7 +95,7 @@ class NodeFeeds:
         )
         self._memory_nbytes = limits.memory_nbytes
         self._receiver: FlightServer | None = None
-        self._feeds: dict[str, _NodeFeed] = {}
+        self._feeds: dict[str, NodeFeed] = {}
         self._ended: set[str] = set()
         self._loaders: list[ParquetLoader] = []
         self._fetchers: list[Fetcher] = []
@@ -163,9 +111,9 @@ class NodeFeeds:
         self._receiver = FlightServer(host, self._peers.token, self.store, tls)
         return self._receiver.uri
 
-    def _feed(self, name: str) -> _NodeFeed:
+    def _feed(self, name: str) -> NodeFeed:
         if name not in self._feeds:
-            self._feeds[name] = _NodeFeed(self.store.log(name), Consumed(name, 0, 0))
+            self._feeds[name] = NodeFeed(self.store.log(name), Consumed(name, 0, 0))
         return self._feeds[name]
 
     # From the coordinator.
@@ -245,7 +193,7 @@ class NodeFeeds:
         if generation == self.store.generation:
             self._send_to_child(EndMark(""), -1)
 
-    def _assign(self, feed: _NodeFeed, order: Assign) -> None:
+    def _assign(self, feed: NodeFeed, order: Assign) -> None:
         """Pass rows of the own spool to the child; have those of others fetched."""
         name, fetches = order.feed, []
         try:
@@ -263,7 +211,7 @@ class NodeFeeds:
         if fetches:
             self._fetch(feed, fetches)
 
-    def _fetch(self, feed: _NodeFeed, fetches: list[Fetch]) -> None:
+    def _fetch(self, feed: NodeFeed, fetches: list[Fetch]) -> None:
         feed.ordered += len(fetches)
         if feed.fetcher is None:
             feed.fetcher = Fetcher(
@@ -374,7 +322,7 @@ class NodeFeeds:
         for loader in self._loaders:
             loader.stop()
 
-    def _sink(self, feed: _NodeFeed) -> Sink:
+    def _sink(self, feed: NodeFeed) -> Sink:
         return Sink(feed.log, self._memory_nbytes)
 
     def _begin(self, loader: ParquetLoader) -> None:
@@ -419,25 +367,25 @@ class NodeFeeds:
             self._feed(name).lots.setdefault(epoch, []).append(lot)
             self._needs.request()
 
-    def _note_arrived(self, feed: _NodeFeed) -> None:
+    def _note_arrived(self, feed: NodeFeed) -> None:
         feed.arrived = min(feed.arrived + 1, feed.ordered)
         feed.go_on()
 
-    def _note_problem(self, feed: _NodeFeed, problem: str) -> None:
+    def _note_problem(self, feed: NodeFeed, problem: str) -> None:
         """Report why rows cannot come, and wait for none any more: the driver ends the call."""
         feed.problem = feed.problem or problem
         feed.fetcher, feed.arrived = None, feed.ordered
         self._progress.call()
         feed.go_on()
 
-    def _note_end(self, feed: _NodeFeed, problem: str) -> None:
+    def _note_end(self, feed: NodeFeed, problem: str) -> None:
         if problem:
             own = self._peers.names[self._peers.node_id]
             self._note_problem(feed, f"{own} could not read its share: {problem}")
         else:
             self._note_arrived(feed)
 
-    def _pass_on(self, feed: _NodeFeed, loader: DirectLoader, message: Local) -> None:
+    def _pass_on(self, feed: NodeFeed, loader: DirectLoader, message: Local) -> None:
         if self._feeds.get(feed.log.feed) is feed and feed.direct is loader:
             self._send_to_child(message, -1)
 
@@ -468,11 +416,11 @@ class NodeFeeds:
         if exchange:
             exchange.add(data, message.rows)
 
-    def _report(self, feed: _NodeFeed) -> None:
+    def _report(self, feed: NodeFeed) -> None:
         """Report counts that have changed: at once if the driver waits for them, or else soon."""
         if feed.direct is not None:  # the driver has no part in it
             return
-        if _awaited(feed, self._count(feed)) != feed.answered:
+        if feed.awaited(feed.count(self._has_failed)) != feed.answered:
             self._progress.call()
             return
         self._progress.request()
@@ -492,43 +440,8 @@ class NodeFeeds:
 
     def _report_counts(self) -> None:
         fed = [feed for feed in self._feeds.values() if feed.direct is None]
-        counts = tuple(self._count(feed) for feed in fed)
+        counts = tuple(feed.count(self._has_failed) for feed in fed)
         for feed, count in zip(fed, counts, strict=True):
-            feed.answered, feed.has_told_wait = _awaited(feed, count), feed.waits
+            feed.answered, feed.has_told_wait = feed.awaited(count), feed.waits
         if counts:
             self._report_to_driver(FeedProgress(counts))
-
-    def _count(self, feed: _NodeFeed) -> FeedCount:
-        log, read = feed.log, feed.consumed
-        cut = log.last_cut
-        epoch = max(cut.epoch + 1, feed.began, 0)
-        return FeedCount(
-            log.feed,
-            rows_received=log.rows_received,
-            rows_consumed=read.rows,
-            rows_padded=read.padded,
-            rows_dropped=read.dropped,
-            steps=read.steps,
-            epochs_done=read.epochs,
-            closed=log.is_closed and not self._has_failed,
-            closed_to=log.terminated_to,
-            began=feed.began,
-            epoch=epoch,
-            epoch_rows=log.rows_of(epoch),
-            cut=cut.epoch,
-            cut_rows=cut.rows,
-            cut_whole=cut.is_whole,
-            held=read.held,
-            reading=read.reading,
-            problem=feed.problem,
-            waits=feed.waits,
-            beyond=read.beyond,
-        )
-
-
-def _awaited(feed: _NodeFeed, count: FeedCount) -> tuple[int, ...]:
-    """Return what the driver waits for: first rows, the end of what it announced, a hold.
-
-    Each of them follows a message of the driver's, so they come no more often than those.
-    """
-    return count.epoch, count.epoch_rows > 0, count.epochs_done > feed.marked, count.held

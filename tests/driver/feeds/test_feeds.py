@@ -14,7 +14,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.feeds.feeds import listed, trigger_options
-from sparkdl.driver.feeds.transitions import _check_size
+from sparkdl.driver.feeds.remarks import check_size
 from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab
@@ -188,9 +188,9 @@ def order_of(files: int) -> ReadShare:
 
 
 def test_share_that_is_too_large_for_a_message_says_what_to_do() -> None:
-    _check_size(order_of(10_000))
+    check_size(order_of(10_000))
     with pytest.raises(ConfigError, match=r"17000 files, takes .* Write fewer and larger files"):
-        _check_size(order_of(17_000))
+        check_size(order_of(17_000))
 
 
 @pytest.mark.parametrize("data", [[1, 2], range(3), object(), iter(["a"])])

@@ -1,0 +1,105 @@
+"""What an agent knows of one feed, of one child.
+
+Runs in: agent
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sparkdl.control.channel import Consumed
+from sparkdl.control.messages import FeedCount, Lot
+from sparkdl.feed.parquet.loader import DirectLoader
+from sparkdl.feed.store.log import Log
+from sparkdl.feed.transfer.fetch import Fetcher
+
+
+@dataclass
+class NodeFeed:
+    """One feed, of one child.
+
+    Attributes:
+        consumed: what the child has reported last.
+        began: the epoch of the last `FeedBegin`.
+        marked: the epoch of the last `EpochEnd`.
+        answered: what was reported last of that which the driver waits for, see `awaited`.
+        waits: user code waits for a row, and has been sent all that there are.
+        has_told_wait: the driver knows of it.
+        is_reclaimed: the child was asked for room and has not released anything yet.
+        direct: reads files that the child has asked for.
+        lots: rows that were spooled and not reported yet, by epoch.
+        fetcher: fetches rows from other agents, once some were assigned.
+        ordered: how many grants of rows of other agents, and shares of files, there were in all.
+        arrived: how many of them are here.
+        problem: why others cannot come.
+        behind: what is to be done once so many have arrived, in order.
+    """
+
+    log: Log
+    consumed: Consumed
+    began: int = -1
+    marked: int = sys.maxsize
+    answered: tuple[int, ...] = ()
+    waits: bool = False
+    has_told_wait: bool = False
+    is_reclaimed: bool = False
+    direct: DirectLoader | None = None
+    lots: dict[int, list[Lot]] = field(default_factory=dict)
+    fetcher: Fetcher | None = None
+    ordered: int = 0
+    arrived: int = 0
+    problem: str = ""
+    behind: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
+
+    def go_on(self) -> None:
+        """Do what waits for nothing any more."""
+        while self.behind and self.behind[0][0] <= self.arrived:
+            self.behind.popleft()[1]()
+
+    def stop(self) -> None:
+        """Fetch nothing more, and do nothing of what is behind."""
+        self.behind.clear()
+        if self.fetcher is not None:
+            self.fetcher.stop()
+
+    def count(self, has_failed: bool) -> FeedCount:
+        """Return what the driver is told of it.
+
+        Args:
+            has_failed: do not report that it is closed, or it would seem to have ended in order.
+        """
+        log, read = self.log, self.consumed
+        cut = log.last_cut
+        epoch = max(cut.epoch + 1, self.began, 0)
+        return FeedCount(
+            log.feed,
+            rows_received=log.rows_received,
+            rows_consumed=read.rows,
+            rows_padded=read.padded,
+            rows_dropped=read.dropped,
+            steps=read.steps,
+            epochs_done=read.epochs,
+            closed=log.is_closed and not has_failed,
+            closed_to=log.terminated_to,
+            began=self.began,
+            epoch=epoch,
+            epoch_rows=log.rows_of(epoch),
+            cut=cut.epoch,
+            cut_rows=cut.rows,
+            cut_whole=cut.is_whole,
+            held=read.held,
+            reading=read.reading,
+            problem=self.problem,
+            waits=self.waits,
+            beyond=read.beyond,
+        )
+
+    def awaited(self, count: FeedCount) -> tuple[int, ...]:
+        """Return what the driver waits for: first rows, the end of what it announced, a hold.
+
+        Each of them follows a message of the driver's, so they come no more often than those.
+        """
+        return count.epoch, count.epoch_rows > 0, count.epochs_done > self.marked, count.held
