@@ -257,7 +257,7 @@ def test_agent_that_asks_for_room_gets_what_was_read() -> None:
     with linked() as ends:
         reader = ends.link.reader("input")
         waiting = Running(reader.has_epoch)
-        assert ends.hear() == Consumed("input", 0, 0), "that it is waited for"
+        assert ends.hear() == Consumed("input", 0, 0, waits=True), "that it is waited for"
         ends.send_segment(0)
         assert waiting.result()
         owner = reader.claim()
