@@ -86,11 +86,11 @@ def main(argv: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Imports:
-    """What a child has imported, and when."""
+    """What a child has imported, and when: 0 if another child of the zygote has said so."""
 
     framework: Framework
-    began_us: int
-    imported_us: int
+    began_us: int = 0
+    imported_us: int = 0
 
     def more(self) -> None:
         """Import what the framework imports at its first use."""
@@ -146,8 +146,9 @@ def _run(importing: Callable[[], Imports], link: AgentLink) -> Returned | Raised
         start, port = link.wait_start(Deadline.after(None), imports.more)
         if start.spec.is_traced:
             link.begin_trace(start.world.generation, len(start.spec.nodes))
-            span = f"import {start.spec.framework}"
-            trace.add("launch", span, imports.began_us, imports.imported_us)
+            if imports.imported_us:
+                span = f"import {start.spec.framework}"
+                trace.add("launch", span, imports.began_us, imports.imported_us)
             trace.add("launch", "wait for the other nodes", waits_us)
         os.environ.update(start.environment)
         payload = Path(start.payload)

@@ -64,12 +64,20 @@ class Children:
 
     def _hold(self) -> bool:
         """Have a zygote stay for this agent; return whether there is one."""
-        held: socket.socket | None = None
-        if self._place is not None:
+        if not self._is_held() and self._place is not None:
+            self.close()
             try:
-                held = self._place.connect(Request("hold", self._keep_s))
+                self._held = self._place.connect(Request("hold", self._keep_s))
+                self._held.setblocking(False)
             except OSError as error:
                 _log.warning("No zygote, so the child imports by itself: %s", error)
-        self.close()  # after the other one has begun, or the zygote might end in between
-        self._held = held
-        return held is not None
+        return self._held is not None
+
+    def _is_held(self) -> bool:
+        """Whether the zygote that was asked to stay is there; it sends nothing."""
+        try:
+            return self._held is not None and bool(self._held.recv(1))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False

@@ -51,6 +51,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     Attributes:
         owner_pid: the executor's process; the zygote ends with it.
+        first_fd: a connection that came before; -1 if there is none.
         problem: why this zygote forks nothing.
     """
 
@@ -59,6 +60,7 @@ class Plan(msgspec.Struct, frozen=True):
     owner_pid: int
     listener_fd: int
     output_fd: int
+    first_fd: int = -1
     problem: str = ""
 
 

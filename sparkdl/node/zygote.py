@@ -8,25 +8,30 @@ forks: a child for each round of each node, and the agents of the next launch.
 
 A child ends with its connection, which is its agent's. A connection that asks for nothing says that
 its agent may ask soon. Without connections and processes the zygote waits for `keep_s` longer; it
-ends with the executor. Where a fork would not be safe it says so, and children start cold.
+ends with the executor. While it imports it ends with the first of its connections. Where a fork
+would not be safe it says so, and children start cold.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import fcntl
 import gc
 import os
+import select
 import selectors
 import signal
 import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -50,7 +55,7 @@ from sparkdl.node.heap import keep_freed_memory
 from sparkdl.node.resources import lack_of_memory
 
 _FIRST_S = 30.0
-"""What the agent that has started this process gets to connect."""
+"""What the agent that has started this process gets to connect, and then to ask."""
 _IDLE_S = 2.0
 """A zygote that was asked for nothing for so long imports what comes later, and looks at memory."""
 _FORK_SAFE = "jemalloc_bg_thd"
@@ -131,25 +136,30 @@ class _Zygote:
     """Forks. `serve` returns in each process that is forked, with what this one has to do."""
 
     plan: Plan
+    listener: socket.socket
     imports: Imports | None
-    environment: dict[str, str]
+    environment: Mapping[str, str]
     keep_s: float = 0.0
     _selector: selectors.BaseSelector = field(default_factory=selectors.PollSelector)
     _open: set[_Connection] = field(default_factory=set)
-    _listeners: list[socket.socket] = field(default_factory=list)
     _has_more: bool = False
     _files: ImportedFiles = field(default_factory=ImportedFiles)
     _job: Job | None = None
     _is_over: bool = False
 
-    def serve(self) -> Job | None:
-        """Fork until nobody needs it any more: `None` then."""
-        self._listen(socket.socket(fileno=self.plan.listener_fd))
+    def serve(self, first: socket.socket) -> Job | None:
+        """Fork until nobody needs it any more: `None` then.
+
+        Args:
+            first: a connection.
+        """
+        self._listen(self.listener)
+        self._take(first)
         owner = os.pidfd_open(self.plan.owner_pid)
         self._selector.register(owner, selectors.EVENT_READ, self._end)
-        idle_since_s, patience_s = time.monotonic(), _FIRST_S
+        idle_since_s = time.monotonic()
         while True:
-            events = self._selector.select(_IDLE_S if self._open else min(_IDLE_S, patience_s))
+            events = self._selector.select(_IDLE_S if self._open else min(_IDLE_S, self.keep_s))
             for key, _mask in events:
                 if key.fileobj in self._selector.get_map():  # not closed by an earlier one
                     key.data()
@@ -157,8 +167,8 @@ class _Zygote:
                     return self._job
             now_s = time.monotonic()
             if self._open:
-                idle_since_s, patience_s = now_s, self.keep_s
-            elif now_s - idle_since_s >= patience_s or lack_of_memory():
+                idle_since_s = now_s
+            elif now_s - idle_since_s >= self.keep_s or lack_of_memory():
                 return None
             if not events and self.imports and not self._has_more:
                 self._import_more(self.imports)
@@ -168,7 +178,6 @@ class _Zygote:
 
     def _listen(self, listener: socket.socket) -> None:
         listener.setblocking(False)
-        self._listeners.append(listener)
         accept = partial(self._accept, listener)
         self._selector.register(listener, selectors.EVENT_READ, accept)
 
@@ -183,34 +192,25 @@ class _Zygote:
         self._files.add(began_s)
         gc.freeze()
         self.plan = msgspec.structs.replace(self.plan, problem=_what_is_unsafe())
-        if self.plan.problem:
-            return
-        if self.keep_s and self._listeners:
+        if self.keep_s and not self.plan.problem:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with suppress(OSError):
-                listener.bind(agents_name(self._listeners[0].getsockname().decode()))
+                listener.bind(agents_name(self.listener.getsockname().decode()))
                 listener.listen(BACKLOG)
                 self._listen(listener)
 
     def _accept(self, listener: socket.socket) -> None:
+        if not self._open and self.imports and self._files.changed():
+            _begin_again(self.plan, self.environment, problem="")  # the agent waits meanwhile
         with suppress(OSError):
-            sock, _address = listener.accept()
-            if peer_of(sock).uid != os.geteuid():
-                sock.close()
-                return
-            if not self._open and self.imports and self._files.changed():
-                self._stop_listening()  # the next agent starts another zygote
-            sock.setblocking(False)
-            connection = _Connection(sock)
-            self._open.add(connection)
-            self._selector.register(sock, selectors.EVENT_READ, partial(self._hear, connection))
+            if sock := _accepted(listener):
+                self._take(sock)
 
-    def _stop_listening(self) -> None:
-        for listener in self._listeners:
-            self._selector.unregister(listener)
-            listener.close()
-        self._listeners.clear()
-        self.keep_s = 0.0
+    def _take(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        connection = _Connection(sock)
+        self._open.add(connection)
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._hear, connection))
 
     def _hear(self, connection: _Connection) -> None:
         try:
@@ -225,7 +225,7 @@ class _Zygote:
                 return
             request = msgspec.json.decode(data, type=Request)
             connection.kind = request.kind
-            if request.keep_s is not None and self._listeners:
+            if request.keep_s is not None:
                 self.keep_s = request.keep_s
             if request.kind != "hold":
                 self._fork(connection, request, fds)
@@ -239,9 +239,8 @@ class _Zygote:
     def _fork(self, connection: _Connection, request: Request, fds: list[int]) -> None:
         if -1 in fds or len(fds) != MAX_FDS:
             raise ProtocolError(f"{len(fds)} descriptors came with a request")
-        problem = self.plan.problem or ("" if self._listeners else "a file has changed since")
-        if problem or self.imports is None:
-            _answer(connection, Unsafe(problem))
+        if self.plan.problem or self.imports is None:
+            _answer(connection, Unsafe(self.plan.problem))
             return
         try:
             connection.pid = _fork()
@@ -252,6 +251,8 @@ class _Zygote:
             connection.pidfd = os.pidfd_open(connection.pid)
             reap = partial(self._reap, connection)
             self._selector.register(connection.pidfd, selectors.EVENT_READ, reap)
+            if request.kind == "child":
+                self.imports = Imports(self.imports.framework)
             return
         os.setsid()
         # Not sent by the zygote: whoever knows the number may signal its group.
@@ -294,7 +295,7 @@ def _answer(connection: _Connection, answer: Answer) -> None:
         connection.sock.send(msgspec.json.encode(answer))
 
 
-def _run_agent(zygote: _Zygote, request: Request, fds: list[int]) -> int:
+def _run_agent(zygote: _Zygote, request: Request, fds: list[int]) -> NoReturn:
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
@@ -304,7 +305,10 @@ def _run_agent(zygote: _Zygote, request: Request, fds: list[int]) -> int:
     _retitle("sparkdl.node.agent")
     from sparkdl.node.agent import main as run
 
-    return run()
+    status = run()
+    atexit._run_exitfuncs()
+    # Python would free what the zygote has imported, and so copy all of its pages first.
+    os._exit(status)  # noqa: TID251
 
 
 def _run_child(zygote: _Zygote, request: Request, fds: list[int]) -> int:
@@ -360,12 +364,51 @@ def _what_is_unsafe() -> str:
     return ""
 
 
-def _refuse(plan: Plan, problem: str) -> None:
-    """Become a zygote that has imported nothing, and says why it forks nothing."""
-    for fd in (plan.listener_fd, plan.output_fd):
-        os.set_inheritable(fd, True)
-    refusing = msgspec.structs.replace(plan, problem=problem)
-    os.execv(sys.executable, zygote_command(refusing))
+def _begin_again(plan: Plan, environment: Mapping[str, str], **changes: Any) -> NoReturn:
+    """Replace this process by a zygote that has imported nothing, and listens in its place."""
+    plan = msgspec.structs.replace(plan, **changes)
+    for fd in (plan.listener_fd, plan.output_fd, plan.first_fd):
+        if fd >= 0:
+            os.set_inheritable(fd, True)
+    os.execve(sys.executable, zygote_command(plan), environment)
+
+
+def _accepted(listener: socket.socket) -> socket.socket | None:
+    """Accept a connection; return it if it is of the same user."""
+    sock, _address = listener.accept()
+    if peer_of(sock).uid == os.geteuid():
+        return sock
+    sock.close()
+    return None
+
+
+def _first(listener: socket.socket) -> socket.socket | None:
+    """Return the first connection; `None` if none comes."""
+    while select.select([listener], [], [], _FIRST_S)[0]:
+        if sock := _accepted(listener):
+            return sock
+    return None
+
+
+@contextmanager
+def _ending_with(sock: socket.socket) -> Iterator[None]:
+    """Have the kernel end this process when the agent closes `sock`, because an import may hang.
+
+    A thread or a handler of Python's would not run while C code holds the GIL. The kernel sends
+    SIGIO at whatever happens to `sock` (F_SETOWN in fcntl(2)): after the request, that is its end.
+    """
+    select.select([sock], [], [], _FIRST_S)
+    flags = fcntl.fcntl(sock, fcntl.F_GETFL)
+    fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sock, fcntl.F_SETFL, flags | os.O_ASYNC)
+    try:
+        ended = select.poll()
+        ended.register(sock, 0)  # POLLHUP alone
+        if ended.poll(0):
+            raise SystemExit
+        yield
+    finally:
+        fcntl.fcntl(sock, fcntl.F_SETFL, flags)
 
 
 def _retitle(*words: str | int) -> None:
@@ -382,21 +425,27 @@ def main(argv: list[str]) -> int:
     """Be a zygote; in the processes that it forks, be these. Return the exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # until a child has its handler
     plan = msgspec.json.decode(argv[0], type=Plan)
-    for fd in (plan.listener_fd, plan.output_fd):
+    listener = socket.socket(fileno=plan.listener_fd)
+    first = socket.socket(fileno=plan.first_fd) if plan.first_fd >= 0 else _first(listener)
+    if first is None:
+        return 0
+    for fd in (plan.listener_fd, plan.output_fd, first.fileno()):
         os.set_inheritable(fd, False)
     environment, began_s = dict(os.environ), time.time()
     imports, files = None, ImportedFiles()
     if not plan.problem:
+        os.ftruncate(plan.output_fd, os.lseek(plan.output_fd, 0, os.SEEK_SET))
         keep_freed_memory()
         try:
-            imports = import_all(plan.framework, plan.preload)
+            with _ending_with(first):
+                imports = import_all(plan.framework, plan.preload)
             files.add(began_s)
             problem = _what_is_unsafe()
         except Exception as error:  # noqa: BLE001 (a cold child raises it again, and reports it)
             problem = f"{type(error).__name__}: {error}"
         if problem:
-            _refuse(plan, problem)
-    job = _Zygote(plan, imports, environment, _files=files).serve()
+            _begin_again(plan, environment, problem=problem, first_fd=first.fileno())
+    job = _Zygote(plan, listener, imports, environment, _files=files).serve(first)
     return job() if job is not None else 0
 
 

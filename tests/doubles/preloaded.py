@@ -3,18 +3,20 @@
 Runs in: zygote, child
 
 The folder is that of the environment variable `FOLDER`. A file in it says what else an import does:
-`starts a thread`, `fails`, or `waits` until the file is gone.
+`starts a thread`, `fails`, or `hangs`; `hangs in C` without letting go of the GIL.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from pathlib import Path
 
 NAME = __name__
 FOLDER = "SPARKDL_TEST_PRELOADED"
-STARTS_A_THREAD, FAILS, WAITS = "starts a thread", "fails", "waits"
+STARTS_A_THREAD, FAILS = "starts a thread", "fails"
+HANGS, HANGS_IN_C = "hangs", "hangs in C"
 
 
 def importers(folder: Path) -> set[int]:
@@ -29,8 +31,10 @@ def _note() -> None:
         raise ValueError("as asked")
     if (folder / STARTS_A_THREAD).exists():
         threading.Thread(target=threading.Event().wait, daemon=True).start()
-    while (folder / WAITS).exists():
-        threading.Event().wait(0.02)
+    if (folder / HANGS).exists():
+        threading.Event().wait()
+    if (folder / HANGS_IN_C).exists():
+        ctypes.PyDLL(None).pause()
 
 
 if FOLDER in os.environ:

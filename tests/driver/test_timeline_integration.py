@@ -101,9 +101,7 @@ def test_trace_shows_both_generations_of_a_node_that_was_killed(tmp_path: Path) 
         phases = [e for e in events_of(trace, node) if e.get("cat") in ("launch", "train")]
         names = [event["name"] for event in sorted(phases, key=lambda each: each["ts"])]
         assert names[0] == "start agent"
-        assert {"gather", "prepare", "import plain", "map_fun", "wait for the other nodes"} < {
-            *names
-        }
+        assert {"gather", "prepare", "map_fun", "wait for the other nodes"} < {*names}
         trained = spans_of(trace, node, "train")
         assert [span["args"]["generation"] for span in trained] == [0, 1]
         assert trained[0]["ts"] + trained[0]["dur"] <= trained[1]["ts"]

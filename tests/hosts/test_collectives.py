@@ -76,7 +76,6 @@ def lose(bed: Bed, driver: Program, rank: int, how: Callable[[Host], None]) -> t
 def assert_nothing_is_left(driver: Program, *hosts: Host) -> None:
     driver.wait_for("shut down", ENDED_S)
     for host in hosts:
-        # A zygote that imports for a node that has just come back notices it after the import.
         assert all_gone(host.processes("sparkdl.node"))
 
 

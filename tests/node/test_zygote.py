@@ -177,16 +177,39 @@ def test_module_that_cannot_be_preloaded_is_named_by_a_cold_child(folder: Path) 
         run(nodes=1, preload=[preloaded.NAME])
 
 
-def test_launch_that_is_aborted_does_not_wait_for_the_import(folder: Path) -> None:
-    (folder / preloaded.WAITS).touch()
-    with launch(
-        tell, nodes=1, startup=Startup(preload=[preloaded.NAME], keep_warm_s=60.0)
-    ) as cluster:
+def test_import_is_in_the_timeline_once_for_all_children(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+
+    def count() -> int:
+        return path.read_text().count('"import plain"')
+
+    with launch(tell, 1, 1, max_restarts=1, observe=Observe(timeline=str(path))) as cluster:
+        wait_for_step(cluster, 0, nodes=1)
+        wait_until(lambda: count() == 1)
+        processes()["worker:0"].child.kill()
+        cluster.results(3 * SOON_S)
+    assert count() == 1
+
+
+@pytest.mark.parametrize("agents_are", ["stopped", "killed"])
+@pytest.mark.parametrize("how", [preloaded.HANGS, preloaded.HANGS_IN_C])
+def test_zygote_whose_import_hangs_ends_with_its_agents(
+    folder: Path, how: str, agents_are: str
+) -> None:
+    (folder / how).touch()
+    startup = Startup(preload=[preloaded.NAME], keep_warm_s=60.0)
+    with launch(tell, startup=startup) as cluster:
         wait_until(lambda: bool(importers(folder)))
+        (zygote,) = zygotes().values()
+        assert importers(folder) == {zygote.pid}
         assert "is being imported" in cluster.stacks()["worker:0"]
+        if agents_are == "killed":
+            for process in psutil.Process().children():
+                if "sparkdl.node.agent" in process.cmdline():
+                    process.kill()
+            assert all_gone([zygote], within_s=5.0)
         cluster.abort()
-    assert importers(folder) == zygotes().keys()
-    (folder / preloaded.WAITS).unlink()
+    assert all_gone([zygote], within_s=5.0)
 
 
 def test_training_goes_on_without_its_zygote_and_a_restart_has_another() -> None:
@@ -236,16 +259,25 @@ def test_zygote_that_is_not_needed_in_time_ends() -> None:
     assert all_gone(zygotes().values())
 
 
-def test_file_that_has_changed_since_makes_another_zygote(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_agents", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_file_that_has_changed_since_is_imported_once_for_all_restarts(
+    has_agents: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = tmp_path / "changes_for_a_test.py"
-    module.write_text("")
+    imports, module = tmp_path / "imports", tmp_path / "changes_for_a_test.py"
+    module.write_text(f"print('old', file=open({str(imports)!r}, 'a'))\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    first = parents(run(nodes=1, preload=["changes_for_a_test"]))
-    module.write_text("NEW = 1\n")
-    assert not parents(run(nodes=1, preload=["changes_for_a_test"])) & first
-    assert all_gone(psutil.Process(pid) for pid in first if psutil.pid_exists(pid))
+    startup = Startup(preload=[module.stem], keep_warm_s=60.0)
+    with launch(tell, nodes=1, startup=startup) as cluster:
+        (zygote,) = parents(cluster.results(3 * SOON_S))
+    if has_agents:
+        wait_until(lambda: forks_agents(zygote))
+    module.write_text(module.read_text().replace("old", "changed"))
+    with launch(tell, 2, nodes=1, max_restarts=2, startup=startup) as cluster:
+        for generation in range(2):
+            wait_for_step(cluster, generation, nodes=1)
+            processes()["worker:0"].child.kill()
+        assert parents(cluster.results(3 * SOON_S)) == zygotes().keys()
+    assert imports.read_text().split() == ["old", "changed"]
 
 
 DRIVER = """

@@ -11,6 +11,7 @@ are in `driver/lifecycle/state.py`.
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import CheckpointRef
 from sparkdl.driver.lifecycle import cut_links
-from sparkdl.driver.lifecycle.policy import Fail, Retry, decide
+from sparkdl.driver.lifecycle.policy import Fail, Restart, Retry, decide
 from sparkdl.driver.lifecycle.replacement import (
     continues_without,
     counted,
@@ -295,14 +296,18 @@ def _failing(state: Running, failures: tuple[Failure, ...], now_s: float) -> Fai
 def _settled_s(state: Failing, now_s: float) -> float:
     """Return until when to wait for other failures.
 
+    A SIGKILL explains a restart: no failure of another node sends one.
     A library may notice the loss of a peer before its agent or the watch of its host does: where
     all failures are consequences, and there are nodes that may be the cause, they get the time that
     the watch takes.
     """
-    has_cause = not all(failure.is_consequence for failure in state.failures)
+    cause = min(state.failures, key=lambda failure: failure.order)
+    decision = decide(state.failures, state.roster.history, state.roster.spec.settings, now_s)
+    if cause.signal_number == signal.SIGKILL and isinstance(decision, Restart):
+        return now_s
     nodes = {member.node.node_id for member in state.world.members}
     suspects = nodes - {failure.node_id for failure in state.failures} - state.returned.keys()
-    if has_cause or not suspects:
+    if not (cause.is_consequence and suspects):
         return now_s + SETTLE_S
     return now_s + state.roster.spec.settings.recovery.host_timeout_s + SETTLE_S
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import typing
 from collections.abc import Mapping
 from dataclasses import replace
@@ -603,6 +604,21 @@ def test_no_cause_is_awaited_where_no_node_is_left_to_be_it() -> None:
     assert state.deadline_s > 10.0 + SETTLE_S
     state, _ = step(state, broken_link("c"), 12.0)
     assert state.deadline_s == 12.0 + SETTLE_S
+
+
+@pytest.mark.parametrize(("max_restarts", "wait_s"), [(1, 0.0), (0, SETTLE_S)])
+def test_a_sigkill_needs_no_other_failure_to_explain_a_restart(
+    max_restarts: int, wait_s: float
+) -> None:
+    spec = replace(SPEC, settings=replace(SPEC.settings, max_restarts=max_restarts))
+    before = replace(RUNNING, roster=replace(ALL, spec=spec))
+    kill = replace(failure("b", "signal"), signal_number=signal.SIGKILL, time_s=2.0)
+    killed = states.ChildBroke("b", msg.ChildFailed(0, kill))
+    assert step(before, killed, 10.0)[0].deadline_s == 10.0 + wait_s
+    state, _ = step(before, broken_link("c"), 10.0)
+    assert step(state, killed, 10.1)[0].deadline_s == 10.1 + wait_s
+    state, _ = step(before, broke("c"), 10.0)  # which happened first
+    assert step(state, killed, 10.1)[0].deadline_s == 10.0 + SETTLE_S
 
 
 # Whatever happens: random events never break what always holds.
