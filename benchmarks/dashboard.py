@@ -67,7 +67,7 @@ def measure(nodes: int, hours: float, samples: int) -> None:
     print(
         f"{nodes:>6} nodes: driver {taking:.2%} of a core, {len(lines[-1]):,} bytes a second; "
         f"dashboard {keeping:.2%} of a core and {grown:.0f} MiB after {hours:g} h, "
-        f"{len(history.series.columns['time_s']):,} points a curve",
+        f"{len(history.samples.series.columns['time_s']):,} points a curve",
         flush=True,
     )
 

@@ -99,7 +99,8 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
     settings = Settings(max_restarts=1)
     spec = ClusterSpec("bench", plan_nodes(nodes), "plain", settings=settings)
     where = LocalExecutor()
-    controller = Controller(spec, TOKEN, relaunch=lambda nodes: None)
+    where.relaunch = lambda nodes: None  # type: ignore[method-assign]  # lost agents stay lost
+    controller = Controller(spec, TOKEN, where)
     url = controller.start("127.0.0.1", (0,)).url
     HangWatch(controller, 600.0).start()
     agents = Agents(url, nodes)

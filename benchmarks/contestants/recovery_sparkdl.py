@@ -66,7 +66,7 @@ def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
             cluster._controller.wait_for(
                 lambda view: not isinstance(view.state, Running), Deadline.after(parsed.deadline_s)
             )
-            known_s = cluster._controller.wall_s() - at_s
+            known_s = cluster._controller.events.now_s() - at_s
             times = return_s(folder, at_s, parsed.deadline_s)
             said = cluster.status()
         finally:

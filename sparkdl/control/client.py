@@ -9,6 +9,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import TypeAlias
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
@@ -27,14 +28,18 @@ from sparkdl.control.tls import Trust
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.options import Recovery
 
+Outbox: TypeAlias = "asyncio.Queue[FromAgent | None]"
+
 
 class CoordinatorClient:
     """Sends in order; yields what comes."""
 
-    def __init__(self, connection: ClientConnection, host_timeout_s: float) -> None:
+    def __init__(
+        self, connection: ClientConnection, host_timeout_s: float, outbox: Outbox | None = None
+    ) -> None:
         self.ended = "the connection to the driver ended"
         self._connection = connection
-        self._outbox: asyncio.Queue[FromAgent | None] = asyncio.Queue()
+        self._outbox: Outbox = asyncio.Queue() if outbox is None else outbox
         self._writer = asyncio.ensure_future(self._write())
         self._watch = asyncio.ensure_future(self._watch_host(agent_timeout_s(host_timeout_s)))
 
@@ -47,12 +52,14 @@ class CoordinatorClient:
         host_timeout_s: float = Recovery.host_timeout_s,
         trust: Trust | None = None,
         num_nodes: int = 1,
+        outbox: Outbox | None = None,
     ) -> CoordinatorClient:
         """Connect with the token.
 
         Args:
             trust: what the coordinator has to show, if its URL is `wss://`.
             num_nodes: of the cluster; with thousands each pings more seldom.
+            outbox: the queue to send from, with what has been put there already.
 
         Raises:
             LaunchError: if the coordinator cannot be reached or refuses.
@@ -83,7 +90,7 @@ class CoordinatorClient:
                 f"{type(error).__name__}: {error}. Set SPARKDL_DRIVER_HOST (and "
                 "SPARKDL_DRIVER_PORT) at the driver to an address that the executors can reach"
             ) from None
-        return cls(connection, host_timeout_s)
+        return cls(connection, host_timeout_s, outbox)
 
     def send(self, message: FromAgent) -> None:
         """Queue a message; they leave in order."""

@@ -115,7 +115,12 @@ def cannot_listen(host: str, ports: tuple[int, ...], problem: str) -> ConfigErro
 
 
 class CoordinatorServer:
-    """Accepts agents. All methods run on the event loop that started it."""
+    """Accepts agents. All methods run on the event loop that started it.
+
+    Attributes:
+        tls: what it shows; `None` without TLS.
+        address: where it listens; `None` before it does.
+    """
 
     def __init__(
         self,
@@ -128,7 +133,7 @@ class CoordinatorServer:
         num_nodes: int = 0,
     ) -> None:
         self._token = token
-        self._tls = tls
+        self.tls = tls
         self._listener = listener
         self._lease_s = lease_s
         self._patience_s = driver_patience_s(lease_s, num_nodes)
@@ -147,6 +152,7 @@ class CoordinatorServer:
         self._quiet_until_s = 0.0
         self._connections: dict[str, ServerConnection] = {}
         self._watches: dict[ServerConnection, HostWatch] = {}
+        self.address: ServerAddress | None = None
         self._server: WebSocketServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._encoded: tuple[ToAgent | None, str | bytes] = None, ""
@@ -161,9 +167,9 @@ class CoordinatorServer:
         _allow_descriptors(self._num_nodes + _OTHER_DESCRIPTORS)
         keep = driver_keep_alive(self._lease_s, self._num_nodes)
         encryption: dict[str, Any] = {}
-        if self._tls is not None:
+        if self.tls is not None:
             handshake_s = min(HANDSHAKE_S, self._hello_timeout_s)
-            encryption = {"ssl": self._tls.context(), "ssl_handshake_timeout": handshake_s}
+            encryption = {"ssl": self.tls.context(), "ssl_handshake_timeout": handshake_s}
         problem = ""  # no exception: its traceback would keep what the callers hold
         for port in ports:
             try:
@@ -189,7 +195,8 @@ class CoordinatorServer:
             self._spawn(self._watch_hosts())
             asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
             bound_port = next(iter(self._server.sockets)).getsockname()[1]
-            return ServerAddress(host, bound_port, self._tls is not None)
+            self.address = ServerAddress(host, bound_port, self.tls is not None)
+            return self.address
         raise cannot_listen(host, ports, problem)
 
     def send(self, agent_id: str, message: ToAgent) -> None:

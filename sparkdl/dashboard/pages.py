@@ -141,9 +141,9 @@ class Page:
         if self._select.options != names:
             self._select.options = list(names)
         self._select.visible = len(names) > 1
-        if self._select.value != history.cluster and history.cluster in names:
+        if self._select.value != history.launched.cluster and history.launched.cluster in names:
             self._select.remove_on_change("value", self._choose)
-            self._select.value = history.cluster
+            self._select.value = history.launched.cluster
             self._select.on_change("value", self._choose)
         if history is not self._shown:
             self._shown = history
@@ -175,10 +175,12 @@ class Overview(Page):
         return (self._words, *(curve.figure for curve in self._curves), self._past)
 
     def _update(self, history: History) -> None:
-        self._metrics.figure.visible = any(n.startswith("metric ") for n in history.series.columns)
-        self._load.figure.visible = "cores" in history.series.columns
-        self._steps.figure.visible = "step" in history.series.columns
-        self._rows.figure.visible = "rows used" in history.series.columns
+        self._metrics.figure.visible = any(
+            n.startswith("metric ") for n in history.samples.series.columns
+        )
+        self._load.figure.visible = "cores" in history.samples.series.columns
+        self._steps.figure.visible = "step" in history.samples.series.columns
+        self._rows.figure.visible = "rows used" in history.samples.series.columns
         show_text(self._words, f"<p>{escape(history.bottleneck())}</p>")
         show_text(self._past, _generations(history) + _problems(history))
 
@@ -258,7 +260,7 @@ class Feed(Page):
     def _update(self, history: History) -> None:
         words = history.bottleneck() or "No rows are being fed."
         show_text(self._words, f"<p><b>{escape(words)}</b></p>")
-        sample = history.sample
+        sample = history.samples.last
         lines = []
         for name, feed in sorted(sample.feeds.items()) if sample else ():
             epochs = f"{min(feed.epochs)}" + (
@@ -302,7 +304,7 @@ class Timeline(Page):
 
     def _update(self, history: History) -> None:
         names, start_s = history.launched.nodes, history.launched.time_s
-        spans = [span for span in history.spans_until_now() if span.end_s > span.start_s]
+        spans = [span for span in history.spans() if span.end_s > span.start_s]
         ranks = {row.node_id: at for at, row in enumerate(history.rows())}
         data = {
             "y": np.array([len(names) - ranks[span.node_id] - 0.5 for span in spans], float),
@@ -350,9 +352,9 @@ class Logs(Page):
             self._reset(history)
         node_id = int(self._node.value or 0)
         is_due = time.monotonic() - self._asked_s >= _LOOK_S
-        if self.source.ask and is_due and not history.is_stopped:
+        if self.source.ask and is_due and history.changed.state != "stopped":
             self._asked_s = time.monotonic()
-            self.source.ask(AskLog(history.cluster, node_id, _LOG_LINES))
+            self.source.ask(AskLog(history.launched.cluster, node_id, _LOG_LINES))
         printed = history.logs.get(node_id)
         lines = printed.lines if printed else ()
         wanted = self._search.value.lower()
@@ -368,7 +370,7 @@ class Logs(Page):
 
     def _ask_stacks(self) -> None:
         if self.source.ask and self._shown:
-            self.source.ask(AskStacks(self._shown.cluster))
+            self.source.ask(AskStacks(self._shown.launched.cluster))
 
 
 PAGES: tuple[type[Page], ...] = (Overview, Nodes, Feed, Timeline, Logs)
@@ -456,9 +458,9 @@ def _headline(history: History) -> str:
     tone = _TONES.get(history.state, "soft")
     restarts = max(0, len(history.begun) - 1)
     parts = [
-        f"cluster {escape(history.cluster)}",
+        f"cluster {escape(history.launched.cluster)}",
         f"{len(launched.nodes):,} nodes of {escape(launched.framework)}",
-        f"generation {history.generation}" if history.generation >= 0 else "",
+        f"generation {history.changed.generation}" if history.changed.generation >= 0 else "",
         f"{restarts} restart{'s' * (restarts > 1)}" if restarts else "",
         duration(history.elapsed_s),
         "" if math.isnan(left_s := history.left_s()) else f"about {duration(left_s)} left to read",
@@ -468,11 +470,12 @@ def _headline(history: History) -> str:
 
 
 def _generations(history: History) -> str:
+    start_s = history.launched.time_s
     lines = [
         html_row(
-            "td", (duration(at_s - history.launched.time_s), str(number), reason or "the launch")
+            "td", (duration(at.time_s - start_s), str(at.generation), at.reason or "the launch")
         )
-        for at_s, number, reason in history.begun
+        for at in history.begun
     ]
     if not lines:
         return ""

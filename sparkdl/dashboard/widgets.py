@@ -89,7 +89,7 @@ class Curves:
 
     def update(self, history: History) -> None:
         """Draw the points that have come."""
-        columns = history.series.columns
+        columns = history.samples.series.columns
         names = self._names(columns)
         for name, label in names.items():
             if name not in self._drawn:
@@ -107,10 +107,10 @@ class Curves:
         wanted = ["time_s", *self._drawn]
         have = len(self._source.data["time_s"])
         empty = [math.nan] * len(columns["time_s"])
-        if history.series.version != self._version or have > len(columns["time_s"]):
+        if history.samples.series.version != self._version or have > len(columns["time_s"]):
             have = 0
             self._source.data = {name: [] for name in wanted}
-            self._version = history.series.version
+            self._version = history.samples.series.version
         new = {name: columns.get(name, empty)[have:] for name in wanted}
         new["time_s"] = [MS * (time_s - start_s) for time_s in new["time_s"]]
         if new["time_s"]:

@@ -13,11 +13,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from sparkdl.control.messages import AskClock, ClockTold, ToAgent, Traced
+from sparkdl.driver.events import ClockRead, Spanned
+from sparkdl.driver.stream import ClusterEvents
 
 _KEPT_SAMPLES = 8
 _KEPT_KNOTS = 256
 _SLEW = 0.01
+_FIRST_CLOCKS = 4
+"""Of a host that has just joined so many answers are asked for: the fastest of them counts."""
 
 
 @dataclass(frozen=True)
@@ -78,3 +85,42 @@ class HostClock:
         self._is_used = True
         number = bisect_right(self._knots, local_us, key=lambda knot: knot.local_us)
         return round(local_us + self._knots[max(0, number - 1)].offset_at(local_us))
+
+
+class ClockQuestions:
+    """Asks agents for the time of their hosts, and publishes their answers, and spans to be dated.
+
+    Args:
+        send: takes an agent's id and a message.
+    """
+
+    def __init__(self, events: ClusterEvents, send: Callable[[str, ToAgent], None]) -> None:
+        self._events, self._send = events, send
+        self._agents: dict[str, tuple[int, int]] = {}
+        """Of each agent that is asked: its node, and how often it has answered."""
+
+    def join(self, agent_id: str, node_id: int) -> None:
+        """Begin to ask an agent."""
+        self._agents[agent_id] = node_id, 0
+        self._ask(agent_id)
+
+    def leave(self, agent_id: str) -> None:
+        """Forget an agent."""
+        self._agents.pop(agent_id, None)
+
+    def note(self, agent_id: str, message: Traced | ClockTold) -> None:
+        """Hand on spans, and what is needed to date them; a clock is asked for again then."""
+        if agent_id not in self._agents:
+            return
+        node_id, answers = self._agents[agent_id]
+        if isinstance(message, Traced):
+            self._events.publish(Spanned, agent_id, node_id, message)
+        else:
+            about = agent_id, node_id, message.sent_us, message.local_us
+            self._events.publish(ClockRead, *about)
+            self._agents[agent_id] = node_id, answers + 1
+        if isinstance(message, Traced) or answers + 1 < _FIRST_CLOCKS:
+            self._ask(agent_id)
+
+    def _ask(self, agent_id: str) -> None:
+        self._send(agent_id, AskClock(round(self._events.now_s() * 1e6)))

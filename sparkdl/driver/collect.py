@@ -2,16 +2,12 @@
 
 Runs in: driver
 
-Parts of checkpoints, values of `ctx.all_gather` and nodes that train alone (all pure), and answers
-to questions.
+Parts of checkpoints, values of `ctx.all_gather` and nodes that train alone. All pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from itertools import count
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
@@ -22,21 +18,17 @@ from sparkdl.control.messages import (
     CheckpointDone,
     CheckpointPart,
     Gather,
-    ToAgent,
     TrainsAlone,
 )
 from sparkdl.control.rows import FeedCoverage
 from sparkdl.core.listing import listed
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.feeds.coverage import CoverageStore
-from sparkdl.driver.threads import Changed
 from sparkdl.frameworks.lone_training import advice
 from sparkdl.node.checkpoint_store import Manifest
 
 MAX_GATHERED_NBYTES = MAX_MESSAGE_NBYTES // 4 * 3 - 64 * 1024
 """All values together at most: what fits into one message, as base64."""
-Question = Callable[[int], ToAgent]
-"""Makes the message, given the number that its answer brings back."""
 
 
 class Checkpoints:
@@ -230,58 +222,3 @@ class Gatherings:
 def _members(world: World) -> dict[int, str]:
     """Return the names of the nodes that take part, by node id in the order of their ranks."""
     return {m.node.node_id: m.node.name for m in world.trainers if not m.role.is_server}
-
-
-@dataclass
-class PendingRequest:
-    """One question to several nodes.
-
-    Attributes:
-        awaited: the nodes, by id, that have not answered yet.
-        answers: by node id.
-    """
-
-    question: Question
-    awaited: set[int]
-    answers: dict[int, Any] = field(default_factory=dict)
-
-
-class PendingRequests:
-    """Used on the controller's loop alone.
-
-    Args:
-        send: takes an agent's id and a message.
-        changed: held while a request changes.
-    """
-
-    def __init__(self, send: Callable[[str, ToAgent], None], changed: Changed) -> None:
-        self._send = send
-        self._changed = changed
-        self._waiting: dict[int, tuple[PendingRequest, int]] = {}
-        self._numbers = count()
-
-    def ask(self, request: PendingRequest, agents: Mapping[int, str]) -> None:
-        """Send the question to the agents of the nodes; those without an agent are not awaited."""
-        for node_id in sorted(request.awaited & agents.keys()):
-            number = next(self._numbers)
-            self._waiting[number] = request, node_id
-            self._send(agents[node_id], request.question(number))
-        with self._changed:
-            request.awaited &= agents.keys()
-            self._changed.notify_all()
-
-    def answer(self, number: int, value: Any) -> None:
-        """Note an answer, unless it is no longer awaited."""
-        if number not in self._waiting:
-            return
-        request, node_id = self._waiting.pop(number)
-        with self._changed:
-            request.answers[node_id] = value
-            request.awaited.discard(node_id)
-            self._changed.notify_all()
-
-    def forget(self, request: PendingRequest) -> None:
-        """Wait for no more answers."""
-        self._waiting = {
-            n: waiting for n, waiting in self._waiting.items() if waiting[0] is not request
-        }

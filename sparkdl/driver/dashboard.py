@@ -77,12 +77,14 @@ class Recorder(Batches):
         if folder is not None:
             self._file = Path(folder, f"{spec.cluster_id}{SUFFIX}").open("xb")  # noqa: SIM115 (`_finish`)
         self._dashboard = dashboard
-        self._kept_s = controller.begun_s
+        self._kept_s = controller.events.begun_s
         self._last: Sampled | None = None
         """The last sample, if it is not in the file."""
         if dashboard:
             dashboard.add(controller)
-        controller.subscribe(self.put, Launched, Changed, Checkpoint, EpochsFed, Sampled, Ended)
+        controller.events.subscribe(
+            self.put, Launched, Changed, Checkpoint, EpochsFed, Sampled, Ended
+        )
 
     def _take(self, events: Sequence[Event], is_last: bool) -> None:
         lines = []
@@ -99,7 +101,7 @@ class Recorder(Batches):
         """Write to the file; of samples the fewer the longer it trains."""
         self._last = None
         if isinstance(event, Sampled):
-            rest_s = (event.time_s - self._controller.begun_s) / _KEPT
+            rest_s = (event.time_s - self._controller.events.begun_s) / _KEPT
             if event.time_s - self._kept_s < rest_s:
                 self._last = event
                 return
@@ -210,10 +212,14 @@ class Dashboard:
         deadline = Deadline.after(_ANSWER_S)
         answer: AnyEvent
         if isinstance(asked, AskLog):
-            lines = controller.fetch_logs(asked.node_id, asked.lines, deadline)
-            answer = Printed(asked.cluster, controller.wall_s(), asked.node_id, lines)
+            lines = controller.questions.fetch_logs(asked.node_id, asked.lines, deadline)
+            answer = Printed(asked.cluster, controller.events.now_s(), asked.node_id, lines)
         else:
-            answer = Stacks(asked.cluster, controller.wall_s(), controller.fetch_stacks(deadline))
+            answer = Stacks(
+                asked.cluster,
+                controller.events.now_s(),
+                controller.questions.fetch_stacks(deadline),
+            )
         self.write(line_of(answer))
 
 

@@ -88,11 +88,6 @@ class Ending:
         if self._changed.wait_for(lambda: self._has_begun, Deadline.after(begin_s)):
             self._changed.wait_for(lambda: self._is_over, Deadline.after(None))
 
-    def release(self) -> None:
-        """Let go of what has carried the nodes, which have gone; returns at once."""
-        name = f"sparkdl-release-{self._cluster_id}"
-        threading.Thread(target=self._close, name=name, daemon=True).start()
-
     def _start(self, start: Callable[[], Controller]) -> Controller:
         with self._changed:
             self._has_begun = True

@@ -125,14 +125,14 @@ class Cluster:
     @property
     def server_address(self) -> tuple[str, int]:
         """Host and port of the coordinator, to which the nodes' agents are connected."""
-        address = self._controller.address
+        address = self._controller.server.address
         assert address is not None
         return address.host, address.port
 
     @property
     def tls(self) -> Tls | None:
         """What this cluster's servers show, and what their clients believe; `None` without TLS."""
-        return self._controller.tls
+        return self._controller.server.tls
 
     @property
     def board(self) -> BoardStarted | None:
@@ -402,7 +402,7 @@ class Cluster:
         if not 0 <= rank < self.world.size:
             raise ConfigError(f"rank={rank} is not in 0..{self.world.size - 1}")
         node_id = self.world.members[rank].node.node_id
-        return list(self._controller.fetch_logs(node_id, lines, Deadline.after(_FETCH_S)))
+        return list(self._controller.questions.fetch_logs(node_id, lines, Deadline.after(_FETCH_S)))
 
     def stacks(self) -> dict[str, str]:
         """Return what all threads of the nodes' children are doing now, by node name.
@@ -410,7 +410,7 @@ class Cluster:
         The Python stacks, innermost call first, as `faulthandler` writes them: also of a child
         that hangs in C code and holds the GIL. For one that does not answer, its process's state.
         """
-        return self._controller.fetch_stacks(Deadline.after(_FETCH_S))
+        return self._controller.questions.fetch_stacks(Deadline.after(_FETCH_S))
 
     def profile(
         self, seconds: float = 10.0, folder: str | None = None, tool: str | None = None

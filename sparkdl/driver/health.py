@@ -378,8 +378,8 @@ class HangWatch:
 
     def _report(self, hang: Hang) -> None:
         settings = self._controller.spec.settings
-        found_s = self._controller.wall_s()
-        stacks = self._controller.fetch_stacks(Deadline.after(STACKS_S))
+        found_s = self._controller.events.now_s()
+        stacks = self._controller.questions.fetch_stacks(Deadline.after(STACKS_S))
         spec = self._controller.spec
         vain = self._controller.look(lambda view: waits_in_vain(spec, view.feeds))
         vain = vain and f"; {vain}"

@@ -124,41 +124,122 @@ class NodeRow:
         return 1 / self.rate if self.rate > 0 else math.nan
 
 
+class Phases:
+    """What each node did from when to when."""
+
+    def __init__(self) -> None:
+        self._ended: deque[Span] = deque(maxlen=_MAX_SPANS)
+        self._open: dict[int, Span] = {}
+
+    def note(self, node_id: int, phase: str, time_s: float, step: int = -1) -> None:
+        """Take in what a node does, and the step that it has come to."""
+        span = self._open.get(node_id)
+        if span is None or span.phase != phase:
+            if span is not None:
+                span.end_s = time_s
+                self._ended.append(span)
+            span = self._open[node_id] = Span(node_id, phase, time_s, time_s)
+        if step >= 0:
+            span.note_step(step)
+
+    def until(self, end_s: float) -> Iterator[Span]:
+        """Yield all of them; those that go on end at `end_s`."""
+        yield from self._ended
+        for span in self._open.values():
+            yield replace(span, end_s=max(span.start_s, end_s))
+
+
+class Samples:
+    """How far the nodes are, and how fast: the last minute of one generation.
+
+    Attributes:
+        last: the last sample, of an earlier generation perhaps.
+        series: the curves of all generations.
+    """
+
+    def __init__(self) -> None:
+        self.last: Sampled | None = None
+        self.series = Series()
+        self._recent: deque[Sampled] = deque(maxlen=_MAX_RECENT)
+
+    def restart(self) -> None:
+        """Begin another generation, whose counts begin at 0."""
+        self._recent.clear()
+
+    def add(self, event: Sampled) -> None:
+        """Take in a sample."""
+        before, is_later = self.last, bool(self._recent)
+        self.last = event
+        self._recent.append(event)
+        while event.time_s - self._recent[0].time_s > _RECENT_S:
+            self._recent.popleft()
+        values = {} if math.isnan(share := _waiting(event)) else {"without rows": share}
+        if before is not None and is_later and event.time_s > before.time_s:
+            span_s = event.time_s - before.time_s
+            now, then = _rows(event), _rows(before)
+            for name, index in (("rows in", 0), ("rows used", 1)) if event.feeds else ():
+                values[name] = max(0.0, (now[index] - then[index]) / span_s)
+        self.series.add(event.time_s, {**values, **_values(event)})
+
+    def left_s(self) -> float:
+        """Return in how many seconds what is being fed will be read, NaN if that is not known.
+
+        As fast as in the last minute.
+        """
+        if len(self._recent) < 2:
+            return math.nan
+        first, last = self._recent[0], self._recent[-1]
+        left = [
+            (feed.goal - sum(feed.used)) / rate
+            for name, feed in last.feeds.items()
+            if feed.goal and name in first.feeds
+            if (rate := _gained(first.feeds[name], feed) / (last.time_s - first.time_s)) > 0
+        ]
+        return max(0.0, *left) if left else math.nan
+
+    def rate(self, at: int) -> float:
+        """Return how many steps a node takes in a second: those it reports, or else its batches."""
+        if not self._recent:
+            return math.nan
+        last = self._recent[-1]
+        does_report = last.steps[at] >= 0
+        first = next(each for each in self._recent if (each.steps[at] >= 0) is does_report)
+        return _growth(first, last, lambda sample: _steps(sample, at))
+
+    def rows_rate(self, at: int) -> float:
+        """Return how many rows a node uses in a second."""
+        if not self._recent or not self._recent[-1].feeds:
+            return math.nan
+        first, last = self._recent[0], self._recent[-1]
+        return _growth(first, last, lambda s: sum(feed.used[at] for feed in s.feeds.values()))
+
+
 class History:
     """One cluster's past and present.
 
     Attributes:
+        changed: the last change of the state.
         state: as in `Changed`; of a cluster that has finished or failed this, also when it is
             stopped.
-        status: the state in words, with the restarts.
-        cause: why a cluster that has ended did not finish.
         problems: of all generations: when, which generation, what.
         epochs: the last ones, with the generation that they came to, whose numbers begin at 0.
-        begun: of each generation: when, its number, why there is another one.
+        begun: the change to each generation that has begun.
     """
 
     def __init__(self, cluster: str, time_s: float) -> None:
-        self.cluster = cluster
         self.launched = Launched(cluster, time_s, "", ())
-        self.state, self.is_stopped = "gathering", False
-        self.status = "Gathering"
-        self.generation = -1
+        self.changed = Changed(cluster, time_s, "gathering", status="Gathering")
+        self.state = self.changed.state
         self.now_s = time_s
         self.ended_s: float | None = None
-        self.places: dict[int, Place] = {}
-        self.failed: dict[int, Problem] = {}
-        self.cause: Problem | None = None
         self.problems: deque[tuple[float, int, Problem]] = deque(maxlen=_MAX_EVENTS)
-        self.begun: deque[tuple[float, int, str]] = deque(maxlen=_MAX_EVENTS)
+        self.begun: deque[Changed] = deque(maxlen=_MAX_EVENTS)
         self.checkpoints: deque[Checkpoint] = deque(maxlen=_MAX_EVENTS)
         self.epochs: deque[tuple[int, EpochsFed]] = deque(maxlen=_MAX_EPOCHS)
-        self.sample: Sampled | None = None
-        self.series = Series()
-        self.spans: deque[Span] = deque(maxlen=_MAX_SPANS)
+        self.samples = Samples()
+        self.phases = Phases()
         self.logs: dict[int, Printed] = {}
         self.stacks: Stacks | None = None
-        self._open: dict[int, Span] = {}
-        self._recent: deque[Sampled] = deque(maxlen=_MAX_RECENT)
         self._rows: list[NodeRow] | None = None
         """What `rows` has returned: several readers look at once."""
 
@@ -166,6 +247,20 @@ class History:
     def elapsed_s(self) -> float:
         """Since the launch, until the end."""
         return (self.ended_s or self.now_s) - self.launched.time_s
+
+    @property
+    def cause(self) -> Problem | None:
+        """Why a cluster that has ended did not finish."""
+        problems = self.changed.problems
+        return problems[0] if problems and self.changed.state in ENDED else None
+
+    def left_s(self) -> float:
+        """Return in how many seconds what is being fed will be read, NaN if that is not known."""
+        return math.nan if self.state in ENDED else self.samples.left_s()
+
+    def spans(self) -> Iterator[Span]:
+        """Yield what nodes have done and do."""
+        return self.phases.until(self.now_s if self.ended_s is None else self.ended_s)
 
     def add(self, event: Event) -> None:
         """Take in what has happened."""
@@ -175,15 +270,21 @@ class History:
             case Launched() if event != self.launched:
                 self.launched = event
                 for node_id in range(len(event.nodes)):
-                    self._note_phase(node_id, "starting", event.time_s)
+                    self.phases.note(node_id, "starting", event.time_s)
             case Changed():
                 self._change(event)
             case Sampled():
-                self._sample(event)
+                self.samples.add(event)
+                for node_id, (state, step) in enumerate(
+                    zip(event.states, event.steps, strict=True)
+                ):
+                    self.phases.note(
+                        node_id, state, event.time_s, step if state == TRAINING else -1
+                    )
             case Checkpoint():
                 self.checkpoints.append(event)
             case EpochsFed():
-                self.epochs.append((self.generation, event))
+                self.epochs.append((self.changed.generation, event))
             case Printed():
                 self.logs[event.node_id] = event
             case Stacks():
@@ -196,7 +297,14 @@ class History:
         return self._rows
 
     def _new_rows(self) -> list[NodeRow]:
-        rows = [self._row(node_id) for node_id in range(len(self.launched.nodes))]
+        begun = self.begun[-1] if self.begun else self.changed
+        places = {place.node_id: place for place in begun.places}
+        since_s = self.begun[-1].time_s if self.begun else -math.inf
+        failed = {each.node: each for time_s, _, each in self.problems if time_s >= since_s}
+        rows = [
+            self._row(node_id, places.get(node_id), failed.get(name))
+            for node_id, name in enumerate(self.launched.nodes)
+        ]
         rates = [row.rate for row in rows if row.rate > 0]
         limit = _SLOW * statistics.median(rates) if rates else 0.0
         rows = [
@@ -207,7 +315,7 @@ class History:
 
     def bottleneck(self) -> str:
         """Return who waits for whom, in words; empty where nothing is fed and nobody waits."""
-        sample = self.sample
+        sample = self.samples.last
         share = math.nan if sample is None else _waiting(sample)
         if sample is None or math.isnan(share) or self.state in ENDED:
             return ""
@@ -237,74 +345,27 @@ class History:
             )
         return f"{waits.capitalize()}, and the driver feeds none."
 
-    def left_s(self) -> float:
-        """Return in how many seconds what is being fed will be read; NaN where that is not known.
-
-        As fast as in the last minute.
-        """
-        if len(self._recent) < 2 or self.state in ENDED:
-            return math.nan
-        first, last = self._recent[0], self._recent[-1]
-        left = [
-            (feed.goal - sum(feed.used)) / rate
-            for name, feed in last.feeds.items()
-            if feed.goal and name in first.feeds
-            if (rate := _gained(first.feeds[name], feed) / (last.time_s - first.time_s)) > 0
-        ]
-        return max(0.0, *left) if left else math.nan
-
-    def spans_until_now(self) -> Iterator[Span]:
-        """Yield what nodes have done and do."""
-        yield from self.spans
-        for span in self._open.values():
-            end_s = self.now_s if self.ended_s is None else max(span.start_s, self.ended_s)
-            yield replace(span, end_s=end_s)
-
     def _change(self, event: Changed) -> None:
-        last = self.begun[-1][1] if self.begun else -1
-        if event.state == "running" and event.generation != last:
-            self.begun.append((event.time_s, event.generation, event.reason))
-            self.failed.clear()
-            self._recent.clear()
-        self.status = event.status or event.state.capitalize()
-        self.is_stopped, self.generation = event.state == "stopped", event.generation
+        last = self.begun[-1].generation if self.begun else -1
+        if event.generation != last and (event.state == "running" or event.places):
+            self.begun.append(event)
+            self.samples.restart()
+        self.changed = event
         if event.state not in ("stopping", "stopped") or self.state not in ("finished", "failed"):
             self.state = event.state
-        if event.places:
-            self.places = {place.node_id: place for place in event.places}
-        self.cause = event.problems[0] if event.problems and event.state in ENDED else None
         known = {problem for _, _, problem in self.problems}
-        names = {name: node_id for node_id, name in enumerate(self.launched.nodes)}
         for problem in event.problems:
             if problem not in known:
                 self.problems.append((event.time_s, event.generation, problem))
-            if problem.node in names:
-                self.failed[names[problem.node]] = problem
-                self._note_phase(names[problem.node], "failed", event.time_s)
+            if problem.node in self.launched.nodes:
+                node_id = self.launched.nodes.index(problem.node)
+                self.phases.note(node_id, "failed", event.time_s)
         if event.state in ENDED and self.ended_s is None:
             self.ended_s = event.time_s
 
-    def _sample(self, event: Sampled) -> None:
-        before, self.sample = self.sample, event
-        for node_id, (state, step) in enumerate(zip(event.states, event.steps, strict=True)):
-            self._note_phase(node_id, state, event.time_s)
-            if state == TRAINING and step >= 0:
-                self._open[node_id].note_step(step)
-        is_later = bool(self._recent)
-        self._recent.append(event)
-        while event.time_s - self._recent[0].time_s > _RECENT_S:
-            self._recent.popleft()
-        values = {} if math.isnan(share := _waiting(event)) else {"without rows": share}
-        if before is not None and is_later and event.time_s > before.time_s:
-            span_s = event.time_s - before.time_s
-            now, then = _rows(event), _rows(before)
-            for name, index in (("rows in", 0), ("rows used", 1)) if event.feeds else ():
-                values[name] = max(0.0, (now[index] - then[index]) / span_s)
-        self.series.add(event.time_s, {**values, **_values(event)})
-
-    def _row(self, at: int) -> NodeRow:
+    def _row(self, at: int, place: Place | None, problem: Problem | None) -> NodeRow:
         """Return a node's row."""
-        place, problem, sample = self.places.get(at), self.failed.get(at), self.sample
+        sample = self.samples.last
         row = NodeRow(
             at,
             self.launched.nodes[at],
@@ -323,8 +384,8 @@ class History:
             received=sum(feed.received[at] for feed in feeds),
             used=sum(feed.used[at] for feed in feeds),
             epochs=max((feed.epochs[at] for feed in feeds), default=0),
-            rate=self._rate(at),
-            rows_rate=self._rows_rate(at),
+            rate=self.samples.rate(at),
+            rows_rate=self.samples.rows_rate(at),
             metrics={
                 name: value
                 for name, column in sample.metrics.items()
@@ -337,30 +398,6 @@ class History:
                 if (value := column[at]) is not None
             },
         )
-
-    def _rate(self, at: int) -> float:
-        """Return how many steps a node takes in a second: those it reports, or else its batches."""
-        if not self._recent:
-            return math.nan
-        last = self._recent[-1]
-        does_report = last.steps[at] >= 0
-        first = next(each for each in self._recent if (each.steps[at] >= 0) is does_report)
-        return _growth(first, last, lambda sample: _steps(sample, at))
-
-    def _rows_rate(self, at: int) -> float:
-        if not self._recent or not self._recent[-1].feeds:
-            return math.nan
-        first, last = self._recent[0], self._recent[-1]
-        return _growth(first, last, lambda s: sum(feed.used[at] for feed in s.feeds.values()))
-
-    def _note_phase(self, node_id: int, phase: str, time_s: float) -> None:
-        span = self._open.get(node_id)
-        if span is not None and span.phase == phase:
-            return
-        if span is not None:
-            span.end_s = time_s
-            self.spans.append(span)
-        self._open[node_id] = Span(node_id, phase, time_s, time_s)
 
 
 class Clusters:

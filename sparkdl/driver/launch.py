@@ -217,11 +217,11 @@ class _Watch:
         answer_runs(controller)
         asked = self.asked
         if asked.on_log is not None:
-            controller.subscribe(partial(hand_on, asked.on_log), Logged)
+            controller.events.subscribe(partial(hand_on, asked.on_log), Logged)
         if asked.log_to_driver or (asked.on_log is None and controller.spec.prints != "none"):
-            controller.subscribe(partial(hand_on, _print_line), Logged)
+            controller.events.subscribe(partial(hand_on, _print_line), Logged)
         if self.files is not None:
-            controller.subscribe(self.files.take, Logged, Ended)
+            controller.events.subscribe(self.files.take, Logged, Ended)
         if self.pages is not None or self.record is not None:
             Recorder(controller, self.record, self.pages).start()
         if self.timeline is not None:
@@ -229,7 +229,7 @@ class _Watch:
         if self.tracker is not None:
             self.tracker.follow(controller)
         if asked.on_report is not None:
-            controller.subscribe(asked.on_report, Report)
+            controller.events.subscribe(asked.on_report, Report)
 
 
 def _start(
@@ -246,12 +246,10 @@ def _start(
         where.wait_turn(ending.is_wanted)
         newest, resumed = _at_newest_checkpoint(spec)
         controller = Controller(
-            newest,
-            token,
+            *(newest, token, where),
             watch.files.tail if watch.files else lambda node, lines: (),
-            where.relaunch,
             resumed.ref if resumed else None,
-            *(ending.release, where.forget_task, where.leave_host, tls),
+            tls,
         )
         if resumed:
             controller.checkpoints.coverage.restore(resumed.manifest.feeds)

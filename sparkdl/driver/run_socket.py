@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 SUFFIX = ".sock"
 PRESENT, STACKS = b"present\n", b"stacks\n"
-"""What may be asked. The answers are JSON: see `Controller.present`, and texts by node."""
+"""What may be asked. The answers are JSON: see `Controller.events.present`, and texts by node."""
 STACKS_S = 5.0
 _ASK_S = 5.0
 _BACKLOG = 16
@@ -76,7 +76,7 @@ def answer_runs(controller: Controller) -> None:
             path.parent.rmdir()  # if it was the last
         thread.join(_ASK_S)
 
-    controller.subscribe(close, Ended)
+    controller.events.subscribe(close, Ended)
 
 
 def _listen(path: Path) -> socket.socket:
@@ -107,9 +107,9 @@ def _answer(controller: Controller, asking: socket.socket) -> None:
         try:
             asked = asking.recv(64)
             if asked == PRESENT:
-                asking.sendall(msgspec.json.encode(controller.present()))
+                asking.sendall(msgspec.json.encode(controller.events.present()))
             elif asked == STACKS:
-                stacks = controller.fetch_stacks(Deadline.after(STACKS_S))
+                stacks = controller.questions.fetch_stacks(Deadline.after(STACKS_S))
                 asking.sendall(msgspec.json.encode(stacks))
         except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
             _log.debug("A question was not answered", exc_info=True)

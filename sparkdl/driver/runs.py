@@ -132,14 +132,15 @@ def runs_table() -> list[str]:
             continue
         nodes = f"{len(now.launched.nodes)} {now.launched.framework}"
         elapsed = _duration(now.elapsed_s)
-        lines.append([now.cluster, _program(now), nodes, elapsed, now.status])
+        cluster, status = now.launched.cluster, now.changed.status
+        lines.append([cluster, _program(now), nodes, elapsed, status])
     return _aligned([["ID", "PROGRAM (PID)", "NODES", "ELAPSED", "STATE"], *lines]) if lines else []
 
 
-def nodes_table(cluster: History) -> list[str]:
+def nodes_table(history: History) -> list[str]:
     """Return what the nodes of a cluster do, a line each, below headings."""
-    head = f"Cluster {cluster.cluster}: {cluster.status} ({_program(cluster)}"
-    return [f"{head}, {_duration(cluster.elapsed_s)})", "", *_aligned(table(cluster))]
+    head = f"Cluster {history.launched.cluster}: {history.changed.status} ({_program(history)}"
+    return [f"{head}, {_duration(history.elapsed_s)})", "", *_aligned(table(history))]
 
 
 def _program(cluster: History) -> str:

@@ -106,12 +106,12 @@ class LiveTable(Batches):
         super().__init__("The table of the cluster", self._display_id, _TABLE_PERIOD_S)
         self._controller = controller
         self._url, self._text = tensorboard_url, text
-        self._history = History(controller.spec.cluster_id, controller.begun_s)
+        self._history = History(controller.spec.cluster_id, controller.events.begun_s)
         self._shown: dict[str, str] = {}
 
     def render(self, history: History | None = None) -> dict[str, str]:
         """Return the cluster by MIME type: `text/html`, `text/plain`."""
-        history = history or folded(self._controller.present())
+        history = history or folded(self._controller.events.present())
         return {"text/html": as_html(history, self._url()), "text/plain": self._text()}
 
     def show(self) -> None:
@@ -126,7 +126,7 @@ class LiveTable(Batches):
 
         display(self.render(), raw=True, display_id=self._display_id)
         if self.ident is None:  # not started yet
-            self._controller.subscribe(self.put, Launched, Changed, Sampled, Ended)
+            self._controller.events.subscribe(self.put, Launched, Changed, Sampled, Ended)
             self.start()
 
     def _take(self, events: Sequence[Event], is_last: bool) -> None:
@@ -156,7 +156,7 @@ def as_html(history: History, tensorboard_url: str | None = None) -> str:
     head, *lines = table(history)
     return "".join(
         [
-            f"<b>Cluster {escape(history.cluster)}: {escape(history.status)}</b>",
+            f"<b>Cluster {escape(history.launched.cluster)}: {escape(history.changed.status)}</b>",
             f" ({escape(what)}{escape(_counts(history.rows()))})",
             f' <a href="{escape(tensorboard_url)}">TensorBoard</a>' if tensorboard_url else "",
             f"<table>{_line(head, 'th')}{''.join(_line(line, 'td') for line in lines)}</table>",
@@ -170,7 +170,7 @@ def table(history: History) -> list[list[str]]:
 
     Columns of what no node has are left out.
     """
-    feeds = history.sample.feeds if history.sample else {}
+    feeds = history.samples.last.feeds if history.samples.last else {}
     rows = [row for row in history.rows() if row.rank >= 0] or history.rows()
     columns: dict[str, Callable[[NodeRow], str]] = {
         "node": lambda row: row.name,

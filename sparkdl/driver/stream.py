@@ -5,13 +5,29 @@ Runs in: driver
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
-from sparkdl.driver.events import Ended, Event
+from sparkdl.core.spec import ClusterSpec
+from sparkdl.driver.events import (
+    AnyEvent,
+    Checkpoint,
+    Ended,
+    Event,
+    Launched,
+    Sampled,
+    Stepped,
+)
+from sparkdl.driver.events import Changed as StateChanged
+from sparkdl.driver.lifecycle.state import is_empty
+from sparkdl.driver.threads import Changed
+from sparkdl.driver.view import Seen, View, launched, sampled
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +36,7 @@ _NODES_PER_S = 2000
 """Of more nodes, samples are taken and written more seldom."""
 _MAX_EVENTS = 100_000
 """That wait while nothing can be written; the oldest are dropped."""
+_STATE_EVENTS = {Launched, StateChanged, Checkpoint, Sampled}
 Subscriber = Callable[[Any], None]
 
 
@@ -58,6 +75,89 @@ class Stream:
         self._ended, by_kind, self._by_kind = event, self._by_kind, {}
         for subscriber in by_kind.get(Ended, ()):
             notify(subscriber, event)
+
+
+class ClusterEvents:
+    """The events of one cluster, by its view and by what happens; see Events in docs/design.md.
+
+    Args:
+        changed: held while the view changes.
+        loop: the controller's, where events are published.
+
+    Attributes:
+        begun_s: when the cluster was launched, as Unix time in seconds.
+    """
+
+    def __init__(
+        self, spec: ClusterSpec, view: View, changed: Changed, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._spec, self._view, self._changed, self._loop = spec, view, changed, loop
+        self._born_s = time.time() - time.monotonic()
+        self.begun_s = self.now_s()
+        self._stream, self._seen = Stream(), Seen(spec.cluster_id)
+        deque(self._seen.news(view.state, self.begun_s), maxlen=0)  # subscribers begin there
+
+    def now_s(self) -> float:
+        """Return the Unix time in seconds; it does not jump while the cluster lives."""
+        return self._born_s + time.monotonic()
+
+    def subscribe(self, subscriber: Subscriber, *kinds: type[Event]) -> None:
+        """Have `subscriber` called with all events of some kinds, the present ones first.
+
+        It is called on the loop, so it must be quick; with `Ended` by the thread that closes the
+        cluster, for which it may wait for a limited time. What it raises is logged.
+        """
+        with self._changed:
+            for event in self.present() if _STATE_EVENTS & {*kinds} else ():
+                if type(event) in kinds:
+                    notify(subscriber, event)
+            is_first = Sampled in kinds and not self.wants(Sampled)
+            self._stream.add(subscriber, *kinds)
+        if is_first:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._sample_later)
+
+    def present(self) -> list[AnyEvent]:
+        """Return events that say all that the cluster is and does now, for who knows nothing."""
+        with self._changed:
+            now_s = self.now_s()
+            news = Seen(self._spec.cluster_id).news(self._view.state, now_s)
+            sample = sampled(self._spec, now_s, self._view)
+            return [launched(self._spec, self.begun_s), *news, sample]
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether anyone has subscribed to this kind."""
+        return self._stream.wants(kind)
+
+    def publish(self, kind: type[Event], *about: Any) -> None:
+        """Have the subscribers to this kind of event called with one of now; only from the loop."""
+        if self.wants(kind):
+            self._stream.publish(kind(self._spec.cluster_id, self.now_s(), *about))
+
+    def publish_state(self) -> None:
+        """Publish what is new in the state of the view."""
+        self.publish(Stepped)
+        for event in self._seen.news(self._view.state, self.now_s()):
+            self._stream.publish(event)
+            if isinstance(event, StateChanged) and event.is_over:
+                self._publish_sample()
+
+    def end(self) -> None:
+        """Publish the last event."""
+        self._stream.end(Ended(self._spec.cluster_id, self.now_s()))
+
+    def _publish_sample(self) -> None:
+        if self.wants(Sampled):
+            self._stream.publish(sampled(self._spec, self.now_s(), self._view))
+
+    def _sample_later(self) -> None:
+        self._loop.call_later(period_s(len(self._spec.nodes)), self._sample)
+
+    def _sample(self) -> None:
+        """Sample from time to time, as long as anything can change."""
+        if not is_empty(self._view.state):
+            self._publish_sample()
+            self._sample_later()
 
 
 def notify(subscriber: Subscriber, event: Event) -> None:

@@ -83,12 +83,12 @@ class Timeline(Batches):
             "The timeline", f"sparkdl-timeline-{spec.cluster_id}", period_s(len(spec.nodes))
         )
         self._file: TraceFile | None = TraceFile(path)
-        self._now_us: Callable[[], int] = lambda: round(controller.wall_s() * 1e6)
+        self._now_us: Callable[[], int] = lambda: round(controller.events.now_s() * 1e6)
         self._tracks = Tracks(spec, self._now_us())
         self._trace = [*self._tracks.begin()]
         self._waiting = 0
         kinds = Changed, Checkpoint, NodeMoved, ClockRead, Spanned, Ended
-        controller.subscribe(self.put, *kinds)
+        controller.events.subscribe(self.put, *kinds)
         atexit.register(self.close)
 
     def put(self, event: Event) -> None:

@@ -67,6 +67,8 @@ class View:
     progress: int = 0
     """Counts every feed message with news, so that a wait can tell progress from silence."""
     tensorboard: BoardStarted | None = None
+    joined: set[tuple[int, int]] = field(default_factory=set)
+    """Node and process id of each agent that has ever joined."""
     pids: dict[int, int] = field(default_factory=dict)
     """Of the nodes' children, by node id."""
     activity: dict[int, NodeActive] = field(default_factory=dict)

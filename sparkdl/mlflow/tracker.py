@@ -225,9 +225,9 @@ class _Follower:
         self._writer.do(run, partial(write_params, run, params))
         self._writer.do(run, partial(write_tag, run, "sparkdl.cluster", spec.cluster_id))
         self._nodes = tuple(_dashed(node.name) for node in spec.nodes)
-        controller.subscribe(self._report, Report)
-        controller.subscribe(self._sample, Sampled)
-        controller.subscribe(partial(self._end, controller), Changed, Ended)
+        controller.events.subscribe(self._report, Report)
+        controller.events.subscribe(self._sample, Sampled)
+        controller.events.subscribe(partial(self._end, controller), Changed, Ended)
 
     def _report(self, report: Report) -> None:
         for name, value in report.metrics.items():

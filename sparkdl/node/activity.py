@@ -21,6 +21,8 @@ from sparkdl.node.error_lines import Marker, unmarked
 
 PERIOD_S = 0.1
 """Steps go to the coordinator this often at most; more seldom from many nodes."""
+LAST_LINES = 1000
+"""Of a child that has ended: what the driver keeps of its output."""
 _MAX_LOG_PERIOD_S = 10.0
 _KEPT_NBYTES = 4 * 1024 * 1024
 """Kept at least; twice as much at most."""
@@ -84,7 +86,7 @@ class ChildLog:
         self._take()
         return self._nbytes
 
-    def tail(self, lines: int) -> tuple[str, ...]:
+    def tail(self, lines: int = LAST_LINES) -> tuple[str, ...]:
         """Return the last `lines` lines, of the last 256 KiB at most."""
         self._take()
         found = _lines(bytes(self._kept[-_TAIL_NBYTES:]))
@@ -180,11 +182,6 @@ class Activity:
         self._now = self._reported = NodeActive(generation)
         self._own.clear()
         self._log = log
-
-    @property
-    def generation(self) -> int:
-        """That of the child."""
-        return self._now.generation
 
     def note(self, message: Local) -> None:
         """Take what the child says."""

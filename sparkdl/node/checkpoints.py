@@ -126,7 +126,7 @@ class Checkpoints:
     def _write(self, step: int, batches: int | Mapping[str, int] | None) -> Iterator[Path]:
         store = self._store
         self._check(step)
-        feeds, used = self._link.positions(batches), self._link.batches_used(batches)
+        feeds, used = self._link.feeds.positions(batches), self._link.feeds.batches_used(batches)
         name = CheckpointName(step, self._spec.cluster_id, self._generation)
         if self._leads and self._last_step is None:
             with suppress(OSError):

@@ -166,14 +166,14 @@ def _run(importing: Callable[[], Imports], link: AgentLink) -> Returned | Raised
         others = len(start.world.trainers) > 1 and ctx.member.role.is_trainer and not ctx.num_gpus
         with trace.span("launch", "map_fun"), WaitWatch(link.send, others):
             value, exited_at = _call(map_fun, args, ctx)
-        link.watch.end()
+        link.feeds.watch.end()
         framework.after_map_fun(has_failed=False)
         return _encode(value, exited_at)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
-        return _raised(framework, start, "exit", stop, code, link.steps)
+        return _raised(framework, start, "exit", stop, code, link.feeds.steps)
     except BaseException as error:  # noqa: BLE001 (whatever user code raises goes to the driver)
-        return _raised(framework, start, kind, error, None, link.steps)
+        return _raised(framework, start, kind, error, None, link.feeds.steps)
 
 
 def _preload(modules: Sequence[str]) -> None:

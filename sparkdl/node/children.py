@@ -1,4 +1,4 @@
-"""Where a node's children come from: forked by the executor's zygote, or started cold.
+"""A node's child: one process after another, each with its pipe, log and port; and who starts them.
 
 Runs in: agent
 """
@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
-from sparkdl.control.channel import ChildPipe, Local
-from sparkdl.core.settings import Environment, Settings
+from sparkdl.control.channel import Beat, ChildPipe, Local, Start
+from sparkdl.control.lease import beat_s
+from sparkdl.core.settings import Environment, Settings, visible_gpus
+from sparkdl.core.world import FIRST_TIME, Resume, World
+from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.forking import Place, Request
+from sparkdl.node.gpus import share_gpus
+from sparkdl.node.resources import own_host, reserve_port
+from sparkdl.node.spec import AgentSpec
 from sparkdl.node.supervisor import Child, ChildSpec
 
 _log = logging.getLogger(__name__)
@@ -21,8 +29,105 @@ OnMessage = Callable[[Local, int], None]
 OnExit = Callable[[int], None]
 
 
-class Children:
-    """Starts a node's children. Runs on the loop; its owner calls `close`.
+class NodeChild:
+    """The child of a node. It runs once this is made; the owner calls `close`.
+
+    Args:
+        payload: the file with the user's code.
+        place: where the zygote is, or is started; `None` if there can be none.
+
+    Attributes:
+        host: the node's address.
+        generation: that of the `process`, which is the child that was started last.
+        rank: of the last world that a child of this node was given; -1 before the first one.
+        resume: where that world began.
+        on_message: takes the child's messages, with a descriptor or -1.
+        on_exit: takes `Popen.returncode` or `UNKNOWN_STATUS`, after the last message.
+
+    Raises:
+        ConfigError, FrameworkMissingError: if the node cannot have its GPUs or its port.
+    """
+
+    def __init__(self, agent_spec: AgentSpec, payload: Path, place: Place | None) -> None:
+        spec, node = agent_spec.spec, agent_spec.node
+        self._spec, self._payload = agent_spec, payload
+        self.host = own_host(agent_spec.address, Environment.read())
+        self._gpus = share_gpus(spec.gpus_of(node), agent_spec.gpus, node.name)
+        environment = {"PYTHONUNBUFFERED": "1", **self._gpus.environment}
+        child_spec = ChildSpec(spec.framework, environment, spec.preload, node.name)
+        self._spawner = Spawner(child_spec, spec.settings, place, self.say)
+        self.rank, self.resume = -1, FIRST_TIME
+        self.on_message: OnMessage = lambda message, fd: None
+        self.on_exit: OnExit = lambda status: None
+        self._start(0)
+        self._beat()
+
+    def restart(self, generation: int) -> None:
+        """Start another child in the place of the one that has ended."""
+        self.process.close()
+        self._port.close()
+        self._start(generation)
+
+    def begin(self, world: World, resume: Resume) -> None:
+        """Give the child its world, the user's code and its port."""
+        node, framework = self._spec.node, framework_named(self._spec.spec.framework)
+        self.rank, self.resume = world.member(node.node_id).rank, resume
+        own = {"SPARKDL_NODE": node.name, "SPARKDL_AGENT_PID": str(os.getpid())}
+        about = (world, node.node_id, self._spec.spec, resume, str(self._payload), own)
+        # Some servers want a descriptor of the port that is the only one.
+        port = os.dup(self._port.fileno()) if framework.shares_port else self._port.detach()
+        self.send(Start(*about), port)
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The UUIDs of the GPUs that the child uses, as far as they are known."""
+        return visible_gpus(self._gpus.environment) or ()
+
+    @property
+    def port(self) -> int:
+        """The node's port, for the child that has not begun."""
+        return int(self._port.getsockname()[1])
+
+    def send(self, message: Local, fd: int = -1) -> None:
+        """Send a message to the child; `fd` is its pipe's from here on."""
+        self._pipe.send(message, fd)
+
+    def say(self, text: str) -> None:
+        """Add a line of sparkdl's to what the child prints."""
+        self.process.log.add(f"sparkdl: {text}")
+
+    def close(self) -> None:
+        """End what is left of the child, and let go of its port and GPUs."""
+        self._beating.cancel()
+        self._pipe.close()
+        self.process.close()
+        self._spawner.close()
+        self._port.close()
+        self._gpus.close()
+
+    def _start(self, generation: int) -> None:
+        self.generation = generation
+        self._port = reserve_port(self.host, Environment.read())
+        self.process = self._spawner.start(self._on_exit)
+        self._pipe = ChildPipe(asyncio.get_running_loop(), self.process.sock, self._on_message)
+        if self._gpus.note:
+            self.say(self._gpus.note)
+
+    def _on_message(self, message: Local, fd: int) -> None:
+        self.on_message(message, fd)
+
+    def _on_exit(self, status: int) -> None:
+        self._pipe.close()  # reads the child's last words first
+        self.on_exit(status)
+
+    def _beat(self) -> None:
+        self.send(Beat())
+        wait_s = beat_s(self._spec.spec.settings.lease_s)
+        self._beating = asyncio.get_running_loop().call_later(wait_s, self._beat)
+
+
+class Spawner:
+    """Starts a node's children: forked by the executor's zygote, or cold. The owner calls `close`.
 
     Args:
         place: where the zygote is, or is started; `None` if there can be none.
@@ -31,13 +136,12 @@ class Children:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         spec: ChildSpec,
         settings: Settings,
         place: Place | None,
         say: Callable[[str], None],
     ) -> None:
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._spec = spec
         self._keep_s = settings.keep_warm_s
         is_useful = settings.max_restarts > 0 or settings.keep_warm_s > 0
@@ -46,15 +150,14 @@ class Children:
         self._say = say
         self._held: socket.socket | None = None
 
-    def start(self, on_message: OnMessage, on_exit: OnExit) -> tuple[Child, ChildPipe]:
+    def start(self, on_exit: OnExit) -> Child:
         """Return a new child, which is the caller's."""
         place = self._place if self._hold() else None
         if place is None:
             child = Child.spawn(self._spec)
             child.watch(self._loop, on_exit)
-        else:
-            child = Child.fork(self._loop, self._spec, place, on_exit, self._say)
-        return child, ChildPipe(self._loop, child.sock, on_message)
+            return child
+        return Child.fork(self._loop, self._spec, place, on_exit, self._say)
 
     def close(self) -> None:
         """Let the zygote know that this agent needs no child any more."""

@@ -143,7 +143,7 @@ class NodeContext(LegacyContext):
         if isinstance(feed, ParquetPaths):
             return self.parquet(feed, batch_size, columns, None, even, tail, shuffle, seed)
         names = None if columns is None else tuple(columns)
-        reader = self._link.reader(feed)
+        reader = self._link.feeds.reader(feed)
         return EpochBatches(reader, batch_size, names, self._is_even(even), tail, shuffle, seed)
 
     def has_epoch(self, feed: str = DEFAULT_FEED) -> bool:
@@ -152,7 +152,7 @@ class NodeContext(LegacyContext):
         For loops that do not count: `while ctx.has_epoch(): for batch in batches: …`, over
         whatever reads the feed. An epoch that was left early is still there.
         """
-        return self._link.reader(feed).has_epoch()
+        return self._link.feeds.reader(feed).has_epoch()
 
     @checks_keywords
     def parquet(  # noqa: PLR0913 (what `batches` takes, and the files)
@@ -193,7 +193,7 @@ class NodeContext(LegacyContext):
             path = path.paths
         files = parquet(path, columns, options)
         names, is_even = files.columns, self._is_even(even)
-        reader = self._link.own_reader("parquet")
+        reader = self._link.feeds.own_reader("parquet")
         batches = EpochBatches(reader, batch_size, names, is_even, tail, shuffle, seed)
         done = self._checkpoints.covered(reader.feed)
         files = replace(files, paths=tuple(map(self.absolute_path, files.paths)))
@@ -387,7 +387,7 @@ class NodeContext(LegacyContext):
 
         What is read ahead of the training counts. At the end of an epoch it is what was used.
         """
-        return self._link.batches_given()
+        return self._link.feeds.batches_given()
 
     def all_gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
         """Return the values that all nodes which train gave to this call, by rank.

@@ -39,7 +39,7 @@ class NodeManager:
         input_mapping: Mapping[str, str] | None,
     ) -> DataFeed:
         """Return the feed, see `LegacyContext.get_data_feed`."""
-        reader = self._link.reader(qname_in)
+        reader = self._link.feeds.reader(qname_in)
         return DataFeed(reader, self._link.send, train_mode, input_mapping)
 
     def get(self, key: str) -> Any:

@@ -21,18 +21,11 @@ from typing import Any, TypeVar
 
 from sparkdl.control.channel import (
     Commit,
-    Consumed,
-    EndMark,
-    FeedStart,
     Gathered,
     Given,
     Local,
-    ReadFailed,
     ReadParquet,
-    Reclaim,
-    Reopened,
     Reported,
-    Segment,
     Start,
     TakeProfile,
     Unframer,
@@ -42,10 +35,6 @@ from sparkdl.control.channel import (
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.lease import SILENT_LOOKS, look_s
 from sparkdl.control.messages import (
-    EpochEnd,
-    FeedCovered,
-    FeedHold,
-    Granted,
     LoneNodes,
     Traced,
     TrainsAlone,
@@ -58,20 +47,16 @@ from sparkdl.core.errors import (
     ConfigError,
     CoordinationError,
     FeedClosedError,
-    ReadError,
     ResultError,
     SparkdlError,
 )
-from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.throttle import period_s
-from sparkdl.core.world import FIRST_TIME, Member, World
+from sparkdl.core.world import Member, World
 from sparkdl.feed.parquet.paths import ParquetPaths
-from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.reader.supply import Supply
 from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 from sparkdl.frameworks.lone_training import LoneTraining
 from sparkdl.node.profiler import Profiler
+from sparkdl.node.readers import FeedReaders
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -86,11 +71,12 @@ _ANSWER_S = 30.0
 
 
 class AgentLink:
-    """One thread receives and sorts into feeds; any thread may send.
+    """One thread receives and hands on; any thread may send.
 
     Attributes:
+        feeds: the readers of the node's feeds.
+        all_gather: see `NodeContext.all_gather`.
         profiler: takes the profiles that the agent asks for.
-        watch: of the training, once there is a world.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -99,21 +85,11 @@ class AgentLink:
         self._send_lock = threading.Lock()  # the frames of two threads must not mix
         self._starts: queue.Queue[tuple[Start, int] | None] = queue.Queue()
         self._commits: queue.Queue[Commit] = queue.Queue()
-        self._gathered: queue.Queue[Gathered] = queue.Queue()
-        self._lone: queue.Queue[LoneNodes] = queue.Queue()
-        self._questions = itertools.count()
-        self._gathering = threading.Lock()
-        self._num_gatherings = 0
-        self._lock = threading.Lock()  # of what follows: user code's threads ask for readers
-        self._readers: dict[str, FeedReader] = {}
-        self._own: set[str] = set()
-        self._supply = Supply()
-        self._has_ended = False
-        self._is_lost = False
+        self.feeds = FeedReaders(self.send)
+        self.all_gather = AllGather(self.send)
+        self._lone = LoneReports(self.send)
         self._is_closing = False
         self._look_s: float | None = None
-        self._tracks = self._is_resumed = False
-        self.watch: TrainingWatch = UNWATCHED
         self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
         self._thread.start()
 
@@ -147,100 +123,8 @@ class AgentLink:
         """Wait for news of the checkpoint of `step`; `None` if there were none in time."""
         return wait_for_nodes(self._commits, lambda news: news.step == step, deadline)
 
-    def all_gather(self, value: Any, timeout_s: float, node: str) -> list[Any]:
-        """Return the values that all nodes gave to this call, see `NodeContext.all_gather`."""
-        try:
-            data = encode_value(value)
-        except ResultError as error:
-            raise ConfigError(f"ctx.all_gather cannot send this value: {error}") from None
-        # One at a time: the driver puts values together by their number, which is the call's.
-        with self._gathering, trace.span("collective", "ctx.all_gather", nbytes=len(data)):
-            number, self._num_gatherings = self._num_gatherings, self._num_gatherings + 1
-            self.send(Given(number, data))
-            deadline = Deadline.after(timeout_s)
-            end = wait_for_nodes(self._gathered, lambda end: end.number == number, deadline)
-        if end is None:
-            raise CoordinationError(
-                f"not all nodes called ctx.all_gather or ctx.barrier within {timeout_s:g} s; this "
-                f"was call {number + 1} of {node}. cluster.stacks() shows what the nodes are doing"
-            )
-        if end.problem:
-            raise CoordinationError(
-                f"call {number + 1} of ctx.all_gather or ctx.barrier has no end: {end.problem}"
-            )
-        return [decode_value(part) for part in end.values]
-
-    def reader(self, feed: str) -> FeedReader:
-        """Return the reader of the feed called `feed`; there is one for each name."""
-        with self._lock:
-            reader = self._readers.get(feed)
-            if reader is None:
-                supply = None if feed in self._own else self._supply
-                reader = FeedReader(feed, self.send, tracks=self._tracks, supply=supply)
-                self._readers[feed] = reader
-                reader.watch = self.watch
-                if self._is_resumed:
-                    reader.resume()
-                if self._has_ended and feed not in self._own:
-                    reader.end()
-                if self._is_lost:
-                    reader.lose()
-            return reader
-
-    def batches_given(self) -> dict[str, int]:
-        """Return how many batches of each feed user code was handed, of those that were read."""
-        with self._lock:
-            readers = dict(self._readers)
-        given = {feed: reader.batches_given for feed, reader in readers.items()}
-        return {feed: count for feed, count in given.items() if count}
-
-    def own_reader(self, kind: str) -> FeedReader:
-        """Return the reader of a new feed that this node fills itself; no driver ends it."""
-        with self._lock:
-            feed = f"{kind}:{len(self._own)}"
-            self._own.add(feed)
-        return self.reader(feed)
-
-    def positions(self, batches: int | Mapping[str, int] | None) -> dict[str, EpochRows]:
-        """Return which rows user code has used, by feed, epoch and segment.
-
-        Args:
-            batches: how many batches of the default feed, or of the only one that was read; by
-                feed, of others as well; `None` for all that were handed out.
-
-        Raises:
-            ConfigError: see `FeedReader.position`, or if it is unclear which feed is meant.
-        """
-        asked = self._asked(batches)
-        return {feed: self._readers[feed].position(count) for feed, count in asked.items()}
-
-    def batches_used(self, batches: int | Mapping[str, int] | None) -> dict[str, int]:
-        """Return how many batches of each feed `positions` covers; raises what that does."""
-        asked = self._asked(batches)
-        return {feed: self._readers[feed].batches_used(count) for feed, count in asked.items()}
-
-    def _asked(self, batches: int | Mapping[str, int] | None) -> dict[str, int | None]:
-        with self._lock:
-            readers = dict(self._readers)
-        read = [feed for feed, reader in readers.items() if reader.batches_given]
-        if batches is None:
-            batches = {}
-        elif isinstance(batches, int):
-            batches = {_meant(read, batches): batches} if read or batches else {}
-        if unknown := sorted(set(batches) - set(readers)):
-            raise ConfigError(f"batches= names {unknown}; this node reads {sorted(readers)}")
-        return {feed: batches.get(feed) for feed in read}
-
-    @property
-    def steps(self) -> int:
-        """How many batches have been read, of the feed with the most."""
-        with self._lock:
-            return max((reader.steps for reader in self._readers.values()), default=0)
-
     def send(self, message: Local, fd: int = -1) -> None:
         """Send a message; the caller keeps `fd`."""
-        if isinstance(message, Consumed):
-            self._supply.move()
         try:
             with self._send_lock:
                 send(self._sock, message, fd)
@@ -275,10 +159,7 @@ class AgentLink:
             _log.debug("The pipe to the agent broke: %s", error)
         unframer.close()
         self._starts.put(None)
-        with self._lock:
-            self._is_lost = True
-            for reader in self._readers.values():
-                reader.lose()
+        self.feeds.lose()
         if not self._is_closing:
             # Without its agent nothing would end this process, and it must not train on unseen.
             os.kill(os.getpid(), signal.SIGKILL)
@@ -291,63 +172,78 @@ class AgentLink:
         ears.register(self._sock, select.POLLIN)
         return any(ears.poll(self._look_s * 1000) for _ in range(SILENT_LOOKS))
 
-    def _sort(self, message: Local, fd: int) -> None:  # noqa: C901, PLR0912 (one case a message)
+    def _sort(self, message: Local, fd: int) -> None:
         match message:
-            case Segment(feed):
-                self._supply.begin(feed)
-                if fd < 0:
-                    self.reader(feed).fail(ReadError(f"rows are lost: {OUT_OF_DESCRIPTORS}"))
-                else:
-                    self.reader(feed).add(Item(message, fd))
-            case FeedStart(feed, epoch):
-                self._supply.begin(feed)
-                self.reader(feed).start(epoch)
-            case Granted(feed, epoch, rows):
-                self.reader(feed).grant(epoch, rows)
-            case EpochEnd(feed):
-                self.reader(feed).mark(message)
-            case FeedHold(feed, epoch):
-                self.reader(feed).hold(epoch)
-            case Reopened(feed, epoch):
-                self.reader(feed).reopen(epoch)
-            case ReadFailed(feed, problem, is_config):
-                self.reader(feed).fail((ConfigError if is_config else ReadError)(problem))
-            case FeedCovered(feed, epoch):
-                self.reader(feed).forget(epoch)
-            case Reclaim(feed):
-                self.reader(feed).reclaim()
-            case EndMark(feed):
-                self._end(feed)
             case Start():
                 self._look_s = look_s(message.spec.settings.lease_s, len(message.spec.nodes))
-                member = message.world.member(message.node_id)
-                self._supply.expect(message.spec, member, message.resume != FIRST_TIME)
-                self.watch = self._watch(message)
-                self._track(message)
+                self.feeds.begin(message, self._lone.watch(message))
                 self._starts.put((message, fd))
             case Commit():
                 self._commits.put(message)
             case Gathered():
-                self._gathered.put(message)
+                self.all_gather.answers.put(message)
             case LoneNodes():
-                self._lone.put(message)
+                self._lone.answers.put(message)
             case TakeProfile():
                 self.profiler.begin(message)
+            case _:
+                self.feeds.take(message, fd)
 
-    def _track(self, start: Start) -> None:
-        """Have all readers note which rows are used, if there are checkpoints."""
-        with self._lock:
-            self._tracks = start.spec.checkpoint_dir is not None
-            self._is_resumed = start.resume != FIRST_TIME
-            for reader in self._readers.values():
-                reader.watch = self.watch
-                if self._tracks:
-                    reader.track()
-                if self._is_resumed:
-                    reader.resume()
 
-    def _watch(self, start: Start) -> TrainingWatch:
-        """Return what looks whether this node trains with the others, if it is to."""
+class AllGather:
+    """The calls of `ctx.all_gather`, one at a time.
+
+    Args:
+        send: takes this node's value.
+
+    Attributes:
+        answers: takes the values of all nodes.
+    """
+
+    def __init__(self, send: Callable[[Local], None]) -> None:
+        self.answers: queue.Queue[Gathered] = queue.Queue()
+        self._send = send
+        self._lock = threading.Lock()
+        self._num_calls = 0
+
+    def __call__(self, value: Any, timeout_s: float, node: str) -> list[Any]:
+        """Return the values that all nodes gave to this call, see `NodeContext.all_gather`."""
+        try:
+            data = encode_value(value)
+        except ResultError as error:
+            raise ConfigError(f"ctx.all_gather cannot send this value: {error}") from None
+        # One at a time: the driver puts values together by their number, which is the call's.
+        with self._lock, trace.span("collective", "ctx.all_gather", nbytes=len(data)):
+            number, self._num_calls = self._num_calls, self._num_calls + 1
+            self._send(Given(number, data))
+            deadline = Deadline.after(timeout_s)
+            end = wait_for_nodes(self.answers, lambda end: end.number == number, deadline)
+        if end is None:
+            raise CoordinationError(
+                f"not all nodes called ctx.all_gather or ctx.barrier within {timeout_s:g} s; this "
+                f"was call {number + 1} of {node}. cluster.stacks() shows what the nodes are doing"
+            )
+        if end.problem:
+            raise CoordinationError(
+                f"call {number + 1} of ctx.all_gather or ctx.barrier has no end: {end.problem}"
+            )
+        return [decode_value(part) for part in end.values]
+
+
+class LoneReports:
+    """Tells the driver that this node trains alone, see `LoneTraining`.
+
+    Attributes:
+        answers: takes how many nodes do.
+    """
+
+    def __init__(self, send: Callable[[Local], None]) -> None:
+        self.answers: queue.Queue[LoneNodes] = queue.Queue()
+        self._send = send
+        self._numbers = itertools.count()
+
+    def watch(self, start: Start) -> TrainingWatch:
+        """Return what looks whether this node trains with the others, if it has to."""
         spec, own = start.spec, start.world.member(start.node_id)
         trainers = [each for each in start.world.trainers if not each.role.is_server]
         if spec.independent_models or own not in trainers or len(trainers) == 1:
@@ -355,26 +251,16 @@ class AgentLink:
         generation = start.world.generation
 
         def report(feeds: Sequence[str], library: str) -> None:
-            self.send(TrainsAlone(generation, tuple(feeds), library))
+            self._send(TrainsAlone(generation, tuple(feeds), library))
 
         def ask(feeds: Sequence[str], library: str) -> int:
-            number = next(self._questions)
-            self.send(TrainsAlone(generation, tuple(feeds), library, number))
+            number = next(self._numbers)
+            self._send(TrainsAlone(generation, tuple(feeds), library, number))
             deadline = Deadline.after(_ANSWER_S)
-            answer = wait_for_nodes(self._lone, lambda found: found.question == number, deadline)
+            answer = wait_for_nodes(self.answers, lambda found: found.question == number, deadline)
             return answer.count if answer else 0
 
         return LoneTraining(report, ask, spec.framework, len(trainers))
-
-    def _end(self, feed: str) -> None:
-        if feed:
-            self.reader(feed).end()
-            return
-        with self._lock:
-            self._has_ended = True
-            readers = [r for feed, r in self._readers.items() if feed not in self._own]
-        for reader in readers:
-            reader.end()
 
 
 def wait_for_nodes(
@@ -391,19 +277,6 @@ def wait_for_nodes(
             return None
         if is_wanted(message):
             return message
-
-
-def _meant(read: list[str], batches: int) -> str:
-    """Return which of the feeds that were read a single number of batches is of."""
-    if DEFAULT_FEED in read:
-        return DEFAULT_FEED
-    if len(read) != 1:
-        names = ", ".join(map(repr, sorted(read))) or "none"
-        raise ConfigError(
-            f"batches={batches} could be of several feeds, or of none: read were {names}. Name "
-            "the feeds: batches={'input': …}"
-        )
-    return read[0]
 
 
 def read_parquet(

@@ -22,7 +22,7 @@ import msgspec
 
 from sparkdl.control.tls import Tls
 from sparkdl.core.errors import ProtocolError
-from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.node.forking import ForkedAgent, Place
 
 _log = logging.getLogger(__name__)
@@ -58,6 +58,17 @@ class AgentSpec(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] | None = None
     tls: Tls | None = None
     warm_key: str = ""
+
+    @property
+    def node(self) -> NodeSpec:
+        """The agent's node."""
+        return self.spec.nodes[self.node_id]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the coordinator."""
+        host, _, port = self.url.rpartition("//")[2].rpartition(":")
+        return host.strip("[]"), int(port)
 
     def place(self, environment: Mapping[str, str]) -> Place | None:
         """Return where the zygote of an agent with this environment is, if it may have one."""

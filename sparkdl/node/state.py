@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from sparkdl.control.channel import Returned
+from sparkdl.control.channel import Raised, Returned
 from sparkdl.core.codes import Code
-from sparkdl.core.failure import Failure, status_in_words
+from sparkdl.core.failure import status_in_words
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import FIRST_TIME, Resume, World
 
@@ -33,7 +33,7 @@ EXIT_GRACE_S = 10.0
 
 @dataclass(frozen=True)
 class Ready:
-    """A child is up, importing its framework or waiting for the world."""
+    """A child is up, importing its framework or waiting for the world: how an agent begins."""
 
     generation: int
     deadline_s: float = math.inf
@@ -53,7 +53,7 @@ class Leaving:
     """The child has reported how `map_fun` ended, and is exiting."""
 
     generation: int
-    outcome: Returned | Failure
+    outcome: Returned | Raised
     deadline_s: float
 
 
@@ -101,7 +101,7 @@ class ChildEnteredMapFun:
 class ChildReportedEnd:
     """The child has reported how `map_fun` ended: its last message."""
 
-    outcome: Returned | Failure
+    outcome: Returned | Raised
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class ReportFailed:
     """Report a failure to the coordinator: what the child reported, or its exit status."""
 
     generation: int
-    failure: Failure | None
+    raised: Raised | None
     status: int | None
 
 
@@ -243,11 +243,6 @@ Step = tuple[S, list[Action]]
 """What a handler returns: `Step[Idle | Ready]` where one of these is what comes next."""
 
 
-def begin() -> Step[State]:
-    """Return the first state and what it wants done."""
-    return Ready(0), [Spawn(0)]
-
-
 def step(state: State, event: Event, now_s: float) -> Step[State]:
     """Return the state after `event`, and what has to be done.
 
@@ -270,7 +265,7 @@ def _entered(state: Begun, event: ChildEnteredMapFun, now_s: float) -> Step[Begu
 def _reported_end(state: Ready | Begun, event: ChildReportedEnd, now_s: float) -> Step[Leaving]:
     leaving = Leaving(state.generation, event.outcome, now_s + EXIT_GRACE_S)
     outcome = event.outcome
-    why = "map_fun has ended" if isinstance(outcome, Returned) else outcome.describe()
+    why = "map_fun has ended" if isinstance(outcome, Returned) else outcome.failure.describe()
     return leaving, [CloseFeeds(why)]
 
 

@@ -13,16 +13,18 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import psutil
 
 from sparkdl.control.descriptors import nameless_file
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.failure import UNKNOWN_STATUS
+from sparkdl.core.failure import UNKNOWN_STATUS, Failure, unknown_end
+from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.activity import ChildLog
 from sparkdl.node.forking import MAX_NBYTES, Exited, Forked, Place, Request, Unsafe, decode_answer
 from sparkdl.node.resources import oom_kills
@@ -194,14 +196,23 @@ class Child:
         except ProcessLookupError:
             _log.debug("The process group %d has ended already", self.pid)
 
-    @property
-    def oom_kills(self) -> int:
-        """How many processes of this cgroup the kernel has killed for memory since the start."""
-        return oom_kills() - self._oom_kills_before
+    def failure(self, status: int) -> Failure:
+        """Describe a child that has ended with `status`, and without a word.
 
-    def was_oom_killed(self, status: int) -> bool:
-        """Whether a child that ended with `status` was probably killed for memory."""
-        return status == -signal.SIGKILL and self.oom_kills > 0
+        Args:
+            status: as of `poll`, or `UNKNOWN_STATUS`.
+        """
+        spec, now_s, oom_killed = self._spec, time.time(), oom_kills() - self._oom_kills_before
+        failure = Failure(spec.node, "signal", "", now_s, pid=self.pid)
+        if status == UNKNOWN_STATUS:
+            return replace(failure, message=unknown_end(oom_killed))
+        if status >= 0:
+            return replace(failure, kind="exit", exit_code=status)
+        if status == -signal.SIGKILL and oom_killed:
+            failure = replace(failure, kind="oom")
+        framework, log = framework_named(spec.framework), "\n".join(self.log.tail())
+        is_consequence = status == -signal.SIGABRT and framework.is_peer_lost_in(log)
+        return replace(failure, signal_number=-status, is_consequence=is_consequence)
 
     def close(self) -> None:
         """Release what is left of a child that has ended."""

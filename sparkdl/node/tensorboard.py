@@ -35,76 +35,81 @@ _ANNOUNCED = re.compile(rb"TensorBoard \S+ at https?://\S+:(\d+)/")
 
 
 class TensorBoard:
-    """One TensorBoard. `begin` it, and `close` it in any case.
+    """TensorBoard beside the node of rank 0. `follow` the node's rank, and `close` it in any case.
 
     Args:
         log_dir: what it shows: a folder or a URL, as TensorBoard takes them.
         host: the address that it listens on.
         port: 0 for any that is free.
+        report: called once it answers, or with why it does not.
     """
 
-    def __init__(self, log_dir: str, host: str, port: int) -> None:
+    def __init__(
+        self, log_dir: str, host: str, port: int, report: Callable[[BoardStarted], None]
+    ) -> None:
         self._log_dir = log_dir
         self._host = host
         self._port = port
+        self._report = report
         self._lines: deque[bytes] = deque(maxlen=_TAIL_LINES)
-        self._process: asyncio.subprocess.Process | None = None
-        self._tasks: list[asyncio.Future[None]] = []
+        self._running: asyncio.Task[None] | None = None
+        self._ending: list[asyncio.Task[None]] = []
 
-    def begin(self, report: Callable[[BoardStarted], None]) -> None:
-        """Start it, and report once it answers, or why it does not."""
-        self._tasks.append(asyncio.ensure_future(self._begin(report)))
+    def follow(self, rank: int) -> None:
+        """Start it if the node has rank 0 now, and end it if it no longer has."""
+        if rank == 0 and self._running is None:
+            self._running = asyncio.create_task(self._run())
+        elif rank != 0 and self._running is not None:
+            self._running.cancel()
+            self._ending.append(self._running)
+            self._running = None
 
     async def close(self) -> None:
         """End it."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        if self._process is None:
-            return
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError, asyncio.TimeoutError):
-                os.killpg(self._process.pid, number)
-                await asyncio.wait_for(self._process.wait(), _STOP_S)
+        self.follow(-1)
+        if self._ending:
+            await asyncio.wait(self._ending)
 
-    async def _begin(self, report: Callable[[BoardStarted], None]) -> None:
+    async def _run(self) -> None:
         if find_spec("tensorboard") is None:
-            report(
-                BoardStarted(problem=BOARD_MISSING.format(python=sys.executable), is_missing=True)
-            )
+            problem = BOARD_MISSING.format(python=sys.executable)
+            self._report(BoardStarted(problem=problem, is_missing=True))
             return
+        process: asyncio.subprocess.Process | None = None
         try:
-            port = await asyncio.wait_for(self._come_up(), START_S)
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "sparkdl.node.tensorboard", "--logdir", self._log_dir),
+                *("--host", self._host, "--port", str(self._port)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+                start_new_session=True,
+            )
+            port = await asyncio.wait_for(self._come_up(process), START_S)
+            self._report(BoardStarted(port, process.pid))
+            await self._read_on(process)
         except (asyncio.TimeoutError, OSError, LaunchError) as error:
-            report(BoardStarted(problem=self._story(str(error) or f"not within {START_S:g} s")))
-            return
-        assert self._process is not None
-        report(BoardStarted(port, self._process.pid))
+            problem = self._story(str(error) or f"not within {START_S:g} s")
+            self._report(BoardStarted(problem=problem))
+        finally:
+            if process is not None:
+                await _end(process)
 
-    async def _come_up(self) -> int:
+    async def _come_up(self, process: asyncio.subprocess.Process) -> int:
         """Return its port as soon as it answers there."""
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sparkdl.node.tensorboard", "--logdir", self._log_dir),
-            *("--host", self._host, "--port", str(self._port)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
+        assert process.stdout is not None
+        async for line in process.stdout:
             self._lines.append(line)
             if found := _ANNOUNCED.search(line):
-                self._tasks.append(asyncio.ensure_future(self._read_on(self._process.stdout)))
                 await self._ask(int(found[1]))
                 return int(found[1])
-        raise LaunchError(f"it ended with status {await self._process.wait()}")
+        raise LaunchError(f"it ended with status {await process.wait()}")
 
-    async def _read_on(self, output: asyncio.StreamReader) -> None:
+    async def _read_on(self, process: asyncio.subprocess.Process) -> None:
         """Keep its output flowing, or it would stop at a full pipe."""
-        while data := await output.read(1 << 16):
+        assert process.stdout is not None
+        while data := await process.stdout.read(1 << 16):
             self._lines.append(data)
 
     async def _ask(self, port: int) -> None:
@@ -125,6 +130,13 @@ class TensorBoard:
             "TENSORBOARD_PORT to a free port on the executors, or leave tensorboard out. Its last "
             f"lines:{tail}"
         )
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, asyncio.TimeoutError):
+            os.killpg(process.pid, number)
+            await asyncio.wait_for(process.wait(), _STOP_S)
 
 
 def main() -> None:

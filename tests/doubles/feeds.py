@@ -241,7 +241,7 @@ class LocalNode:
         trace: TracebackType | None,
     ) -> None:
         self.link.close()
-        for reader in self.link._readers.values():
+        for reader in self.link.feeds._readers.values():
             with suppress(FeedClosedError):  # there is nobody to tell any more
                 reader.terminate()
         self.call(self.feeds.shut_down)
@@ -262,7 +262,7 @@ class LocalNode:
 
     def reader(self, feed: str = FEED) -> FeedReader:
         """Return the child's reader of a feed."""
-        return self.link.reader(feed)
+        return self.link.feeds.reader(feed)
 
     def end_epoch(
         self, epoch: int, rows: dict[int, int], feed: str = FEED, again: bool = False

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -34,10 +35,11 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
-from sparkdl.driver import controller as controller_module
+from sparkdl.driver import stream
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Changed as StateChanged
 from sparkdl.driver.events import Ended, Event, Launched, Logged, Report, Sampled
+from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.lifecycle import cut_links, transitions
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of
@@ -133,10 +135,12 @@ def playing(
     leave_host: Callable[[str, bool], None] = lambda host, is_there: None,
 ) -> Iterator[Play]:
     spec = ClusterSpec("test", plan_nodes(num_nodes), settings=settings or Settings())
-    play = Play(Controller(spec, TOKEN, leave_host=leave_host))
+    executor = Mock(spec_set=Executor)
+    executor.leave_host.side_effect = leave_host
+    play = Play(Controller(spec, TOKEN, executor))
     try:
         if on_log is not None:
-            play.controller.subscribe(partial(hand_on, on_log), Logged)
+            play.controller.events.subscribe(partial(hand_on, on_log), Logged)
         play.url = play.controller.start(HOST, (0,)).url
         yield play
     finally:
@@ -384,7 +388,7 @@ def test_a_log_is_fetched_from_its_node(play: Play) -> None:
     answers: queue.Queue[tuple[str, ...]] = queue.Queue()
 
     def fetch() -> None:
-        answers.put(play.controller.fetch_log(1, 20, Deadline.after(SOON_S)))
+        answers.put(play.controller.questions.fetch_log(1, 20, Deadline.after(SOON_S)))
 
     for text in ("first", "second"):
         thread = threading.Thread(target=fetch)
@@ -400,8 +404,8 @@ def test_a_log_is_fetched_from_its_node(play: Play) -> None:
 
 def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: Play) -> None:
     agents = play.world()
-    assert play.controller.fetch_log(7, 5, Deadline.after(SOON_S)) == ()
-    assert play.controller.fetch_log(0, 5, Deadline.after(0.05)) == ()
+    assert play.controller.questions.fetch_log(7, 5, Deadline.after(SOON_S)) == ()
+    assert play.controller.questions.fetch_log(0, 5, Deadline.after(0.05)) == ()
     asked = agents[0].hears()
     assert isinstance(asked, msg.FetchLog)
     agents[0].say(msg.LogTail(asked.request, 0, ("too late",)))
@@ -419,8 +423,8 @@ def test_the_last_lines_of_a_child_outlive_its_agent_and_the_cluster(play: Play)
     play.until(lambda view: bool(getattr(view.state, "returned", ())))
     play.controller.close()
     for lines, kept in ((2, ("two", "three")), (9, ("one", "two", "three")), (0, ())):
-        assert play.controller.fetch_log(0, lines, Deadline.after(SOON_S)) == kept
-    assert play.controller.fetch_log(1, 5, Deadline.after(SOON_S)) == ()
+        assert play.controller.questions.fetch_log(0, lines, Deadline.after(SOON_S)) == kept
+    assert play.controller.questions.fetch_log(1, 5, Deadline.after(SOON_S)) == ()
 
 
 def test_logs_of_earlier_attempts_come_before_those_of_the_child_that_runs(play: Play) -> None:
@@ -429,7 +433,7 @@ def test_logs_of_earlier_attempts_come_before_those_of_the_child_that_runs(play:
 
     def fetched(generation: int, limit: int = 9) -> tuple[str, ...]:
         def fetch() -> None:
-            answers.put(play.controller.fetch_logs(0, limit, Deadline.after(SOON_S)))
+            answers.put(play.controller.questions.fetch_logs(0, limit, Deadline.after(SOON_S)))
 
         thread = threading.Thread(target=fetch)
         thread.start()
@@ -450,7 +454,7 @@ def test_logs_of_earlier_attempts_come_before_those_of_the_child_that_runs(play:
 
 
 def test_node_that_cannot_start_is_the_launchs_error(play: Play) -> None:
-    address = play.controller.address
+    address = play.controller.server.address
     assert address is not None
     refused = msg.Refused("FrameworkMissingError", "no torch on exec-7")
     asyncio.run(CoordinatorClient.say(address.url, TOKEN, SOON_S, refused))
@@ -508,12 +512,12 @@ def test_a_closed_controller_takes_everything_and_does_nothing(play: Play) -> No
     before = play.controller.look(lambda view: view.state)
     play.controller.submit(states.StopAsked(0.0, 0.0))
     play.controller.broadcast(msg.FeedEnd(()), {0, 1})
-    assert play.controller.fetch_log(0, 5, Deadline.after(SOON_S)) == ()
+    assert play.controller.questions.fetch_log(0, 5, Deadline.after(SOON_S)) == ()
     assert play.controller.look(lambda view: view.state) is before
 
 
 def test_a_controller_that_never_started_leaves_nothing() -> None:
-    controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN)
+    controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN, Mock(spec_set=Executor))
     controller.close()
     controller.close()
 
@@ -521,7 +525,7 @@ def test_a_controller_that_never_started_leaves_nothing() -> None:
 def test_a_controller_without_a_port_leaves_nothing() -> None:
     with closing(socket.create_server((HOST, 0))) as held:
         port = held.getsockname()[1]
-        controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN)
+        controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN, Mock(spec_set=Executor))
         with pytest.raises(ConfigError, match=f"cannot listen on {HOST}, port {port}:"):
             controller.start(HOST, (port,))
     assert threads() == []
@@ -531,7 +535,7 @@ def test_a_driver_that_may_not_have_so_many_connections_says_so_before_it_starts
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 1024))
-    controller = Controller(ClusterSpec("test", plan_nodes(2000)), TOKEN)
+    controller = Controller(ClusterSpec("test", plan_nodes(2000)), TOKEN, Mock(spec_set=Executor))
     with pytest.raises(ConfigError, match=r"needs about 2256 descriptors.* hard limit is 1024"):
         controller.start(HOST, (0,))
     controller.close()
@@ -566,11 +570,11 @@ def test_waiting_is_over_at_once_when_it_is_true_or_too_late(play: Play) -> None
 
 def test_subscriber_begins_with_the_present_and_hears_each_change_once(play: Play) -> None:
     early, late = list[Event](), list[Event]()
-    play.controller.subscribe(early.append, Launched, StateChanged, Ended)
+    play.controller.events.subscribe(early.append, Launched, StateChanged, Ended)
     play.agent(1)
     play.agent(0)
     play.until_is(states.Running)
-    play.controller.subscribe(late.append, Launched, StateChanged, Ended)
+    play.controller.events.subscribe(late.append, Launched, StateChanged, Ended)
     play.controller.close()
     said = [event.state for event in early if isinstance(event, StateChanged)]
     assert said[:2] == ["gathering", "running"]
@@ -584,11 +588,11 @@ def test_subscriber_begins_with_the_present_and_hears_each_change_once(play: Pla
 def test_samples_come_while_there_is_anyone_to_sample_and_the_last_when_all_have_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(controller_module, "period_s", lambda nodes: 0.01)
+    monkeypatch.setattr(stream, "period_s", lambda nodes: 0.01)
     sampled: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with playing() as play:
         agents = [play.agent(1), play.agent(0)]
-        play.controller.subscribe(sampled.put, Sampled, StateChanged)
+        play.controller.events.subscribe(sampled.put, Sampled, StateChanged)
         for _ in range(4):
             sampled.get(timeout=SOON_S)
         play.controller.submit(states.StopAsked(0.0, SOON_S))
@@ -605,7 +609,7 @@ def test_samples_come_while_there_is_anyone_to_sample_and_the_last_when_all_have
 
 def test_report_is_handed_on_once_with_its_rank(play: Play) -> None:
     reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-    play.controller.subscribe(reports.put, Report)
+    play.controller.events.subscribe(reports.put, Report)
     agent, _ = play.agent(1), play.agent(0)
     play.until_is(states.Running)
     for step in (3, 3, 4):

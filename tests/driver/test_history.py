@@ -50,7 +50,7 @@ def test_rates_are_of_all_nodes_and_metrics_their_mean() -> None:
     made.add(Changed("c", 0.5, "running", 0, places(0, 1, 2)))
     made.add(sample(1.0, [0, 0, 0], [0, 0, 0]))
     made.add(sample(3.0, [100, 100, 200], [10, 20, 30]))
-    columns = made.series.columns
+    columns = made.samples.series.columns
     assert columns["rows in"][-1] == 200.0
     assert columns["rows used"][-1] == 30.0
     assert columns["metric loss"] == [1.0, 1.0]
@@ -77,7 +77,7 @@ def test_counts_that_begin_anew_are_no_negative_rate() -> None:
     made.add(Changed("c", 1.5, "running", 1, places(0, 1, 2), reason="worker:1 was killed"))
     made.add(sample(2.0, [9] * 3, [0] * 3))
     made.add(sample(3.0, [0] * 3, [0] * 3))
-    assert all(math.isnan(rate) or rate >= 0 for rate in made.series.columns["rows in"])
+    assert all(math.isnan(rate) or rate >= 0 for rate in made.samples.series.columns["rows in"])
 
 
 def waiting(stage: str, rows: float | None, time_s: float = 1.0) -> Sampled:
@@ -109,7 +109,7 @@ def test_who_waits_is_named_as_the_nodes_say(stage: str, rows: float | None, wor
     assert made.bottleneck().startswith(words)
     assert bool(made.bottleneck()) == bool(words)
     assert ("fewer nodes" in made.bottleneck()) == (stage == "fed" and rows == 0.65)
-    assert made.series.columns.get("without rows") == (None if rows is None else [rows])
+    assert made.samples.series.columns.get("without rows") == (None if rows is None else [rows])
     made.add(Changed("c", 2.0, "finished", 0))
     assert made.bottleneck() == ""
 
@@ -136,11 +136,11 @@ def test_run_that_has_ended_by_itself_does_not_end_as_stopped(end: str) -> None:
     made = history()
     for time_s, state in enumerate(("running", end, "stopping", "stopped")):
         made.add(Changed("c", float(time_s), state, 0))
-    assert (made.state, made.is_stopped, made.elapsed_s) == (end, True, 1.0)
+    assert (made.state, made.changed.state, made.elapsed_s) == (end, "stopped", 1.0)
     aborted = history()
     for time_s, state in enumerate(("running", "stopping", "stopped")):
         aborted.add(Changed("c", float(time_s), state, 0))
-    assert (aborted.state, aborted.is_stopped) == ("stopped", True)
+    assert aborted.state == "stopped"
 
 
 def test_nodes_are_in_the_order_of_ranks_and_the_slow_one_is_named() -> None:
@@ -178,11 +178,11 @@ def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None
     made.add(Changed("c", 3.0, "running", 1, places(0, 1, 2), reason="worker:1 was killed"))
     assert not any(row.problem for row in made.rows())
     assert len(made.problems) == 1, "it is one failure, however often it is told of"
-    assert [(number, reason) for _, number, reason in made.begun] == [
+    assert [(begun.generation, begun.reason) for begun in made.begun] == [
         (0, ""),
         (1, "worker:1 was killed"),
     ]
-    phases = [(span.phase, span.end_s) for span in made.spans_until_now() if span.node_id == 1]
+    phases = [(span.phase, span.end_s) for span in made.spans() if span.node_id == 1]
     assert phases == [("starting", 1.5), ("in map_fun", 2.0), ("failed", 3.0)]
 
 
@@ -192,7 +192,7 @@ def test_spans_know_the_steps_that_were_taken_in_them() -> None:
         made.add(sample(1.0 + second, [0] * 3, [0] * 3, [step] * 3))
     later = sample(4.0, [0] * 3, [0] * 3, [9] * 3)
     made.add(replace(later, states=["gathering"] * 3))
-    spans = [span for span in made.spans_until_now() if span.node_id == 0]
+    spans = [span for span in made.spans() if span.node_id == 0]
     steps = [(span.phase, span.first_step, span.last_step) for span in spans]
     assert steps == [("starting", -1, -1), ("in map_fun", 3, 9), ("gathering", -1, -1)]
 
@@ -202,11 +202,11 @@ def test_a_day_of_64_nodes_is_kept_in_bounded_room() -> None:
     for second in range(24 * 360):  # each tenth second of a day
         made.add(sample(10.0 * second, [second] * 64, [second] * 64))
         made.add(Checkpoint("c", 10.0 * second, "/c/1", second))
-    points = len(made.series.columns["time_s"])
+    points = len(made.samples.series.columns["time_s"])
     assert MAX_POINTS <= points <= 2 * MAX_POINTS
-    assert made.series.columns["time_s"][0] < 10.0
-    assert made.series.columns["time_s"][-1] > 23.9 * 3600
-    assert {len(column) for column in made.series.columns.values()} == {points}
+    assert made.samples.series.columns["time_s"][0] < 10.0
+    assert made.samples.series.columns["time_s"][-1] > 23.9 * 3600
+    assert {len(column) for column in made.samples.series.columns.values()} == {points}
     assert len(made.checkpoints) <= 1000
 
 
@@ -225,8 +225,8 @@ def test_newest_cluster_is_shown_unless_another_is_named_and_few_are_kept() -> N
         clusters.add(Launched(f"c{number}", float(number), "plain", NAMES))
     assert len(clusters.histories) == 20
     newest, named, gone = clusters.get(), clusters.get("c40"), clusters.get("c1")
-    assert (newest and newest.cluster) == "c49"
-    assert (named and named.cluster) == "c40"
+    assert (newest and newest.launched.cluster) == "c49"
+    assert (named and named.launched.cluster) == "c40"
     assert gone is newest
 
 

@@ -55,12 +55,12 @@ def train(args: Any, ctx: NodeContext) -> None:
 
 
 def launched(cluster: sparkdl.Cluster) -> History:
-    return folded(cluster._controller.present())
+    return folded(cluster._controller.events.present())
 
 
 def look(cluster: sparkdl.Cluster, history: History) -> str:
     """Take a sample; return what the dashboard's pages say of it."""
-    for event in cluster._controller.present():
+    for event in cluster._controller.events.present():
         if isinstance(event, Sampled):
             history.add(event)
     return history.bottleneck()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.ml.estimators.keras_model import as_content
-from sparkdl.ml.estimators.keras_train import KerasTask
+from sparkdl.ml.estimators.keras_train import Columns, KerasTask, Recipe
 from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, arranged, backend, signature_of
 from sparkdl.ml.jobs.task import Sum, added, joined, pack, parts, total
 
@@ -41,19 +41,8 @@ def model(dropout: float = 0.0) -> Any:
 
 
 def task(made: Any) -> KerasTask:
-    options: Any = {
-        **{"features": {"f": ""}, "label": "l", "weight": "w", "validates": False},
-        **{"batch_size": 8, "epochs": 1, "optimizer": None, "loss": None, "metrics": None},
-        **{"learning_rate": None, "shuffle": False, "seed": 1, "patience": None, "monitor": None},
-        **{
-            "min_delta": 0.0,
-            "tensorboard_dir": None,
-            "model_dir": None,
-            "saves": False,
-            "name": "n",
-        },
-    }
-    return KerasTask(as_content(made), **options)
+    columns = Columns({"f": ""}, "l", "w")
+    return KerasTask(Recipe(as_content(made)), columns, batch_size=8, epochs=1, name="n", seed=1)
 
 
 def rows(*places: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import cloudpickle
 import msgspec
@@ -26,6 +27,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.driver.controller import Controller
+from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.view import View
@@ -50,7 +52,7 @@ class Node:
     def __init__(self, map_fun: MapFun, spec: ClusterSpec = SPEC) -> None:
         self.payload = cloudpickle.dumps((map_fun, None))
         token = new_token()
-        self.controller = Controller(spec, token)
+        self.controller = Controller(spec, token, Mock(spec_set=Executor))
         url = self.controller.start("127.0.0.1", (0,)).url
         self.agent_spec = AgentSpec(url, token, 0, spec, "process")
         self.agent: subprocess.Popen[bytes] | None = None
@@ -196,7 +198,7 @@ def test_detached_agent_dies_with_its_executor_and_not_with_its_input(node: NewN
         assert [each.is_detached for each in news] == [False, True]
         one.agent.stdin.close()
         for _ in range(2):  # one that has noticed the end of its input answers once at most
-            one.controller.fetch_log(0, 1, Deadline.after(SOON_S))
+            one.controller.questions.fetch_log(0, 1, Deadline.after(SOON_S))
         assert one.agent.poll() is None
         executor.kill()
         assert all_gone([pair.child])

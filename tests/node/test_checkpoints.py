@@ -59,6 +59,7 @@ class Link:
 
     def __init__(self, driver: Driver, node_id: int) -> None:
         self.driver, self.node_id = driver, node_id
+        self.feeds = self
 
     def batches_used(self, batches: Any) -> dict[str, int]:
         return {}

@@ -29,6 +29,10 @@ WORLD = build_world(
 class Sent(list[Local]):
     """An agent that is only told."""
 
+    @property
+    def feeds(self) -> Sent:
+        return self
+
     def own_reader(self, kind: str) -> FeedReader:
         return FeedReader(kind, self.append)
 

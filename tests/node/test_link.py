@@ -87,7 +87,7 @@ def linked() -> Iterator[Ends]:
     finally:  # a link whose agent goes ends this process
         if ends.link._thread.is_alive():
             ends.link.close()
-    for reader in ends.link._readers.values():
+    for reader in ends.link.feeds._readers.values():
         try:
             reader.terminate()
         except FeedClosedError:
@@ -151,8 +151,8 @@ def test_what_comes_is_sorted_into_feeds_in_order() -> None:
         ends.send_segment(1, feed="other")
         ends.send_segment(2)
         ends.send(EpochEnd("input", 0, {}))
-        reader, other = ends.link.reader("input"), ends.link.reader("other")
-        assert ends.link.reader("input") is reader
+        reader, other = ends.link.feeds.reader("input"), ends.link.feeds.reader("other")
+        assert ends.link.feeds.reader("input") is reader
         owner = reader.claim()
         assert [row(reader.take(owner)) for _ in range(2)] == [0, 2]
         assert reader.take(owner) == EpochEnd("input", 0, {})
@@ -161,10 +161,10 @@ def test_what_comes_is_sorted_into_feeds_in_order() -> None:
 
 def test_end_of_all_feeds_ends_those_that_nobody_used_yet_too() -> None:
     with linked() as ends:
-        used = ends.link.reader("used")
+        used = ends.link.feeds.reader("used")
         ends.send(EndMark(""))
         assert used.take(used.claim()) == EndMark("used")
-        unused = ends.link.reader("unused")
+        unused = ends.link.feeds.reader("unused")
         assert unused.take(unused.claim()) == EndMark("unused")
 
 
@@ -172,7 +172,7 @@ def test_feed_of_a_cluster_that_nobody_feeds_is_refused_at_once_by_whatever_read
     with linked() as ends:
         ends.send(start(settings=Settings(feeding=Feeding(fed=False))))
         ends.begun()
-        reader = ends.link.reader("input")
+        reader = ends.link.feeds.reader("input")
         readers: list[Callable[[], Any]] = [
             lambda: list(EpochBatches(reader, 4)),
             lambda: DataFeed(reader, ends.link.send).next_batch(4),
@@ -189,7 +189,7 @@ def test_files_that_a_node_reads_itself_need_nobody_to_feed_them() -> None:
     with linked() as ends:
         ends.send(start(settings=OWN_DATA_SOON_GIVEN_UP))
         ends.begun()
-        own = ends.link.own_reader("parquet")
+        own = ends.link.feeds.own_reader("parquet")
         waiting = Running(own.has_epoch)
         waiting.join(4 * SOON_GIVEN_UP.feeding.timeout_s)
         assert waiting.is_alive()
@@ -203,7 +203,7 @@ def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> 
         ends.send(FeedStart("input", 0))
         ends.send_segment(0, feed="test")
         ends.begun()
-        misspelt = ends.link.reader("inputs")
+        misspelt = ends.link.feeds.reader("inputs")
         message = (
             r"nobody has fed 'inputs' to worker:0 within Feeding\(timeout_s=0.05\); "
             r"being fed is 'input', 'test'"
@@ -216,7 +216,7 @@ def test_cluster_that_is_never_fed_is_given_up() -> None:
     with linked() as ends:
         ends.send(start(settings=SOON_GIVEN_UP))
         ends.begun()
-        feed = DataFeed(ends.link.reader("input"), ends.link.send)
+        feed = DataFeed(ends.link.feeds.reader("input"), ends.link.send)
         with pytest.raises(UnfedError, match=r"nothing is being fed here: call cluster\.feed"):
             feed.next_batch(1)
 
@@ -231,11 +231,11 @@ def test_feed_that_may_still_come_is_waited_for(why: str) -> None:
             first = Start(world, 0, ClusterSpec("c", nodes, settings=SOON_GIVEN_UP))
         ends.send(first)
         ends.begun()
-        reader = ends.link.reader("input")
+        reader = ends.link.feeds.reader("input")
         if why == "begun":
             ends.send(FeedStart("input", 0))
             ends.send(EpochEnd("other", 0, {}))  # behind it, so that it has been heard
-            ends.link.reader("other").has_epoch()
+            ends.link.feeds.reader("other").has_epoch()
         feed = DataFeed(reader, ends.link.send, train_mode=why != "inference")
         waiting = Running(lambda: feed.next_batch(1))
         waiting.join(4 * SOON_GIVEN_UP.feeding.timeout_s)
@@ -249,13 +249,13 @@ def test_end_of_one_feed_ends_no_other() -> None:
         ends.send(EndMark("one"))
         ends.send_segment(0, feed="two")
         for feed, expected in (("one", EndMark), ("two", Item)):
-            reader = ends.link.reader(feed)
+            reader = ends.link.feeds.reader(feed)
             assert isinstance(reader.take(reader.claim()), expected)
 
 
 def test_agent_that_asks_for_room_gets_what_was_read() -> None:
     with linked() as ends:
-        reader = ends.link.reader("input")
+        reader = ends.link.feeds.reader("input")
         waiting = Running(reader.has_epoch)
         assert ends.hear() == Consumed("input", 0, 0, waits=True), "that it is waited for"
         ends.send_segment(0)
@@ -286,13 +286,13 @@ def test_messages_of_several_threads_do_not_mix() -> None:
 
 def test_closed_link_fails_every_wait() -> None:
     with linked() as ends:
-        reader = ends.link.reader("input")
+        reader = ends.link.feeds.reader("input")
         owner = reader.claim()
         waiting = Running(lambda: reader.take(owner))
         ends.link.close()
         with pytest.raises(FeedClosedError, match="agent of this node is gone"):
             waiting.result()
-        late = ends.link.reader("late")
+        late = ends.link.feeds.reader("late")
         with pytest.raises(FeedClosedError, match="agent of this node is gone"):
             late.take(late.claim())
         with pytest.raises(FeedClosedError, match="agent of this node is gone"):
@@ -336,17 +336,17 @@ def test_number_of_batches_is_of_the_default_feed_or_of_the_only_one() -> None:
         for feed in ("input", "more"):
             for number in range(3):
                 ends.send_segment(number, feed)
-            ends.link.reader(feed).track()
-        assert ends.link.positions(None) == ends.link.positions(0) == {}
+            ends.link.feeds.reader(feed).track()
+        assert ends.link.feeds.positions(None) == ends.link.feeds.positions(0) == {}
         with pytest.raises(ConfigError, match="read were none"):
-            ends.link.positions(1)
-        reading = {f: iter(EpochBatches(ends.link.reader(f), 1)) for f in ("input", "more")}
+            ends.link.feeds.positions(1)
+        reading = {f: iter(EpochBatches(ends.link.feeds.reader(f), 1)) for f in ("input", "more")}
         next(reading["more"])
-        assert ends.link.positions(1) == {"more": {0: {0: ((0, 1),)}}}
+        assert ends.link.feeds.positions(1) == {"more": {0: {0: ((0, 1),)}}}
         for _ in range(2):
             next(reading["input"])
         one, two = {0: {0: ((0, 1),)}}, {0: {0: ((0, 1),), 1: ((0, 1),)}}
-        assert ends.link.positions(1) == {"input": one, "more": one}
-        assert ends.link.positions({"input": 2, "more": 0}) == {"input": two, "more": {}}
+        assert ends.link.feeds.positions(1) == {"input": one, "more": one}
+        assert ends.link.feeds.positions({"input": 2, "more": 0}) == {"input": two, "more": {}}
         with pytest.raises(ConfigError, match=r"names \['other'\]"):
-            ends.link.positions({"other": 2})
+            ends.link.feeds.positions({"other": 2})

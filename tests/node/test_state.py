@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.channel import Returned
+from sparkdl.control.channel import Raised, Returned
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import World
@@ -22,11 +22,12 @@ steps_are_declared = declared_steps_only(states.TRANSITIONS)
 WORLD = World(1, ())
 RESULT = Returned(b"42")
 FAILURE = Failure("worker:0", "exception", "ValueError: no", 1.0)
+ERROR = Raised(FAILURE, 9.0)
 
 READY = states.Ready(1)
 BEGUN = states.Begun(1, WORLD)
 RETURNING = states.Leaving(1, RESULT, 10.0 + states.EXIT_GRACE_S)
-RAISING = states.Leaving(1, FAILURE, 10.0 + states.EXIT_GRACE_S)
+RAISING = states.Leaving(1, ERROR, 10.0 + states.EXIT_GRACE_S)
 KILLED = states.Leaving(1, RESULT, math.inf)
 ENDING_IDLE = states.Ending("idle", 1, 13.0)
 ENDING_ROUND = states.Ending("round", 2, 10.0)
@@ -37,7 +38,7 @@ GONE = states.Gone()
 BEGAN = states.WorldBegan(WORLD)
 ENTERED = states.ChildEnteredMapFun()
 RETURNED = states.ChildReportedEnd(RESULT)
-RAISED = states.ChildReportedEnd(FAILURE)
+RAISED = states.ChildReportedEnd(ERROR)
 EXITED = states.ChildExited(0)
 SEGFAULTED = states.ChildExited(-11)
 STOP_CHILD = states.ChildStopRequested(1, grace_s=3.0)
@@ -101,7 +102,7 @@ STEPS: list[tuple[states.State, states.Event, states.State, list[states.Action]]
     (RETURNING, RAISED, RETURNING, []),
     (RETURNING, EXITED, IDLE, [states.Kill(), states.ReportReturned(1, RESULT)]),
     (RETURNING, SEGFAULTED, IDLE, [states.Kill(), states.ReportReturned(1, RESULT)]),
-    (RAISING, states.ChildExited(1), IDLE, [states.Kill(), states.ReportFailed(1, FAILURE, None)]),
+    (RAISING, states.ChildExited(1), IDLE, [states.Kill(), states.ReportFailed(1, ERROR, None)]),
     (RETURNING, EXPIRED, KILLED, [states.Kill()]),
     (KILLED, states.ChildExited(-9), IDLE, [states.Kill(), states.ReportReturned(1, RESULT)]),
     (RETURNING, BEGAN, RETURNING, []),
@@ -164,10 +165,6 @@ def test_step(row: tuple[states.State, states.Event, states.State, list[states.A
     assert states.step(before, event, 10.0) == (after, actions)
 
 
-def test_an_agent_begins_with_a_child_for_generation_0() -> None:
-    assert states.begin() == (states.Ready(0), [states.Spawn(0)])
-
-
 def test_every_legal_pair_is_stepped_through() -> None:
     tried = {(type(before), type(event)) for before, event, _after, _actions in STEPS}
     assert tried == set(states.TRANSITIONS)
@@ -209,8 +206,8 @@ def test_an_illegal_pair_raises_and_names_both(state: type, event: type) -> None
 
 
 def test_a_finished_node_does_another_round_with_a_new_child() -> None:
-    state, actions = states.begin()
-    story: list[states.Action] = [*actions]
+    state: states.State = states.Ready(0)
+    story: list[states.Action] = []
     for event in (
         *(states.WorldBegan(World(0, ())), ENTERED, RETURNED, EXITED),
         *(states.RoundRequested(1), BEGAN, ENTERED, RAISED, states.ChildExited(1), STOP),
@@ -219,10 +216,10 @@ def test_a_finished_node_does_another_round_with_a_new_child() -> None:
         story += actions
     assert state == GONE
     assert story == [
-        *(states.Spawn(0), states.StartChild(World(0, ())), states.ReportRunning(0), *HAS_ENDED),
+        *(states.StartChild(World(0, ())), states.ReportRunning(0), *HAS_ENDED),
         *(states.Kill(), states.ReportReturned(0, RESULT)),
         *(states.Spawn(1), states.StartChild(WORLD), states.ReportRunning(1), *HAS_RAISED),
-        *(states.Kill(), states.ReportFailed(1, FAILURE, None)),
+        *(states.Kill(), states.ReportFailed(1, ERROR, None)),
         states.End("stopped"),
     ]
 
@@ -320,9 +317,8 @@ class Watcher:
 @given(st.data())
 def test_whatever_happens_the_node_stays_valid(data: st.DataObject) -> None:
     watcher = Watcher()
-    state, actions = states.begin()
-    for action in actions:
-        watcher.did(action)
+    state: states.State = states.Ready(0)
+    watcher.did(states.Spawn(0))
     for _ in range(data.draw(st.integers(0, 40))):
         # An end is always possible; that it is rare lets the others happen.
         is_end = data.draw(st.integers(0, 19)) == 19

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from unittest.mock import Mock
 
 import psutil
 import pytest
 
+from sparkdl.core.failure import UNKNOWN_STATUS
 from sparkdl.node import resources, supervisor
 from sparkdl.node.supervisor import Child, ChildSpec, watch_pid
 from tests.doubles.nodes import SOON_S, all_gone
@@ -139,11 +140,24 @@ def test_kill_is_for_memory_if_the_cgroup_counts_one_more(
     monkeypatch.setattr(resources, "memory_cgroups", lambda: [(tmp_path, name)])
     child = spawn("ignores_term.py")
     status = end_of(child, lambda: child.signal_group(signal.SIGKILL))
-    assert not child.was_oom_killed(status)
+    assert child.failure(status).kind == "signal"
     counter.write_text(text.format(4))
-    assert child.was_oom_killed(status)
-    assert child.oom_kills == 1
-    assert not child.was_oom_killed(7)
+    assert child.failure(status).kind == "oom"
+    assert child.failure(7).kind == "exit"
+    assert "has killed 1 of the processes" in child.failure(UNKNOWN_STATUS).message
+
+
+@pytest.mark.parametrize("status", [-signal.SIGABRT, -signal.SIGSEGV])
+def test_child_that_jax_ends_for_a_lost_peer_is_a_consequence(status: int) -> None:
+    with closing(Child(ChildSpec("jax", {}, node="worker:1"))) as child:
+        assert not child.failure(status).is_consequence
+        child.log.add(
+            "F1 client.h:80] Terminating process because the JAX "
+            "distributed service detected fatal errors"
+        )
+        failure = child.failure(status)
+    assert (failure.node, failure.kind, failure.signal_number) == ("worker:1", "signal", -status)
+    assert failure.is_consequence is (status == -signal.SIGABRT)
 
 
 def test_cgroup_that_tells_nothing_blames_nobody(
@@ -152,7 +166,7 @@ def test_cgroup_that_tells_nothing_blames_nobody(
     monkeypatch.setattr(resources, "memory_cgroups", lambda: [(tmp_path, "memory.events")])
     child = spawn("ignores_term.py")
     status = end_of(child, lambda: child.signal_group(signal.SIGKILL))
-    assert not child.was_oom_killed(status)
+    assert child.failure(status).kind == "signal"
 
 
 @pytest.fixture(params=["pidfd", "no pidfd"])

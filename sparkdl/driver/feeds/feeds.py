@@ -246,12 +246,12 @@ class Feeds:
         """The last micro-batch that the nodes had whole, by feed and query."""
         self._is_closed = False
         settings = self._spec.settings
-        coordinator = controller.address.url if controller.address else ""
+        coordinator = controller.server.address.url if controller.server.address else ""
         self._feed_spec = FeedSpec(
             *("", 0, "", (), token, settings.feeding.timeout_s),
             host_timeout_s=settings.recovery.host_timeout_s,
             coordinator=coordinator,
-            trust=controller.tls.trust if controller.tls else None,
+            trust=controller.server.tls.trust if controller.server.tls else None,
         )
         if settings.max_restarts:
             patience_s = settings.recovery.wait_s + 2 * MAX_BACKOFF_S

@@ -176,7 +176,7 @@ class FeedRunner:
         self._announced: set[tuple[str, int]] = set()
         self._problem: Exception | None = None
         self._is_looking, self._rests_until_s = False, -math.inf
-        controller.subscribe(self._look_soon, Stepped)
+        controller.events.subscribe(self._look_soon, Stepped)
 
     # from any thread
 
@@ -340,8 +340,7 @@ class FeedRunner:
                 _log.error("Feed %r could not be fed again: %s", name, error)
                 self._problem = self._problem or error
             case ShowEpochs():
-                cluster, now_s = self._controller.spec.cluster_id, self._controller.wall_s()
-                self._controller.publish(EpochsFed(cluster, now_s, name, *astuple(action)))
+                self._controller.events.publish(EpochsFed, name, *astuple(action))
             case Warn(text):
                 _log.warning("%s", text)
 
@@ -431,7 +430,9 @@ class FeedRunner:
         self._controller.soon(self._handle, name, event)
 
     def _fetch(self, name: str, node_id: int) -> None:
-        lines = self._controller.fetch_log(node_id, _BLAME_LINES, Deadline.after(_FETCH_S))
+        lines = self._controller.questions.fetch_log(
+            node_id, _BLAME_LINES, Deadline.after(_FETCH_S)
+        )
         spec = self._controller.spec
         unfed = self._controller.look(lambda view: waits_in_vain(spec, view.feeds))
         self._controller.soon(self._handle, name, LogFetched(node_id, tuple(lines), unfed))

@@ -25,7 +25,7 @@ from sparkdl.core.errors import FeedClosedError, SparkdlError, node_error
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import NodeSpec
 from sparkdl.core.world import CheckpointRef, World
-from sparkdl.driver.lifecycle.roster import Roster
+from sparkdl.driver.lifecycle.roster import Agent, Roster
 from sparkdl.driver.slots.placement import Standing
 
 
@@ -372,6 +372,12 @@ def generation_of(state: Any) -> int | None:
     if isinstance(state, Gathering):
         return state.generation
     return state.world.generation if isinstance(state, (Running, Failing, Finished)) else None
+
+
+def agents_of(state: Any) -> Mapping[int, Agent]:
+    """Return the agents of the nodes, by node id."""
+    roster: Roster | None = getattr(state, "roster", None)
+    return roster.agents if roster else {}
 
 
 def failure_of(state: Any) -> SparkdlError | None:

@@ -36,7 +36,14 @@ from sparkdl.ml.estimators.keras_model import (
     check_size,
     inputs_by_column,
 )
-from sparkdl.ml.estimators.keras_train import Callbacks, KerasTask, train
+from sparkdl.ml.estimators.keras_train import (
+    Callbacks,
+    Columns,
+    EarlyStopping,
+    KerasTask,
+    Recipe,
+    train,
+)
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, TRAINING, HasParams
 from sparkdl.ml.estimators.persistence import CODE, Saved, Storage, load_code, save_code
 from sparkdl.ml.estimators.source import Signature, Tensor
@@ -171,14 +178,16 @@ class KerasEstimator(
         task = self._task()
         check_schema(task, None, dataset.schema)  # before anything that takes time
         is_made_here = self.getMode() == "jobs"
-        inputs = keras_inputs(task.model, task.optimizer, task.loss, task.metrics, is_made_here)
+        recipe = task.recipe
+        made = (recipe.made, recipe.optimizer, recipe.loss, recipe.metrics)
+        inputs = keras_inputs(*made, is_made_here)
         by_column = check_schema(task, inputs, dataset.schema)
         training = Training(
             map_fun=train,
             args=task,
             nodes=self.getNumWorkers(),
             epochs=task.epochs,
-            columns=task.columns,
+            columns=task.columns.names,
             check=partial(check_rows, task, by_column, self.getNumWorkers()),
             refuses_nulls=True,
             validation_col=self.getValidationIndicatorCol(),
@@ -221,26 +230,32 @@ class KerasEstimator(
         if self._made is None:
             raise ConfigError("KerasEstimator has no model: KerasEstimator(model=…)")
         return KerasTask(
-            model=self._made,
-            features=self.getInputMapping() or {self.getFeaturesCol(): ""},
-            label=self.getLabelCol(),
-            weight=self.getWeightCol(),
-            validates=self.getValidationIndicatorCol() is not None,
+            recipe=Recipe(
+                self._made,
+                optimizer=self.getOptimizer(),
+                loss=self.getLoss(),
+                metrics=self.getMetrics(),
+                learning_rate=self.getLearningRate(),
+            ),
+            columns=Columns(
+                features=self.getInputMapping() or {self.getFeaturesCol(): ""},
+                label=self.getLabelCol(),
+                weight=self.getWeightCol(),
+            ),
             batch_size=self.getBatchSize(),
             epochs=self.getEpochs(),
-            optimizer=self.getOptimizer(),
-            loss=self.getLoss(),
-            metrics=self.getMetrics(),
-            learning_rate=self.getLearningRate(),
+            name=self.uid,
+            validates=self.getValidationIndicatorCol() is not None,
             shuffle=self.getShuffle(),
             seed=self.getSeed(),
-            patience=self.getEarlyStoppingPatience(),
-            monitor=self.getEarlyStoppingMonitor(),
-            min_delta=self.getEarlyStoppingMinDelta(),
+            stopping=EarlyStopping(
+                patience=self.getEarlyStoppingPatience(),
+                monitor=self.getEarlyStoppingMonitor(),
+                min_delta=self.getEarlyStoppingMinDelta(),
+            ),
             tensorboard_dir=self.getTensorboardDir(),
             model_dir=self.getModelDir(),
             saves=self.getCheckpointDir() is not None,
-            name=self.uid,
             callbacks=self._callbacks,
         )
 
@@ -284,25 +299,26 @@ def check_schema(
     Raises:
         ConfigError: if they cannot be trained with; it names the column.
     """
-    if task.patience and (task.monitor or "").startswith("val_") and not task.validates:
+    columns, stopping = task.columns, task.stopping
+    if stopping.patience and (stopping.monitor or "").startswith("val_") and not task.validates:
         raise ConfigError(
-            f"early_stopping_monitor={task.monitor!r} needs rows to validate with: set "
+            f"early_stopping_monitor={stopping.monitor!r} needs rows to validate with: set "
             "validation_indicator_col"
         )
-    check_columns(schema.names, task.columns)
-    for name in task.features:
+    check_columns(schema.names, columns.names)
+    for name in columns.features:
         if not isinstance(leaf_type(schema[name].dataType), NUMBERS | TEXTS):
             raise _wrong_type(
                 schema, name, "features are numbers, vectors, text, or arrays of them"
             )
-    if not isinstance(leaf_type(schema[task.label].dataType), NUMBERS):
+    if not isinstance(leaf_type(schema[columns.label].dataType), NUMBERS):
         advice = "labels are numbers, vectors, or arrays of them"
-        if isinstance(leaf_type(schema[task.label].dataType), TEXTS):
+        if isinstance(leaf_type(schema[columns.label].dataType), TEXTS):
             advice += ": index text first, for example with pyspark.ml.feature.StringIndexer"
-        raise _wrong_type(schema, task.label, advice)
-    if task.weight and not isinstance(schema[task.weight].dataType, t.NumericType):
-        raise _wrong_type(schema, task.weight, "weights are numbers")
-    by_column = inputs_by_column(task.features, inputs) if inputs else {}
+        raise _wrong_type(schema, columns.label, advice)
+    if columns.weight and not isinstance(schema[columns.weight].dataType, t.NumericType):
+        raise _wrong_type(schema, columns.weight, "weights are numbers")
+    by_column = inputs_by_column(columns.features, inputs) if inputs else {}
     for name, tensor in by_column.items():
         input_columns({name: tensor.name}, Signature((tensor,), ()), schema)
     return by_column
@@ -317,7 +333,7 @@ def check_rows(task: KerasTask, inputs: Inputs, nodes: int, rows: DataFrame, fee
     Raises:
         ConfigError: if they cannot be trained with; it names the column.
     """
-    kinds = {name: rows.schema[name].dataType for name in task.columns}
+    kinds = {name: rows.schema[name].dataType for name in task.columns.names}
     wanted = [
         part.alias(f"{what}_{place}")
         for place, (name, kind) in enumerate(kinds.items())

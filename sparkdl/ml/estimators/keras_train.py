@@ -1,6 +1,6 @@
 """Trains a Keras model on a node: what `KerasEstimator` runs in the place of a `train_fn`.
 
-Runs in: child. `make_model` and the callbacks in the driver and in Spark tasks as well.
+Runs in: child. The recipe and the callbacks in the driver and in Spark tasks as well.
 """
 
 from __future__ import annotations
@@ -42,46 +42,84 @@ _VALIDATION = "validation"
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """How the model is made.
+
+    Attributes:
+        made: a `.keras` file, or a function that makes the model.
+        optimizer, loss, metrics: names, or what `as_config` made of Keras' objects.
+    """
+
+    made: Made
+    optimizer: Any = None
+    loss: Any = None
+    metrics: Any = None
+    learning_rate: float | None = None
+
+    def model(self) -> Any:
+        """Return the model, compiled. Raises what `compiled` does."""
+        model = compiled(self.made, self.optimizer, self.loss, self.metrics)
+        if self.learning_rate is not None:
+            model.optimizer.learning_rate = self.learning_rate
+        return model
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What is trained with.
+
+    Attributes:
+        features: column to the model's input; a single column feeds a single input of any name.
+    """
+
+    features: dict[str, str]
+    label: str
+    weight: str | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns of the features and the weight."""
+        weight = [self.weight] if self.weight else []
+        return tuple(dict.fromkeys([*self.features, *weight]))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(dict.fromkeys([*self.inputs, self.label]))
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """When the training ends before its last epoch; `patience` is None for never."""
+
+    patience: int | None = None
+    monitor: str | None = None
+    min_delta: float = 0.0
+
+
+@dataclass(frozen=True)
 class KerasTask:
     """What every node is given.
 
     Attributes:
-        model: a `.keras` file, or a function that makes the model.
-        features: column to the model's input; a single column feeds a single input of any name.
-        optimizer, loss, metrics: names, or what `as_config` made of Keras' objects.
-        patience: of the early stopping; None for none.
         model_dir: folder for the model's file, where it is too large to travel.
         saves: after each epoch, to continue there after a failure.
         callbacks: the user's, or a function that makes them.
     """
 
-    model: Made
-    features: dict[str, str]
-    label: str
-    weight: str | None
-    validates: bool
+    recipe: Recipe
+    columns: Columns
     batch_size: int
     epochs: int
-    optimizer: Any
-    loss: Any
-    metrics: Any
-    learning_rate: float | None
-    shuffle: bool
-    seed: int | None
-    patience: int | None
-    monitor: str | None
-    min_delta: float
-    tensorboard_dir: str | None
-    model_dir: str | None
-    saves: bool
     name: str
+    validates: bool = False
+    shuffle: bool = False
+    seed: int | None = None
+    stopping: EarlyStopping = EarlyStopping()
+    tensorboard_dir: str | None = None
+    model_dir: str | None = None
+    saves: bool = False
     callbacks: Callbacks = ()
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that are trained with."""
-        weight = [self.weight] if self.weight else []
-        return tuple(dict.fromkeys([*self.features, self.label, *weight]))
 
 
 def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
@@ -107,7 +145,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     several = ctx.num_workers > 1
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else None
     with strategy.scope() if strategy else contextlib.nullcontext():
-        model = make_model(task)
+        model = task.recipe.model()
     # Made before the training, so that a model that cannot be copied costs no epochs: a copy
     # without optimizer, which is twice the size of the weights, and without strategy.
     copy = keras.models.model_from_json(model.to_json())
@@ -131,14 +169,6 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     return {**found, **_saved(copy, task, ctx)} if ctx.is_chief else found
 
 
-def make_model(task: KerasTask) -> Any:
-    """Return the task's model, compiled. Raises what `compiled` does."""
-    model = compiled(task.model, task.optimizer, task.loss, task.metrics)
-    if task.learning_rate is not None:
-        model.optimizer.learning_rate = task.learning_rate
-    return model
-
-
 def _check_size(model: Any, task: KerasTask) -> None:
     nbytes = sum(int(weight.nbytes) for weight in model.get_weights())
     if task.model_dir is None and nbytes > MAX_VALUE_NBYTES * 9 // 10:
@@ -153,16 +183,16 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = "input") ->
     import tensorflow as tf
 
     is_training = feed != _VALIDATION
-    columns = [*task.features, *([task.weight] if task.weight else [])]
+    columns = task.columns
     batches = ctx.dataset(
         task.batch_size,
-        x=list(dict.fromkeys(columns)),
-        y=task.label,
+        x=list(columns.inputs),
+        y=columns.label,
         feed=feed,
         shuffle=task.shuffle and is_training,
         seed=task.seed or 0,
     )
-    by_column = inputs_by_column(task.features, inputs_of(model))
+    by_column = inputs_by_column(columns.features, inputs_of(model))
     for column, tensor in by_column.items():
         _check_spec(column, batches.element_spec[0][column], tensor)
     tensors = dict(zip(layer_names(model.inputs), model.inputs, strict=True))
@@ -170,9 +200,9 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = "input") ->
     def arrange(features: dict[str, Any], label: Any) -> Any:
         x = {t.name: _fitted(features[c], tensors[t.name]) for c, t in by_column.items()}
         x = as_inputs(model, x) if len(x) > 1 else next(iter(x.values()))
-        if task.weight is None:
+        if columns.weight is None:
             return x, label
-        return x, label, tf.cast(features[task.weight], tf.float32)
+        return x, label, tf.cast(features[columns.weight], tf.float32)
 
     return batches.map(arrange)
 
@@ -215,12 +245,12 @@ def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:
     import keras
 
     found: list[Any] = []
-    if task.patience is not None:
+    if (stopping := task.stopping).patience is not None:
         found.append(
             keras.callbacks.EarlyStopping(
-                monitor=task.monitor or ("val_loss" if task.validates else "loss"),
-                patience=task.patience,
-                min_delta=task.min_delta,
+                monitor=stopping.monitor or ("val_loss" if task.validates else "loss"),
+                patience=stopping.patience,
+                min_delta=stopping.min_delta,
                 restore_best_weights=True,
             )
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -173,9 +173,9 @@ def fit_keras(
     ):
         master = KerasMaster(task, is_local)
         content, small = None, task
-        if isinstance(task.model, bytes):
-            content = stack.enter_context(jobs.sent(task.model))
-            small = replace(task, model=b"")
+        if isinstance(task.recipe.made, bytes):
+            content = stack.enter_context(jobs.sent(task.recipe.made))
+            small = replace(task, recipe=replace(task.recipe, made=b""))
         spec = KerasSpec(small, content, is_local, backend())
         plan = replace(plan, identity=_identity(task, master))
         outcome = Loop(jobs, plan, master, spec).run(rows, validation)
@@ -185,7 +185,9 @@ def fit_keras(
 
 
 def _identity(task: KerasTask, master: KerasMaster) -> tuple[object, ...]:
-    data = [task.features, task.label, task.weight, task.validates, task.seed, task.monitor]
-    config = [task.optimizer, task.loss, task.metrics, task.learning_rate, task.patience]
-    text = msgspec.json.encode([data, config, task.min_delta], enc_hook=repr).decode()
+    columns, recipe, stopping = task.columns, task.recipe, task.stopping
+    config = [recipe.optimizer, recipe.loss, recipe.metrics, recipe.learning_rate]
+    data = [*astuple(columns), task.validates, task.seed, stopping.monitor]
+    end = [*config, stopping.patience], stopping.min_delta
+    text = msgspec.json.encode([data, *end], enc_hook=repr).decode()
     return (text, master.config())

@@ -14,7 +14,7 @@ import numpy as np
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.keras_model import as_inputs, inputs_by_column, inputs_of, tensor_of
-from sparkdl.ml.estimators.keras_train import KerasTask, callbacks_of, make_model, own_callbacks
+from sparkdl.ml.estimators.keras_train import KerasTask, callbacks_of, own_callbacks
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
@@ -55,8 +55,10 @@ class KerasSpec:
                 "the executors: set spark.executorEnv.KERAS_BACKEND to the driver's"
             )
         _share_threads(self.backend)
-        task = self.task if self.content is None else replace(self.task, model=self.content.value)
-        return KerasLearner(task, make_model(task), self.is_local)
+        recipe = self.task.recipe
+        if self.content is not None:
+            recipe = replace(recipe, made=self.content.value)
+        return KerasLearner(self.task, recipe.model(), self.is_local)
 
 
 class KerasLearner:
@@ -106,13 +108,14 @@ class KerasLearner:
 
 def arranged(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[Any, ...]:
     """Return `(x, y)` or `(x, y, weight)`, as the model's methods take them."""
-    if len(task.features) == 1:
-        (column,) = task.features
+    columns = task.columns
+    if len(columns.features) == 1:
+        (column,) = columns.features
         x: Any = batch[column]
     else:
-        x = as_inputs(model, {name: batch[column] for column, name in task.features.items()})
-    weight = () if task.weight is None else (batch[task.weight],)
-    return (x, batch[task.label], *weight)
+        x = as_inputs(model, {name: batch[column] for column, name in columns.features.items()})
+    weight = () if columns.weight is None else (batch[columns.weight],)
+    return (x, batch[columns.label], *weight)
 
 
 def backend() -> str:
@@ -197,7 +200,7 @@ class KerasMaster(Master):
 
         if task.seed is not None:
             keras.utils.set_random_seed(task.seed)
-        self.task, self.model, self._is_local = task, make_model(task), is_local
+        self.task, self.model, self._is_local = task, task.recipe.model(), is_local
         _check(self.model)
         self._callbacks = callbacks_of(task, is_chief=True)
         self._list = keras.callbacks.CallbackList(
@@ -209,11 +212,12 @@ class KerasMaster(Master):
 
     def columns(self) -> tuple[Column, ...]:
         """Return which columns are kept, and as what."""
-        by_column = inputs_by_column(self.task.features, inputs_of(self.model))
+        columns = self.task.columns
+        by_column = inputs_by_column(columns.features, inputs_of(self.model))
         found = [Column(name, tensor) for name, tensor in by_column.items()]
-        found.append(Column(self.task.label))
-        if self.task.weight:
-            found.append(Column(self.task.weight, dtype="float32"))
+        found.append(Column(columns.label))
+        if columns.weight:
+            found.append(Column(columns.weight, dtype="float32"))
         return tuple({column.name: column for column in reversed(found)}.values())
 
     def begin(self, sample: dict[str, Array]) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, LaunchError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.controller import Controller
+from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.lifecycle.state import LaunchBroke, has_ended
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.infer import task
@@ -138,7 +140,7 @@ def test_nodes_that_have_gone_are_no_riddle_the_coordinator_tells_the_cause() ->
     """A cluster that has failed ends its nodes after seconds: they cannot say why any more."""
     with LocalNode(0) as gone:
         target = gone.target
-    controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN)
+    controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN, Mock(spec_set=Executor))
     try:
         coordinator = controller.start("127.0.0.1", (0,)).url
         asked = replace(order([target]), patience_s=0.0, coordinator=coordinator)

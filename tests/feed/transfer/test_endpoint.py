@@ -286,7 +286,7 @@ def test_rows_that_a_child_has_no_descriptor_for_are_an_error_of_its_user() -> N
         with no_descriptors_left():
             send(agent, Segment(FEED, 0, 0, BATCH.num_rows, nbytes), fd)
             with pytest.raises(ReadError, match="rows are lost: no file descriptors are left"):
-                values(link.reader(FEED))
+                values(link.feeds.reader(FEED))
         os.close(fd)
         link.close()
 
@@ -324,7 +324,7 @@ def test_rows_that_were_used_are_told_by_partition() -> None:
             next(batches)
 
         def told(batches: int | None) -> dict[int, PartRows]:
-            used = node.link.positions(batches)
+            used = node.link.feeds.positions(batches)
             return node.call(lambda: node.feeds.coverage(used)).get(FEED, {})
 
         assert told(None) == {

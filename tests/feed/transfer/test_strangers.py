@@ -75,7 +75,7 @@ def lean_node() -> Iterator[Lean]:
         finally:
             link.close()
             with suppress(FeedClosedError):  # there is nobody to tell any more
-                link.reader(FEED).terminate()
+                link.feeds.reader(FEED).terminate()
             process.kill()
 
 

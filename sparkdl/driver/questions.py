@@ -1,0 +1,127 @@
+"""What the driver asks the nodes: their last lines, stacks and profiles.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any, TypeVar
+
+import msgspec
+
+from sparkdl.control.messages import FetchLog, FetchProfile, FetchStacks, Profiled, ToAgent
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.spec import NodeSpec
+from sparkdl.driver.lifecycle.state import agents_of, before_stop, generation_of, is_empty
+from sparkdl.driver.logs import Attempt, LastAttempts, joined
+from sparkdl.driver.threads import Changed
+from sparkdl.driver.view import View
+
+T = TypeVar("T")
+Question = Callable[[int], ToAgent]
+"""Makes the message, given the number that its answers bring back."""
+
+
+class Questions:
+    """Asked from any thread; the answers come on the controller's loop.
+
+    Args:
+        nodes: of the cluster.
+        changed: held while the `view` changes, and while answers come.
+        soon: has a function called on the loop; false once that is closed.
+        send: takes an agent's id and a message, there.
+        written: returns the last lines of a node that are in a file; for agents that are lost.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeSpec],
+        view: View,
+        changed: Changed,
+        soon: Callable[..., bool],
+        send: Callable[[str, ToAgent], None],
+        written: Callable[[str, int], tuple[str, ...]],
+    ) -> None:
+        self._nodes, self._view, self._changed = nodes, view, changed
+        self._soon, self._send, self._written = soon, send, written
+        self._numbers = count()
+        self._answers: dict[int, dict[str, Any]] = {}
+        """By the question's number and the agent."""
+        self._last = LastAttempts()
+
+    def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
+        """Return the last lines of a node's child; what was kept of it if the node is gone."""
+        return joined(self._attempts(node_id, lines, deadline)[-1:], lines)
+
+    def fetch_logs(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
+        """Return the same, and before it what is kept of the node's children before this one."""
+        return joined(self._attempts(node_id, lines, deadline), lines)
+
+    def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
+        """Return by node name what its child is doing, or why that is not known."""
+        return self._ask_all(FetchStacks, lambda problem: problem, deadline)
+
+    def fetch_profiles(self, asked: FetchProfile, deadline: Deadline) -> dict[str, Profiled]:
+        """Return by node name what its child has done for a while, or why that is not known."""
+        return self._ask_all(
+            lambda number: msgspec.structs.replace(asked, request=number),
+            lambda problem: Profiled(0, problem=problem),
+            deadline,
+        )
+
+    def answer(self, agent_id: str, number: int, value: Any) -> None:
+        """Take an agent's answer, unless it is no longer awaited."""
+        with self._changed:
+            if number in self._answers:
+                self._answers[number][agent_id] = value
+                self._changed.notify_all()
+
+    def keep(self, node_id: int, attempt: Attempt) -> None:
+        """Take the last lines of a child that has ended."""
+        with self._changed:
+            self._last.keep(node_id, attempt)
+
+    def _attempts(self, node_id: int, lines: int, deadline: Deadline) -> list[Attempt]:
+        answer = self._ask([node_id], lambda number: FetchLog(number, lines), deadline).get(node_id)
+        with self._changed:
+            if answer is not None:
+                return [*self._last.before(node_id, answer.generation), answer]
+            kept = self._last.before(node_id)
+            generation = generation_of(before_stop(self._view.state)) or 0
+        if kept and kept[-1].generation >= generation:
+            return kept
+        # It is lost, and what it has not sent as well; its file has the lines of all its children.
+        names = [node.name for node in self._nodes if node.node_id == node_id]
+        written = self._written(names[0], lines) if names else ()
+        return [Attempt(generation, written)] if written else kept
+
+    def _ask_all(
+        self, question: Question, unknown: Callable[[str], T], deadline: Deadline
+    ) -> dict[str, T]:
+        """Ask all nodes; of those that do not answer return what `unknown` makes of the reason."""
+        answers = self._ask([node.node_id for node in self._nodes], question, deadline)
+        silent = "its agent did not answer: it is lost or stopped, or cannot be reached"
+        with self._changed:
+            if is_empty(self._view.state):
+                silent = "it has ended, as the cluster has"
+        nothing = unknown(silent)
+        return {node.name: answers.get(node.node_id, nothing) for node in self._nodes}
+
+    def _ask(self, node_ids: Iterable[int], question: Question, deadline: Deadline) -> Any:
+        """Ask the agents of some nodes; return by node id what came in time."""
+        number, answers = next(self._numbers), dict[str, Any]()
+        with self._changed:
+            agents = agents_of(self._view.state)
+            asked = {agents[n].agent_id: n for n in node_ids if n in agents}
+            self._answers[number] = answers
+        if self._soon(self._send_all, list(asked), question(number)):
+            self._changed.wait_for(lambda: len(answers) == len(asked), deadline)
+        with self._changed:
+            del self._answers[number]
+            return {asked[agent_id]: answer for agent_id, answer in answers.items()}
+
+    def _send_all(self, agent_ids: Iterable[str], message: ToAgent) -> None:
+        for agent_id in agent_ids:
+            self._send(agent_id, message)

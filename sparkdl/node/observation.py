@@ -1,0 +1,118 @@
+"""What the driver learns of a node's child beside its rows: prints, steps, load, stacks, profiles.
+
+Runs in: agent
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from sparkdl.control.channel import Imported, Local, ProfileTaken
+from sparkdl.control.messages import (
+    FetchLog,
+    FetchProfile,
+    FetchStacks,
+    FromAgent,
+    LastLines,
+    LogTail,
+    Stacks,
+)
+from sparkdl.core.throttle import Throttle, period_s
+from sparkdl.node.activity import Activity, log_period_s
+from sparkdl.node.children import NodeChild
+from sparkdl.node.load import LoadWatch
+from sparkdl.node.noise import printed
+from sparkdl.node.profiles import Profiles
+from sparkdl.node.spec import AgentSpec
+
+_LOG_PERIOD_S = 0.25
+"""What a child prints goes to the driver this often at most."""
+
+
+class Observation:
+    """All that is seen of a node's child beside its feeds. Runs on the agent's loop.
+
+    Args:
+        report: sends to the driver.
+        feed_nbytes: returns how many bytes of rows wait, and how many may.
+    """
+
+    def __init__(
+        self,
+        agent_spec: AgentSpec,
+        child: NodeChild,
+        report: Callable[[FromAgent], None],
+        feed_nbytes: Callable[[], tuple[int, int]],
+    ) -> None:
+        spec, loop, nodes = agent_spec.spec, asyncio.get_running_loop(), len(agent_spec.spec.nodes)
+        log_s = log_period_s(spec.settings.recovery.hang_timeout_s)
+        self._spec, self._child, self._report = spec, child, report
+        self._activity = Activity(loop, report, log_s, nodes)
+        self._lines = Throttle(loop, self._stream_log, period_s(_LOG_PERIOD_S, nodes))
+        self._profiles = Profiles(loop, report, agent_spec.node.name)
+        self._load = LoadWatch(loop, report, nodes, child.gpus, feed_nbytes)
+
+    def begin(self) -> None:
+        """Watch the child that has been started last."""
+        log = self._child.process.log
+        self._activity.begin(self._child.generation, log)
+        log.watch(asyncio.get_running_loop(), self._on_print)
+        self._on_print()  # what is there already
+
+    def note(self, message: Local) -> None:
+        """Take a message of the child."""
+        if isinstance(message, ProfileTaken):
+            self._profiles.taken(message)
+        elif isinstance(message, Imported) and self._spec.is_watched:
+            self._load.begin(self._child.process.pid)
+        else:
+            self._activity.note(message)
+
+    def answer(self, question: FetchLog | FetchStacks | FetchProfile) -> None:
+        """Answer the driver's question."""
+        process = self._child.process
+        match question:
+            case FetchLog(request, lines):
+                tail = process.log.tail(lines)
+                self._report(LogTail(request, self._child.generation, tail))
+            case FetchStacks(request):
+                loop = asyncio.get_running_loop()
+                process.stacks.ask(loop, process.pid, lambda it: self._report(Stacks(request, it)))
+            case FetchProfile():
+                self._profiles.take(question, process.pid or None, self._child.send)
+
+    def end(self) -> None:
+        """Report the last of a child that has ended."""
+        self._profiles.child_ended()
+        while self._streams_log and self._report_lines(is_last=True):
+            pass
+        last = self._child.process.log.tail()
+        self._report(LastLines(self._child.generation, last))
+
+    def close(self) -> None:
+        """Report nothing more."""
+        self._activity.close()
+        self._lines.cancel()
+        self._profiles.close()
+        self._load.close()
+
+    @property
+    def _streams_log(self) -> bool:
+        """Whether the driver prints or keeps the lines of this node as they come."""
+        return self._spec.keeps_log or self._spec.is_printed(self._child.rank)
+
+    def _on_print(self) -> None:
+        self._activity.printed()
+        if self._streams_log:
+            self._lines.request()
+
+    def _stream_log(self) -> None:
+        if self._report_lines():  # after a burst the others follow
+            self._lines.request()
+
+    def _report_lines(self, is_last: bool = False) -> bool:
+        """Send new lines; return whether there were any."""
+        if lines := self._child.process.log.new_lines(is_last):
+            self._report(printed(lines, self._spec.is_printed(self._child.rank)))
+        return bool(lines)

@@ -1,0 +1,197 @@
+"""The readers of a node's feeds: what comes from the agent is sorted to them, by feed.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from sparkdl.control.channel import (
+    Consumed,
+    EndMark,
+    FeedStart,
+    Local,
+    ReadFailed,
+    Reclaim,
+    Reopened,
+    Segment,
+    Start,
+)
+from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
+from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
+from sparkdl.control.rows import EpochRows
+from sparkdl.core.errors import ConfigError, ReadError
+from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.core.world import FIRST_TIME
+from sparkdl.feed.reader.cursor import Item
+from sparkdl.feed.reader.reader import FeedReader
+from sparkdl.feed.reader.supply import Supply
+from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
+
+
+class FeedReaders:
+    """The readers of one node, one for each feed. Any thread may call.
+
+    Args:
+        send: takes what readers have for the agent.
+
+    Attributes:
+        watch: of the training, once there is a world.
+    """
+
+    def __init__(self, send: Callable[[Local], None]) -> None:
+        self._send_to_agent = send
+        self._lock = threading.Lock()  # of what follows: user code's threads ask for readers
+        self._readers: dict[str, FeedReader] = {}
+        self._own: set[str] = set()
+        self._supply = Supply()
+        self._has_ended = self._is_lost = False
+        self._tracks = self._is_resumed = False
+        self.watch: TrainingWatch = UNWATCHED
+
+    def reader(self, feed: str) -> FeedReader:
+        """Return the reader of the feed called `feed`; there is one for each name."""
+        with self._lock:
+            reader = self._readers.get(feed)
+            if reader is None:
+                supply = None if feed in self._own else self._supply
+                reader = FeedReader(feed, self._send, tracks=self._tracks, supply=supply)
+                self._readers[feed] = reader
+                reader.watch = self.watch
+                if self._is_resumed:
+                    reader.resume()
+                if self._has_ended and feed not in self._own:
+                    reader.end()
+                if self._is_lost:
+                    reader.lose()
+            return reader
+
+    def batches_given(self) -> dict[str, int]:
+        """Return how many batches of each feed user code was handed, of those that were read."""
+        with self._lock:
+            readers = dict(self._readers)
+        given = {feed: reader.batches_given for feed, reader in readers.items()}
+        return {feed: count for feed, count in given.items() if count}
+
+    def own_reader(self, kind: str) -> FeedReader:
+        """Return the reader of a new feed that this node fills itself; no driver ends it."""
+        with self._lock:
+            feed = f"{kind}:{len(self._own)}"
+            self._own.add(feed)
+        return self.reader(feed)
+
+    def positions(self, batches: int | Mapping[str, int] | None) -> dict[str, EpochRows]:
+        """Return which rows user code has used, by feed, epoch and segment.
+
+        Args:
+            batches: how many batches of the default feed, or of the only one that was read; by
+                feed, of others as well; `None` for all that were handed out.
+
+        Raises:
+            ConfigError: see `FeedReader.position`, or if it is unclear which feed is meant.
+        """
+        asked = self._asked(batches)
+        return {feed: self._readers[feed].position(count) for feed, count in asked.items()}
+
+    def batches_used(self, batches: int | Mapping[str, int] | None) -> dict[str, int]:
+        """Return how many batches of each feed `positions` covers; raises what that does."""
+        asked = self._asked(batches)
+        return {feed: self._readers[feed].batches_used(count) for feed, count in asked.items()}
+
+    def _asked(self, batches: int | Mapping[str, int] | None) -> dict[str, int | None]:
+        with self._lock:
+            readers = dict(self._readers)
+        read = [feed for feed, reader in readers.items() if reader.batches_given]
+        if batches is None:
+            batches = {}
+        elif isinstance(batches, int):
+            batches = {_meant(read, batches): batches} if read or batches else {}
+        if unknown := sorted(set(batches) - set(readers)):
+            raise ConfigError(f"batches= names {unknown}; this node reads {sorted(readers)}")
+        return {feed: batches.get(feed) for feed in read}
+
+    @property
+    def steps(self) -> int:
+        """How many batches have been read, of the feed with the most."""
+        with self._lock:
+            return max((reader.steps for reader in self._readers.values()), default=0)
+
+    def begin(self, start: Start, watch: TrainingWatch) -> None:
+        """Let all readers know their world; with checkpoints they note which rows are used."""
+        member, is_resumed = start.world.member(start.node_id), start.resume != FIRST_TIME
+        with self._lock:
+            self._supply.expect(start.spec, member, is_resumed)
+            self.watch = watch
+            self._tracks, self._is_resumed = start.spec.checkpoint_dir is not None, is_resumed
+            for reader in self._readers.values():
+                reader.watch = watch
+                if self._tracks:
+                    reader.track()
+                if is_resumed:
+                    reader.resume()
+
+    def take(self, message: Local, fd: int) -> None:  # noqa: C901 (one case each)
+        """Sort a message to the reader of its feed; `fd` is ours."""
+        match message:
+            case Segment(feed):
+                self._supply.begin(feed)
+                if fd < 0:
+                    self.reader(feed).fail(ReadError(f"rows are lost: {OUT_OF_DESCRIPTORS}"))
+                else:
+                    self.reader(feed).add(Item(message, fd))
+            case FeedStart(feed, epoch):
+                self._supply.begin(feed)
+                self.reader(feed).start(epoch)
+            case Granted(feed, epoch, rows):
+                self.reader(feed).grant(epoch, rows)
+            case EpochEnd(feed):
+                self.reader(feed).mark(message)
+            case FeedHold(feed, epoch):
+                self.reader(feed).hold(epoch)
+            case Reopened(feed, epoch):
+                self.reader(feed).reopen(epoch)
+            case ReadFailed(feed, problem, is_config):
+                self.reader(feed).fail((ConfigError if is_config else ReadError)(problem))
+            case FeedCovered(feed, epoch):
+                self.reader(feed).forget(epoch)
+            case Reclaim(feed):
+                self.reader(feed).reclaim()
+            case EndMark(feed):
+                self._end(feed)
+
+    def lose(self) -> None:
+        """Fail all waits: the agent is gone."""
+        with self._lock:
+            self._is_lost = True
+            for reader in self._readers.values():
+                reader.lose()
+
+    def _send(self, message: Local) -> None:
+        if isinstance(message, Consumed):
+            self._supply.move()
+        self._send_to_agent(message)
+
+    def _end(self, feed: str) -> None:
+        if feed:
+            self.reader(feed).end()
+            return
+        with self._lock:
+            self._has_ended = True
+            readers = [r for feed, r in self._readers.items() if feed not in self._own]
+        for reader in readers:
+            reader.end()
+
+
+def _meant(read: list[str], batches: int) -> str:
+    """Return which of the feeds that were read a single number of batches is of."""
+    if DEFAULT_FEED in read:
+        return DEFAULT_FEED
+    if len(read) != 1:
+        names = ", ".join(map(repr, sorted(read))) or "none"
+        raise ConfigError(
+            f"batches={batches} could be of several feeds, or of none: read were {names}. Name "
+            "the feeds: batches={'input': …}"
+        )
+    return read[0]
