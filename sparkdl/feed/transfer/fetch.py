@@ -9,8 +9,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -22,6 +22,7 @@ from sparkdl.core.errors import ReadError
 from sparkdl.feed.store.log import AppendRequest, Log
 from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch
 from sparkdl.feed.transfer.messages import (
+    TAKEN,
     FeedSpec,
     FetchTicket,
     Target,
@@ -41,6 +42,10 @@ _BROKEN = (
     OSError,
 )
 """Errors of the connection: the rows are still at the other agent."""
+
+
+T = TypeVar("T")
+Call = Callable[[flight.FlightClient, bytes, flight.FlightCallOptions], T]
 
 
 @dataclass(frozen=True)
@@ -167,14 +172,15 @@ class Fetcher(threading.Thread):
         """Fetch rows into the log; return why that is not possible, if so."""
         grant, names = fetch.grant, self._peers.names
         try:
-            batch = self._fetch(fetch)
-            if batch is None:
+            batch = self._call(fetch, self._get)
+            if batch is None:  # it was stopped
                 return None
             if batch.num_rows != grant.rows:
                 raise ReadError(f"it sent {batch.num_rows} rows in place of {grant.rows}")
             span = (grant.partition, grant.start, grant.start + grant.rows)
             request = AppendRequest(fetch.epoch, keep=fetch.keep, spans=(span,), run=fetch.run)
             self._log.append_in_time(batch, request)
+            self._call(fetch, _confirm)
         except (pa.ArrowException, ReadError, OSError) as error:
             return (
                 f"{names[self._peers.node_id]} cannot fetch rows from {names[grant.holder]}: "
@@ -182,50 +188,50 @@ class Fetcher(threading.Thread):
             )
         return None
 
-    def _fetch(self, fetch: Fetch) -> pa.RecordBatch | None:
-        """Return the rows, however often the connection breaks; `None` once stopped.
+    def _call(self, fetch: Fetch, call: Call[T]) -> T | None:
+        """Return what the holder answers, however often the connection breaks; `None` once stopped.
 
         Raises:
-            pyarrow.ArrowException: if the other agent does not have them.
+            pyarrow.ArrowException: if the holder refuses.
         """
         grant, timeout_s = fetch.grant, _CALL_S
         target = Target(grant.holder, self._peers.names[grant.holder], fetch.uri)
+        place = (grant.number, grant.skip, grant.rows)
+        ticket = msgspec.json.encode(FetchTicket(self._log.feed, self._generation, *place))
         self._awaited = target, time.monotonic()
         try:
             while True:
                 try:
-                    return self._get(fetch, timeout_s)
+                    client = self._clients.get(fetch.uri)
+                    if client is None:
+                        client = self._clients[fetch.uri] = connect(fetch.uri, self._peers.trust)
+                    return call(client, ticket, call_options(self._peers.token, timeout_s))
                 except _BROKEN as error:
                     if isinstance(error, flight.FlightTimedOutError):
                         timeout_s *= 2
-                    if client := self._clients.pop(fetch.uri, None):
-                        client.close()
+                    if broken := self._clients.pop(fetch.uri, None):
+                        broken.close()
                 with self._changed:
                     if self._changed.wait_for(lambda: self._is_stopped, _PAUSE_S):
                         return None
         finally:
             self._awaited = None
 
-    def _get(self, fetch: Fetch, timeout_s: float) -> pa.RecordBatch:
-        client = self._clients.get(fetch.uri)
-        if client is None:
-            client = self._clients[fetch.uri] = connect(fetch.uri, self._peers.trust)
-        grant = fetch.grant
-        place = (grant.number, grant.skip, grant.rows)
-        ticket = msgspec.json.encode(FetchTicket(self._log.feed, self._generation, *place))
-        options = call_options(self._peers.token, timeout_s)
+    def _get(
+        self, client: flight.FlightClient, ticket: bytes, options: flight.FlightCallOptions
+    ) -> pa.RecordBatch:
         reader = client.do_get(flight.Ticket(ticket), options)
         with self._changed:
             self._reader = reader
         try:
-            batch = reader.read_chunk().data
-            # To the stream's end, after which the holder has freed the rows. They are here now, so
-            # a connection that breaks meanwhile does not matter.
-            with suppress(StopIteration, *_BROKEN):
-                reader.read_chunk()
-            return batch
+            return reader.read_chunk().data
         except StopIteration:
             raise ReadError("it sent no rows") from None
         finally:
             with self._changed:
                 self._reader = None
+
+
+def _confirm(client: flight.FlightClient, ticket: bytes, options: flight.FlightCallOptions) -> None:
+    """Tell the holder that the rows are here, so that it frees them."""
+    list(client.do_action(flight.Action(TAKEN, ticket), options))

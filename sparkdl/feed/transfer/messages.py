@@ -38,6 +38,7 @@ WHAT_TO_DO = (
 
 MAX_COUNT_S = 30.0
 """How long rows that no node wants are counted, for the result of `cluster.feed`."""
+TAKEN = "taken"
 _LISTENING_S = 1.0
 
 
@@ -230,7 +231,7 @@ class PutPiece(msgspec.Struct, frozen=True):
 class FetchTicket(msgspec.Struct, frozen=True):
     """Rows [`skip`, `skip` + `rows`) of a segment of the spool, which another agent fetches.
 
-    The holder frees them once it has sent them all.
+    It is the ticket of `DoGet`, and the body of the action `TAKEN`, on which the holder frees them.
     """
 
     feed: str

@@ -14,7 +14,6 @@ any of these.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -124,9 +123,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.FlightDataStream:
-        """Send the rows that a ticket names as one batch; free them once all have been sent.
+        """Send the rows that a ticket names as one batch, which is the mapped file: no copy.
 
-        The batch is the mapped file: nothing is copied. A call that breaks leaves the rows here.
+        They stay here until the other agent says that it has them (`do_action`): what has been sent
+        may have been lost with the connection.
         """
         self._strangers.welcome(context.peer())
         wanted = _decode(ticket.ticket, FetchTicket)
@@ -141,13 +141,18 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         except OSError as error:
             raise flight.FlightUnavailableError(f"the rows cannot be read: {error}") from None
 
-        def rows() -> Iterator[pa.RecordBatch]:
-            yield batch
-            if not context.is_cancelled():
-                spool.free(*place)
-
         # Not a `GeneratorStream`, which sends no dictionaries.
-        return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(batch.schema, rows()))
+        return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(batch.schema, [batch]))
+
+    def do_action(
+        self, context: flight.ServerCallContext, action: flight.Action
+    ) -> list[flight.Result]:
+        """Free the rows that a ticket names: another agent has them."""
+        self._strangers.welcome(context.peer())
+        taken = _decode(action.body, FetchTicket)
+        spool = self._store.spool(taken.feed, taken.generation)
+        spool.free(taken.number, taken.skip, taken.rows)
+        return []
 
     def shutdown(self) -> None:
         """Let calls end; hang up on those that have not within a second.

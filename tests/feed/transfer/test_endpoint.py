@@ -85,7 +85,8 @@ def test_what_the_driver_waits_for_is_told_at_once_and_other_counts_seldom(
         for _ in range(20):
             assert len(values(node.reader())) == 200
         node.wait_told(lambda all_told: told(all_told) == (200, 4000, 20, False))
-        assert len(node.told) == 3, "not for each of the epochs that the driver has announced"
+        # One more where user code has waited for a row in vain.
+        assert len(node.told) in (3, 4), "not for each epoch that the driver has announced"
         append(node, epoch=20)
         node.wait_told(lambda all_told: told(all_told) == (300, 4000, 20, False))
         node.call(lambda: node.feeds.on_driver_message(msg.FeedHold(FEED, 20)))
