@@ -1,6 +1,7 @@
 """What grows with the number of nodes, and what does not?
 
-`control`: the driver, with simulated agents. `nodes`: plain nodes as processes of this machine.
+`control`: the driver, with simulated agents. `rows`: how the driver assigns the rows that simulated
+agents hold. `nodes`: plain nodes as processes of this machine.
 
 Each section is a function that runs its contestants, prints what comes of each, and returns the
 rows of its table. `README.md` says what is measured and why so.
@@ -139,9 +140,23 @@ def alone(
     return rows
 
 
-SIZES = {"control": (10, 100, 1_000, 10_000), "nodes": (2, 16, 64, 128)}
+SIZES = {
+    "control": (10, 100, 1_000, 10_000),
+    "rows": (10, 100, 1_000, 10_000),
+    "nodes": (2, 16, 64, 128),
+}
+
+
+def rows(nodes: int) -> dict[str, float]:
+    """Assign rows of so many simulated agents."""
+    from contestants.row_table import Feeding
+
+    return Feeding(nodes).run()
+
+
 SECTIONS: dict[str, Callable[[argparse.Namespace, list[Run]], list[Row]]] = {
     "control": control,
+    "rows": lambda parsed, runs: alone("rows", rows, parsed),
     "nodes": lambda parsed, runs: alone("nodes", nodes, parsed),
 }
 

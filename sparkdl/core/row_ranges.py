@@ -6,7 +6,7 @@ Runs in: anywhere. Pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 Range = tuple[int, int]
 """Rows [start, stop)."""
@@ -90,14 +90,3 @@ def spans_within(spans: Iterable[Span], ranges: Sequence[Range]) -> list[Span]:
             found.append((partition, first + start - offset, first + stop - offset))
         offset = end
     return found
-
-
-def spans_left(spans: Iterable[Span], done: Mapping[int, Sequence[Range]]) -> list[Range]:
-    """Return which rows of `spans`, laid end to end, `done` does not name by partition."""
-    found: list[Range] = []
-    offset = 0
-    for partition, first, last in spans:
-        for start, stop in uncovered(first, last, done.get(partition, ())):
-            found.append((offset + start - first, offset + stop - first))
-        offset += last - first
-    return merge_ranges(found)

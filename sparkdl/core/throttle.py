@@ -13,13 +13,19 @@ REPORTS_PER_S = 300
 """What the driver gets from all nodes together at most, beside what it waits for."""
 
 
+LOTS_PER_S = 3000
+"""Likewise, of reports by which rows are assigned. Nodes wait for these."""
 LOOK_SHARE = 0.02
 """Of the driver's loop, for each kind of look at all nodes: one takes longer the more there are."""
 
 
-def period_s(shortest_s: float, nodes: int) -> float:
-    """Return how often each of so many nodes may report: the more there are, the more seldom."""
-    return max(shortest_s, nodes / REPORTS_PER_S)
+def period_s(shortest_s: float, nodes: int, per_s: int = REPORTS_PER_S) -> float:
+    """Return how often each of so many nodes may report: the more there are, the more seldom.
+
+    Args:
+        per_s: reports of all of them in a second, at most.
+    """
+    return max(shortest_s, nodes / per_s)
 
 
 def rest_s(took_s: float) -> float:

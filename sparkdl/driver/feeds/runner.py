@@ -25,7 +25,7 @@ from itertools import count
 from typing import Any
 
 from sparkdl.control.lease import driver_patience_s
-from sparkdl.control.messages import FeedEnd
+from sparkdl.control.messages import FeedEnd, Spooled
 from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
@@ -278,9 +278,12 @@ class FeedRunner:
     def _look(self) -> None:
         """Report to the feeds what is known of the nodes now, if that is news."""
         self._is_looking, begun_s = False, time.thread_time()
+        spooled: dict[str, list[tuple[int, Spooled]]] = {}
         while self._controller.view.spooled:
-            node_id, message = self._controller.view.spooled.popleft()
-            self._handle(message.feed, RowsSpooled(node_id, message))
+            node_id, report = self._controller.view.spooled.popleft()
+            spooled.setdefault(report.feed, []).append((node_id, report))
+        for feed, reports in spooled.items():
+            self._handle(feed, RowsSpooled(tuple(reports)))
         for feed, state in [*self._states.items()]:
             nodes = _nodes(self._controller.view, feed)
             if nodes != state.feed.nodes:

@@ -392,10 +392,9 @@ class NodesSeen:
 
 @dataclass(frozen=True)
 class RowsSpooled:
-    """The agent of a node holds rows that feeders have brought."""
+    """Agents hold rows that feeders have brought; each by the id of its node."""
 
-    node_id: int
-    message: Spooled
+    reports: tuple[tuple[int, Spooled], ...]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ equally many:
 
 A node is given rows of its own agent's spool where that keeps nodes level. Rows of another agent,
 which cross the network once more, are the last resort: at the end of the epoch, or when a node has
-run short for `GRACE_S` and its own agent has none.
+run short for a moment and its own agent has none.
 """
 
 from __future__ import annotations
@@ -25,9 +25,14 @@ from dataclasses import dataclass, replace
 from sparkdl.control.messages import Grant, Lot
 from sparkdl.control.rows import PartRows
 from sparkdl.core.row_ranges import Range, merge_ranges, uncovered
+from sparkdl.core.throttle import LOTS_PER_S, period_s
 
-GRACE_S = 0.05
-"""How long a node without rows waits for some to come to its own agent."""
+FIRST_GRACE_S = 0.05
+GRACE_S = 0.5
+"""How long a node without rows waits for some to come to its own agent: for its first ones, and for
+later ones. Rows come by fits and starts, and evenly after a while."""
+ASSIGNS_PER_S = 5000
+"""Nodes that rows are assigned to in a second, at most: thousands of nodes get more at once."""
 WINDOW_NBYTES = 64 * 1024 * 1024
 """Unread bytes of a node at most while more are to come: a slow node is not given all rows."""
 _MOVED_SHARE = 8
@@ -116,6 +121,7 @@ class RowTable:
         self._rows = self._nbytes = self._seen = self._lots = 0
         self._room_nbytes: dict[int, int] = {}
         self._short_since_s: float | None = None
+        self._rests_until_s = -math.inf
 
     @property
     def rows_waiting(self) -> int:
@@ -170,11 +176,16 @@ class RowTable:
             needs: of the nodes that take rows.
         """
         grants: dict[int, list[Grant]] = {}
+        if now_s < self._rests_until_s:
+            self.due_s = self._rests_until_s if self._rows else math.inf
+            return grants
+        needs = dict(needs)
         while granted := self._assign_once(needs, now_s):
             for node, more in granted.items():
                 grants.setdefault(node, []).extend(more)
                 rows = sum(grant.rows for grant in more)
-                needs = {**needs, node: Need(self._unread(needs[node]) + rows, waits=False)}
+                needs[node] = Need(self._unread(needs[node]) + rows, waits=False)
+        self._rests_until_s = now_s + len(grants) / ASSIGNS_PER_S
         return grants
 
     def _assign_once(self, needs: Mapping[int, Need], now_s: float) -> dict[int, list[Grant]]:
@@ -197,8 +208,11 @@ class RowTable:
             return {}
         if self._short_since_s is None:
             self._short_since_s = now_s
-        if now_s < self._short_since_s + GRACE_S:
-            self.due_s = self._short_since_s + GRACE_S
+        has_begun = all(self.assigned[node] for node in open_to)
+        grace_s = max(GRACE_S, 2 * period_s(0.0, len(needs), LOTS_PER_S))
+        due_s = self._short_since_s + (grace_s if has_begun else FIRST_GRACE_S)
+        if now_s < due_s:
+            self.due_s = due_s
             return {}
         shares = level(min(self._rows, sum(some.values())), [totals[node] for node in open_to])
         return self._grant({n: min(rooms[n], r) for n, r in zip(open_to, shares, strict=True)})

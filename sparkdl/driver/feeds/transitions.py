@@ -812,22 +812,24 @@ def _rows_of(count: FeedCount, epoch: int) -> int:
 
 def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
     """Enter rows that feeders have brought; those that are known already are freed."""
-    said = event.message
     if isinstance(state, Idle):
-        world = state.feed.nodes.world
+        world, table, epoch = state.feed.nodes.world, None, 0
         generation = world.generation if world is not None else -1
-        lots, epoch = list(said.lots), said.epoch
     else:
         run = state.run
         generation, epoch = run.spec.generation, run.epoch
-        is_open = isinstance(state, Opening | Delivering) and said.epoch == epoch
-        lots = list(said.lots)
-        if is_open and said.generation == generation:
-            lots = run.table.add(event.node_id, said.lots, said.room_nbytes)
-    if said.generation != generation or not lots:
-        return state, []
-    free = Assign(said.feed, epoch, "", unwanted=tuple(lots))
-    return state, [Send(free, frozenset({event.node_id}), generation)]
+        table = run.table if isinstance(state, Opening | Delivering) else None
+    said: list[Action] = []
+    for node_id, news in event.reports:
+        if news.generation != generation:
+            continue
+        lots: Iterable[Lot] = news.lots
+        if table is not None and news.epoch == epoch:
+            lots = table.add(node_id, lots, news.room_nbytes)
+        if lots := tuple(lots):
+            free = Assign(news.feed, news.epoch, "", unwanted=lots)
+            said.append(Send(free, frozenset({node_id}), generation))
+    return state, said
 
 
 def _stopped(state: S, event: StreamStopped, now_s: float) -> Step[S]:

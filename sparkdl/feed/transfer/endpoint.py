@@ -46,7 +46,7 @@ from sparkdl.control.rows import EpochRows
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
-from sparkdl.core.throttle import Throttle, period_s
+from sparkdl.core.throttle import LOTS_PER_S, Throttle, period_s
 from sparkdl.feed.parquet.loader import DirectLoader, ParquetLoader, ShareLoader, Sink
 from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
@@ -104,7 +104,8 @@ class NodeFeeds:
         self._progress = Throttle(
             self._loop, self._report_counts, period_s(PROGRESS_PERIOD_S, nodes)
         )
-        self._needs = Throttle(self._loop, self._report_needs, period_s(ASSIGN_PERIOD_S, nodes))
+        needs_s = period_s(ASSIGN_PERIOD_S, nodes, LOTS_PER_S)
+        self._needs = Throttle(self._loop, self._report_needs, needs_s)
 
     def listen(self, host: str, tls: Tls | None = None) -> str:
         """Start receiving; return the Flight URI."""

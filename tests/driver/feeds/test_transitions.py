@@ -40,7 +40,7 @@ from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.feeds import state as fs
 from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.driver.feeds.table import GRACE_S
+from sparkdl.driver.feeds.table import FIRST_GRACE_S
 from sparkdl.driver.feeds.transitions import CANCEL_S, LOOKS, REASON_S, TRANSITIONS, step
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from tests.doubles.machines import declared_steps_only
@@ -103,7 +103,7 @@ class Play:
         for node_id, num_rows in enumerate(rows):
             lots = (Lot(0, 0, start, num_rows, 1),)
             message = Spooled(generation, "input", epoch, lots, ROOM_NBYTES)
-            said += self.after(fs.RowsSpooled(node_id, message))
+            said += self.after(fs.RowsSpooled(((node_id, message),)))
             start += num_rows
         return said
 
@@ -153,7 +153,7 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
     assert play.seen({"epoch_rows": 5}, {"epoch_rows": 4}) == [sent(Granted("input", 0, 4))]
     assert play.after(fs.JobEnded(1, fed(10))) == [], "the last row has not been reported"
     last = Spooled(0, "input", 0, (Lot(1, 0, 9, 1, 1),), ROOM_NBYTES)
-    assert play.after(fs.RowsSpooled(1, last)) == [
+    assert play.after(fs.RowsSpooled(((1, last),))) == [
         *granted(start, 0, Grant(0, 0, 4, 1, 0, 4)),
         *granted(start, 1, Grant(1, 1, 0, 1, 0, 9)),
         sent(FeedCut("input", 0)),
@@ -338,14 +338,14 @@ def test_rows_that_come_twice_are_freed_where_they_came_last() -> None:
     assert isinstance(start, fs.StartJob)
     play.spooled(6)
     again = Lot(0, 0, 4, 4, 1)
-    said = play.after(fs.RowsSpooled(1, Spooled(0, "input", 0, (again,), ROOM_NBYTES)))
+    said = play.after(fs.RowsSpooled(((1, Spooled(0, "input", 0, (again,), ROOM_NBYTES)),)))
     assert (
         fs.Send(Assign("input", 0, "", unwanted=(Lot(0, 0, 4, 2, 0),)), frozenset({1}), 0) in said
     )
     late = Spooled(0, "input", 0, (Lot(1, 0, 0, 4, 1),), ROOM_NBYTES)
     play.after(fs.JobEnded(1, fed(8)))
     assert isinstance(play.state, fs.Cutting)
-    assert play.after(fs.RowsSpooled(1, late)) == [
+    assert play.after(fs.RowsSpooled(((1, late),))) == [
         fs.Send(Assign("input", 0, "", unwanted=late.lots), frozenset({1}), 0)
     ]
 
@@ -356,7 +356,7 @@ def test_node_whose_agent_is_brought_no_row_gets_those_of_another_after_a_moment
     assert isinstance(start, fs.StartJob)
     assert play.spooled(8) == [], "rows may be about to come to the other agent"
     play.now_s = fs.wakes_s(play.state)
-    assert play.now_s == GRACE_S
+    assert play.now_s == FIRST_GRACE_S
     assert play.after(fs.DeadlinePassed()) == [
         *granted(start, 0, Grant(0, 0, 0, 4, 0, 0)),
         *granted(start, 1, Grant(0, 0, 4, 4, 0, 4)),
@@ -708,7 +708,7 @@ class Simulation:
         if not self.reports:
             return False
         node_id, message = self.reports.popleft()
-        self.take(fs.RowsSpooled(node_id, message))
+        self.take(fs.RowsSpooled(((node_id, message),)))
         return True
 
     def repeat(self) -> bool:

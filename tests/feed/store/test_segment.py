@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.core.row_ranges import Span, spans_left, spans_within
+from sparkdl.core.row_ranges import Span, spans_within
 from sparkdl.feed.store.segment import halve, join_small
 from tests.doubles.feeds import numbers
 
@@ -33,18 +31,6 @@ def test_part_of_a_segment_is_the_rows_at_these_offsets(
     assert rows_of(spans_within(parts, ranges)) == [
         rows[i] for i in sorted(wanted) if i < len(rows)
     ]
-
-
-@given(spans, st.dictionaries(st.integers(0, 2), offsets))
-def test_rows_left_are_those_that_are_not_done(
-    parts: list[Span], done: dict[int, set[int]]
-) -> None:
-    given_rows = {part: tuple((row, row + 1) for row in rows) for part, rows in done.items()}
-    left = spans_left(parts, given_rows)
-    rows = rows_of(parts)
-    kept = [row for start, stop in left for row in rows[start:stop]]
-    assert kept == [(part, row) for part, row in rows if row not in done.get(part, ())]
-    assert all(stop < start for (_, stop), (start, _) in pairwise(left))
 
 
 def test_small_batches_of_one_schema_are_joined() -> None:
