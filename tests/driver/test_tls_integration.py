@@ -92,7 +92,7 @@ def test_cluster_trains_scores_and_answers_and_a_listener_learns_of_it_only_with
     with launch(
         train_and_score, observe=Observe(on_log=lines), startup=Startup(tls=chosen[how])
     ) as cluster:
-        assert cluster.feed(table).rows_used == 1000
+        assert cluster.feed([table.slice(0, 500), table.slice(500)]).rows_used == 1000
         results = list(cluster.infer_rows(["a", "b", "c"], "score"))
         assert results == [f"{RESULT} {row}" for row in "abc"]
         lines.wait_for(PRINTED, 2)

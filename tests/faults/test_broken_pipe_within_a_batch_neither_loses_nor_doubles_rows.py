@@ -84,6 +84,7 @@ def test_without_spark_the_feed_says_which_node_it_was(
     payload = pa.FixedSizeListArray.from_arrays(np.zeros(ROWS * WORDS), WORDS)
     with launch(train, Plan(every=999)) as cluster:
         with pytest.raises(FeederError, match="worker:1: "):
-            cluster.feed([rows.append_column("payload", payload)])
+            whole = rows.append_column("payload", payload)
+            cluster.feed([whole.slice(0, 1), whole.slice(1)])  # the second one to worker:1
         cluster.shutdown(SOON_S)
     assert way_to_node_1.has_broken

@@ -261,7 +261,9 @@ class PutStream:
             self._fail(error)
             return
         with self._changed:
-            if self._writer is None:  # `close` came first
+            if (
+                self._writer is None or self._phase is Phase.BROKEN
+            ):  # `close` or `cancel` came first
                 return
             self._heard_s, self._shortage = time.monotonic(), ack.shortage
             if self._phase is Phase.OPENING:

@@ -310,6 +310,9 @@ class Moves(RuleBasedStateMachine):
         self.lots: dict[int, list[tuple[int, int, int]]] = {}
         self.here: dict[int, tuple[int, int]] = {}  # in the log, by number: first row, rows
         self.spooled: set[int] = set()
+        self.settled: set[int] = set()
+        """Rows of the log that no later epoch reads again, and those that a checkpoint covers."""
+        self.covered: set[int] = set()
 
     def _notice(self) -> None:
         """Note what the store has reported."""
@@ -402,6 +405,7 @@ class Moves(RuleBasedStateMachine):
         log.cut(self.epoch)
         if not again:
             log.settle(self.epoch)
+            self.settled |= self._rows_here()
         self.epoch += 1
         self._leave_spooled_of_old_epochs()
 
@@ -415,14 +419,14 @@ class Moves(RuleBasedStateMachine):
     @precondition(lambda self: self.it is not None)
     def child_is_replaced(self, recalls: bool) -> None:
         assert self.it is not None
-        before = {x for first, rows in self.here.values() for x in range(first, first + rows)}
-        before |= self.spooled
+        before = (self._rows_here() | self.spooled) - self.covered
         self.it.store.close("the child has died")
         self.generation += 1
         self.it.store.reopen(self.generation)
         self.it.segments.clear()
         self.lots, self.spooled = {}, set()
         self.here.clear()
+        self.settled, self.covered = set(), set()
         self.epoch = 0
         if recalls:
             lots = self.it.store.recall(FEED, 0, "run")
@@ -436,6 +440,10 @@ class Moves(RuleBasedStateMachine):
     def checkpoint_covers(self) -> None:
         assert self.it is not None
         self.it.store.log(FEED).forget(self.epoch)
+        self.covered |= self.settled
+
+    def _rows_here(self) -> set[int]:
+        return {x for first, rows in self.here.values() for x in range(first, first + rows)}
 
     @invariant()
     def bytes_are_those_of_the_segments(self) -> None:
