@@ -137,9 +137,13 @@ def choose_target(
     Args:
         is_here: whether an address is one of this host's.
     """
-    here = set(filter(is_here or _is_here, {target.host for target in targets}))
-    near = [target for target in targets if target.host in here] or targets
-    return near[partition % len(near)]
+    hosts = {target.host for target in targets}
+    here = set(filter(is_here or _is_here, hosts))
+    near = [target for target in targets if target.host in here]
+    if not near:
+        return targets[partition % len(targets)]
+    # Of neighbouring partitions each is often on another host: these are the next turn on this one.
+    return near[partition // len(hosts) % len(near)]
 
 
 def _is_here(host: str) -> bool:

@@ -60,7 +60,10 @@ def answers(*script: Answer, default: Answer = "store") -> Callable[[PutPiece], 
 
 def test_partition_goes_to_an_agent_of_its_host_or_to_one_by_its_number() -> None:
     nodes = [Target(n, f"worker:{n}", f"grpc://10.0.0.{n // 2}:80") for n in range(6)]
-    here = [choose_target(nodes, p, lambda host: host == "10.0.0.1").node_id for p in range(4)]
+    # Three hosts: each third partition is on this one, if all have as many.
+    here = [
+        choose_target(nodes, p, lambda host: host == "10.0.0.1").node_id for p in range(0, 12, 3)
+    ]
     assert here == [2, 3, 2, 3]
     assert [choose_target(nodes, p, lambda _: False).node_id for p in range(8)] == [
         *range(6),
