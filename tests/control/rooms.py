@@ -27,13 +27,14 @@ from sparkdl.control.messages import (
     decode_to_agent,
     encode,
 )
-from sparkdl.control.server import CoordinatorServer, ServerAddress
+from sparkdl.control.server import CoordinatorServer, ServerAddress, Timeouts
 from sparkdl.control.tls import Tls
 
 TOKEN = "the-token"
 LOOPBACK = "127.0.0.1"
 SOON_S = 20.0
 """Deadline of what takes a moment, so that a hang fails; no measure of speed."""
+UNHURRIED = Timeouts(hello_s=60.0)
 
 Peer: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -128,7 +129,7 @@ class Room:
 @asynccontextmanager
 async def room(
     lease_s: float = 60.0,
-    hello_timeout_s: float = 60.0,
+    timeouts: Timeouts = UNHURRIED,
     close_timeout_s: float = CLOSE_S,
     tls: Tls | None = None,
     num_nodes: int = 0,
@@ -136,7 +137,7 @@ async def room(
     """A server on a free port; its deadlines are far away unless the test is about them."""
     heard = Heard()
     server = CoordinatorServer(
-        TOKEN, heard, lease_s, hello_timeout_s=hello_timeout_s, tls=tls, num_nodes=num_nodes
+        TOKEN, heard, lease_s, timeouts=timeouts, tls=tls, num_nodes=num_nodes
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparkdl.control.lease.CLOSE_S", close_timeout_s)

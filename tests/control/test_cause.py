@@ -7,9 +7,9 @@ from http.client import HTTPConnection
 
 import pytest
 
-from sparkdl.control import server
 from sparkdl.control.auth import bearer
 from sparkdl.control.cause import CutLink, fetch_cause, parse_cut_link
+from sparkdl.control.server import Timeouts
 from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, Room, play, room
 
 
@@ -42,13 +42,9 @@ def test_feeder_is_believed_and_told_the_cause_if_the_nodes_agent_answers(host: 
     play(scene())
 
 
-def test_feeder_is_not_believed_while_the_agent_stands_still(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server, "_ALIVE_S", 0.05)
-
+def test_feeder_is_not_believed_while_the_agent_stands_still() -> None:
     async def scene() -> None:
-        async with room(num_nodes=1) as here:
+        async with room(timeouts=Timeouts(ping_s=0.05), num_nodes=1) as here:
             here.heard.agents = {0: "a"}
             async with here.raw_agent("a"):  # which answers no ping
                 assert await report(here, 0, 0) == ""

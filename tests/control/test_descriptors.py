@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control import descriptors
 from sparkdl.control.descriptors import MAX_STRANGERS, FdReceiver, FdSender
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ProtocolError
@@ -25,8 +24,8 @@ BATCH = numbers(0, 10)
 
 
 @contextmanager
-def serving() -> Iterator[FdReceiver]:
-    server = FdReceiver(TOKEN)
+def serving(**options: float) -> Iterator[FdReceiver]:
+    server = FdReceiver(TOKEN, **options)
     yield server
     server.close()
 
@@ -129,9 +128,9 @@ def test_strangers_neither_stop_a_feeder_nor_add_up() -> None:
         assert len(feeder_threads()) <= MAX_STRANGERS
 
 
-def test_stranger_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "_TOKEN_S", 0.05)
-    with serving() as server, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+def test_stranger_that_says_nothing_is_hung_up_on() -> None:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with serving(token_timeout_s=0.05) as server, stranger as sock:
         sock.settimeout(SOON_S)
         sock.connect(f"\0{server.name}")
         assert sock.recv(1) == b""

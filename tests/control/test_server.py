@@ -16,7 +16,7 @@ from sparkdl.control import server
 from sparkdl.control.auth import bearer
 from sparkdl.control.descriptors import MAX_STRANGERS
 from sparkdl.control.host_watch import HostWatch
-from sparkdl.control.server import CoordinatorServer, ServerAddress
+from sparkdl.control.server import CoordinatorServer, ServerAddress, Timeouts
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, build_world
@@ -201,7 +201,7 @@ STALLED: dict[str, Stalled] = {
 def test_stalled_peers_disturb_nobody_and_do_not_hold_up_the_stop() -> None:
     async def scene() -> None:
         async with (
-            room(hello_timeout_s=10 * SOON_S, close_timeout_s=0.05) as here,
+            room(timeouts=Timeouts(hello_s=10 * SOON_S), close_timeout_s=0.05) as here,
             AsyncExitStack() as stack,
         ):
             for stall in STALLED.values():
@@ -216,7 +216,7 @@ def test_stalled_peers_disturb_nobody_and_do_not_hold_up_the_stop() -> None:
 @pytest.mark.parametrize("stall", ["connects only", "half a handshake"])
 def test_a_peer_that_never_finishes_its_handshake_is_dropped(stall: str) -> None:
     async def scene() -> None:
-        async with room(hello_timeout_s=0.05) as here:
+        async with room(timeouts=Timeouts(hello_s=0.05)) as here:
             async with STALLED[stall](here) as (reader, _):
                 assert b"101 Switching" not in await read_all(reader)
             assert here.heard.queue.empty()
@@ -226,7 +226,7 @@ def test_a_peer_that_never_finishes_its_handshake_is_dropped(stall: str) -> None
 
 def test_a_peer_that_never_says_hello_is_dropped() -> None:
     async def scene() -> None:
-        async with room(hello_timeout_s=1.0) as here:
+        async with room(timeouts=Timeouts(hello_s=1.0)) as here:
             async with authorized(here.address.url) as silent:
                 with pytest.raises(ConnectionClosed, match="1008") as closed:
                     await asyncio.wait_for(silent.recv(), SOON_S)
@@ -243,13 +243,10 @@ def test_watch_of_a_connection_that_has_ended_already_is_no_error() -> None:
     assert HostWatch(sock, 4.0).look() == "there"
 
 
-def test_of_many_strangers_the_oldest_go_first_and_agents_come_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sparkdl.control.server._TOKEN_S", 0.05)
-
+def test_of_many_strangers_the_oldest_go_first_and_agents_come_in() -> None:
     async def scene() -> None:
-        async with room() as here, AsyncExitStack() as stack, here.agent("before"):
+        hurried = room(timeouts=Timeouts(hello_s=60.0, token_s=0.05))
+        async with hurried as here, AsyncExitStack() as stack, here.agent("before"):
             many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
             async with here.agent("after"):
                 for reader, _ in many[: MAX_STRANGERS - 1]:
@@ -261,13 +258,10 @@ def test_of_many_strangers_the_oldest_go_first_and_agents_come_in(
     play(scene())
 
 
-def test_agents_of_a_large_launch_that_come_at_once_are_no_strangers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sparkdl.control.server._TOKEN_S", 0.0)
-
+def test_agents_of_a_large_launch_that_come_at_once_are_no_strangers() -> None:
     async def scene() -> None:
-        async with room(num_nodes=2 * MAX_STRANGERS) as here, AsyncExitStack() as stack:
+        hurried = room(timeouts=Timeouts(hello_s=60.0, token_s=0.0), num_nodes=2 * MAX_STRANGERS)
+        async with hurried as here, AsyncExitStack() as stack:
             many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
             async with here.agent("after"):
                 assert not any(reader.at_eof() for reader, _ in many[1:])

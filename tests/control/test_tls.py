@@ -23,6 +23,7 @@ from sparkdl.control.cause import fetch_cause
 from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.host_watch import HostWatch
 from sparkdl.control.messages import NewRound, Offer
+from sparkdl.control.server import Timeouts
 from sparkdl.control.tls import Tls, Trust, choose_tls, new_tls, read_tls
 from sparkdl.core.errors import ConfigError, LaunchError
 from sparkdl.core.options import TlsFiles
@@ -234,7 +235,7 @@ def test_wrong_root_wrong_name_and_no_tls_are_refused_in_a_line(
 def test_peers_that_do_not_shake_hands_are_dropped_and_do_not_hold_up_the_stop(ours: Tls) -> None:
     async def scene() -> None:
         async with (
-            room(hello_timeout_s=0.05, tls=ours) as here,
+            room(timeouts=Timeouts(hello_s=0.05), tls=ours) as here,
             here.raw() as (reader, _),
         ):
             assert await asyncio.wait_for(reader.read(), SOON_S) == b""  # hung up on
@@ -250,7 +251,7 @@ def test_peers_that_do_not_shake_hands_are_dropped_and_do_not_hold_up_the_stop(o
     play(scene())
 
 
-def test_mute_server_is_given_up(ours: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mute_server_is_given_up(ours: Tls) -> None:
     with socket.create_server((LOOPBACK, 0)) as mute:
         port = mute.getsockname()[1]
         url = f"wss://{LOOPBACK}:{port}"
@@ -260,9 +261,8 @@ def test_mute_server_is_given_up(ours: Tls, monkeypatch: pytest.MonkeyPatch) -> 
                 await CoordinatorClient.connect(url, TOKEN, 0.05, trust=ours.trust)
 
         play(scene())
-        monkeypatch.setattr("sparkdl.control.cause._WAIT_S", 0.05)
         with pytest.raises(TimeoutError):
-            fetch_cause(url, TOKEN, ours.trust)
+            fetch_cause(url, TOKEN, ours.trust, timeout_s=0.05)
 
 
 def test_cause_is_told_over_tls_and_to_nobody_without_the_right_root(ours: Tls) -> None:

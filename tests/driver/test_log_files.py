@@ -112,12 +112,8 @@ def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list((tmp_path / "logs").iterdir()) == []
 
 
-def test_files_are_rotated_and_the_oldest_lines_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_files, "MAX_FILE_NBYTES", 1000)
-    monkeypatch.setattr(log_files, "OLD_FILES", 3)
-    files = LogFiles(str(tmp_path))
+def test_files_are_rotated_and_the_oldest_lines_go(tmp_path: Path) -> None:
+    files = LogFiles(str(tmp_path), max_file_nbytes=1000, old_files=3)
     for i in range(100):
         files.add("ps:1", [f"{i:03}" + "x" * 96])
     files.close()
@@ -196,8 +192,7 @@ def test_a_slow_disk_keeps_nobody_waiting_and_the_file_tells_what_is_missing(
         append(self, text)
 
     monkeypatch.setattr(log_files._NodeFile, "append", slow)
-    monkeypatch.setattr(log_files, "_MAX_WAITING_CHARS", 10)
-    files = LogFiles(str(tmp_path))
+    files = LogFiles(str(tmp_path), max_waiting_chars=10)
     for i in range(100):
         files.add("worker:0", [f"line {i}"])
     is_ready.set()

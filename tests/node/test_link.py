@@ -41,7 +41,6 @@ from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.store.segment import write_segment
-from sparkdl.node import link
 from sparkdl.node.link import AgentLink
 from tests.doubles.feeds import SOON_S, Running, numbers
 
@@ -116,19 +115,18 @@ def test_world_is_waited_for() -> None:
         assert waiting.result() == start()
 
 
-def test_who_waits_long_for_the_world_uses_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_long_for_the_world_uses_the_time() -> None:
     used = list[str]()
     with linked() as ends:
         ends.send(start())
         ends.link.wait_start(Deadline.after(SOON_S), lambda: used.append("at once"))[1].close()
-    monkeypatch.setattr(link, "_IDLE_S", 0.01)
 
     def send_late() -> None:
         used.append("late")
         ends.send(start())
 
     with linked() as ends:
-        ends.link.wait_start(Deadline.after(SOON_S), send_late)[1].close()
+        ends.link.wait_start(Deadline.after(SOON_S), send_late, 0.01)[1].close()
     assert used == ["late"]
 
 
