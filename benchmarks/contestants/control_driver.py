@@ -92,7 +92,6 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
     from sparkdl.driver.handle import Cluster
     from sparkdl.driver.health import HangWatch
     from sparkdl.driver.lifecycle import state as states
-    from sparkdl.driver.lifecycle.transitions import SETTLE_S
     from sparkdl.feed.store.endpoint import PROGRESS_PERIOD_S
 
     nodes = parsed.nodes
@@ -151,8 +150,8 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
             lines,
             {
                 "event": "lost",
-                "decided_s": decided_s - SETTLE_S,
-                "told_s": told_s - SETTLE_S,
+                "decided_s": decided_s - settings.settle_s,
+                "told_s": told_s - settings.settle_s,
                 "known": failures,
                 "lost": lost,
             },

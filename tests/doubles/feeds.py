@@ -31,6 +31,7 @@ from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.messages import FeedSpec, Target
 from sparkdl.node.link import AgentLink
+from tests.doubles.proxy import Proxy
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -307,73 +308,16 @@ class LocalNode:
             self._changed.notify_all()
 
 
-class Proxy:
+class NodeProxy(Proxy):
     """A network between feeders and a node, that can be cut.
 
     Attributes:
         target: where feeders find the node through this network.
-        passed: what went through it, if it `records`.
     """
 
     def __init__(self, target: Target, records: bool = False) -> None:
-        scheme, _, address = target.uri.partition("//")
-        host, _, port = address.rpartition(":")
-        self._to = (host, int(port))
-        self._records = records
-        self.passed = bytearray()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        own_port = self._listener.getsockname()[1]
-        self.target = replace(target, uri=f"{scheme}//127.0.0.1:{own_port}")
-        self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept, name="proxy")]
-        self._is_stalled, self._is_cut = threading.Event(), threading.Event()
-
-    def __enter__(self) -> Proxy:
-        self._threads[0].start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cut()
-        for thread in self._threads:
-            thread.join(SOON_S)
-        for each in (self._listener, *self._sockets):
-            each.close()
-
-    def cut(self) -> None:
-        """End all connections; refuse new ones."""
-        self._is_cut.set()
-        for each in (self._listener, *self._sockets):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def stall(self) -> None:
-        """Let nothing through any more, without a word to those who are connected."""
-        self._is_stalled.set()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._to)
-                self._sockets += [near, far]
-                for source, sink in ((near, far), (far, near)):
-                    thread = threading.Thread(target=self._pass_on, args=(source, sink))
-                    self._threads.append(thread)
-                    thread.start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                if self._is_stalled.is_set():
-                    self._is_cut.wait()
-                if self._records:
-                    self.passed += data
-                sink.sendall(data)
-        for each in (source, sink):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        super().__init__(target.uri, records)
+        self.target = replace(target, uri=self.uri)
 
 
 class Running(threading.Thread, Generic[T]):

@@ -9,12 +9,15 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psutil
+import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.settings import Settings
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.logs import LogLine
 from sparkdl.driver.view import View
@@ -29,6 +32,12 @@ def launch(
     """Start a cluster without Spark and, unless `options` say otherwise, without a framework."""
     options = {"framework": "plain", "executor": "local", **options}
     return sparkdl.launch(None, map_fun, args, nodes, **options)
+
+
+def use_settings(patch: pytest.MonkeyPatch, **settings: Any) -> None:
+    """Have clusters use these settings, which `launch` has no arguments for."""
+    here = partial(Settings, **{"restart_backoff_s": 0.05, **settings})
+    patch.setattr("sparkdl.driver.launch.Settings", here)
 
 
 def has_checkpoint(view: View) -> bool:

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -31,6 +31,7 @@ from sparkdl.core.errors import (
     ReservationTimeoutError,
 )
 from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.core.options import Recovery
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
@@ -38,13 +39,14 @@ from sparkdl.driver import controller as controller_module
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Changed as StateChanged
 from sparkdl.driver.events import Ended, Event, Launched, Logged, Report, Sampled
-from sparkdl.driver.lifecycle import cut_links, transitions
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of
 from sparkdl.driver.logs import LogLine, hand_on
 from sparkdl.driver.view import View
 
 HOST, TOKEN = "127.0.0.1", "the-token"
+AT_ONCE = Settings(settle_s=0.0)
+"""One failure is enough: no others are waited for."""
 SOON_S = 20.0
 """Deadline of what takes a moment, so that a hang fails; no measure of speed."""
 
@@ -128,11 +130,11 @@ def world_of(num_nodes: int, generation: int = 0, port: int = 9000) -> World:
 @contextmanager
 def playing(
     num_nodes: int = 2,
-    settings: Settings | None = None,
+    settings: Settings = AT_ONCE,
     on_log: Callable[[LogLine], None] | None = None,
     leave_host: Callable[[str, bool], None] = lambda host, is_there: None,
 ) -> Iterator[Play]:
-    spec = ClusterSpec("test", plan_nodes(num_nodes), settings=settings or Settings())
+    spec = ClusterSpec("test", plan_nodes(num_nodes), settings=settings)
     play = Play(Controller(spec, TOKEN, leave_host=leave_host))
     try:
         if on_log is not None:
@@ -142,12 +144,6 @@ def playing(
     finally:
         play.controller.close()
         play.connections.close()
-
-
-@pytest.fixture(autouse=True)
-def _one_failure_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transitions, "SETTLE_S", 0.0)
-    monkeypatch.setattr(cut_links, "_SETTLE_SHARE", 0.0)
 
 
 @pytest.fixture
@@ -267,20 +263,18 @@ def test_an_agent_that_says_no_message_is_a_lost_node_with_the_reason(play: Play
     assert "an agent sent something that is no message" in str(error)
 
 
-def test_the_earliest_failure_is_the_root_cause_whoever_is_heard_first(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transitions, "SETTLE_S", SOON_S)
-    agents = play.world()
-    agents[0].say(child_failed(0, "exit", 8.0))
-    agents[1].say(child_failed(1, "exception", 7.0))
-    play.until(lambda view: len(getattr(view.state, "failures", ())) == 2)
-    play.controller.submit(states.DeadlinePassed())
-    heard = [agent.hears() for agent in agents]
-    error = play.controller.look(lambda view: failure_of(view.state))
-    assert type(error) is NodeFailedError
-    assert heard == [msg.StopChild(0, error.root_cause.describe())] * 2
-    assert [failure.node for failure in error.failures] == ["worker:1", "worker:0"]
+def test_the_earliest_failure_is_the_root_cause_whoever_is_heard_first() -> None:
+    with playing(settings=Settings(settle_s=SOON_S)) as play:
+        agents = play.world()
+        agents[0].say(child_failed(0, "exit", 8.0))
+        agents[1].say(child_failed(1, "exception", 7.0))
+        play.until(lambda view: len(getattr(view.state, "failures", ())) == 2)
+        play.controller.submit(states.DeadlinePassed())
+        heard = [agent.hears() for agent in agents]
+        error = play.controller.look(lambda view: failure_of(view.state))
+        assert type(error) is NodeFailedError
+        assert heard == [msg.StopChild(0, error.root_cause.describe())] * 2
+        assert [failure.node for failure in error.failures] == ["worker:1", "worker:0"]
 
 
 def test_who_comes_late_is_sent_away(play: Play) -> None:
@@ -309,7 +303,8 @@ def test_an_event_out_of_place_is_logged_and_changes_nothing(
 
 def test_host_that_a_feeder_does_not_reach_is_left_though_its_agent_answers() -> None:
     left: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
-    with playing(leave_host=lambda *host: left.put(host)) as play:
+    soon = replace(AT_ONCE, recovery=Recovery(host_timeout_s=0.4))
+    with playing(settings=soon, leave_host=lambda *host: left.put(host)) as play:
         agents = play.world()
         assert fetch_cause(play.url, TOKEN, None, CutLink(0, 1, "host-0")) == ""
         assert left.get(timeout=SOON_S) == ("host-1", True)

@@ -22,13 +22,14 @@ from sparkdl.core.world import Address, CheckpointRef, World, build_world
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.policy import History
 from sparkdl.driver.lifecycle.roster import Agent, Roster, Seats
-from sparkdl.driver.lifecycle.transitions import SETTLE_S, STAY_S, TRANSITIONS, begin, step
+from sparkdl.driver.lifecycle.transitions import TRANSITIONS, begin, step
 from sparkdl.driver.slots.placement import Standing
 from tests.doubles.machines import declared_steps_only
 
 steps_are_declared = declared_steps_only(TRANSITIONS)
 
-SPEC = ClusterSpec("c", plan_nodes(3, Roles(ps=1)), settings=Settings(600.0, max_port_retries=2))
+SETTINGS = Settings(600.0, max_port_retries=2)
+SPEC = ClusterSpec("c", plan_nodes(3, Roles(ps=1)), settings=SETTINGS)
 """ps:0 is node 0 and agent "a", worker:0 is 1 and "b", worker:1 is 2 and "c"."""
 
 EXPIRED = states.DeadlinePassed()
@@ -122,8 +123,9 @@ LOST_B = Failure("worker:0", "lost", "its connection closed", 1234.5, 1, 0, "hos
 START = states.Gathering(Roster(SPEC), 0, 600.0)
 ALMOST = states.Gathering(roster(agent("a"), agent("b"), agent("c", None)), 0, 600.0)
 RUNNING = states.Running(ALL, WORLD)
-FAILING = states.Failing(ALL, WORLD, {}, (failure("b"),), 10.0 + SETTLE_S)
-GOES_S = 10.0 + STAY_S
+SETTLED_S = 10.0 + SETTINGS.settle_s
+FAILING = states.Failing(ALL, WORLD, {}, (failure("b"),), SETTLED_S)
+GOES_S = 10.0 + SETTINGS.stay_s
 FAILED = states.Failed(ALL, (failure("b"),), None, {}, WORLD, deadline_s=GOES_S)
 FINISHED = states.Finished(ALL, WORLD, results("b", "c"), GOES_S)
 LEAVE = msg.Stop(SPEC.settings.grace_s, is_patient=True)
@@ -206,7 +208,7 @@ STEPS: list[tuple[states.State, states.Event, states.State, list[states.Action]]
      [states.Report("All 2 training nodes have returned")]),
     (RUNNING, broke("b"), FAILING, []),
     (RUNNING, broke("b", generation=1), RUNNING, []),
-    (RUNNING, left("b"), states.Failing(roster(A, C), WORLD, {}, (LOST_B,), 10.0 + SETTLE_S), []),
+    (RUNNING, left("b"), states.Failing(roster(A, C), WORLD, {}, (LOST_B,), SETTLED_S), []),
     (RUNNING, left("stranger"), RUNNING, []),
     (RUNNING, states.LaunchBroke(PROBLEM), RUNNING, []),
     (RUNNING, blamed("b"), FAILING, []),
@@ -330,7 +332,7 @@ STEPS: list[tuple[states.State, states.Event, states.State, list[states.Action]]
      RUNNING_TWIN, []),
     (RUNNING_TWIN, left("b2"), RUNNING, []),
     (RUNNING_TWIN, left("b"),
-     states.Failing(roster(A, B2, C), WORLD, {}, (LOST_B,), 10.0 + SETTLE_S), []),
+     states.Failing(roster(A, B2, C), WORLD, {}, (LOST_B,), SETTLED_S), []),
     (FAILING_TWIN, broke("b2"),
      FAILING_BARE, []),
     # Task slots: `test_replacement.py` tells the stories.
@@ -373,7 +375,7 @@ def expired(before: states.Gathering) -> tuple[states.Failed, list[states.Action
 def test_nodes_that_did_not_come_in_time_are_named() -> None:
     state, actions = expired(states.Gathering(roster(agent("b", None)), 0, 600.0))
     assert state == states.Failed(
-        roster(agent("b", None)), (), state.problem, deadline_s=600.0 + STAY_S
+        roster(agent("b", None)), (), state.problem, deadline_s=600.0 + SETTINGS.stay_s
     )
     assert actions == to(msg.StopChild(0), "b")
     text = str(state.problem)
@@ -590,9 +592,9 @@ def broken_link(agent_id: str) -> states.ChildBroke:
 
 def test_cause_is_awaited_where_all_blame_a_connection() -> None:
     state, _ = step(RUNNING, broken_link("b"), 10.0)
-    assert state.deadline_s == 10.0 + SPEC.settings.recovery.host_timeout_s + SETTLE_S
+    assert state.deadline_s == 10.0 + SPEC.settings.recovery.host_timeout_s + SETTINGS.settle_s
     state, _ = step(state, left("c"), 14.0)
-    assert state.deadline_s == 14.0 + SETTLE_S
+    assert state.deadline_s == 14.0 + SETTINGS.settle_s
     state, _ = step(state, EXPIRED, 15.0)
     assert isinstance(state, states.Failed)
     assert min(state.failures, key=lambda failure: failure.order).kind == "lost"
@@ -600,9 +602,9 @@ def test_cause_is_awaited_where_all_blame_a_connection() -> None:
 
 def test_no_cause_is_awaited_where_no_node_is_left_to_be_it() -> None:
     state, _ = after(RUNNING, returned("a"), broken_link("b"))
-    assert state.deadline_s > 10.0 + SETTLE_S
+    assert state.deadline_s > SETTLED_S
     state, _ = step(state, broken_link("c"), 12.0)
-    assert state.deadline_s == 12.0 + SETTLE_S
+    assert state.deadline_s == 12.0 + SETTINGS.settle_s
 
 
 # Whatever happens: random events never break what always holds.

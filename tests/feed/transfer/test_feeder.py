@@ -24,7 +24,7 @@ from tests.doubles.feeds import (
     FEED,
     SOON_S,
     LocalNode,
-    Proxy,
+    NodeProxy,
     Running,
     numbers,
     order,
@@ -264,7 +264,7 @@ def test_one_feeder_tiny_budgets_and_nodes_that_step_together_come_to_an_end() -
 
 
 def test_node_that_cannot_be_reached_is_named() -> None:
-    with LocalNode(0) as node, Proxy(node.target) as proxy:
+    with LocalNode(0) as node, NodeProxy(node.target) as proxy:
         proxy.cut()
         with pytest.raises(FeederError, match=r"worker:0: .*connect"):
             Feeder(order([proxy.target]), 0).feed(batches(10, 10))
@@ -279,7 +279,7 @@ def test_wrong_token_is_said_to_be_wrong() -> None:
 
 
 def test_node_that_dies_while_the_feeder_waits_for_it_is_named() -> None:
-    with LocalNode(0, limit_nbytes=1000) as node, Proxy(node.target) as proxy:
+    with LocalNode(0, limit_nbytes=1000) as node, NodeProxy(node.target) as proxy:
         feeding = Running(lambda: Feeder(order([proxy.target]), 0).feed(batches(300, 100)))
         node.wait_sent(lambda sent: bool(sent))  # a Reclaim: the second batch waits for room
         proxy.cut()
@@ -288,7 +288,7 @@ def test_node_that_dies_while_the_feeder_waits_for_it_is_named() -> None:
 
 
 def test_node_that_dies_between_batches_is_named() -> None:
-    with LocalNode(0) as a, LocalNode(1) as b, Proxy(b.target) as proxy:
+    with LocalNode(0) as a, LocalNode(1) as b, NodeProxy(b.target) as proxy:
         feed = Feeder(order([a.target, proxy.target]), 0)
         with pytest.raises(FeederError, match="worker:1: "):
             feed.feed(then(batches(100, 10), 5, proxy.cut))
@@ -299,7 +299,7 @@ def test_node_that_says_no_word_any_more_is_awaited_by_name(
 ) -> None:
     """Its link is cut: no connection ends, and the thread that feeds may stand in a call."""
     monkeypatch.setattr(feeder, "LATE_S", 0.1)
-    with LocalNode(0) as a, LocalNode(1) as b, Proxy(b.target) as link:
+    with LocalNode(0) as a, LocalNode(1) as b, NodeProxy(b.target) as link:
         feed = Feeder(order([a.target, link.target]), 0)
         feeding = Running(lambda: feed.feed(then(batches(100, 10), 5, link.stall)))
         deadline = Deadline.after(SOON_S)
@@ -332,7 +332,12 @@ def test_error_in_the_partition_is_raised_and_leaves_no_connection() -> None:
 
 @pytest.mark.parametrize("at", [1, 5, 9])
 def test_second_attempt_skips_what_has_arrived(at: int) -> None:
-    with LocalNode(0) as a, LocalNode(1) as b, Proxy(a.target) as net_a, Proxy(b.target) as net_b:
+    with (
+        LocalNode(0) as a,
+        LocalNode(1) as b,
+        NodeProxy(a.target) as net_a,
+        NodeProxy(b.target) as net_b,
+    ):
 
         def cut() -> None:
             net_a.cut()
@@ -352,7 +357,12 @@ def test_second_attempt_skips_what_has_arrived(at: int) -> None:
 
 
 def test_second_attempt_may_cut_its_batches_otherwise() -> None:
-    with LocalNode(0) as a, LocalNode(1) as b, Proxy(a.target) as net_a, Proxy(b.target) as net_b:
+    with (
+        LocalNode(0) as a,
+        LocalNode(1) as b,
+        NodeProxy(a.target) as net_a,
+        NodeProxy(b.target) as net_b,
+    ):
         first = Feeder(patient([net_a.target, net_b.target]), 0, attempt=1)
         with pytest.raises(FeederError, match="worker:0"):
             first.feed(then(batches(500, 37), 8, net_a.cut))
@@ -362,7 +372,7 @@ def test_second_attempt_may_cut_its_batches_otherwise() -> None:
 
 def test_rows_of_a_lost_attempt_that_still_wait_for_room_do_not_come_twice() -> None:
     """Spark has given the attempt up and does not know; its batch waits at the full node."""
-    with LocalNode(0, limit_nbytes=1000) as a, Proxy(a.target) as proxy, LocalNode(1) as b:
+    with LocalNode(0, limit_nbytes=1000) as a, NodeProxy(a.target) as proxy, LocalNode(1) as b:
         lost = Running(lambda: Feeder(order([proxy.target]), 0, attempt=1).feed(batches(300, 100)))
         a.wait_sent(lambda sent: bool(sent))
         proxy.cut()

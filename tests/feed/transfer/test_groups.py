@@ -19,7 +19,7 @@ from sparkdl.feed.transfer.groups import MAX_STREAMS, grouped
 from sparkdl.feed.transfer.messages import FeederError, FeedSpec, Target
 from tests.doubles.feeds import (
     LocalNode,
-    Proxy,
+    NodeProxy,
     Running,
     numbers,
     order,
@@ -114,7 +114,7 @@ def test_attempts_that_begin_elsewhere_bring_no_row_twice(
     monkeypatch.setattr(groups.Groups, "first", lambda self: first[self._header.attempt])
     for attempt, stop in enumerate((mix.randrange(600), mix.randrange(600))):
         with ExitStack() as stack:
-            nets = [stack.enter_context(Proxy(node.target)) for node in nodes]
+            nets = [stack.enter_context(NodeProxy(node.target)) for node in nodes]
             cut_at = stop
 
             def source() -> Iterator[pa.RecordBatch]:
@@ -195,7 +195,7 @@ def test_rows_that_nodes_hold_from_the_generation_before_are_not_fed_again(
 
 
 def test_keeper_that_is_gone_is_named(nodes: list[LocalNode]) -> None:
-    with Proxy(nodes[1].target) as proxy:
+    with NodeProxy(nodes[1].target) as proxy:
         proxy.cut()
         spec = order([nodes[0].target, proxy.target, *targets(nodes[2:])])
         feeding = Feeder(spec, 1)

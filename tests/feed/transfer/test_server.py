@@ -16,7 +16,7 @@ import pytest
 from sparkdl.control.auth import bearer
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import PutAck, PutHeader, PutPiece
-from tests.doubles.feeds import FEED, SOON_S, TOKEN, LocalNode, Proxy, numbers, order, values
+from tests.doubles.feeds import FEED, SOON_S, TOKEN, LocalNode, NodeProxy, numbers, order, values
 
 BATCH = numbers(0, 10)
 
@@ -155,7 +155,7 @@ def test_junk_on_the_port_disturbs_nobody(junk: bytes) -> None:
 
 
 def test_peer_that_stalls_disturbs_nobody_and_is_not_waited_for() -> None:
-    with LocalNode() as node, Proxy(node.target) as proxy:
+    with LocalNode() as node, NodeProxy(node.target) as proxy:
         client = flight.connect(proxy.target.uri)
         put = Put(client)
         put.acknowledged()
