@@ -24,16 +24,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
     name: number
     for number, name in enumerate(
         (
-            *(
-                "version",
-                "core",
-                "control",
-                "storage",
-                "feed",
-                "collectives",
-                "frameworks",
-                "data",
-            ),
+            *("version", "core", "control", "storage", "feed", "collectives", "frameworks", "data"),
             *("node", "driver", "ml"),
             # The faces. Each is a door for somebody: nothing inside knows them.
             *("torch_program", "torch_distributor", "lightning", "keras", "diagnosis"),
@@ -116,7 +107,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
     "driver/lifecycle/transitions.py": (580, "one table of transitions, read as a whole"),
 }
 LONG_FUNCTIONS = {  # and why each is one function
-    "driver/launch.py:launch": "one option, one line: to declare it and to hand it on",
+    "driver/launch.py:launch": "one option, one line: to declare it and to hand it on"
 }
 
 FORBIDDEN = {  # calls, and what to write instead
@@ -138,10 +129,7 @@ FORBIDDEN_BUT = {
         "ml/estimators/persistence.py",
         "cloudpickle.loads",
     ): "the user's function, from where it was saved",
-    (
-        "ml/estimators/describe.py",
-        "cloudpickle.loads",
-    ): "the user's function, from its own driver",
+    ("ml/estimators/describe.py", "cloudpickle.loads"): "the user's function, from its own driver",
     (
         "ml/scoring/function.py",
         "cloudpickle.loads",

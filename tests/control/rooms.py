@@ -19,14 +19,7 @@ from websockets.frames import Frame, Opcode
 from sparkdl.control.auth import bearer
 from sparkdl.control.cause import CutLink
 from sparkdl.control.lease import CLOSE_S
-from sparkdl.control.messages import (
-    FromAgent,
-    Hello,
-    Refused,
-    ToAgent,
-    decode_to_agent,
-    encode,
-)
+from sparkdl.control.messages import FromAgent, Hello, Refused, ToAgent, decode_to_agent, encode
 from sparkdl.control.server import CoordinatorServer, ServerAddress, Timeouts
 from sparkdl.control.tls import Tls
 

@@ -366,11 +366,7 @@ def test_progress_counts_news_only(play: Play) -> None:
     agents[1].say(msg.FeedProgress((msg.FeedCount("x", 7, 7),)))
     play.until(lambda view: (1, "x") in view.feeds and bool(getattr(view.state, "returned", ())))
     feeds, progress = play.controller.look(lambda view: (dict(view.feeds), view.progress))
-    assert feeds == {
-        (0, "x"): counts[0],
-        (0, "y"): counts[1],
-        (1, "x"): msg.FeedCount("x", 7, 7),
-    }
+    assert feeds == {(0, "x"): counts[0], (0, "y"): counts[1], (1, "x"): msg.FeedCount("x", 7, 7)}
     assert progress == 3
 
 

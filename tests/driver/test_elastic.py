@@ -225,11 +225,7 @@ def test_newcomer_that_goes_again_neither_fails_nor_delays_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("options", "victims"),
-    [
-        ({}, "bc"),
-        ({"chief": "chief"}, "a"),
-        ({"ps": 1, "coordinator": False}, "a"),
-    ],
+    [({}, "bc"), ({"chief": "chief"}, "a"), ({"ps": 1, "coordinator": False}, "a")],
 )
 def test_world_without_enough_nodes_or_a_role_does_not_begin(
     options: dict[str, Any], victims: str

@@ -230,9 +230,7 @@ def test_cluster_that_has_ended_gives_its_processes_back_by_itself_and_still_ans
         assert cluster.status() == "Stopped"
 
 
-def test_results_that_are_still_being_read_keep_their_node(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_results_that_are_still_being_read_keep_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
     use_settings(monkeypatch, stay_s=0.0)
     rows = [f"{number:09}" * 1_000 for number in range(4000)]  # more than a connection buffers
     with launch(double, nodes=1) as cluster:

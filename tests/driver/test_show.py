@@ -155,9 +155,7 @@ def test_bar_has_a_total_the_time_left_and_the_loss_as_soon_as_they_are_known(
         assert re.search(r"50%\|.*\| 150/300 \[\d\d:\d\d<\d\d:\d\d, .* rows/s, loss=0.125\]", after)
 
 
-def test_log_lines_and_lines_of_nodes_stand_beside_the_bar(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_log_lines_and_lines_of_nodes_stand_beside_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     root = logging.getLogger()
     with a_terminal(monkeypatch) as terminal:
         handler = logging.StreamHandler(terminal.stream)

@@ -114,8 +114,7 @@ def awaited(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "num_ps",
-    [pytest.param(1, id="parameter servers"), pytest.param(0, id="in step")],
+    "num_ps", [pytest.param(1, id="parameter servers"), pytest.param(0, id="in step")]
 )
 def test_evaluator_scores_checkpoints_on_rows_of_its_own_and_ends_with_the_job(
     num_ps: int, tmp_path: Path

@@ -245,10 +245,7 @@ def test_zygote_that_cannot_fork_says_so_and_lives_on(monkeypatch: pytest.Monkey
     gone, of_gone = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gone.close()
     one = zygote._Zygote(
-        Plan("plain", (), os.getpid(), -1, -1),
-        Imports(Framework(), 0, 0),
-        {},
-        _listeners=[zygotes],
+        Plan("plain", (), os.getpid(), -1, -1), Imports(Framework(), 0, 0), {}, _listeners=[zygotes]
     )
     with agents, zygotes, of_gone, open(os.devnull) as file:
         for sock in (of_gone, zygotes):

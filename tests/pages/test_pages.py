@@ -114,7 +114,7 @@ def test_blocks_are_put_where_a_prelude_asks_for_them() -> None:
     text += "## D\n\n```python\nd = 4\n```\n"
     prelude = "# block: A\nif a:\n    # block: A\n"
     assert in_places(prelude, blocks_of(text)).split("\n") == [
-        *("a = 1", "", "if a:", "    b = 2", "    c = 3", "", "", "d = 4", ""),
+        *("a = 1", "", "if a:", "    b = 2", "    c = 3", "", "", "d = 4", "")
     ]
     with pytest.raises(LookupError, match="under 'D'"):
         in_places("# block: D\n# block: D\n", blocks_of(text))

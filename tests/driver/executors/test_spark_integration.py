@@ -17,12 +17,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import (
-    ConfigError,
-    FrameworkMissingError,
-    NodeFailedError,
-    NodeLostError,
-)
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedError, NodeLostError
 from sparkdl.core.options import Feeding, Startup
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
@@ -144,9 +139,7 @@ def test_nodes_that_need_all_slots_are_fed_by_jobs_that_say_what_they_are(
     }
 
 
-def test_nodes_on_a_standalone_cluster_get_an_executor_each(
-    spark_standalone: SparkSession,
-) -> None:
+def test_nodes_on_a_standalone_cluster_get_an_executor_each(spark_standalone: SparkSession) -> None:
     lines = Lines()
     with (
         pytest.raises(sparkdl.SparkdlError),
@@ -226,10 +219,7 @@ def test_action_on_a_dataframe_of_results_says_the_cause_when_the_nodes_have_gon
             frame.count()
         deadline = Deadline.after(60)
         assert cluster._controller.wait_for(lambda view: is_empty(view.state), deadline)
-        with pytest.raises(
-            PythonException,
-            match=r"\[SPARKDL-CLUSTER-FAILED\] .*no such layer",
-        ):
+        with pytest.raises(PythonException, match=r"\[SPARKDL-CLUSTER-FAILED\] .*no such layer"):
             frame.count()
         cluster.abort()
 

@@ -828,10 +828,7 @@ def test_every_row_is_used_once_an_epoch_whenever_nodes_die(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("_streams")
-@given(
-    SEEDS,
-    st.sets(st.sampled_from(["restart", "lose", "terminate", "give_time", "shut_down"])),
-)
+@given(SEEDS, st.sets(st.sampled_from(["restart", "lose", "terminate", "give_time", "shut_down"])))
 def test_no_row_is_used_twice_an_epoch_and_nobody_waits_whatever_happens(
     seed: int, faults: set[str]
 ) -> None:

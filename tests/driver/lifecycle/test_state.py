@@ -451,10 +451,7 @@ SECOND = states.Gathering(
 
 
 def test_a_lost_port_starts_another_round_for_everyone() -> None:
-    assert step(LOST_PORT, EXPIRED, 10.0) == (
-        SECOND,
-        [RETRY, *to(msg.NewRound(1), "a", "b", "c")],
-    )
+    assert step(LOST_PORT, EXPIRED, 10.0) == (SECOND, [RETRY, *to(msg.NewRound(1), "a", "b", "c")])
 
 
 def test_standbys_take_part_in_another_round() -> None:

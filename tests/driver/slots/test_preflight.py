@@ -157,12 +157,7 @@ def test_slots_of_a_connect_server_are_waited_for_and_returned(
 @pytest.mark.parametrize(
     ("master", "timeout_s", "error", "advice"),
     [
-        (
-            "local[2]",
-            math.inf,
-            ConfigError,
-            r"or stop the server and start it .* local\[4\]",
-        ),
+        ("local[2]", math.inf, ConfigError, r"or stop the server and start it .* local\[4\]"),
         ("yarn", math.inf, ConfigError, r"raise spark\.executor\.instances"),
         ("spark://m", 0.0, ReservationTimeoutError, "start more workers"),
     ],

@@ -20,12 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.core.errors import (
-    ConfigError,
-    FeedTimeoutError,
-    FeedTypeError,
-    FrameworkMissingError,
-)
+from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError, FrameworkMissingError
 from sparkdl.feed.adapters.torch import let_accelerate_keep_batches, torch_dataset
 from sparkdl.feed.reader.batches import EpochBatches
 from tests.doubles.feeds import Arrivals, Running

@@ -63,11 +63,7 @@ def open_log(
 
 class LogFixture:
     def __init__(
-        self,
-        limit_nbytes: int,
-        limit_segments: int | None,
-        disk_nbytes: int,
-        folder: Path | None,
+        self, limit_nbytes: int, limit_segments: int | None, disk_nbytes: int, folder: Path | None
     ) -> None:
         self.pressed = Pressed()
         self.budget = Budget(limit_nbytes, self.pressed, limit_segments, disk_nbytes)

@@ -17,15 +17,7 @@ from sparkdl.feed.transfer import groups
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.groups import MAX_STREAMS, grouped
 from sparkdl.feed.transfer.messages import FeederError, FeedSpec, Target
-from tests.doubles.feeds import (
-    LocalNode,
-    NodeProxy,
-    Running,
-    numbers,
-    order,
-    train_in_step,
-    values,
-)
+from tests.doubles.feeds import LocalNode, NodeProxy, Running, numbers, order, train_in_step, values
 
 
 @pytest.fixture(autouse=True)

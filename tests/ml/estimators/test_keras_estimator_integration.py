@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
-from pyspark.ml.evaluation import (
-    BinaryClassificationEvaluator,
-    MulticlassClassificationEvaluator,
-)
+from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
 from pyspark.ml.feature import StandardScaler, VectorAssembler
 from pyspark.sql import functions as f
 
@@ -242,10 +239,7 @@ unchecked: Any = KerasEstimator
         (lambda: unchecked(classifier, gone=1), "no parameter 'gone'"),
         (lambda: unchecked(classifier, batchSize=1), "did you mean 'batch_size'"),
         (lambda: KerasEstimator(classifier, epochs=-1), "epochs=-1 must be at least 1"),
-        (
-            lambda: unchecked(classifier, mode="job"),
-            "mode='job' cannot be: choose one of",
-        ),
+        (lambda: unchecked(classifier, mode="job"), "mode='job' cannot be: choose one of"),
         (
             lambda: KerasEstimator(classifier, callbacks=[Unpicklable]),
             "callbacks=<class .*give a list",
