@@ -21,15 +21,8 @@ from sparkdl.control import messages as msg
 from sparkdl.control.auth import bearer
 from sparkdl.control.cause import CutLink, fetch_cause
 from sparkdl.control.client import CoordinatorClient
+from sparkdl.core import errors
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import (
-    ConfigError,
-    FrameworkMissingError,
-    LaunchError,
-    NodeFailedError,
-    NodeLostError,
-    ReservationTimeoutError,
-)
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.options import Recovery
 from sparkdl.core.settings import Settings
@@ -177,7 +170,7 @@ def test_nodes_that_do_not_come_in_time_are_named_and_the_others_stopped() -> No
         agent = play.agent(1)
         play.until_is(states.Failed)
         error = play.controller.look(lambda view: failure_of(view.state))
-        assert type(error) is ReservationTimeoutError
+        assert type(error) is errors.ReservationTimeoutError
         assert "1 of 3 nodes came up within 0.2 s; missing: worker:0, worker:2." in str(error)
         assert agent.hears() == msg.StopChild(0)
 
@@ -185,7 +178,7 @@ def test_nodes_that_do_not_come_in_time_are_named_and_the_others_stopped() -> No
 def test_a_job_that_cannot_carry_the_nodes_ends_the_wait(play: Play) -> None:
     agent = play.agent(0)
     play.until(lambda view: bool(ids_of(view)))
-    problem = LaunchError("the Spark job failed")
+    problem = errors.LaunchError("the Spark job failed")
     play.controller.submit(states.LaunchBroke(problem))
     assert agent.hears() == msg.StopChild(0)
     assert play.controller.look(lambda view: failure_of(view.state)) is problem
@@ -245,7 +238,7 @@ def test_an_agent_that_vanishes_is_a_lost_node_and_the_others_are_stopped(play: 
     agents[1].connection.socket.shutdown(socket.SHUT_RDWR)
     heard = agents[0].hears()
     error = play.controller.look(lambda view: failure_of(view.state))
-    assert type(error) is NodeLostError
+    assert type(error) is errors.NodeLostError
     assert heard == msg.StopChild(0, error.root_cause.describe())
     lost = error.root_cause
     assert (lost.node, lost.rank, lost.host, lost.pid) == ("worker:1", 1, "host-1", 41)
@@ -258,7 +251,7 @@ def test_an_agent_that_says_no_message_is_a_lost_node_with_the_reason(play: Play
     agents[0].connection.send("what?")
     heard = agents[1].hears()
     error = play.controller.look(lambda view: failure_of(view.state))
-    assert type(error) is NodeLostError
+    assert type(error) is errors.NodeLostError
     assert heard == msg.StopChild(0, error.root_cause.describe())
     assert "an agent sent something that is no message" in str(error)
 
@@ -272,7 +265,7 @@ def test_the_earliest_failure_is_the_root_cause_whoever_is_heard_first() -> None
         play.controller.submit(states.DeadlinePassed())
         heard = [agent.hears() for agent in agents]
         error = play.controller.look(lambda view: failure_of(view.state))
-        assert type(error) is NodeFailedError
+        assert type(error) is errors.NodeFailedError
         assert heard == [msg.StopChild(0, error.root_cause.describe())] * 2
         assert [failure.node for failure in error.failures] == ["worker:1", "worker:0"]
 
@@ -311,7 +304,7 @@ def test_host_that_a_feeder_does_not_reach_is_left_though_its_agent_answers() ->
         assert agents[1].hears() == msg.Stop(0.0)
         failed = play.until_is(states.Failed)
         error = failure_of(failed)
-        assert isinstance(error, NodeLostError)
+        assert isinstance(error, errors.NodeLostError)
         assert "on host-1 cannot be reached from host-0, though the driver reaches" in str(error)
         assert str(error) in str(fetch_cause(play.url, TOKEN, None, CutLink(0, 1, "host-0")))
 
@@ -447,7 +440,7 @@ def test_node_that_cannot_start_is_the_launchs_error(play: Play) -> None:
     asyncio.run(CoordinatorClient.say(address.url, TOKEN, SOON_S, refused))
     play.until_is(states.Failed)
     problem = play.controller.look(lambda view: failure_of(view.state))
-    assert isinstance(problem, FrameworkMissingError)
+    assert isinstance(problem, errors.FrameworkMissingError)
     assert str(problem) == "no torch on exec-7"
 
 
@@ -513,7 +506,7 @@ def test_a_controller_without_a_port_leaves_nothing() -> None:
     with closing(socket.create_server((HOST, 0))) as held:
         port = held.getsockname()[1]
         controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN)
-        with pytest.raises(ConfigError, match=f"cannot listen on {HOST}, port {port}:"):
+        with pytest.raises(errors.ConfigError, match=f"cannot listen on {HOST}, port {port}:"):
             controller.start(HOST, (port,))
     assert threads() == []
 
@@ -523,7 +516,9 @@ def test_a_driver_that_may_not_have_so_many_connections_says_so_before_it_starts
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 1024))
     controller = Controller(ClusterSpec("test", plan_nodes(2000)), TOKEN)
-    with pytest.raises(ConfigError, match=r"needs about 2256 descriptors.* hard limit is 1024"):
+    with pytest.raises(
+        errors.ConfigError, match=r"needs about 2256 descriptors.* hard limit is 1024"
+    ):
         controller.start(HOST, (0,))
     controller.close()
     assert threads() == []

@@ -22,18 +22,9 @@ from sparkdl.control.descriptors import FdSender
 from sparkdl.core.errors import ProtocolError, SparkdlError
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
+from sparkdl.feed.transfer import messages
 from sparkdl.feed.transfer import server as server_module
 from sparkdl.feed.transfer.feeder import Feeder
-from sparkdl.feed.transfer.messages import (
-    BeginRequest,
-    ExchangeHeader,
-    LevelRequest,
-    PlanRequest,
-    PutHeader,
-    PutPiece,
-    Target,
-    VisitRequest,
-)
 from sparkdl.feed.transfer.server import FlightServer
 from tests.doubles.feeds import SOON_S, TOKEN, numbers, order
 from tests.fuzz.inputs import SEED, altered, damaged, share
@@ -41,27 +32,27 @@ from tests.fuzz.inputs import SEED, altered, damaged, share
 BATCH = numbers(0, 10)
 WORDS = pa.record_batch({"s": ["a", None, "ccc"], "l": [[1], [], [2, 3]]})
 PUT = [
-    msgspec.json.encode(PutHeader("input", 0, "run", 0)),
-    msgspec.json.encode(PutHeader("other", 3, "run", 2, 1, 0, 5, keep=True)),
-    msgspec.json.encode(PutHeader("input", 0, "run", 0, generation=7)),
-    msgspec.json.encode(PutHeader("input", 0, "run", -1)),
+    msgspec.json.encode(messages.PutHeader("input", 0, "run", 0)),
+    msgspec.json.encode(messages.PutHeader("other", 3, "run", 2, 1, 0, 5, keep=True)),
+    msgspec.json.encode(messages.PutHeader("input", 0, "run", 0, generation=7)),
+    msgspec.json.encode(messages.PutHeader("input", 0, "run", -1)),
 ]
 PIECES = [
-    msgspec.json.encode(PutPiece(0)),
-    msgspec.json.encode(PutPiece(10)),
-    msgspec.json.encode(PutPiece(0, 10, "key-1")),
-    msgspec.json.encode(PutPiece(0, 10, spans=((0, 5, 12), (1, 0, 3)))),
+    msgspec.json.encode(messages.PutPiece(0)),
+    msgspec.json.encode(messages.PutPiece(10)),
+    msgspec.json.encode(messages.PutPiece(0, 10, "key-1")),
+    msgspec.json.encode(messages.PutPiece(0, 10, spans=((0, 5, 12), (1, 0, 3)))),
 ]
 PLANS = [
-    msgspec.json.encode(PlanRequest("input", 0, 0, 10, (0, 1))),
-    msgspec.json.encode(PlanRequest("input", 0, 1, 10, (0, 0, 2), {0: 3}, {2: 5})),
-    msgspec.json.encode(LevelRequest("input", 0, 1, (0, 2), {2: 5})),
-    msgspec.json.encode(VisitRequest("input", 0, 0, "run", 3, 1, (0, 2))),
-    msgspec.json.encode(BeginRequest("input", 0, 0, "run", 3, 1)),
+    msgspec.json.encode(messages.PlanRequest("input", 0, 0, 10, (0, 1))),
+    msgspec.json.encode(messages.PlanRequest("input", 0, 1, 10, (0, 0, 2), {0: 3}, {2: 5})),
+    msgspec.json.encode(messages.LevelRequest("input", 0, 1, (0, 2), {2: 5})),
+    msgspec.json.encode(messages.VisitRequest("input", 0, 0, "run", 3, 1, (0, 2))),
+    msgspec.json.encode(messages.BeginRequest("input", 0, 0, "run", 3, 1)),
 ]
 EXCHANGES = [
-    msgspec.json.encode(ExchangeHeader("input", "0.a", 1.0)),
-    msgspec.json.encode(ExchangeHeader("input", "0.b")),
+    msgspec.json.encode(messages.ExchangeHeader("input", "0.a", 1.0)),
+    msgspec.json.encode(messages.ExchangeHeader("input", "0.b")),
 ]
 
 
@@ -120,7 +111,7 @@ class Node:
 
     def check_works(self) -> None:
         """A good feeder feeds."""
-        target = Target(0, "worker:0", self.server.uri)
+        target = messages.Target(0, "worker:0", self.server.uri)
         for partition in (0, 1):
             fed = Feeder(order([target], run="good"), partition).feed(iter([numbers(0, 50)]))
             assert fed.rows == {0: 50}
@@ -250,7 +241,7 @@ def test_any_segment_that_is_handed_over_is_taken_or_refused(
         for number, segment in enumerate(damaged(samples, count, "segment")):
             fd = some_descriptor(number % 20, segment)
             rows = WORDS.num_rows if number % 8 else number
-            piece = msgspec.json.encode(PutPiece(0, rows, sender.send(fd)))
+            piece = msgspec.json.encode(messages.PutPiece(0, rows, sender.send(fd)))
             os.close(fd)
             with refused_if_bad((number, segment)):
                 node.server.do_put(Call(), Call(PUT[0]), [Chunk(WORDS.slice(0, 0), piece)], Call())
