@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import wraps
+from typing import Any, ParamSpec, TypeAlias
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
@@ -29,12 +30,18 @@ SOON_S = 20.0
 """Deadline of what takes a moment, so that a hang fails; no measure of speed."""
 UNHURRIED = Timeouts(hello_s=60.0)
 
+P = ParamSpec("P")
 Peer: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def play(scene: Coroutine[Any, Any, None]) -> None:
-    """Run a scene to its end on an event loop of its own."""
-    asyncio.run(asyncio.wait_for(scene, 2 * SOON_S))
+def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Have an async test run to its end on an event loop of its own."""
+
+    @wraps(test)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **options), 2 * SOON_S))
+
+    return run
 
 
 def hello(agent_id: str = "a", node_id: int = 0, host: str = "h") -> Hello:
