@@ -7,7 +7,6 @@ made-up trees prove that each of them bites.
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -17,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
+
+from tests.doubles.programs import output_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -431,11 +432,7 @@ def test_borrowed_imports_are_still_there(sparkdl: list[Module]) -> None:
 def loaded_by(*names: str) -> set[str]:
     """Return the top-level modules that a fresh Python has loaded after importing `names`."""
     code = f"import sys, {', '.join(names)}; print(*{{m.split('.')[0] for m in sys.modules}})"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    return set(run.stdout.split())
+    return set(output_of(sys.executable, "-c", code, cwd=ROOT).split())
 
 
 def test_importing_sparkdl_loads_neither_framework_nor_spark() -> None:

@@ -17,7 +17,8 @@ from sparkdl.control.descriptors import MAX_STRANGERS, FdReceiver, FdSender
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ProtocolError
 from sparkdl.feed.store.segment import read_segment, write_segment
-from tests.doubles.feeds import SOON_S, TOKEN, Running, no_descriptors_left, numbers
+from tests.doubles.feeds import SOON_S, TOKEN, Running, numbers
+from tests.doubles.limits import no_descriptors_left
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's own")
 BATCH = numbers(0, 10)

@@ -38,7 +38,7 @@ from tests.control.rooms import (
     speak,
     text_frame,
 )
-from tests.doubles.feeds import no_descriptors_left
+from tests.doubles.limits import no_descriptors_left
 
 Stalled = Callable[[Room], AbstractAsyncContextManager[Peer]]
 

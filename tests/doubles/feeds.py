@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -72,19 +71,6 @@ def noting(segments: list[StoredSegment]) -> Callable[[StoredSegment, int], None
         segments.append(segment)
 
     return note
-
-
-@contextmanager
-def no_descriptors_left(but: int = 0) -> Iterator[None]:
-    """This process may open no file, but for a few."""
-    next_fd = os.dup(0)
-    os.close(next_fd)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd + but, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class NoticingCondition(threading.Condition):

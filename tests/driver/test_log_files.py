@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import resource
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
+from tests.doubles.limits import full_disk
 from tests.doubles.nodes import SOON_S, Lines, launch, processes
 
 
@@ -125,17 +123,6 @@ def test_files_are_rotated_and_the_oldest_lines_go(tmp_path: Path) -> None:
     assert all((tmp_path / name).stat().st_size < 1000 for name in names)
 
 
-@contextmanager
-def no_room() -> Iterator[None]:
-    """Have no file of this process grow, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_warns_once_and_lines_are_kept_again_when_there_is_room(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +137,7 @@ def test_a_full_disk_warns_once_and_lines_are_kept_again_when_there_is_room(
             failed.release()
 
     monkeypatch.setattr(log_files._NodeFile, "append", told)
-    with no_room():
+    with full_disk():
         for lines in (["a", "b"], ["c"]):
             files.add("worker:0", lines)
             assert failed.acquire(timeout=SOON_S)
@@ -172,7 +159,7 @@ def test_a_full_disk_harms_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
     with (
         launch(speak, gate, nodes=1, observe=Observe(log_dir=str(tmp_path / "full"))) as cluster,
-        no_room(),
+        full_disk(),
     ):
         gate.open()
         assert cluster.results(SOON_S) == ["well"]

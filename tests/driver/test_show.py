@@ -9,7 +9,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from sparkdl.driver.feeds.coverage import Call, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.history import History, folded
 from sparkdl.driver.show import FeedBar, as_html, has_audience, is_submitted, print_beside
+from tests.doubles.programs import output_of
 from tests.doubles.screen import on_screen
 
 NODES = ("ps:0", "worker:0", "worker:1")
@@ -236,9 +236,7 @@ def test_program_of_spark_submit_is_known_by_its_parent_whatever_the_environment
         ("org.apache.spark.deploy.SparkSubmit", "True"),
         ("org.apache.spark.deploy.yarn.ApplicationMaster", "False"),
     ):
-        command = [sys.executable, "-c", submit, main, program]
-        run = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert run.stdout.strip() == answer
+        assert output_of(sys.executable, "-c", submit, main, program).strip() == answer
 
 
 def test_person_at_a_terminal_reads_what_the_program_prints(

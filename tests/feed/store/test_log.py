@@ -18,7 +18,8 @@ from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.store.budget import Budget
 from sparkdl.feed.store.log import Appended, AppendRequest, Attempt, EpochCount, Log
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
-from tests.doubles.feeds import SOON_S, Running, no_descriptors_left, noting, numbers
+from tests.doubles.feeds import SOON_S, Running, noting, numbers
+from tests.doubles.limits import no_descriptors_left
 
 BATCH = numbers(0, 100)
 STORED = Appended.STORED
