@@ -50,6 +50,14 @@ def numbers(start: int, stop: int, width: int = 1) -> pa.RecordBatch:
     return pa.record_batch(columns)
 
 
+def labelled(start: int, stop: int) -> pa.RecordBatch:
+    """Return features "x" float32 [rows, 2], labels "y" int64 [rows], names "s"."""
+    flat = np.repeat(np.arange(start, stop, dtype=np.float32), 2)
+    columns = {"x": pa.FixedSizeListArray.from_arrays(pa.array(flat), 2)}
+    names = [f"name {i}" for i in range(start, stop)]
+    return pa.record_batch(columns | {"y": np.arange(start, stop), "s": names})
+
+
 def item(
     batch: pa.RecordBatch,
     number: int,
@@ -91,7 +99,31 @@ class NoticingCondition(threading.Condition):
             pass
 
 
-class Arrivals:
+class Sent:
+    """Messages of a child, which a test may wait for."""
+
+    def __init__(self) -> None:
+        self.sent: list[Local] = []
+        self._changed = threading.Condition()
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The last hold that was answered, and the epoch that was being read."""
+        told = [m for m in self.sent if isinstance(m, Consumed)]
+        return told[-1].held, told[-1].reading
+
+    def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
+        """Wait until enough messages were sent."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: is_enough(self.sent), SOON_S), self.sent
+
+    def _note(self, message: Local) -> None:
+        with self._changed:
+            self.sent.append(message)
+            self._changed.notify_all()
+
+
+class Arrivals(Sent):
     """A reader without an agent: a test is the agent.
 
     Attributes:
@@ -100,9 +132,8 @@ class Arrivals:
     """
 
     def __init__(self, timeout_s: float = SOON_S, tracks: bool = False) -> None:
-        self.sent: list[Local] = []
-        self._changed = threading.Condition()
-        self.reader = FeedReader(FEED, self._send, timeout_s, report_period_s=0, tracks=tracks)
+        super().__init__()
+        self.reader = FeedReader(FEED, self._note, timeout_s, report_period_s=0, tracks=tracks)
         self.waits = self.reader._changed = NoticingCondition()
         self._number = 0
         self._row = 0
@@ -151,24 +182,8 @@ class Arrivals:
         told = [m for m in self.sent if isinstance(m, Consumed)]
         return (told[-1].rows, told[-1].epochs) if told else (0, 0)
 
-    @property
-    def held(self) -> tuple[int, int]:
-        """The last hold that was answered, and the epoch that was being read."""
-        told = [m for m in self.sent if isinstance(m, Consumed)]
-        return told[-1].held, told[-1].reading
 
-    def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
-        """Wait until the child has told enough."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: is_enough(self.sent), SOON_S), self.sent
-
-    def _send(self, message: Local) -> None:
-        with self._changed:
-            self.sent.append(message)
-            self._changed.notify_all()
-
-
-class LocalNode:
+class LocalNode(Sent):
     """One node's `NodeFeeds` and Flight server on a loop of its own, and the child's link to it.
 
     Attributes:
@@ -185,12 +200,11 @@ class LocalNode:
         tracks: bool = False,
         tls: Tls | None = None,
     ) -> None:
+        super().__init__()
         self.node_id = node_id
         self._tls = tls
         self.told: list[FeedProgress] = []
-        self.sent: list[Local] = []
         self._limit_nbytes, self._timeout_s, self._tracks = limit_nbytes, timeout_s, tracks
-        self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="local-node")
 
@@ -254,17 +268,6 @@ class LocalNode:
             assert self._changed.wait_for(lambda: is_enough(self.told), SOON_S), self.told
 
     @property
-    def held(self) -> tuple[int, int]:
-        """The last hold that was answered, and the epoch that was being read."""
-        told = [m for m in self.sent if isinstance(m, Consumed)]
-        return told[-1].held, told[-1].reading
-
-    def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
-        """Wait until the child has been sent enough messages other than segments."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: is_enough(self.sent), SOON_S), self.sent
-
-    @property
     def rows_received(self) -> int:
         """Rows in the log of the feed."""
         return self.feeds.store.log(FEED).rows_received
@@ -283,9 +286,7 @@ class LocalNode:
 
     def _send(self, message: Local, fd: int) -> None:
         if not isinstance(message, Segment):
-            with self._changed:
-                self.sent.append(message)
-                self._changed.notify_all()
+            self._note(message)
         self.pipe.send(message, fd)
 
     def _tell(self, progress: FeedProgress) -> None:

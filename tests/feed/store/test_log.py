@@ -84,8 +84,11 @@ def descriptors() -> set[str]:
 # the budget
 
 
-def test_full_budget_blocks_append_until_release() -> None:
-    with open_log(2 * NBYTES) as it:
+@pytest.mark.parametrize(
+    "limits", [(2 * NBYTES, None), (1 << 30, 2)], ids=["bytes", "segments, of a descriptor each"]
+)
+def test_full_budget_blocks_append_until_release(limits: tuple[int, int | None]) -> None:
+    with open_log(*limits) as it:
         assert it.append() is STORED
         assert it.append() is STORED
         third = Running(it.append)
@@ -114,16 +117,6 @@ def test_segment_larger_than_the_budget_fits_alone() -> None:
         it.pressed.wait()
         it.log.release([0])
         assert second.result() is STORED
-
-
-def test_number_of_segments_is_limited_for_the_sake_of_descriptors() -> None:
-    with open_log(1 << 30, limit_segments=2) as it:
-        assert it.append() is STORED
-        assert it.append() is STORED
-        third = Running(it.append)
-        it.pressed.wait()
-        it.log.release([0])
-        assert third.result() is STORED
 
 
 def test_full_budget_that_stays_full_gives_the_batch_back() -> None:
