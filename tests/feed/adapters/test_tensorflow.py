@@ -203,22 +203,10 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
     with LocalNode() as node:
         log = node.feeds.store.log("input")
         for epoch in range(3):
-            assert (
-                log.append(
-                    labelled(epoch * 10, epoch * 10 + 6),
-                    Deadline.after(SOON_S),
-                    AppendRequest(epoch),
-                )
-                is STORED
-            )
-            assert (
-                log.append(
-                    labelled(epoch * 10 + 6, epoch * 10 + 10),
-                    Deadline.after(SOON_S),
-                    AppendRequest(epoch),
-                )
-                is STORED
-            )
+            for start, stop in ((0, 6), (6, 10)):
+                batch = labelled(epoch * 10 + start, epoch * 10 + stop)
+                place = AppendRequest(epoch)
+                assert log.append(batch, Deadline.after(SOON_S), place) is STORED
             node.end_epoch(epoch, {0: 10})
         assert fit(built, node, 2) == [sum(range(10)), sum(range(10, 20))]
         reader = node.reader()
