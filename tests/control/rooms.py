@@ -9,17 +9,15 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeAlias
 
-import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.frames import Frame, Opcode
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.cause import CutLink
-from sparkdl.control.lease import CLOSE_S
 from sparkdl.control.messages import FromAgent, Hello, Refused, ToAgent, decode_to_agent, encode
 from sparkdl.control.server import CoordinatorServer, ServerAddress, Timeouts
 from sparkdl.control.tls import Tls
@@ -29,6 +27,7 @@ LOOPBACK = "127.0.0.1"
 SOON_S = 20.0
 """Deadline of what takes a moment, so that a hang fails; no measure of speed."""
 UNHURRIED = Timeouts(hello_s=60.0)
+ENDS_SOON = replace(UNHURRIED, close_s=0.05)
 
 P = ParamSpec("P")
 Peer: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -130,7 +129,6 @@ class Room:
 async def room(
     lease_s: float = 60.0,
     timeouts: Timeouts = UNHURRIED,
-    close_timeout_s: float = CLOSE_S,
     tls: Tls | None = None,
     num_nodes: int = 0,
 ) -> AsyncIterator[Room]:
@@ -139,9 +137,7 @@ async def room(
     server = CoordinatorServer(
         TOKEN, heard, lease_s, timeouts=timeouts, tls=tls, num_nodes=num_nodes
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparkdl.control.lease.CLOSE_S", close_timeout_s)
-        address = await server.start(LOOPBACK, (0,))
+    address = await server.start(LOOPBACK, (0,))
     try:
         yield Room(server, address, heard)
     finally:

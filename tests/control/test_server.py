@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, closing
+from dataclasses import replace
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -21,9 +22,11 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, build_world
 from tests.control.rooms import (
+    ENDS_SOON,
     LOOPBACK,
     SOON_S,
     TOKEN,
+    UNHURRIED,
     Heard,
     Peer,
     Room,
@@ -191,7 +194,7 @@ STALLED: dict[str, Stalled] = {
 @on_loop
 async def test_stalled_peers_disturb_nobody_and_do_not_hold_up_the_stop() -> None:
     async with (
-        room(timeouts=Timeouts(hello_s=10 * SOON_S), close_timeout_s=0.05) as here,
+        room(timeouts=replace(ENDS_SOON, hello_s=10 * SOON_S)) as here,
         AsyncExitStack() as stack,
     ):
         for stall in STALLED.values():
@@ -229,7 +232,7 @@ def test_watch_of_a_connection_that_has_ended_already_is_no_error() -> None:
 
 @on_loop
 async def test_of_many_strangers_the_oldest_go_first_and_agents_come_in() -> None:
-    hurried = room(timeouts=Timeouts(hello_s=60.0, token_s=0.05))
+    hurried = room(timeouts=replace(UNHURRIED, token_s=0.05))
     async with hurried as here, AsyncExitStack() as stack, here.agent("before"):
         many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
         async with here.agent("after"):
@@ -242,7 +245,7 @@ async def test_of_many_strangers_the_oldest_go_first_and_agents_come_in() -> Non
 
 @on_loop
 async def test_agents_of_a_large_launch_that_come_at_once_are_no_strangers() -> None:
-    hurried = room(timeouts=Timeouts(hello_s=60.0, token_s=0.0), num_nodes=2 * MAX_STRANGERS)
+    hurried = room(timeouts=replace(UNHURRIED, token_s=0.0), num_nodes=2 * MAX_STRANGERS)
     async with hurried as here, AsyncExitStack() as stack:
         many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
         async with here.agent("after"):
@@ -311,7 +314,7 @@ async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_s
 async def test_a_frame_that_breaks_the_rules_breaks_only_its_own_connection(
     frame: bytes, why: str
 ) -> None:
-    async with room(close_timeout_s=0.05) as here, here.agent("good") as good:
+    async with room(timeouts=ENDS_SOON) as here, here.agent("good") as good:
         async with here.raw_agent("bad") as (reader, writer):
             writer.write(frame)
             assert await reader.read(1) == b"\x88"  # a close frame
@@ -324,7 +327,7 @@ async def test_a_frame_that_breaks_the_rules_breaks_only_its_own_connection(
 
 @on_loop
 async def test_a_first_message_that_is_too_big_is_refused_before_it_is_read() -> None:
-    async with room(close_timeout_s=0.05) as here:
+    async with room(timeouts=ENDS_SOON) as here:
         async with here.raw(handshake(bearer(TOKEN))) as (reader, writer):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(frame_head(msg.MAX_MESSAGE_NBYTES + 1))
@@ -353,7 +356,7 @@ async def test_an_agent_whose_connection_breaks_has_left() -> None:
 
 @on_loop
 async def test_an_agent_that_says_nothing_and_does_not_ping_has_left() -> None:
-    async with room(lease_s=0.2, close_timeout_s=0.05) as here, here.raw_agent("frozen"):
+    async with room(lease_s=0.2, timeouts=ENDS_SOON) as here, here.raw_agent("frozen"):
         kind, agent_id, reason = await here.heard.next()
         assert (kind, agent_id) == ("left", "frozen")
         assert re.match(r"it stands still: nothing came from it for \d", reason)
