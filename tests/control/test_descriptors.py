@@ -19,6 +19,7 @@ from sparkdl.core.errors import ProtocolError
 from sparkdl.feed.store.segment import read_segment, write_segment
 from tests.doubles.feeds import SOON_S, TOKEN, Running, numbers
 from tests.doubles.limits import no_descriptors_left
+from tests.doubles.until import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's own")
 BATCH = numbers(0, 10)
@@ -123,10 +124,7 @@ def test_strangers_neither_stop_a_feeder_nor_add_up() -> None:
             with connected(server) as after:
                 for feeder in (before, after):
                     os.close(server.wait_fd(send(feeder), soon()))
-        deadline = soon()
-        while len(feeder_threads()) > MAX_STRANGERS and not deadline.has_passed:
-            threading.Event().wait(0.01)
-        assert len(feeder_threads()) <= MAX_STRANGERS
+        assert until(lambda: len(feeder_threads()) <= MAX_STRANGERS)
 
 
 def test_stranger_that_says_nothing_is_hung_up_on() -> None:
@@ -194,10 +192,7 @@ def test_closed_server_ends_waits_and_connections() -> None:
         with pytest.raises(ProtocolError):
             waiting.result()
         assert FdSender.connect(server.name, TOKEN) is None
-    deadline = soon()  # the connection's own thread closes what it was about to keep
-    while segments() and not deadline.has_passed:
-        threading.Event().wait(0.01)
-    assert segments() == 0
+    assert until(lambda: not segments()), "its own thread closes what it was about to keep"
 
 
 def test_node_on_another_machine_is_not_there() -> None:

@@ -21,6 +21,7 @@ from sparkdl.core.settings import Settings
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.logs import LogLine
 from sparkdl.driver.view import View
+from tests.doubles.until import until
 
 SOON_S = 30.0
 """Deadline of what takes a moment; a machine may be slow, so it is no measure of speed."""
@@ -117,13 +118,8 @@ def _is_child(process: psutil.Process | None) -> bool:
 
 def all_gone(them: Iterable[psutil.Process], within_s: float = SOON_S) -> bool:
     """Wait until all of `them` have ended; return whether they have."""
-    deadline, never = Deadline.after(within_s), threading.Event()
-    left = list(them)
-    while left := [process for process in left if _is_alive(process)]:
-        if deadline.has_passed:
-            return False
-        never.wait(0.02)
-    return True
+    them = list(them)
+    return until(lambda: not any(map(_is_alive, them)), within_s)
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -6,7 +6,6 @@ import gzip
 import json
 import subprocess
 import sys
-import threading
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.doubles.gates import Gate
 from tests.doubles.limits import full_disk
 from tests.doubles.map_funs import die
 from tests.doubles.nodes import SOON_S, launch
+from tests.doubles.until import until
 
 ROWS, BATCH, FATAL_STEP = 400, 25, 3
 Event = dict[str, Any]
@@ -151,15 +151,14 @@ def test_full_disk_ends_the_trace_and_harms_no_node(
         args.wait()
         return "well"
 
-    path, gate, never = tmp_path / "trace.json", Gate.at(tmp_path / "gate"), threading.Event()
+    path, gate = tmp_path / "trace.json", Gate.at(tmp_path / "gate")
     with (
         launch(
             step, gate, nodes=1, feeding=Feeding(fed=False), observe=Observe(timeline=str(path))
         ) as cluster,
         full_disk(),
     ):
-        while "ends here" not in caplog.text:
-            never.wait(0.02)
+        assert until(lambda: "ends here" in caplog.text)
         gate.open()
         assert cluster.results(SOON_S) == ["well"]
 

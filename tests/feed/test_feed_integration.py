@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.control.channel import Reclaim, Results
-from sparkdl.core.deadline import Deadline
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.infer.task import InferRdd, decode_results, exchange
 from sparkdl.feed.reader.batches import EpochBatches
@@ -26,6 +25,7 @@ from sparkdl.feed.transfer.messages import FeederError
 from sparkdl.feed.values.row_codec import RowEncoder
 from tests.doubles.feeds import SOON_S, LocalNode, Running, numbers, values
 from tests.doubles.feeds import order as hasty
+from tests.doubles.until import until
 
 order = partial(hasty, ack_wait_s=SOON_S)
 """No node counts as late, however slow this machine is."""
@@ -267,9 +267,7 @@ def test_too_many_results_are_an_error_and_the_node_lives_on() -> None:
             assert is_wrong.wait(SOON_S)
             asked = node.feeds.store.exchange("0.a")
             assert asked is not None
-            deadline, never = Deadline.after(SOON_S), threading.Event()
-            while not asked.failure and not deadline.has_passed:
-                never.wait(0.005)  # with more rows in, the results would not be too many
+            until(lambda: asked.failure)  # with more rows in, the results would not be too many
             yield from range(200_000)
 
         child = Running(map_fun)

@@ -26,6 +26,7 @@ from sparkdl.driver.slots.advice import encrypting_setting
 from sparkdl.driver.slots.preflight import check_slots_over_connect
 from tests.doubles.nodes import Lines
 from tests.doubles.sessions import jobs_of
+from tests.doubles.until import until
 from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:
@@ -87,10 +88,8 @@ def node_processes(lines: Lines, world: int = 0) -> tuple[int, set[int], set[int
 
 def has_no_jobs(spark: SparkSession) -> bool:
     """Wait until no job is active; return whether that came."""
-    tracker, deadline = spark.sparkContext.statusTracker(), Deadline.after(60)
-    while (active := tracker.getActiveJobsIds()) and not deadline.has_passed:
-        threading.Event().wait(0.05)
-    return not active
+    tracker = spark.sparkContext.statusTracker()
+    return until(lambda: not tracker.getActiveJobsIds(), 60)
 
 
 def check_feeding(spark: SparkSession, nodes: int = 2) -> str:

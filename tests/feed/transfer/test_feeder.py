@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.control.descriptors import FdSender
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.transfer import feeder
@@ -31,6 +30,7 @@ from tests.doubles.feeds import (
     train_in_step,
     values,
 )
+from tests.doubles.until import until
 
 patient = partial(order, ack_wait_s=SOON_S)
 """No node counts as late, however slow this machine is."""
@@ -302,10 +302,7 @@ def test_node_that_says_no_word_any_more_is_awaited_by_name(
     with LocalNode(0) as a, LocalNode(1) as b, NodeProxy(b.target) as link:
         feed = Feeder(order([a.target, link.target]), 0)
         feeding = Running(lambda: feed.feed(then(batches(100, 10), 5, link.stall)))
-        deadline = Deadline.after(SOON_S)
-        while feed.awaited != [link.target]:
-            assert not deadline.has_passed
-            threading.Event().wait(0.01)
+        assert until(lambda: feed.awaited == [link.target])
         link.cut()
         with pytest.raises(FeederError, match="worker:1: "):
             feeding.result()
