@@ -1,4 +1,4 @@
-"""Tables of steps, and what holds state machines to the states that their handlers declare."""
+"""State machines that tests play, tables of steps, and the states that handlers declare."""
 
 from __future__ import annotations
 
@@ -29,6 +29,38 @@ def declared_steps_only(*tables: dict[Any, Callable[..., Any]]) -> Any:
             table.update(handlers)
 
     return check
+
+
+class Played:
+    """A state machine that a test plays, on a clock of its own.
+
+    Args:
+        expired: the event of a deadline that has passed.
+        tick_s: between two events.
+
+    Attributes:
+        actions: what followed from the last event.
+    """
+
+    state: Any
+
+    def __init__(self, step: Callable[..., Any], state: Any, expired: Any, tick_s: float) -> None:
+        self._step, self._expired, self._tick_s = step, expired, tick_s
+        self.state, self.now_s = state, 0.0
+        self.actions: list[Any] = []
+
+    def say(self, *events: Any) -> list[Any]:
+        """Let things happen; return what follows from the last one."""
+        for event in events:
+            self.now_s += self._tick_s
+            self.state, self.actions = self._step(self.state, event, self.now_s)
+        return self.actions
+
+    def expire(self) -> list[Any]:
+        """Let the state's deadline pass; return what follows."""
+        self.now_s = self.state.deadline_s
+        self.state, self.actions = self._step(self.state, self._expired, self.now_s)
+        return self.actions
 
 
 Row = tuple[Any, Any, Any, list[Any]]

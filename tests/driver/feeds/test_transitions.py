@@ -38,7 +38,7 @@ from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.transitions import CANCEL_S, LOOKS, REASON_S, TRANSITIONS, step
 from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
-from tests.doubles.machines import declared_steps_only
+from tests.doubles.machines import Played, declared_steps_only
 
 steps_are_declared = declared_steps_only(TRANSITIONS, LOOKS)
 
@@ -65,23 +65,18 @@ def feed_of(num_nodes: int, keeps: bool = True) -> fs.Feed:
 # by hand
 
 
-@dataclass
-class Play:
-    """A feed of two nodes, and what it has asked for."""
+class Play(Played):
+    """A feed of so many nodes, and what they have counted."""
 
-    state: fs.State = field(default_factory=lambda: fs.Idle(feed_of(2)))
-    now_s: float = 0.0
-    counts: dict[int, FeedCount] = field(
-        default_factory=lambda: {0: FeedCount("input"), 1: FeedCount("input")}
-    )
-    progress: int = 0
+    state: fs.State
 
-    def after(self, event: fs.Event) -> list[fs.Action]:
-        self.state, actions = step(self.state, event, self.now_s)
-        return actions
+    def __init__(self, num_nodes: int = 2) -> None:
+        super().__init__(step, fs.Idle(feed_of(num_nodes)), fs.DeadlinePassed(), tick_s=0.0)
+        self.counts = {node_id: FeedCount("input") for node_id in range(num_nodes)}
+        self.progress = 0
 
     def asked(self, epochs: int = 1, ticket: int = 7, **asked: Any) -> list[fs.Action]:
-        return self.after(fs.Requested(fs.FeedAsked(ticket, FeedRequest("data", epochs, **asked))))
+        return self.say(fs.Requested(fs.FeedAsked(ticket, FeedRequest("data", epochs, **asked))))
 
     def seen(self, *nodes: dict[str, Any], **known: Any) -> list[fs.Action]:
         """Have the nodes tell counts, one after the other."""
@@ -89,11 +84,7 @@ class Play:
             self.counts[node_id] = replace_count(self.counts[node_id], **count)
             self.progress += 1
         now = {"counts": dict(self.counts), "progress": self.progress, **known}
-        return self.after(fs.NodesSeen(replace(self.state.feed.nodes, **now)))
-
-    def expired(self) -> list[fs.Action]:
-        self.now_s = self.state.deadline_s
-        return self.after(fs.DeadlinePassed())
+        return self.say(fs.NodesSeen(replace(self.state.feed.nodes, **now)))
 
 
 def replace_count(count: FeedCount, **changes: Any) -> FeedCount:
@@ -116,7 +107,7 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
     assert isinstance(start, fs.StartJob)
     assert (start.job, start.data, start.ticket) == (1, "data", 7)
     assert play.seen({"epoch_rows": 5}, {"epoch_rows": 4}) == [sent(Granted("input", 0, 4))]
-    assert play.after(fs.JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
+    assert play.say(fs.JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
     counted = [{"cut": 0, "cut_rows": 5, "epoch": 1, "epoch_rows": 0, "rows_received": 5}] * 2
     assert play.seen(*counted) == [
         sent(EpochEnd("input", 0, {0: 5, 1: 5})),
@@ -134,7 +125,7 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
 def test_epochs_that_all_nodes_hold_are_read_again_without_another_job() -> None:
     play = Play()
     play.asked(epochs=3)
-    play.after(fs.JobEnded(1, fed(2, 2)))
+    play.say(fs.JobEnded(1, fed(2, 2)))
     whole = {"cut": 0, "cut_rows": 2, "cut_whole": True, "rows_received": 2}
     assert play.seen(whole, whole) == [
         sent(EpochEnd("input", 0, {0: 2, 1: 2}, again=True)),
@@ -152,7 +143,7 @@ def test_epochs_that_all_nodes_hold_are_read_again_without_another_job() -> None
 def test_terminate_while_logs_are_read_ends_all_nodes_in_the_furthest_epoch() -> None:
     play = Play()
     play.asked(epochs=5)
-    play.after(fs.JobEnded(1, fed(2, 2)))
+    play.say(fs.JobEnded(1, fed(2, 2)))
     whole = {"cut": 0, "cut_rows": 2, "cut_whole": True}
     play.seen(whole, whole)
     assert play.seen({"closed_to": 4}) == [sent(FeedHold("input", 4))]
@@ -167,10 +158,10 @@ def test_job_that_nobody_wants_is_cancelled_until_it_ends_and_what_came_is_an_ep
     play = Play()
     play.asked()
     assert play.seen({"closed_to": 0}) == [fs.CancelJob(1)]
-    assert play.expired() == [fs.CancelJob(1)]
+    assert play.expire() == [fs.CancelJob(1)]
     assert play.now_s == CANCEL_S
-    assert play.after(fs.JobBroke(9, RuntimeError("of an earlier call"))) == []
-    assert play.after(fs.JobBroke(1, RuntimeError("cancelled"))) == [sent(FeedCut("input", 0))]
+    assert play.say(fs.JobBroke(9, RuntimeError("of an earlier call"))) == []
+    assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == [sent(FeedCut("input", 0))]
     assert isinstance(play.state, fs.CuttingShort)
     end, *_, answer = play.seen({"cut": 0, "cut_rows": 3}, {"cut": 0, "cut_rows": 0})
     assert end == sent(EpochEnd("input", 0, {0: 0, 1: 0})), "a node has no row: none has stepped"
@@ -182,7 +173,7 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     play = Play()
     play.asked()
     error = RuntimeError("Task 0 failed 4 times")
-    assert play.after(fs.JobBroke(1, error, is_cut_off=True)) == []
+    assert play.say(fs.JobBroke(1, error, is_cut_off=True)) == []
     assert isinstance(play.state, fs.Explaining)
     assert play.state.deadline_s == REASON_WAIT_S
     cause = LaunchError("worker:1 was killed")
@@ -191,13 +182,13 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     ]
     again = Play()
     again.asked()
-    again.after(fs.JobBroke(1, error))
+    again.say(fs.JobBroke(1, error))
     assert again.state.deadline_s == REASON_S
-    assert again.expired() == [sent(FeedCut("input", 0))], "nobody says: the job's own error counts"
-    assert again.expired()[-1] == fs.Answer(7, error), "though no node has counted"
+    assert again.expire() == [sent(FeedCut("input", 0))], "nobody says: the job's own error counts"
+    assert again.expire()[-1] == fs.Answer(7, error), "though no node has counted"
     of_data = Play()
     of_data.asked()
-    assert of_data.after(fs.JobBroke(1, error, is_of_data=True)) == [sent(FeedCut("input", 0))]
+    assert of_data.say(fs.JobBroke(1, error, is_of_data=True)) == [sent(FeedCut("input", 0))]
 
 
 def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
@@ -205,9 +196,9 @@ def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
     play.asked(timeout_s=9.0)
     play.seen({"rows_received": 5, "rows_consumed": 5}, {"rows_received": 5, "rows_consumed": 1})
     assert play.state.deadline_s == 9.0
-    assert play.expired() == [fs.FetchLines(1)]
-    assert play.after(fs.LogFetched(1, ("compiling",))) == [fs.CancelJob(1)]
-    assert play.after(fs.JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
+    assert play.expire() == [fs.FetchLines(1)]
+    assert play.say(fs.LogFetched(1, ("compiling",))) == [fs.CancelJob(1)]
+    assert play.say(fs.JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
     *_, answer = play.seen({"cut": 0}, {"cut": 0})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedTimeoutError)
@@ -218,9 +209,9 @@ def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
 def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None:
     play = Play()
     play.asked(timeout_s=9.0)
-    assert play.expired() == [fs.FetchLines(0)]
-    assert play.after(fs.LogFetched(0, ())) == [fs.CancelJob(1)]
-    assert play.after(fs.JobEnded(1, fed(0, 0))) == [sent(FeedCut("input", 0))]
+    assert play.expire() == [fs.FetchLines(0)]
+    assert play.say(fs.LogFetched(0, ())) == [fs.CancelJob(1)]
+    assert play.say(fs.JobEnded(1, fed(0, 0))) == [sent(FeedCut("input", 0))]
     *_, answer = play.seen({"cut": 0}, {"cut": 0})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedTimeoutError)
@@ -244,19 +235,19 @@ def test_timeout_of_a_call_is_its_own_for_the_driver_and_for_its_feeders(timeout
 def test_job_that_ends_while_a_node_is_blamed_goes_on() -> None:
     play = Play()
     play.asked(timeout_s=9.0)
-    play.expired()
-    assert play.after(fs.JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
+    play.expire()
+    assert play.say(fs.JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
     assert isinstance(play.state, fs.Cutting)
 
 
 def test_nodes_that_do_not_count_are_named() -> None:
     play = Play()
     play.asked()
-    play.after(fs.JobEnded(1, fed(5, 5)))
+    play.say(fs.JobEnded(1, fed(5, 5)))
     play.seen({"cut": 0, "cut_rows": 5})
     assert play.state.deadline_s == ANSWER_S
-    assert play.expired() == [sent(FeedCut("input", 0))]
-    end, answer = play.expired()
+    assert play.expire() == [sent(FeedCut("input", 0))]
+    end, answer = play.expire()
     assert end == sent(EpochEnd("input", 0, {0: 0, 1: 0}))
     assert isinstance(answer, fs.Answer)
     assert f"agent of worker:1 did not say within {ANSWER_S:g} s" in str(answer.value)
@@ -266,13 +257,13 @@ def test_next_generation_waits_for_the_last_job_and_finds_what_nodes_still_have(
     play = Play()
     play.asked()
     assert play.seen(generation=1, world=None) == [fs.CancelJob(1)]
-    assert play.after(fs.JobBroke(1, RuntimeError("cancelled"))) == []
+    assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == []
     assert isinstance(play.state, fs.Idle)
     begin, start = play.seen(generation=1, world=world_of(2, 1))
     assert begin == fs.Send(FeedBegin("input", 0, 0), BOTH, 1)
     assert isinstance(start, fs.StartJob)
     assert start.spec.generation == 1
-    play.after(fs.JobEnded(2, fed(5, 5)))
+    play.say(fs.JobEnded(2, fed(5, 5)))
     assert play.seen(generation=2, world=world_of(2, 2)) != []
     assert isinstance(play.state, fs.Opening), "its size is known, and nodes may have rows of it"
     play.counts = {0: FeedCount("input", began=0, epoch_rows=3), 1: FeedCount("input", began=0)}
@@ -283,13 +274,13 @@ def test_next_generation_waits_for_the_last_job_and_finds_what_nodes_still_have(
 
 def test_nodes_that_few_feeders_reached_get_rows_of_those_that_have_more() -> None:
     """Nine nodes are more than a feeder has streams to."""
-    play = Play(fs.Idle(feed_of(9)), counts={n: FeedCount("input") for n in range(9)})
+    play = Play(9)
     play.asked()
     partitions = (
         FedPartition(0, {0: 12, 1: 7}, 0, 19),
         FedPartition(1, dict.fromkeys(range(2, 9), 5), 0, 35),
     )
-    said = play.after(fs.JobEnded(1, partitions))
+    said = play.say(fs.JobEnded(1, partitions))
     assert isinstance(play.state, fs.Leveling)
     orders = [(each.node_ids, each.message) for each in said if isinstance(each, fs.Send)]
     assert [node_ids for node_ids, _ in orders] == [{0}, {1}]
@@ -308,13 +299,13 @@ def test_nodes_that_few_feeders_reached_get_rows_of_those_that_have_more() -> No
 
 @pytest.mark.parametrize("problem", ["it broke", ""])
 def test_rows_of_which_nobody_knows_where_they_are_end_the_call(problem: str) -> None:
-    play = Play(fs.Idle(feed_of(9)), counts={n: FeedCount("input") for n in range(9)})
+    play = Play(9)
     play.asked()
-    play.after(fs.JobEnded(1, (FedPartition(0, {0: 90}, 0, 90),)))
+    play.say(fs.JobEnded(1, (FedPartition(0, {0: 90}, 0, 90),)))
     if problem:
         assert play.seen({"passed_on": 0, "pass_problem": problem}) == []
         assert isinstance(play.state, fs.Explaining), "the other node may have been lost"
-    (cut,) = play.expired()
+    (cut,) = play.expire()
     assert isinstance(cut, fs.Send)
     assert cut.message == FeedCut("input", 0)
     *_, answer = play.seen(*[{"cut": 0}] * 9)
@@ -325,13 +316,13 @@ def test_rows_of_which_nobody_knows_where_they_are_end_the_call(problem: str) ->
 
 def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     play = Play()
-    begin, opened = play.after(fs.Requested(fs.StreamAsked(1, None)))
+    begin, opened = play.say(fs.Requested(fs.StreamAsked(1, None)))
     assert begin == sent(FeedBegin("input", 0, 0))
     assert opened == fs.Answer(1, fs.Stream(0, 0))
     assert math.isinf(play.state.deadline_s), "no time counts while the stream is idle"
     begin, _start = play.asked(is_micro_batch=True)
     assert begin == sent(FeedBegin("input", 0, 1)), "the epoch behind it may end the stream"
-    play.after(fs.JobEnded(1, fed(1, 0)))
+    play.say(fs.JobEnded(1, fed(1, 0)))
     end, _shown, answer = play.seen({"cut": 0, "cut_rows": 1}, {"cut": 0})
     assert end == sent(EpochEnd("input", 0, {0: 1, 1: 0}, goes_on=True))
     assert isinstance(answer, fs.Answer), "nobody waits while a node has had no row"
@@ -339,9 +330,9 @@ def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     _begin, start = play.asked(ticket=8, is_micro_batch=True)
     assert isinstance(start, fs.StartJob)
     assert start.spec.ahead == {0: 1, 1: 0}
-    assert play.after(fs.StreamStopped()) == [fs.CancelJob(2)]
-    play.after(fs.Requested(fs.StreamEndAsked(9, None)))
-    play.after(fs.JobBroke(2, RuntimeError("cancelled")))
+    assert play.say(fs.StreamStopped()) == [fs.CancelJob(2)]
+    play.say(fs.Requested(fs.StreamEndAsked(9, None)))
+    play.say(fs.JobBroke(2, RuntimeError("cancelled")))
     *_, begin, end, told = play.seen({"cut": 1}, {"cut": 1})
     assert (begin, end) == (
         sent(FeedBegin("input", 2, 2)),
@@ -355,7 +346,7 @@ def test_rows_that_a_checkpoint_knows_by_sparks_numbers_cross_spark_and_a_warnin
     coverage = FeedCoverage(0, {0: {0: {1: ((0, 5),)}}}, {0: CallShape(4)})
     play.state.feed.history.restore(coverage)
     files = FeedRequest("files", shape=CallShape(1, {0: 9}, "n"), frame="frame")
-    warning, *_, job = play.after(fs.Requested(fs.FeedAsked(7, files)))
+    warning, *_, job = play.say(fs.Requested(fs.FeedAsked(7, files)))
     assert isinstance(warning, fs.Warn)
     assert "the rows cross Spark all the same" in warning.text
     assert isinstance(job, fs.StartJob)
@@ -365,14 +356,14 @@ def test_rows_that_a_checkpoint_knows_by_sparks_numbers_cross_spark_and_a_warnin
 def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -> None:
     once = Play()
     data = iter(range(3))
-    once.after(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
-    once.after(fs.JobBroke(1, RuntimeError("lost")))
+    once.say(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
+    once.say(fs.JobBroke(1, RuntimeError("lost")))
     (answer,) = once.seen(generation=1, world=world_of(2, 1))
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedClosedError)
     later = Play()
-    later.after(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
-    later.after(fs.JobEnded(1, fed(1, 1)))
+    later.say(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
+    later.say(fs.JobEnded(1, fed(1, 1)))
     later.seen({"cut": 0, "cut_rows": 1}, {"cut": 0, "cut_rows": 1})
     later.seen({"rows_consumed": 1}, {"rows_consumed": 1})
     (kept,) = later.seen(generation=1, world=world_of(2, 1))
@@ -384,7 +375,7 @@ def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
     play = Play()
     play.asked(ticket=1)
     play.asked(ticket=2)
-    play.after(fs.Requested(fs.StreamAsked(3, None)))
+    play.say(fs.Requested(fs.StreamAsked(3, None)))
     assert play.seen(problem=closed, generation=None, world=None) == [
         fs.CancelJob(1),
         *(fs.Answer(ticket, closed) for ticket in (1, 2, 3)),
