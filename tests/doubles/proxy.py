@@ -30,6 +30,7 @@ class Proxy:
 
     def __init__(self, uri: str, records: bool = False, break_at: int | None = None) -> None:
         parts = urlsplit(uri)
+        assert parts.port
         self._server = (parts.hostname, parts.port)
         self._records, self._left_nbytes = records, break_at
         self.passed = bytearray()

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
@@ -24,7 +24,6 @@ from sparkdl.control.client import CoordinatorClient
 from sparkdl.core import errors
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure, FailureKind
-from sparkdl.core.options import Recovery
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
@@ -296,10 +295,11 @@ def test_an_event_out_of_place_is_logged_and_changes_nothing(
 
 def test_host_that_a_feeder_does_not_reach_is_left_though_its_agent_answers() -> None:
     left: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
-    soon = replace(AT_ONCE, recovery=Recovery(host_timeout_s=0.4))
-    with playing(settings=soon, leave_host=lambda *host: left.put(host)) as play:
+    with playing(leave_host=lambda *host: left.put(host)) as play:
         agents = play.world()
         assert fetch_cause(play.url, TOKEN, None, CutLink(0, 1, "host-0")) == ""
+        play.until(lambda view: bool(getattr(view.state, "cuts", ())))
+        play.controller.submit(states.DeadlinePassed())
         assert left.get(timeout=SOON_S) == ("host-1", True)
         assert agents[1].hears() == msg.Stop(0.0)
         failed = play.until_is(states.Failed)
