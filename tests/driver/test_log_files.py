@@ -184,8 +184,9 @@ def test_a_slow_disk_keeps_nobody_waiting_and_the_file_tells_what_is_missing(
         files.add("worker:0", [f"line {i}"])
     is_ready.set()
     files.close()
-    told = 0
-    for line in filter(None, (tmp_path / "worker-0.log").read_text().splitlines()):
+    told, kept = 0, (tmp_path / "worker-0.log").read_text()
+    assert "missing here" in kept
+    for line in filter(None, kept.splitlines()):
         if missing := re.fullmatch(r"sparkdl: up to (\d+) lines are missing here", line):
             told += int(missing[1])
         else:
