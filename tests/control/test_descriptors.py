@@ -118,7 +118,7 @@ def strangers(server: FdReceiver, stack: ExitStack, count: int) -> None:
 
 
 def test_strangers_neither_stop_a_feeder_nor_add_up() -> None:
-    with serving() as server, ExitStack() as stack:
+    with serving(token_timeout_s=10 * SOON_S) as server, ExitStack() as stack:
         with connected(server) as before:
             strangers(server, stack, 3 * MAX_STRANGERS)
             with connected(server) as after:
