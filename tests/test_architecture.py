@@ -7,7 +7,6 @@ made-up trees prove that each of them bites.
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -18,22 +17,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.doubles.programs import output_of
+
 ROOT = Path(__file__).parent.parent
 
 LAYERS = {  # a module may import its own package, and packages of a lower number
     name: number
     for number, name in enumerate(
         (
-            *(
-                "version",
-                "core",
-                "control",
-                "storage",
-                "feed",
-                "collectives",
-                "frameworks",
-                "data",
-            ),
+            *("version", "core", "control", "storage", "feed", "collectives", "frameworks", "data"),
             *("node", "driver", "ml"),
             # The faces. Each is a door for somebody: nothing inside knows them.
             *("torch_program", "torch_distributor", "lightning", "keras", "diagnosis"),
@@ -113,7 +105,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
     "driver/lifecycle/transitions.py": (580, "one table of transitions, read as a whole"),
 }
 LONG_FUNCTIONS = {  # and why each is one function
-    "driver/launch.py:launch": "one option, one line: to declare it and to hand it on",
+    "driver/launch.py:launch": "one option, one line: to declare it and to hand it on"
 }
 
 FORBIDDEN = {  # calls, and what to write instead
@@ -136,10 +128,7 @@ FORBIDDEN_BUT = {
         "ml/estimators/persistence.py",
         "cloudpickle.loads",
     ): "the user's function, from where it was saved",
-    (
-        "ml/estimators/describe.py",
-        "cloudpickle.loads",
-    ): "the user's function, from its own driver",
+    ("ml/estimators/describe.py", "cloudpickle.loads"): "the user's function, from its own driver",
     (
         "ml/scoring/function.py",
         "cloudpickle.loads",
@@ -441,11 +430,7 @@ def test_borrowed_imports_are_still_there(sparkdl: list[Module]) -> None:
 def loaded_by(*names: str) -> set[str]:
     """Return the top-level modules that a fresh Python has loaded after importing `names`."""
     code = f"import sys, {', '.join(names)}; print(*{{m.split('.')[0] for m in sys.modules}})"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    return set(run.stdout.split())
+    return set(output_of(sys.executable, "-c", code, cwd=ROOT).split())
 
 
 def test_importing_sparkdl_loads_neither_framework_nor_spark() -> None:

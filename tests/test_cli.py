@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from sparkdl.cli import main
 from sparkdl.version import __version__
+from tests.doubles.programs import output_of
 
 PROGRAM = """
 import sys
@@ -34,12 +34,11 @@ sys.exit(3)
 
 
 def test_module_and_command_print_versions(capfd: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "sparkdl", "version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith(f"sparkdl {__version__}, Python 3.")
-    assert "\npyspark " in done.stdout
+    said = output_of(sys.executable, "-m", "sparkdl", "version")
+    assert said.startswith(f"sparkdl {__version__}, Python 3.")
+    assert "\npyspark " in said
     assert main(["version"]) == 0
-    assert capfd.readouterr().out == done.stdout
+    assert capfd.readouterr().out == said
 
 
 @pytest.mark.torch

@@ -290,10 +290,7 @@ def test_trials_are_nested_in_the_run_of_their_search(
     for run in found.values():
         assert run.tags["mlflow.parentRunId"] == parent.run_id
     assert by_x["2.0"].metrics.items() >= {"value": 2.0, "loss": 2.0}.items()
-    assert {x: run.status for x, run in by_x.items()} == {
-        "2.0": "FINISHED",
-        "3.0": "FAILED",
-    }
+    assert {x: run.status for x, run in by_x.items()} == {"2.0": "FINISHED", "3.0": "FAILED"}
 
 
 @pytest.mark.usefixtures("tracked")

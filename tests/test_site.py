@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
 import sparkdl
 from scripts.site import REFERENCE, ROOT
+from tests.doubles.programs import output_of
 
 pytest.importorskip("mkdocs")
 
@@ -22,13 +22,6 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_it_is_built_without_a_warning() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "scripts.site"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    output_of(sys.executable, "-m", "scripts.site", cwd=ROOT)
     page = (ROOT / "build" / "site" / "reference" / "sparkdl.html").read_text(encoding="utf-8")
     assert "max_restarts" in page

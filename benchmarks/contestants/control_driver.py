@@ -152,8 +152,8 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
             lines,
             {
                 "event": "lost",
-                "decided_s": decided_s - SETTLE_S,
-                "told_s": told_s - SETTLE_S,
+                "decided_s": decided_s - settings.settle_s,
+                "told_s": told_s - settings.settle_s,
                 "known": failures,
                 "lost": lost,
             },

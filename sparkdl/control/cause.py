@@ -23,7 +23,6 @@ CAUSE_PATH = "/cause"
 CUT_PATH = "/cut/"
 FINISHED = HTTPStatus.GONE
 """The status of the answer once every `map_fun` has returned."""
-_WAIT_S = 5.0
 _CUT = re.compile(r"/cut/([0-9]{1,9})/([0-9]{1,9})/([0-9A-Za-z.:_-]{1,253})")
 
 
@@ -51,7 +50,11 @@ def parse_cut_link(path: str, num_nodes: int) -> CutLink | None:
 
 
 def fetch_cause(
-    coordinator: str, token: str, trust: Trust | None = None, cut: CutLink | None = None
+    coordinator: str,
+    token: str,
+    trust: Trust | None = None,
+    cut: CutLink | None = None,
+    timeout_s: float = 5.0,
 ) -> str | None:
     """Return why the cluster has failed; empty if it has not; None if it has finished.
 
@@ -59,6 +62,7 @@ def fetch_cause(
         coordinator: the URL that agents connect to.
         trust: what it has to show, if that is `wss://`.
         cut: a link to report.
+        timeout_s: of connecting, and of each wait for data.
 
     Raises:
         OSError: if the coordinator does not answer: the cluster was shut down, as a rule.
@@ -67,9 +71,9 @@ def fetch_cause(
     assert url.hostname
     assert url.port
     try:
-        with closing(HTTPConnection(url.hostname, url.port, timeout=_WAIT_S)) as connection:
+        with closing(HTTPConnection(url.hostname, url.port, timeout=timeout_s)) as connection:
             if trust is not None:
-                connection.sock = trust.connect(url.hostname, url.port, _WAIT_S)
+                connection.sock = trust.connect(url.hostname, url.port, timeout_s)
             else:
                 connection.connect()
             if cut is not None:

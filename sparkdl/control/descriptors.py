@@ -40,8 +40,6 @@ _MAX_KEY_NBYTES = 256
 _CONNECT_S = 5
 _TIMEVAL = struct.Struct("@ll")
 _WELCOME = b"welcome"
-_TOKEN_S = 5.0
-"""A feeder sends the token as soon as it has connected."""
 MAX_STRANGERS = 64
 """Connections without a token that are kept; the oldest goes first, since feeders send it soon."""
 OUT_OF_DESCRIPTORS = (
@@ -95,11 +93,16 @@ def close_fd(fd: int) -> None:
 class FdReceiver:
     """Receives descriptors from feeders on this machine, for an agent.
 
+    Args:
+        token: what feeders show.
+        token_timeout_s: for the token, which a feeder sends as soon as it has connected.
+
     Attributes:
         name: of the socket, empty where there are no abstract names.
     """
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, token_timeout_s: float = 5.0) -> None:
+        self._token_timeout_s = token_timeout_s
         self.name = f"sparkdl-{uuid.uuid4().hex}" if sys.platform == "linux" else ""
         self._token = token
         self._users = {0, os.geteuid()}
@@ -211,7 +214,7 @@ class FdReceiver:
 
     def _is_known(self, sock: socket.socket) -> bool:
         """Wait for the token, but not for long; return whether it came."""
-        sock.settimeout(_TOKEN_S)
+        sock.settimeout(self._token_timeout_s)
         if not is_authorized(sock.recv(_MAX_KEY_NBYTES).decode(errors="replace"), self._token):
             return False
         sock.settimeout(None)

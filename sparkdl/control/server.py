@@ -31,7 +31,7 @@ from sparkdl.control.auth import is_authorized
 from sparkdl.control.cause import CAUSE_PATH, CUT_PATH, FINISHED, CutLink, parse_cut_link
 from sparkdl.control.descriptors import EXHAUSTED, MAX_STRANGERS, OUT_OF_DESCRIPTORS
 from sparkdl.control.host_watch import CAN_TELL, LOOKS, HostWatch
-from sparkdl.control.lease import driver_keep_alive, driver_patience_s
+from sparkdl.control.lease import CLOSE_S, driver_keep_alive, driver_patience_s
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
@@ -49,15 +49,10 @@ from sparkdl.core.world import host_port
 
 _log = logging.getLogger(__name__)
 
-HELLO_TIMEOUT_S = 10.0
-_TOKEN_S = 1.0
-"""What an agent gets for its token, which it sends at once, where there are too many strangers."""
 _WARN_PERIOD_S = 60.0
 _OTHER_DESCRIPTORS = 256
 """What a driver needs beside a connection to each node."""
 POLICY_VIOLATION = 1008
-_ALIVE_S = 2.0
-"""Within it an agent answers a ping if a feeder that does not reach it is to be believed."""
 _BACKLOG = 4096
 """Agents that connect at once wait here; one that finds it full tries again a second later."""
 
@@ -114,6 +109,23 @@ def cannot_listen(host: str, ports: tuple[int, ...], problem: str) -> ConfigErro
     )
 
 
+@dataclass(frozen=True)
+class Timeouts:
+    """How long the server waits for its peers, in seconds.
+
+    Attributes:
+        hello_s: for an agent's first message.
+        token_s: for the token, which an agent sends at once, while there are too many strangers.
+        ping_s: for an agent's answer, if a feeder that does not reach it is to be believed.
+        close_s: for the end of a connection that the server closes; less with a short lease.
+    """
+
+    hello_s: float = 10.0
+    token_s: float = 1.0
+    ping_s: float = 2.0
+    close_s: float = CLOSE_S
+
+
 class CoordinatorServer:
     """Accepts agents. All methods run on the event loop that started it.
 
@@ -128,7 +140,7 @@ class CoordinatorServer:
         listener: Listener,
         lease_s: float,
         host_timeout_s: float = Recovery.host_timeout_s,
-        hello_timeout_s: float = HELLO_TIMEOUT_S,
+        timeouts: Timeouts = Timeouts(),
         tls: Tls | None = None,
         num_nodes: int = 0,
     ) -> None:
@@ -138,7 +150,7 @@ class CoordinatorServer:
         self._lease_s = lease_s
         self._patience_s = driver_patience_s(lease_s, num_nodes)
         self._host_timeout_s = host_timeout_s
-        self._hello_timeout_s = hello_timeout_s
+        self._timeouts = timeouts
         self._num_nodes = num_nodes
         self._accepted: WeakSet[ServerConnection] = WeakSet()
         self._accepting: WeakSet[asyncio.Task[Any]] = WeakSet()
@@ -182,10 +194,10 @@ class CoordinatorServer:
                     max_size=MAX_MESSAGE_NBYTES,
                     backlog=_BACKLOG,
                     compression=None,
-                    open_timeout=self._hello_timeout_s,
+                    open_timeout=self._timeouts.hello_s,
                     ping_interval=None if CAN_TELL else keep.ping_interval,
                     ping_timeout=keep.ping_timeout,
-                    close_timeout=keep.close_timeout,
+                    close_timeout=min(self._timeouts.close_s, keep.close_timeout),
                     logger=logging.getLogger("sparkdl.control.websockets"),
                     **encryption,
                 )
@@ -227,7 +239,9 @@ class CoordinatorServer:
             self._accepting.add(task)
         self._strangers.append(ref(connection))
         if len(self._strangers) > self._max_strangers:
-            asyncio.get_running_loop().call_later(_TOKEN_S, _hang_up, self._strangers.popleft())
+            asyncio.get_running_loop().call_later(
+                self._timeouts.token_s, _hang_up, self._strangers.popleft()
+            )
         return connection
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -282,7 +296,7 @@ class CoordinatorServer:
     async def _hello(self, connection: ServerConnection) -> Hello | None:
         """Return the first message; none if it is no agent's, and all is done."""
         try:
-            first = await asyncio.wait_for(connection.recv(), self._hello_timeout_s)
+            first = await asyncio.wait_for(connection.recv(), self._timeouts.hello_s)
             hello = decode_from_agent(first)
             if isinstance(hello, Refused):
                 self._listener.refused(hello)
@@ -328,7 +342,7 @@ class CoordinatorServer:
         nobody has taken 4,096 of them, and answers no more then. Of those the lease decides.
         """
         try:
-            await asyncio.wait_for(_pinged(connection), _ALIVE_S)
+            await asyncio.wait_for(_pinged(connection), self._timeouts.ping_s)
         except (ConnectionClosed, asyncio.TimeoutError):
             return
         finally:

@@ -33,6 +33,11 @@ class Settings:
             launch.
         restart_backoff_s: before the second restart in a row; doubled before each further one.
         restart_window_s: a restart longer ago than this does not count any more.
+        settle_s: after a first failure, to wait for others: the one that is reported first need not
+            be the one that happened first. Where all are consequences of another node's loss, the
+            driver waits `recovery.host_timeout_s` longer.
+        stay_s: after the end, for which agents stay: feeders whose rows are refused ask again, to
+            learn why.
     """
 
     start_timeout_s: float = 600.0
@@ -46,6 +51,8 @@ class Settings:
     keep_warm_s: float = 0.0
     restart_backoff_s: float = 1.0
     restart_window_s: float = 3600.0
+    settle_s: float = 0.3
+    stay_s: float = 3.0
 
     def __post_init__(self) -> None:
         check_seconds("lease_s={}", self.lease_s)

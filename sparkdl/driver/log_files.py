@@ -28,10 +28,7 @@ from sparkdl.driver.events import Ended, Logged
 
 _log = logging.getLogger(__name__)
 
-MAX_FILE_NBYTES = 64 * 1024 * 1024
-OLD_FILES = 9
 _TAIL_NBYTES = 256 * 1024
-_MAX_WAITING_CHARS = 32 * 1024 * 1024
 _END_S = 10.0
 
 
@@ -103,10 +100,21 @@ class LogFiles:
     Args:
         folder: for `worker-0.log` and so on, and `worker-0.log.1` for what was before; it is made
             when the first line comes.
+        max_file_nbytes: of each file.
+        old_files: how many are kept of a node, besides the one that grows.
+        max_waiting_chars: of lines that the disk has not taken yet; beyond them lines are lost.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(
+        self,
+        folder: str,
+        max_file_nbytes: int = 64 << 20,
+        old_files: int = 9,
+        max_waiting_chars: int = 32 << 20,
+    ) -> None:
         self.folder = folder
+        self._max_file_nbytes, self._old_files = max_file_nbytes, old_files
+        self._max_waiting_chars = max_waiting_chars
         self._files: dict[str, _NodeFile] = {}
         self._refused: Counter[str] = Counter()
         """Lines, by node, that there was no room for since the last that waits."""
@@ -129,7 +137,7 @@ class LogFiles:
     def add(self, node: str, lines: Sequence[str]) -> None:
         """Keep these lines; returns at once."""
         with self._changed:
-            if self._waiting_chars > _MAX_WAITING_CHARS:
+            if self._waiting_chars > self._max_waiting_chars:
                 self._refused[node] += len(lines)
                 return
             self._waiting.append((node, self._refused.pop(node, 0), lines))
@@ -192,8 +200,8 @@ class LogFiles:
             os.makedirs(self.folder, exist_ok=True)
             self._files[node] = _NodeFile(
                 self._path_of(node),
-                maxBytes=MAX_FILE_NBYTES,
-                backupCount=OLD_FILES,
+                maxBytes=self._max_file_nbytes,
+                backupCount=self._old_files,
                 encoding="utf-8",
                 errors="replace",
                 delay=True,

@@ -39,8 +39,6 @@ _GIB = 1 << 30
 
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _LEFT = ' style="text-align:left"'
-PERIOD_S = 0.25
-"""The bar is drawn this often; Spark's own stays away for half a second."""
 
 
 def in_notebook() -> bool:
@@ -242,6 +240,7 @@ class FeedBar:
         is_shown: `None` shows it on a terminal and in a notebook.
         total: returns how many rows there are to read, 0 while that is unknown.
         hide_others: has other bars leave the terminal for half a second.
+        period_s: between two drawings at least; Spark's own bar stays away for half a second.
     """
 
     def __init__(
@@ -251,7 +250,9 @@ class FeedBar:
         is_shown: bool | None,
         total: Callable[[], int] = lambda: 0,
         hide_others: Callable[[], None] = lambda: None,
+        period_s: float = 0.25,
     ) -> None:
+        self._period_s = period_s
         self._what = f"feed {feed!r}" + (f", {epochs} epochs" if epochs > 1 else "")
         self._is_asked = is_shown
         self._total = total
@@ -299,7 +300,7 @@ class FeedBar:
             rows_read: those that a checkpoint covers count; fewer after a restart.
         """
         bar, now_s = self._bar, time.monotonic()
-        if bar is None or (now_s - self._drawn_s < PERIOD_S and not is_last):
+        if bar is None or (now_s - self._drawn_s < self._period_s and not is_last):
             return
         self._drawn_s = now_s
         total = self._total()

@@ -24,13 +24,9 @@ PERIOD_S = 0.1
 LAST_LINES = 1000
 """Of a child that has ended: what the driver keeps of its output."""
 _MAX_LOG_PERIOD_S = 10.0
-_KEPT_NBYTES = 4 * 1024 * 1024
-"""Kept at least; twice as much at most."""
 _PIPE_NBYTES = 1024 * 1024
 _TAIL_NBYTES = 256 * 1024
 _MAX_LINE_CHARS = 4000
-_MAX_READ_NBYTES = 1024 * 1024
-"""Read at once at most, so that what a child prints in a burst still fits into one message."""
 _MAX_REST_NBYTES = 64 * 1024
 
 
@@ -39,9 +35,14 @@ class ChildLog:
 
     No disk takes part, so a full one cannot be what a node fails of. A child that prints faster
     than its agent reads waits for it, as it would in a terminal.
+
+    Args:
+        kept_nbytes: kept at least; twice as much at most.
+        read_nbytes: read at once at most, so that a burst still fits into one message.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept_nbytes: int = 4 << 20, read_nbytes: int = 1 << 20) -> None:
+        self.kept_nbytes, self.read_nbytes = kept_nbytes, read_nbytes
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         with suppress(AttributeError, OSError):  # as large as the system has it
@@ -105,8 +106,8 @@ class ChildLog:
             lost = (f"sparkdl: {gone + len(self._rest)} bytes were printed too fast to be shown",)
             self._offset, self._rest = self._offset + gone, b""
         start = self._offset - (self._nbytes - len(self._kept))
-        data = bytes(self._kept[start : start + _MAX_READ_NBYTES])
-        is_last = is_last and len(data) < _MAX_READ_NBYTES
+        data = bytes(self._kept[start : start + self.read_nbytes])
+        is_last = is_last and len(data) < self.read_nbytes
         self._offset += len(data)
         data = self._rest + data
         cut = data.rfind(b"\n") + 1
@@ -133,8 +134,8 @@ class ChildLog:
     def _keep(self, data: bytes) -> None:
         self._kept += data
         self._nbytes += len(data)
-        if len(self._kept) > 2 * _KEPT_NBYTES:
-            del self._kept[:-_KEPT_NBYTES]
+        if len(self._kept) > 2 * self.kept_nbytes:
+            del self._kept[: -self.kept_nbytes]
 
 
 def _lines(data: bytes) -> list[str]:

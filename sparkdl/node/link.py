@@ -64,8 +64,6 @@ T = TypeVar("T")
 _TRACE_S = 0.5
 """What a child does goes to the driver so often, if there is a timeline; more seldom of many nodes.
 """
-_IDLE_S = 2.0
-"""After waiting so long for its world a child imports what it needs later: others are slower."""
 _ANSWER_S = 30.0
 """For the driver's answer to a `fit` that would be alone; without one the training begins."""
 
@@ -94,12 +92,16 @@ class AgentLink:
         self._thread.start()
 
     def wait_start(
-        self, deadline: Deadline, when_idle: Callable[[], None] = lambda: None
+        self,
+        deadline: Deadline,
+        when_idle: Callable[[], None] = lambda: None,
+        idle_s: float = 2.0,
     ) -> tuple[Start, socket.socket]:
         """Wait for the world; return it, and the socket that holds this node's port.
 
         Args:
-            when_idle: called once if it does not come soon.
+            when_idle: called once if it has not come after `idle_s`: while other nodes are slower,
+                a child imports what it needs later.
 
         Raises:
             FeedClosedError: if the agent went away or nothing came in time.
@@ -108,7 +110,7 @@ class AgentLink:
         start = None
         with suppress(queue.Empty):
             try:
-                start = self._starts.get(timeout=min(_IDLE_S, deadline.remaining_s))
+                start = self._starts.get(timeout=min(idle_s, deadline.remaining_s))
             except queue.Empty:
                 when_idle()
                 start = self._starts.get(timeout=deadline.wait_s)

@@ -18,9 +18,6 @@ from sparkdl.tfos.marker import EndPartition
 
 __all__ = ["QueueFeed", "TFManager", "connect", "start"]
 
-FEED_TIMEOUT_S = 600.0
-"""How long a feed waits for the next row in its queue."""
-
 
 class TFManager:
     """Queues and values of this process.
@@ -66,6 +63,9 @@ class QueueFeed:
     """Rows out of one queue, results into another.
 
     `None` in the queue is the end of the feed, `marker.EndPartition` that of a partition.
+
+    Args:
+        timeout_s: how long to wait for the next row.
     """
 
     def __init__(
@@ -75,8 +75,10 @@ class QueueFeed:
         qname_in: str,
         qname_out: str,
         input_mapping: Mapping[str, str] | None,
+        timeout_s: float = 600.0,
     ) -> None:
         self.done_feeding = False
+        self._timeout_s = timeout_s
         self._mgr = mgr
         self._train_mode = train_mode
         self._in = mgr.get_queue(qname_in)
@@ -87,7 +89,7 @@ class QueueFeed:
         """Return up to `batch_size` rows, see `TFNode.DataFeed.next_batch`.
 
         Raises:
-            FeedTimeoutError: if nothing comes for `FEED_TIMEOUT_S`.
+            FeedTimeoutError: if nothing comes for `timeout_s`.
         """
         rows: list[Any] = []
         while len(rows) < batch_size and not self.done_feeding:
@@ -118,10 +120,10 @@ class QueueFeed:
 
     def _get(self) -> Any:
         try:
-            row = self._in.get(timeout=FEED_TIMEOUT_S)
+            row = self._in.get(timeout=self._timeout_s)
         except queue.Empty:
             raise FeedTimeoutError(
-                f"no row came into the queue for {FEED_TIMEOUT_S:g} s; put None at its end"
+                f"no row came into the queue for {self._timeout_s:g} s; put None at its end"
             ) from None
         self._in.task_done()
         return row

@@ -7,40 +7,40 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any, ParamSpec, TypeAlias
 
-import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.frames import Frame, Opcode
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.cause import CutLink
-from sparkdl.control.lease import CLOSE_S
-from sparkdl.control.messages import (
-    FromAgent,
-    Hello,
-    Refused,
-    ToAgent,
-    decode_to_agent,
-    encode,
-)
-from sparkdl.control.server import CoordinatorServer, ServerAddress
+from sparkdl.control.messages import FromAgent, Hello, Refused, ToAgent, decode_to_agent, encode
+from sparkdl.control.server import CoordinatorServer, ServerAddress, Timeouts
 from sparkdl.control.tls import Tls
 
 TOKEN = "the-token"
 LOOPBACK = "127.0.0.1"
 SOON_S = 20.0
 """Deadline of what takes a moment, so that a hang fails; no measure of speed."""
+UNHURRIED = Timeouts(hello_s=60.0)
+ENDS_SOON = replace(UNHURRIED, close_s=0.05)
 
+P = ParamSpec("P")
 Peer: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def play(scene: Coroutine[Any, Any, None]) -> None:
-    """Run a scene to its end on an event loop of its own."""
-    asyncio.run(asyncio.wait_for(scene, 2 * SOON_S))
+def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Have an async test run to its end on an event loop of its own."""
+
+    @wraps(test)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **options), 2 * SOON_S))
+
+    return run
 
 
 def hello(agent_id: str = "a", node_id: int = 0, host: str = "h") -> Hello:
@@ -128,19 +128,16 @@ class Room:
 @asynccontextmanager
 async def room(
     lease_s: float = 60.0,
-    hello_timeout_s: float = 60.0,
-    close_timeout_s: float = CLOSE_S,
+    timeouts: Timeouts = UNHURRIED,
     tls: Tls | None = None,
     num_nodes: int = 0,
 ) -> AsyncIterator[Room]:
     """A server on a free port; its deadlines are far away unless the test is about them."""
     heard = Heard()
     server = CoordinatorServer(
-        TOKEN, heard, lease_s, hello_timeout_s=hello_timeout_s, tls=tls, num_nodes=num_nodes
+        TOKEN, heard, lease_s, timeouts=timeouts, tls=tls, num_nodes=num_nodes
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparkdl.control.lease.CLOSE_S", close_timeout_s)
-        address = await server.start(LOOPBACK, (0,))
+    address = await server.start(LOOPBACK, (0,))
     try:
         yield Room(server, address, heard)
     finally:

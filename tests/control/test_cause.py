@@ -7,10 +7,10 @@ from http.client import HTTPConnection
 
 import pytest
 
-from sparkdl.control import server
 from sparkdl.control.auth import bearer
 from sparkdl.control.cause import CutLink, fetch_cause, parse_cut_link
-from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, Room, play, room
+from sparkdl.control.server import Timeouts
+from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, Room, on_loop, room
 
 
 async def report(
@@ -31,46 +31,36 @@ def get(here: Room, path: str, token: str = TOKEN) -> int:
 
 
 @pytest.mark.parametrize("host", ["", "10.1.2.3", "fd77::11", "h1.example"])
-def test_feeder_is_believed_and_told_the_cause_if_the_nodes_agent_answers(host: str) -> None:
-    async def scene() -> None:
-        async with room(num_nodes=3) as here:
-            here.heard.failure, here.heard.agents = "it broke", {2: "c"}
-            async with here.agent("c", 2):
-                assert await report(here, 1, 2, host=host) == "it broke"
-                assert await here.heard.next() == ("cut", CutLink(1, 2, host or LOOPBACK))
-
-    play(scene())
+@on_loop
+async def test_feeder_is_believed_and_told_the_cause_if_the_nodes_agent_answers(host: str) -> None:
+    async with room(num_nodes=3) as here:
+        here.heard.failure, here.heard.agents = "it broke", {2: "c"}
+        async with here.agent("c", 2):
+            assert await report(here, 1, 2, host=host) == "it broke"
+            assert await here.heard.next() == ("cut", CutLink(1, 2, host or LOOPBACK))
 
 
-def test_feeder_is_not_believed_while_the_agent_stands_still(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server, "_ALIVE_S", 0.05)
-
-    async def scene() -> None:
-        async with room(num_nodes=1) as here:
-            here.heard.agents = {0: "a"}
-            async with here.raw_agent("a"):  # which answers no ping
-                assert await report(here, 0, 0) == ""
-                while here.server._cuts:
-                    await asyncio.sleep(0.01)
-                assert here.heard.queue.empty()
-                async with here.agent("b"):
-                    here.heard.agents = {0: "b"}
-                    await report(here, 0, 0)
-                    assert (await here.heard.next())[0] == "cut", "as soon as it answers"
-
-    play(scene())
-
-
-def test_nodes_without_an_agent_are_the_drivers_own_matter() -> None:
-    async def scene() -> None:
-        async with room(num_nodes=2) as here:
-            assert await report(here, 0, 1) == ""
+@on_loop
+async def test_feeder_is_not_believed_while_the_agent_stands_still() -> None:
+    async with room(timeouts=Timeouts(ping_s=0.05), num_nodes=1) as here:
+        here.heard.agents = {0: "a"}
+        async with here.raw_agent("a"):  # which answers no ping
+            assert await report(here, 0, 0) == ""
+            while here.server._cuts:
+                await asyncio.sleep(0.01)
             assert here.heard.queue.empty()
-            assert not here.server._cuts
+            async with here.agent("b"):
+                here.heard.agents = {0: "b"}
+                await report(here, 0, 0)
+                assert (await here.heard.next())[0] == "cut", "as soon as it answers"
 
-    play(scene())
+
+@on_loop
+async def test_nodes_without_an_agent_are_the_drivers_own_matter() -> None:
+    async with room(num_nodes=2) as here:
+        assert await report(here, 0, 1) == ""
+        assert here.heard.queue.empty()
+        assert not here.server._cuts
 
 
 NONSENSE = [
@@ -86,17 +76,15 @@ def test_nonsense_is_no_link(path: str) -> None:
     assert parse_cut_link(path, 2) is None
 
 
-def test_nonsense_and_strangers_are_refused_and_nobody_is_told() -> None:
-    async def scene() -> None:
-        async with room(num_nodes=2) as here:
-            here.heard.agents = {0: "a"}
-            async with here.agent("a"):
-                for path in NONSENSE:
-                    if path.isascii() and path.isprintable():
-                        assert await asyncio.to_thread(get, here, path) == 400, path
-                assert await asyncio.to_thread(get, here, "/cut/0/0/h", "wrong") == 401
-                with pytest.raises(OSError, match="401"):
-                    await report(here, 0, 0, token="wrong")
-                assert here.heard.queue.empty()
-
-    play(scene())
+@on_loop
+async def test_nonsense_and_strangers_are_refused_and_nobody_is_told() -> None:
+    async with room(num_nodes=2) as here:
+        here.heard.agents = {0: "a"}
+        async with here.agent("a"):
+            for path in NONSENSE:
+                if path.isascii() and path.isprintable():
+                    assert await asyncio.to_thread(get, here, path) == 400, path
+            assert await asyncio.to_thread(get, here, "/cut/0/0/h", "wrong") == 401
+            with pytest.raises(OSError, match="401"):
+                await report(here, 0, 0, token="wrong")
+            assert here.heard.queue.empty()

@@ -13,20 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.channel import (
-    Imported,
-    Local,
-    Results,
-    Returned,
-    Running,
-    Segment,
-    Start,
-    Unframer,
-    carries_fd,
-    frame,
-    receive,
-    send,
-)
+from sparkdl.control import channel
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -34,13 +21,13 @@ from sparkdl.core.world import Address, CheckpointRef, Resume, build_world
 from tests.control.strategies import messages
 
 NODES = plan_nodes(3, Roles(ps=1, chief="chief"))
-START = Start(
+START = channel.Start(
     build_world(2, {node: Address("h", 80 + node.node_id, "grpc://x") for node in NODES}),
     1,
     ClusterSpec("c", NODES),
     Resume(1, CheckpointRef("file:///c/7", 7)),
 )
-MESSAGE: st.SearchStrategy[Local] = st.one_of(*messages(Local).values())
+MESSAGE: st.SearchStrategy[channel.Local] = st.one_of(*messages(channel.Local).values())
 
 
 @pytest.fixture
@@ -81,25 +68,25 @@ def content(fd: int) -> bytes:
 
 @given(st.lists(MESSAGE, max_size=8), st.data())
 def test_messages_come_out_whole_and_in_order_wherever_the_stream_is_cut(
-    messages: list[Local], data: st.DataObject
+    messages: list[channel.Local], data: st.DataObject
 ) -> None:
-    stream = b"".join(map(frame, messages))
+    stream = b"".join(map(channel.frame, messages))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
-    fds = list(range(1000, 1000 + sum(carries_fd(message) for message in messages)))
-    unframer, given_fds = Unframer(), list(fds)
-    out: list[tuple[Local, int]] = []
+    fds = list(range(1000, 1000 + sum(channel.carries_fd(message) for message in messages)))
+    unframer, given_fds = channel.Unframer(), list(fds)
+    out: list[tuple[channel.Local, int]] = []
     for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         out += unframer.feed(stream[start:stop], given_fds)
         given_fds = []
     assert [message for message, _ in out] == messages
-    assert [fd for message, fd in out if carries_fd(message)] == fds
-    assert all(fd == -1 for message, fd in out if not carries_fd(message))
+    assert [fd for message, fd in out if channel.carries_fd(message)] == fds
+    assert all(fd == -1 for message, fd in out if not channel.carries_fd(message))
 
 
 def test_messages_come_out_byte_by_byte_as_soon_as_they_are_whole() -> None:
-    unframer = Unframer()
-    for message, fds in ((START, [9]), (Running(), []), (Returned(b"x"), [])):
-        *start, last = (bytes([byte]) for byte in frame(message))
+    unframer = channel.Unframer()
+    for message, fds in ((START, [9]), (channel.Running(), []), (channel.Returned(b"x"), [])):
+        *start, last = (bytes([byte]) for byte in channel.frame(message))
         assert [out for byte in start for out in unframer.feed(byte, [])] == []
         assert list(unframer.feed(last, fds)) == [(message, fds[0] if fds else -1)]
 
@@ -112,33 +99,33 @@ def test_messages_come_out_byte_by_byte_as_soon_as_they_are_whole() -> None:
 )  # fmt: skip
 def test_a_frame_that_is_no_message_is_a_protocol_error(body: bytes) -> None:
     with pytest.raises(ProtocolError, match="not a message on the pipe"):
-        list(Unframer().feed(len(body).to_bytes(4, "big") + body, []))
+        list(channel.Unframer().feed(len(body).to_bytes(4, "big") + body, []))
 
 
 def test_a_frame_that_is_too_long_is_refused_before_it_has_come() -> None:
     with pytest.raises(ProtocolError, match="a frame of 1195725856 bytes"):
-        list(Unframer().feed(b"GET / HTTP/1.1\r\n", []))
+        list(channel.Unframer().feed(b"GET / HTTP/1.1\r\n", []))
 
 
 @given(st.binary(max_size=40))
 def test_noise_is_a_protocol_error_or_the_start_of_a_frame(noise: bytes) -> None:
     with suppress(ProtocolError):
-        assert list(Unframer().feed(noise, [])) == []
+        assert list(channel.Unframer().feed(noise, [])) == []
 
 
 def test_a_message_without_its_descriptor_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="a Results came without its descriptor"):
-        list(Unframer().feed(frame(Results("x", 1)), []))
+        list(channel.Unframer().feed(channel.frame(channel.Results("x", 1)), []))
 
 
 def test_descriptors_of_messages_that_never_came_whole_are_closed() -> None:
     fds = [file_with(b"x") for _ in range(3)]
-    unframer = Unframer()
-    stream = frame(Results("x", 1)) + frame(Results("y", 1))[:-1]
+    unframer = channel.Unframer()
+    stream = channel.frame(channel.Results("x", 1)) + channel.frame(channel.Results("y", 1))[:-1]
     (first,) = unframer.feed(stream, fds)
     unframer.close()
     unframer.close()
-    assert first == (Results("x", 1), fds[0])
+    assert first == (channel.Results("x", 1), fds[0])
     assert open_fds().isdisjoint(fds[1:])
     os.close(fds[0])
 
@@ -149,24 +136,24 @@ Pair = tuple[socket.socket, socket.socket]
 
 
 def test_the_end_of_the_stream_is_none(pair: Pair) -> None:
-    send(pair[0], Imported())
+    channel.send(pair[0], channel.Imported())
     pair[0].close()
-    unframer = Unframer()
-    assert list(receive(pair[1], unframer) or ()) == [(Imported(), -1)]
-    assert receive(pair[1], unframer) is None
+    unframer = channel.Unframer()
+    assert list(channel.receive(pair[1], unframer) or ()) == [(channel.Imported(), -1)]
+    assert channel.receive(pair[1], unframer) is None
 
 
 def test_a_descriptor_arrives_as_one_of_the_receivers_and_the_sender_keeps_its_own(
     pair: Pair,
 ) -> None:
     fd = file_with(b"rows")
-    send(pair[0], Segment("x", 0, 0, 1, 4), fd)
+    channel.send(pair[0], channel.Segment("x", 0, 0, 1, 4), fd)
     assert os.pread(fd, 9, 0) == b"rows"
     os.close(fd)
-    received = receive(pair[1], Unframer())
+    received = channel.receive(pair[1], channel.Unframer())
     assert received is not None
     ((message, theirs),) = received
-    assert message == Segment("x", 0, 0, 1, 4)
+    assert message == channel.Segment("x", 0, 0, 1, 4)
     assert not os.get_inheritable(theirs), "programs that user code starts do not get it"
     assert content(theirs) == b"rows"
 
@@ -176,28 +163,28 @@ CUTS = st.lists(st.integers(0, 10**6), max_size=3)
 
 @given(st.lists(st.tuples(MESSAGE, CUTS, st.booleans()), max_size=10))
 def test_each_message_has_its_own_descriptor_however_sends_and_reads_fall(
-    script: list[tuple[Local, list[int], bool]],
+    script: list[tuple[channel.Local, list[int], bool]],
 ) -> None:
     """With a message, where to cut it, and whether to read what is there before the next."""
     before = open_fds()
     with socket_pair() as (one, other):
-        unframer = Unframer()
-        out: list[tuple[Local, int]] = []
+        unframer = channel.Unframer()
+        out: list[tuple[channel.Local, int]] = []
         other.setblocking(False)
 
         def read() -> None:
             try:
-                while (messages := receive(other, unframer)) is not None:
+                while (messages := channel.receive(other, unframer)) is not None:
                     out.extend(messages)
             except BlockingIOError:
                 return
 
         for number, (message, cuts, is_read) in enumerate(script):
-            if not carries_fd(message):
-                send(one, message)
+            if not channel.carries_fd(message):
+                channel.send(one, message)
             else:
                 fd = file_with(b"%d" % number)
-                trickle(one, frame(message), fd, cuts)
+                trickle(one, channel.frame(message), fd, cuts)
                 os.close(fd)
             if is_read:
                 read()
@@ -206,7 +193,7 @@ def test_each_message_has_its_own_descriptor_however_sends_and_reads_fall(
         assert [message for message, _ in out] == [message for message, *_ in script]
         for number, (message, fd) in enumerate(out):
             assert (content(fd) if fd >= 0 else None) == (
-                b"%d" % number if carries_fd(message) else None
+                b"%d" % number if channel.carries_fd(message) else None
             )
     assert open_fds() == before
 
@@ -223,19 +210,22 @@ def trickle(sock: socket.socket, stream: bytes, fd: int, cuts: list[int]) -> Non
 def test_more_than_the_buffer_holds_goes_through_whole(pair: Pair) -> None:
     one, other = pair
     one.settimeout(20.0)  # so that one write takes no more than fits
-    huge: list[Local] = [Results("x" * 3_000_000, 1), Returned(b"y" * 3_000_000)]
+    huge: list[channel.Local] = [
+        channel.Results("x" * 3_000_000, 1),
+        channel.Returned(b"y" * 3_000_000),
+    ]
     fd = file_with(b"results")
 
     def write() -> None:
-        send(one, huge[0], fd)
-        send(one, huge[1])
+        channel.send(one, huge[0], fd)
+        channel.send(one, huge[1])
 
     thread = threading.Thread(target=write)
     thread.start()
-    unframer = Unframer()
-    out: list[tuple[Local, int]] = []
+    unframer = channel.Unframer()
+    out: list[tuple[channel.Local, int]] = []
     while len(out) < 2:
-        messages = receive(other, unframer)
+        messages = channel.receive(other, unframer)
         assert messages is not None
         out += messages
     thread.join()
@@ -250,10 +240,10 @@ def test_many_descriptors_sent_at_once_keep_their_order(pair: Pair) -> None:
         for number in range(200):
             fd = file_with(b"%d" % number)
             stack.callback(os.close, fd)
-            send(one, Segment("x", number, 0, 1, 1), fd)
+            channel.send(one, channel.Segment("x", number, 0, 1, 1), fd)
         one.close()
-        unframer = Unframer()
-        out: list[tuple[Local, int]] = []
-        while (messages := receive(other, unframer)) is not None:
+        unframer = channel.Unframer()
+        out: list[tuple[channel.Local, int]] = []
+        while (messages := channel.receive(other, unframer)) is not None:
             out += messages
     assert [content(fd) for _, fd in out] == [b"%d" % number for number in range(200)]

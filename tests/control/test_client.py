@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import pytest
 from websockets.asyncio.server import serve
@@ -13,117 +12,94 @@ from websockets.asyncio.server import serve
 from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.messages import FeedEnd, NewRound, Offer, Refused, Stop, encode
 from sparkdl.core.errors import LaunchError, ProtocolError
-from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, hello, play, room
+from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, hello, on_loop, room
 
 
-@contextmanager
-def silent_port() -> Iterator[int]:
-    """A port that accepts connections and never answers."""
-    with closing(socket.create_server((LOOPBACK, 0))) as silent:
-        yield silent.getsockname()[1]
+@on_loop
+async def test_client_and_server_understand_each_other() -> None:
+    async with room() as here:
+        client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S)
+        client.send(hello("a"))
+        for port in range(100):
+            client.send(Offer(0, port))
+        assert await here.heard.next() == ("joined", "a")
+        for port in range(100):
+            assert await here.heard.next() == ("said", "a", Offer(0, port))
+        for message in (NewRound(1), FeedEnd(("x",)), Stop(2.0)):
+            here.server.send("a", message)
+        inbox = client.messages()
+        for message in (NewRound(1), FeedEnd(("x",)), Stop(2.0)):
+            assert await asyncio.wait_for(anext(inbox), SOON_S) == message
+        await client.close()
 
 
-def test_client_and_server_understand_each_other() -> None:
-    async def scene() -> None:
-        async with room() as here:
-            client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S)
-            client.send(hello("a"))
-            for port in range(100):
-                client.send(Offer(0, port))
-            assert await here.heard.next() == ("joined", "a")
-            for port in range(100):
-                assert await here.heard.next() == ("said", "a", Offer(0, port))
-            for message in (NewRound(1), FeedEnd(("x",)), Stop(2.0)):
-                here.server.send("a", message)
-            inbox = client.messages()
-            for message in (NewRound(1), FeedEnd(("x",)), Stop(2.0)):
-                assert await asyncio.wait_for(anext(inbox), SOON_S) == message
-            await client.close()
-
-    play(scene())
+@on_loop
+async def test_what_was_queued_before_close_arrives() -> None:
+    async with room() as here:
+        client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S)
+        client.send(hello("a"))
+        client.send(Offer(3, 4))
+        await client.close()
+        assert await here.heard.next() == ("joined", "a")
+        assert await here.heard.next() == ("said", "a", Offer(3, 4))
+        assert (await here.heard.next())[:2] == ("left", "a")
 
 
-def test_what_was_queued_before_close_arrives() -> None:
-    async def scene() -> None:
-        async with room() as here:
-            client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S)
-            client.send(hello("a"))
-            client.send(Offer(3, 4))
-            await client.close()
-            assert await here.heard.next() == ("joined", "a")
-            assert await here.heard.next() == ("said", "a", Offer(3, 4))
-            assert (await here.heard.next())[:2] == ("left", "a")
-
-    play(scene())
+@on_loop
+async def test_task_whose_node_cannot_start_says_so_and_goes() -> None:
+    async with room() as here:
+        refused = Refused("FrameworkMissingError", "no torch")
+        await CoordinatorClient.say(here.address.url, TOKEN, SOON_S, refused)
+        assert await here.heard.next() == ("refused", refused)
+        with pytest.raises(LaunchError, match="cannot be reached"):
+            await CoordinatorClient.say(here.address.url, "wrong", SOON_S, refused)
 
 
-def test_task_whose_node_cannot_start_says_so_and_goes() -> None:
-    async def scene() -> None:
-        async with room() as here:
-            refused = Refused("FrameworkMissingError", "no torch")
-            await CoordinatorClient.say(here.address.url, TOKEN, SOON_S, refused)
-            assert await here.heard.next() == ("refused", refused)
-            with pytest.raises(LaunchError, match="cannot be reached"):
-                await CoordinatorClient.say(here.address.url, "wrong", SOON_S, refused)
-
-    play(scene())
-
-
-def test_messages_end_with_the_connection_and_sending_on_is_harmless() -> None:
-    async def scene() -> None:
-        async with room() as here:
-            client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S)
-            client.send(hello("a"))
-            await here.heard.next()
-            here.server.send("a", Stop(0.0))
-            stopping = asyncio.ensure_future(here.server.stop())
-            assert [message async for message in client.messages()] == [Stop(0.0)]
-            await stopping
-            client.send(Offer(0, 0))
-            client.send(Offer(0, 1))
-            await client.close()
-
-    play(scene())
+@on_loop
+async def test_messages_end_with_the_connection_and_sending_on_is_harmless() -> None:
+    async with room() as here:
+        client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S)
+        client.send(hello("a"))
+        await here.heard.next()
+        here.server.send("a", Stop(0.0))
+        stopping = asyncio.ensure_future(here.server.stop())
+        assert [message async for message in client.messages()] == [Stop(0.0)]
+        await stopping
+        client.send(Offer(0, 0))
+        client.send(Offer(0, 1))
+        await client.close()
 
 
 @pytest.mark.parametrize("word", ["not json", encode(Offer(0, 1)), b"\xff"])
-def test_a_coordinator_that_says_no_message_is_a_protocol_error(word: str | bytes) -> None:
-    async def scene() -> None:
-        async with serve(lambda connection: connection.send(word), LOOPBACK, 0) as server:
-            port = next(iter(server.sockets)).getsockname()[1]
-            client = await CoordinatorClient.connect(f"ws://{LOOPBACK}:{port}", TOKEN, SOON_S)
-            with pytest.raises(ProtocolError, match="the coordinator sent"):
-                await asyncio.wait_for(anext(client.messages()), SOON_S)
-            await client.close()
-
-    play(scene())
+@on_loop
+async def test_a_coordinator_that_says_no_message_is_a_protocol_error(word: str | bytes) -> None:
+    async with serve(lambda connection: connection.send(word), LOOPBACK, 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        client = await CoordinatorClient.connect(f"ws://{LOOPBACK}:{port}", TOKEN, SOON_S)
+        with pytest.raises(ProtocolError, match="the coordinator sent"):
+            await asyncio.wait_for(anext(client.messages()), SOON_S)
+        await client.close()
 
 
-def test_a_wrong_token_is_a_launch_error() -> None:
-    async def scene() -> None:
-        async with room() as here:
-            with pytest.raises(LaunchError, match="401"):
-                await CoordinatorClient.connect(here.address.url, "wrong", SOON_S)
-
-    play(scene())
+@on_loop
+async def test_a_wrong_token_is_a_launch_error() -> None:
+    async with room() as here:
+        with pytest.raises(LaunchError, match="401"):
+            await CoordinatorClient.connect(here.address.url, "wrong", SOON_S)
 
 
-def test_nobody_there_is_a_launch_error_that_names_address_and_settings() -> None:
-    async def scene(url: str) -> None:
-        with pytest.raises(LaunchError) as refused:
-            await CoordinatorClient.connect(url, TOKEN, SOON_S)
-        assert url in str(refused.value)
-        assert "SPARKDL_DRIVER_HOST" in str(refused.value)
-
+@on_loop
+async def test_nobody_there_is_a_launch_error_that_names_address_and_settings() -> None:
     with closing(socket.socket()) as bound:  # but not listening
         bound.bind((LOOPBACK, 0))
-        play(scene(f"ws://{LOOPBACK}:{bound.getsockname()[1]}"))
+        url = f"ws://{LOOPBACK}:{bound.getsockname()[1]}"
+        with pytest.raises(LaunchError, match=f"(?s){url}.*SPARKDL_DRIVER_HOST"):
+            await CoordinatorClient.connect(url, TOKEN, SOON_S)
 
 
-def test_a_coordinator_that_never_answers_is_a_launch_error() -> None:
-    async def scene(url: str) -> None:
+@on_loop
+async def test_a_coordinator_that_never_answers_is_a_launch_error() -> None:
+    with socket.create_server((LOOPBACK, 0)) as mute:
+        url = f"ws://{LOOPBACK}:{mute.getsockname()[1]}"
         with pytest.raises(LaunchError, match=r"cannot be reached.*Timeout"):
             await CoordinatorClient.connect(url, TOKEN, 0.05)
-
-    with silent_port() as port:
-        play(scene(f"ws://{LOOPBACK}:{port}"))

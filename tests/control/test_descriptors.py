@@ -13,20 +13,21 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control import descriptors
 from sparkdl.control.descriptors import MAX_STRANGERS, FdReceiver, FdSender
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ProtocolError
 from sparkdl.feed.store.segment import read_segment, write_segment
-from tests.doubles.feeds import SOON_S, TOKEN, Running, no_descriptors_left, numbers
+from tests.doubles.feeds import SOON_S, TOKEN, Running, numbers
+from tests.doubles.limits import no_descriptors_left
+from tests.doubles.until import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's own")
 BATCH = numbers(0, 10)
 
 
 @contextmanager
-def serving() -> Iterator[FdReceiver]:
-    server = FdReceiver(TOKEN)
+def serving(**options: float) -> Iterator[FdReceiver]:
+    server = FdReceiver(TOKEN, **options)
     yield server
     server.close()
 
@@ -117,21 +118,18 @@ def strangers(server: FdReceiver, stack: ExitStack, count: int) -> None:
 
 
 def test_strangers_neither_stop_a_feeder_nor_add_up() -> None:
-    with serving() as server, ExitStack() as stack:
+    with serving(token_timeout_s=10 * SOON_S) as server, ExitStack() as stack:
         with connected(server) as before:
             strangers(server, stack, 3 * MAX_STRANGERS)
             with connected(server) as after:
                 for feeder in (before, after):
                     os.close(server.wait_fd(send(feeder), soon()))
-        deadline = soon()
-        while len(feeder_threads()) > MAX_STRANGERS and not deadline.has_passed:
-            threading.Event().wait(0.01)
-        assert len(feeder_threads()) <= MAX_STRANGERS
+        assert until(lambda: len(feeder_threads()) <= MAX_STRANGERS)
 
 
-def test_stranger_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "_TOKEN_S", 0.05)
-    with serving() as server, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+def test_stranger_that_says_nothing_is_hung_up_on() -> None:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with serving(token_timeout_s=0.05) as server, stranger as sock:
         sock.settimeout(SOON_S)
         sock.connect(f"\0{server.name}")
         assert sock.recv(1) == b""
@@ -194,10 +192,7 @@ def test_closed_server_ends_waits_and_connections() -> None:
         with pytest.raises(ProtocolError):
             waiting.result()
         assert FdSender.connect(server.name, TOKEN) is None
-    deadline = soon()  # the connection's own thread closes what it was about to keep
-    while segments() and not deadline.has_passed:
-        threading.Event().wait(0.01)
-    assert segments() == 0
+    assert until(lambda: not segments()), "its own thread closes what it was about to keep"
 
 
 def test_node_on_another_machine_is_not_there() -> None:

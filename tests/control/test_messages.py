@@ -12,16 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.messages import (
-    MAX_MESSAGE_NBYTES,
-    Begin,
-    FromAgent,
-    ToAgent,
-    decode_from_agent,
-    decode_to_agent,
-    encode,
-    encode_for_agents,
-)
+from sparkdl.control import messages as msg
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, build_world
@@ -29,36 +20,36 @@ from tests.control.strategies import INT, NUMBER, TEXT, messages
 
 Decode = Callable[[bytes | str], Any]
 
-FROM_AGENT, TO_AGENT = messages(FromAgent), messages(ToAgent)
+FROM_AGENT, TO_AGENT = messages(msg.FromAgent), messages(msg.ToAgent)
 
 
 @given(st.one_of(*FROM_AGENT.values()))
-def test_what_an_agent_says_arrives_as_it_was(message: FromAgent) -> None:
-    text = encode(message)
-    assert decode_from_agent(text) == message
-    assert decode_from_agent(text.encode()) == message
+def test_what_an_agent_says_arrives_as_it_was(message: msg.FromAgent) -> None:
+    text = msg.encode(message)
+    assert msg.decode_from_agent(text) == message
+    assert msg.decode_from_agent(text.encode()) == message
 
 
 @given(st.one_of(*TO_AGENT.values()))
-def test_what_the_coordinator_says_arrives_as_it_was(message: ToAgent) -> None:
-    text = encode(message)
-    assert decode_to_agent(text) == message
-    assert decode_to_agent(encode_for_agents(message)) == message
+def test_what_the_coordinator_says_arrives_as_it_was(message: msg.ToAgent) -> None:
+    text = msg.encode(message)
+    assert msg.decode_to_agent(text) == message
+    assert msg.decode_to_agent(msg.encode_for_agents(message)) == message
 
 
 @given(st.one_of(*FROM_AGENT.values()))
-def test_the_coordinator_takes_no_agents_words_for_its_own(message: FromAgent) -> None:
+def test_the_coordinator_takes_no_agents_words_for_its_own(message: msg.FromAgent) -> None:
     with pytest.raises(ProtocolError, match="the coordinator sent"):
-        decode_to_agent(encode(message))
+        msg.decode_to_agent(msg.encode(message))
 
 
 @given(st.one_of(*TO_AGENT.values()))
-def test_an_agent_cannot_command(message: ToAgent) -> None:
+def test_an_agent_cannot_command(message: msg.ToAgent) -> None:
     with pytest.raises(ProtocolError, match="an agent sent"):
-        decode_from_agent(encode(message))
+        msg.decode_from_agent(msg.encode(message))
 
 
-@pytest.mark.parametrize("decode", [decode_from_agent, decode_to_agent])
+@pytest.mark.parametrize("decode", [msg.decode_from_agent, msg.decode_to_agent])
 @given(st.binary() | st.text(st.characters()))
 def test_noise_is_a_protocol_error_and_nothing_else(decode: Decode, data: bytes | str) -> None:
     with pytest.raises(ProtocolError, match="is no message"):
@@ -73,7 +64,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 FIELDS = sorted({name for cls in (*FROM_AGENT, *TO_AGENT) for name in cls.__struct_fields__})  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("decode", [decode_from_agent, decode_to_agent])
+@pytest.mark.parametrize("decode", [msg.decode_from_agent, msg.decode_to_agent])
 @given(
     st.sampled_from([cls.__name__ for cls in (*FROM_AGENT, *TO_AGENT)]),
     st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4),
@@ -85,7 +76,7 @@ def test_messages_with_odd_fields_are_protocol_errors_if_they_are_not_messages(
         decode(msgspec.json.encode({"type": name, **fields}))
 
 
-@pytest.mark.parametrize("decode", [decode_from_agent, decode_to_agent])
+@pytest.mark.parametrize("decode", [msg.decode_from_agent, msg.decode_to_agent])
 @pytest.mark.parametrize(
     "data",
     [
@@ -114,19 +105,19 @@ def test_a_world_of_thousands_of_nodes_fits_into_a_message() -> None:
         "ip-10-123-123-123.eu-central-1.compute.internal", 65535, "grpc+tcp://1.2.3.4:5"
     )
     world = build_world(0, dict.fromkeys(nodes, where))
-    assert len(encode(Begin(world))) < MAX_MESSAGE_NBYTES
+    assert len(msg.encode(msg.Begin(world))) < msg.MAX_MESSAGE_NBYTES
 
 
 def test_frame_that_inflates_to_more_than_a_message_may_have_is_refused() -> None:
-    with pytest.raises(ProtocolError, match=f"more than {MAX_MESSAGE_NBYTES} bytes"):
-        decode_to_agent(zlib.compress(bytes(MAX_MESSAGE_NBYTES + 1)))
+    with pytest.raises(ProtocolError, match=f"more than {msg.MAX_MESSAGE_NBYTES} bytes"):
+        msg.decode_to_agent(zlib.compress(bytes(msg.MAX_MESSAGE_NBYTES + 1)))
 
 
 def test_columns_of_different_lengths_are_no_world() -> None:
     world = build_world(0, {node: Address("h", 1, "") for node in plan_nodes(2)})
-    begin = zlib.decompress(bytes(encode_for_agents(Begin(world))))  # type: ignore[arg-type]
+    begin = zlib.decompress(bytes(msg.encode_for_agents(msg.Begin(world))))  # type: ignore[arg-type]
     with pytest.raises(ProtocolError):
-        decode_to_agent(zlib.compress(begin.replace(b'"port":[1,1]', b'"port":[1]')))
+        msg.decode_to_agent(zlib.compress(begin.replace(b'"port":[1,1]', b'"port":[1]')))
 
 
 def test_a_member_costs_the_frame_of_a_large_world_little_but_its_ports() -> None:
@@ -136,4 +127,4 @@ def test_a_member_costs_the_frame_of_a_large_world_little_but_its_ports() -> Non
         )
         for node in plan_nodes(5000)
     }
-    assert len(encode_for_agents(Begin(build_world(0, where)))) < 5 * len(where)
+    assert len(msg.encode_for_agents(msg.Begin(build_world(0, where)))) < 5 * len(where)

@@ -12,7 +12,8 @@ import pytest
 
 from sparkdl.control import channel as ch
 from sparkdl.control.messages import EpochEnd
-from tests.doubles.feeds import SOON_S, no_descriptors_left
+from tests.doubles.feeds import SOON_S
+from tests.doubles.limits import no_descriptors_left
 
 
 class Agent:

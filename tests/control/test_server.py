@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, closing
+from dataclasses import replace
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -16,14 +17,16 @@ from sparkdl.control import server
 from sparkdl.control.auth import bearer
 from sparkdl.control.descriptors import MAX_STRANGERS
 from sparkdl.control.host_watch import HostWatch
-from sparkdl.control.server import CoordinatorServer, ServerAddress
+from sparkdl.control.server import CoordinatorServer, ServerAddress, Timeouts
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, build_world
 from tests.control.rooms import (
+    ENDS_SOON,
     LOOPBACK,
     SOON_S,
     TOKEN,
+    UNHURRIED,
     Heard,
     Peer,
     Room,
@@ -32,13 +35,13 @@ from tests.control.rooms import (
     handshake,
     has_ipv6,
     hello,
-    play,
+    on_loop,
     receive,
     room,
     speak,
     text_frame,
 )
-from tests.doubles.feeds import no_descriptors_left
+from tests.doubles.limits import no_descriptors_left
 
 Stalled = Callable[[Room], AbstractAsyncContextManager[Peer]]
 
@@ -64,18 +67,16 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
 # Who is let in.
 
 
-def test_an_agent_is_told_of_from_hello_to_goodbye_in_order() -> None:
-    async def scene() -> None:
-        async with room() as here:
-            async with here.agent("a") as agent:
-                for message in (msg.Offer(0, 1), msg.ChildRunning(0, 2), msg.LogLines(("x",))):
-                    await agent.send(msg.encode(message))
-                assert await here.heard.next() == ("said", "a", msg.Offer(0, 1))
-                assert await here.heard.next() == ("said", "a", msg.ChildRunning(0, 2))
-                assert await here.heard.next() == ("said", "a", msg.LogLines(("x",)))
-            assert await here.heard.next() == ("left", "a", "its connection closed")
-
-    play(scene())
+@on_loop
+async def test_an_agent_is_told_of_from_hello_to_goodbye_in_order() -> None:
+    async with room() as here:
+        async with here.agent("a") as agent:
+            for message in (msg.Offer(0, 1), msg.ChildRunning(0, 2), msg.LogLines(("x",))):
+                await agent.send(msg.encode(message))
+            assert await here.heard.next() == ("said", "a", msg.Offer(0, 1))
+            assert await here.heard.next() == ("said", "a", msg.ChildRunning(0, 2))
+            assert await here.heard.next() == ("said", "a", msg.LogLines(("x",)))
+        assert await here.heard.next() == ("left", "a", "its connection closed")
 
 
 @pytest.mark.parametrize(
@@ -93,20 +94,18 @@ def test_an_agent_is_told_of_from_hello_to_goodbye_in_order() -> None:
         (f"Bearer {TOKEN}", f"Bearer {TOKEN}"),
     ],
 )
-def test_without_the_token_the_answer_is_401_and_nobody_is_told(
+@on_loop
+async def test_without_the_token_the_answer_is_401_and_nobody_is_told(
     authorizations: tuple[str, ...],
 ) -> None:
-    async def scene() -> None:
-        frame = text_frame(msg.encode(hello()).encode())
-        async with room() as here:
-            async with here.raw(handshake(*authorizations), frame) as (reader, _):
-                answer = await read_all(reader)
-            assert answer.startswith(b"HTTP/1.1 401 ")
-            assert answer.endswith(b"\r\n\r\nwrong or missing token\n")
-            assert here.heard.queue.empty()
-            await check_works(here)
-
-    play(scene())
+    frame = text_frame(msg.encode(hello()).encode())
+    async with room() as here:
+        async with here.raw(handshake(*authorizations), frame) as (reader, _):
+            answer = await read_all(reader)
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert answer.endswith(b"\r\n\r\nwrong or missing token\n")
+        assert here.heard.queue.empty()
+        await check_works(here)
 
 
 @pytest.mark.parametrize(
@@ -122,17 +121,15 @@ def test_without_the_token_the_answer_is_401_and_nobody_is_told(
     ],
     ids=lambda junk: repr(junk[:12]),
 )
-def test_junk_on_the_socket_is_turned_away_and_nobody_is_told(junk: bytes) -> None:
-    async def scene() -> None:
-        async with room() as here:
-            async with here.raw(junk) as (reader, writer):
-                if writer.can_write_eof():
-                    writer.write_eof()
-                assert b"101 Switching" not in await read_all(reader)
-            assert here.heard.queue.empty()
-            await check_works(here)
-
-    play(scene())
+@on_loop
+async def test_junk_on_the_socket_is_turned_away_and_nobody_is_told(junk: bytes) -> None:
+    async with room() as here:
+        async with here.raw(junk) as (reader, writer):
+            if writer.can_write_eof():
+                writer.write_eof()
+            assert b"101 Switching" not in await read_all(reader)
+        assert here.heard.queue.empty()
+        await check_works(here)
 
 
 @pytest.mark.parametrize(
@@ -148,42 +145,38 @@ def test_junk_on_the_socket_is_turned_away_and_nobody_is_told(junk: bytes) -> No
     ],
     ids=lambda first: repr(first[:12]),
 )
-def test_who_does_not_begin_with_hello_is_shown_out_and_nobody_is_told(first: str | bytes) -> None:
-    async def scene() -> None:
-        async with room() as here:
-            async with authorized(here.address.url) as stranger:
-                with pytest.raises(ConnectionClosed, match=r"1008.*a Hello was expected"):
-                    await speak(stranger, first)
-            assert here.heard.queue.empty()
-            await check_works(here)
-
-    play(scene())
-
-
-def test_a_second_agent_of_the_same_name_is_refused_and_the_first_stays() -> None:
-    async def scene() -> None:
-        async with room() as here, here.agent("twin") as first:
-            async with authorized(here.address.url) as second:
-                await second.send(msg.encode(hello("twin")))
-                with pytest.raises(ConnectionClosed, match="1008"):
-                    await asyncio.wait_for(second.recv(), SOON_S)
-            here.server.send("twin", msg.NewRound(7))
-            assert await receive(first) == msg.NewRound(7)
-            await first.send(msg.encode(msg.Offer(7, 1)))
-            assert await here.heard.next() == ("said", "twin", msg.Offer(7, 1))
-
-    play(scene())
+@on_loop
+async def test_who_does_not_begin_with_hello_is_shown_out_and_nobody_is_told(
+    first: str | bytes,
+) -> None:
+    async with room() as here:
+        async with authorized(here.address.url) as stranger:
+            with pytest.raises(ConnectionClosed, match=r"1008.*a Hello was expected"):
+                await speak(stranger, first)
+        assert here.heard.queue.empty()
+        await check_works(here)
 
 
-def test_an_agent_may_come_back_once_it_has_left() -> None:
-    async def scene() -> None:
-        async with room() as here:
-            for _ in range(2):
-                async with here.agent("again"):
-                    pass
-                assert (await here.heard.next())[:2] == ("left", "again")
+@on_loop
+async def test_a_second_agent_of_the_same_name_is_refused_and_the_first_stays() -> None:
+    async with room() as here, here.agent("twin") as first:
+        async with authorized(here.address.url) as second:
+            await second.send(msg.encode(hello("twin")))
+            with pytest.raises(ConnectionClosed, match="1008"):
+                await asyncio.wait_for(second.recv(), SOON_S)
+        here.server.send("twin", msg.NewRound(7))
+        assert await receive(first) == msg.NewRound(7)
+        await first.send(msg.encode(msg.Offer(7, 1)))
+        assert await here.heard.next() == ("said", "twin", msg.Offer(7, 1))
 
-    play(scene())
+
+@on_loop
+async def test_an_agent_may_come_back_once_it_has_left() -> None:
+    async with room() as here:
+        for _ in range(2):
+            async with here.agent("again"):
+                pass
+            assert (await here.heard.next())[:2] == ("left", "again")
 
 
 # Peers that stall.
@@ -198,43 +191,37 @@ STALLED: dict[str, Stalled] = {
 }
 
 
-def test_stalled_peers_disturb_nobody_and_do_not_hold_up_the_stop() -> None:
-    async def scene() -> None:
-        async with (
-            room(hello_timeout_s=10 * SOON_S, close_timeout_s=0.05) as here,
-            AsyncExitStack() as stack,
-        ):
-            for stall in STALLED.values():
-                await stack.enter_async_context(stall(here))
-            await check_works(here)
-            await asyncio.wait_for(here.server.stop(), SOON_S)
-            assert here.heard.queue.empty()
-
-    play(scene())
+@on_loop
+async def test_stalled_peers_disturb_nobody_and_do_not_hold_up_the_stop() -> None:
+    async with (
+        room(timeouts=replace(ENDS_SOON, hello_s=10 * SOON_S)) as here,
+        AsyncExitStack() as stack,
+    ):
+        for stall in STALLED.values():
+            await stack.enter_async_context(stall(here))
+        await check_works(here)
+        await asyncio.wait_for(here.server.stop(), SOON_S)
+        assert here.heard.queue.empty()
 
 
 @pytest.mark.parametrize("stall", ["connects only", "half a handshake"])
-def test_a_peer_that_never_finishes_its_handshake_is_dropped(stall: str) -> None:
-    async def scene() -> None:
-        async with room(hello_timeout_s=0.05) as here:
-            async with STALLED[stall](here) as (reader, _):
-                assert b"101 Switching" not in await read_all(reader)
-            assert here.heard.queue.empty()
-
-    play(scene())
+@on_loop
+async def test_a_peer_that_never_finishes_its_handshake_is_dropped(stall: str) -> None:
+    async with room(timeouts=Timeouts(hello_s=0.05)) as here:
+        async with STALLED[stall](here) as (reader, _):
+            assert b"101 Switching" not in await read_all(reader)
+        assert here.heard.queue.empty()
 
 
-def test_a_peer_that_never_says_hello_is_dropped() -> None:
-    async def scene() -> None:
-        async with room(hello_timeout_s=1.0) as here:
-            async with authorized(here.address.url) as silent:
-                with pytest.raises(ConnectionClosed, match="1008") as closed:
-                    await asyncio.wait_for(silent.recv(), SOON_S)
-                assert closed.value.rcvd is not None
-                assert closed.value.rcvd.reason == "a Hello was expected"
-            assert here.heard.queue.empty()
-
-    play(scene())
+@on_loop
+async def test_a_peer_that_never_says_hello_is_dropped() -> None:
+    async with room(timeouts=Timeouts(hello_s=1.0)) as here:
+        async with authorized(here.address.url) as silent:
+            with pytest.raises(ConnectionClosed, match="1008") as closed:
+                await asyncio.wait_for(silent.recv(), SOON_S)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.reason == "a Hello was expected"
+        assert here.heard.queue.empty()
 
 
 def test_watch_of_a_connection_that_has_ended_already_is_no_error() -> None:
@@ -243,55 +230,45 @@ def test_watch_of_a_connection_that_has_ended_already_is_no_error() -> None:
     assert HostWatch(sock, 4.0).look() == "there"
 
 
-def test_of_many_strangers_the_oldest_go_first_and_agents_come_in(
-    monkeypatch: pytest.MonkeyPatch,
+@on_loop
+async def test_of_many_strangers_the_oldest_go_first_and_agents_come_in() -> None:
+    hurried = room(timeouts=replace(UNHURRIED, token_s=0.05))
+    async with hurried as here, AsyncExitStack() as stack, here.agent("before"):
+        many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
+        async with here.agent("after"):
+            for reader, _ in many[: MAX_STRANGERS - 1]:
+                assert await read_all(reader) == b""
+            for reader, _ in many[-MAX_STRANGERS + 1 :]:
+                assert not reader.at_eof()
+        assert (await here.heard.next())[:2] == ("left", "after")
+
+
+@on_loop
+async def test_agents_of_a_large_launch_that_come_at_once_are_no_strangers() -> None:
+    hurried = room(timeouts=replace(UNHURRIED, token_s=0.0), num_nodes=2 * MAX_STRANGERS)
+    async with hurried as here, AsyncExitStack() as stack:
+        many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
+        async with here.agent("after"):
+            assert not any(reader.at_eof() for reader, _ in many[1:])
+
+
+@on_loop
+async def test_want_of_descriptors_is_waited_out_and_told_once(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("sparkdl.control.server._TOKEN_S", 0.05)
-
-    async def scene() -> None:
-        async with room() as here, AsyncExitStack() as stack, here.agent("before"):
-            many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
-            async with here.agent("after"):
-                for reader, _ in many[: MAX_STRANGERS - 1]:
-                    assert await read_all(reader) == b""
-                for reader, _ in many[-MAX_STRANGERS + 1 :]:
-                    assert not reader.at_eof()
-            assert (await here.heard.next())[:2] == ("left", "after")
-
-    play(scene())
-
-
-def test_agents_of_a_large_launch_that_come_at_once_are_no_strangers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sparkdl.control.server._TOKEN_S", 0.0)
-
-    async def scene() -> None:
-        async with room(num_nodes=2 * MAX_STRANGERS) as here, AsyncExitStack() as stack:
-            many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
-            async with here.agent("after"):
-                assert not any(reader.at_eof() for reader, _ in many[1:])
-
-    play(scene())
-
-
-def test_want_of_descriptors_is_waited_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene() -> None:
-        loop = asyncio.get_running_loop()
-        async with room() as here:
-            with ExitStack() as stack:
-                socks = [stack.enter_context(socket.socket()) for _ in range(3)]
-                stack.enter_context(no_descriptors_left())
-                for sock in socks:
-                    sock.setblocking(False)
-                    await loop.sock_connect(sock, (here.address.host, here.address.port))
-                while not caplog.messages:
-                    await asyncio.sleep(0.01)
-            await check_works(here)
-        (said,) = (m for m in caplog.messages if "descriptor" in m or "resource" in m)
-        assert said.startswith("No agent can connect for now: no file descriptors are left")
-
-    play(scene())
+    loop = asyncio.get_running_loop()
+    async with room() as here:
+        with ExitStack() as stack:
+            socks = [stack.enter_context(socket.socket()) for _ in range(3)]
+            stack.enter_context(no_descriptors_left())
+            for sock in socks:
+                sock.setblocking(False)
+                await loop.sock_connect(sock, (here.address.host, here.address.port))
+            while not caplog.messages:
+                await asyncio.sleep(0.01)
+        await check_works(here)
+    (said,) = (m for m in caplog.messages if "descriptor" in m or "resource" in m)
+    assert said.startswith("No agent can connect for now: no file descriptors are left")
 
 
 # What an agent may say.
@@ -307,23 +284,21 @@ def test_want_of_descriptors_is_waited_out_and_told_once(caplog: pytest.LogCaptu
     ],
     ids=["noise", "a command", "bytes", "deep"],
 )
-def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_stay(
+@on_loop
+async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_stay(
     said: str | bytes, reason: str
 ) -> None:
-    async def scene() -> None:
-        async with room() as here, here.agent("good", 1) as good:
-            async with here.agent("bad") as bad:
-                with pytest.raises(ConnectionClosed, match=r"1008.*not a message"):
-                    await speak(bad, said)
-            kind, agent_id, why = await here.heard.next()
-            assert (kind, agent_id) == ("left", "bad")
-            assert re.match(reason, why)
-            await good.send(msg.encode(msg.Offer(0, 1)))
-            assert await here.heard.next() == ("said", "good", msg.Offer(0, 1))
-            here.server.send("good", msg.Stop(1.0))
-            assert await receive(good) == msg.Stop(1.0)
-
-    play(scene())
+    async with room() as here, here.agent("good", 1) as good:
+        async with here.agent("bad") as bad:
+            with pytest.raises(ConnectionClosed, match=r"1008.*not a message"):
+                await speak(bad, said)
+        kind, agent_id, why = await here.heard.next()
+        assert (kind, agent_id) == ("left", "bad")
+        assert re.match(reason, why)
+        await good.send(msg.encode(msg.Offer(0, 1)))
+        assert await here.heard.next() == ("said", "good", msg.Offer(0, 1))
+        here.server.send("good", msg.Stop(1.0))
+        assert await receive(good) == msg.Stop(1.0)
 
 
 @pytest.mark.parametrize(
@@ -335,85 +310,74 @@ def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_stay(
     ],
     ids=["no UTF-8", "too big", "no opcode"],
 )
-def test_a_frame_that_breaks_the_rules_breaks_only_its_own_connection(
+@on_loop
+async def test_a_frame_that_breaks_the_rules_breaks_only_its_own_connection(
     frame: bytes, why: str
 ) -> None:
-    async def scene() -> None:
-        async with room(close_timeout_s=0.05) as here, here.agent("good") as good:
-            async with here.raw_agent("bad") as (reader, writer):
-                writer.write(frame)
-                assert await reader.read(1) == b"\x88"  # a close frame
-            kind, agent_id, reason = await here.heard.next()
-            assert (kind, agent_id) == ("left", "bad")
-            assert re.match(f"its connection broke: .*{why}", reason)
-            await good.send(msg.encode(msg.Offer(0, 1)))
-            assert await here.heard.next() == ("said", "good", msg.Offer(0, 1))
-
-    play(scene())
+    async with room(timeouts=ENDS_SOON) as here, here.agent("good") as good:
+        async with here.raw_agent("bad") as (reader, writer):
+            writer.write(frame)
+            assert await reader.read(1) == b"\x88"  # a close frame
+        kind, agent_id, reason = await here.heard.next()
+        assert (kind, agent_id) == ("left", "bad")
+        assert re.match(f"its connection broke: .*{why}", reason)
+        await good.send(msg.encode(msg.Offer(0, 1)))
+        assert await here.heard.next() == ("said", "good", msg.Offer(0, 1))
 
 
-def test_a_first_message_that_is_too_big_is_refused_before_it_is_read() -> None:
-    async def scene() -> None:
-        async with room(close_timeout_s=0.05) as here:
-            async with here.raw(handshake(bearer(TOKEN))) as (reader, writer):
-                await reader.readuntil(b"\r\n\r\n")
-                writer.write(frame_head(msg.MAX_MESSAGE_NBYTES + 1))
-                assert b"\x03\xf1" in await reader.readexactly(4)  # a close frame with 1009
-            assert here.heard.queue.empty()
-            await check_works(here)
-
-    play(scene())
+@on_loop
+async def test_a_first_message_that_is_too_big_is_refused_before_it_is_read() -> None:
+    async with room(timeouts=ENDS_SOON) as here:
+        async with here.raw(handshake(bearer(TOKEN))) as (reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(frame_head(msg.MAX_MESSAGE_NBYTES + 1))
+            assert b"\x03\xf1" in await reader.readexactly(4)  # a close frame with 1009
+        assert here.heard.queue.empty()
+        await check_works(here)
 
 
-def test_the_largest_message_is_let_through() -> None:
-    async def scene() -> None:
-        async with room() as here, here.agent("a") as agent:
-            line = "x" * (msg.MAX_MESSAGE_NBYTES - len(msg.encode(msg.LogLines(("",)))))
-            await agent.send(msg.encode(msg.LogLines((line,))))
-            assert await here.heard.next() == ("said", "a", msg.LogLines((line,)))
-
-    play(scene())
+@on_loop
+async def test_the_largest_message_is_let_through() -> None:
+    async with room() as here, here.agent("a") as agent:
+        line = "x" * (msg.MAX_MESSAGE_NBYTES - len(msg.encode(msg.LogLines(("",)))))
+        await agent.send(msg.encode(msg.LogLines((line,))))
+        assert await here.heard.next() == ("said", "a", msg.LogLines((line,)))
 
 
-def test_an_agent_whose_connection_breaks_has_left() -> None:
-    async def scene() -> None:
-        async with room() as here:
-            async with here.raw_agent("torn") as (_, writer):
-                writer.transport.abort()
-            kind, agent_id, reason = await here.heard.next()
-            assert (kind, agent_id) == ("left", "torn")
-            assert reason.startswith("its connection broke: ")
-
-    play(scene())
+@on_loop
+async def test_an_agent_whose_connection_breaks_has_left() -> None:
+    async with room() as here:
+        async with here.raw_agent("torn") as (_, writer):
+            writer.transport.abort()
+        kind, agent_id, reason = await here.heard.next()
+        assert (kind, agent_id) == ("left", "torn")
+        assert reason.startswith("its connection broke: ")
 
 
-def test_an_agent_that_says_nothing_and_does_not_ping_has_left() -> None:
-    async def scene() -> None:
-        async with room(lease_s=0.2, close_timeout_s=0.05) as here, here.raw_agent("frozen"):
-            kind, agent_id, reason = await here.heard.next()
-            assert (kind, agent_id) == ("left", "frozen")
-            assert re.match(r"it stands still: nothing came from it for \d", reason)
-
-    play(scene())
+@on_loop
+async def test_an_agent_that_says_nothing_and_does_not_ping_has_left() -> None:
+    async with room(lease_s=0.2, timeouts=ENDS_SOON) as here, here.raw_agent("frozen"):
+        kind, agent_id, reason = await here.heard.next()
+        assert (kind, agent_id) == ("left", "frozen")
+        assert re.match(r"it stands still: nothing came from it for \d", reason)
 
 
 # What an agent is told.
 
 
-def test_messages_reach_the_agent_they_are_for_in_order() -> None:
-    async def scene() -> None:
-        async with room() as here, here.agent("a") as one, here.agent("b", 1) as other:
-            for generation in range(500):
-                here.server.send("a", msg.NewRound(generation))
-            here.server.send("nobody", msg.Stop(0.0))
-            here.server.send("b", msg.Stop(9.0))
-            assert await receive(other) == msg.Stop(9.0)
-            assert [await receive(one) for _ in range(500)] == [msg.NewRound(g) for g in range(500)]
-
-    play(scene())
+@on_loop
+async def test_messages_reach_the_agent_they_are_for_in_order() -> None:
+    async with room() as here, here.agent("a") as one, here.agent("b", 1) as other:
+        for generation in range(500):
+            here.server.send("a", msg.NewRound(generation))
+        here.server.send("nobody", msg.Stop(0.0))
+        here.server.send("b", msg.Stop(9.0))
+        assert await receive(other) == msg.Stop(9.0)
+        assert [await receive(one) for _ in range(500)] == [msg.NewRound(g) for g in range(500)]
 
 
-def test_one_message_for_many_agents_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_one_message_for_many_agents_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = []
 
     def encode_and_count(message: msg.ToAgent) -> str | bytes:
@@ -422,52 +386,42 @@ def test_one_message_for_many_agents_is_encoded_once(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(server, "encode_for_agents", encode_and_count)
     world = build_world(0, {node: Address("h", 1, "grpc://h:2") for node in plan_nodes(3)})
-
-    async def scene() -> None:
-        async with room() as here, here.agent("a") as one, here.agent("b", 1) as other:
-            begin = msg.Begin(world)
-            for agent_id in ("a", "b"):
-                here.server.send(agent_id, begin)
-            here.server.send("a", msg.Stop(1.0))
-            assert [await receive(one), await receive(one)] == [begin, msg.Stop(1.0)]
-            assert await receive(other) == begin
-            assert encoded == [begin, msg.Stop(1.0)]
-
-    play(scene())
+    async with room() as here, here.agent("a") as one, here.agent("b", 1) as other:
+        begin = msg.Begin(world)
+        for agent_id in ("a", "b"):
+            here.server.send(agent_id, begin)
+        here.server.send("a", msg.Stop(1.0))
+        assert [await receive(one), await receive(one)] == [begin, msg.Stop(1.0)]
+        assert await receive(other) == begin
+        assert encoded == [begin, msg.Stop(1.0)]
 
 
-def test_messages_stay_in_order_for_an_agent_that_reads_late() -> None:
-    async def scene() -> None:
-        async with room() as here, here.agent("late") as late:
-            messages = [msg.FeedEnd((str(i), "x" * 200_000)) for i in range(40)]
-            for message in messages:
-                here.server.send("late", message)
-            here.server.send("late", msg.StopChild(1))
-            assert [await receive(late) for _ in range(41)] == [*messages, msg.StopChild(1)]
-
-    play(scene())
+@on_loop
+async def test_messages_stay_in_order_for_an_agent_that_reads_late() -> None:
+    async with room() as here, here.agent("late") as late:
+        messages = [msg.FeedEnd((str(i), "x" * 200_000)) for i in range(40)]
+        for message in messages:
+            here.server.send("late", message)
+        here.server.send("late", msg.StopChild(1))
+        assert [await receive(late) for _ in range(41)] == [*messages, msg.StopChild(1)]
 
 
-def test_stop_ends_every_connection_and_the_port() -> None:
-    async def scene() -> None:
-        async with room() as here, here.agent("a") as one, here.agent("b") as other:
-            await asyncio.wait_for(here.server.stop(), SOON_S)
-            assert {(await here.heard.next())[:2] for _ in "ab"} == {("left", "a"), ("left", "b")}
-            for agent in (one, other):
-                with pytest.raises(ConnectionClosed, match="1001"):
-                    await asyncio.wait_for(agent.recv(), SOON_S)
-            here.server.send("a", msg.Stop(0.0))
-            with pytest.raises(ConnectionRefusedError):
-                await asyncio.open_connection(here.address.host, here.address.port)
-
-    play(scene())
+@on_loop
+async def test_stop_ends_every_connection_and_the_port() -> None:
+    async with room() as here, here.agent("a") as one, here.agent("b") as other:
+        await asyncio.wait_for(here.server.stop(), SOON_S)
+        assert {(await here.heard.next())[:2] for _ in "ab"} == {("left", "a"), ("left", "b")}
+        for agent in (one, other):
+            with pytest.raises(ConnectionClosed, match="1001"):
+                await asyncio.wait_for(agent.recv(), SOON_S)
+        here.server.send("a", msg.Stop(0.0))
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(here.address.host, here.address.port)
 
 
-def test_a_server_that_never_started_can_be_stopped() -> None:
-    async def scene() -> None:
-        await CoordinatorServer(TOKEN, Heard(), 1.0).stop()
-
-    play(scene())
+@on_loop
+async def test_a_server_that_never_started_can_be_stopped() -> None:
+    await CoordinatorServer(TOKEN, Heard(), 1.0).stop()
 
 
 # Where it listens.
@@ -478,40 +432,31 @@ def held_port() -> socket.socket:
     return socket.create_server((LOOPBACK, 0))
 
 
-def test_the_first_free_port_is_taken() -> None:
-    async def scene(ports: tuple[int, ...], wanted: int) -> None:
-        server = CoordinatorServer(TOKEN, Heard(), 60.0)
-        try:
-            assert await server.start(LOOPBACK, ports) == ServerAddress(LOOPBACK, wanted)
-        finally:
-            await server.stop()
-
+@on_loop
+async def test_the_first_free_port_is_taken() -> None:
+    server = CoordinatorServer(TOKEN, Heard(), 60.0)
     with closing(held_port()) as held, closing(held_port()) as free, closing(held_port()) as other:
         taken, wanted, unused = (sock.getsockname()[1] for sock in (held, free, other))
         free.close()
         other.close()
-        play(scene((taken, taken, wanted, unused), wanted))
+        address = await server.start(LOOPBACK, (taken, taken, wanted, unused))
+        assert address == ServerAddress(LOOPBACK, wanted)
+        await server.stop()
 
 
-def test_no_free_port_is_an_error_that_names_host_ports_and_settings() -> None:
-    async def scene(port: int) -> None:
-        with pytest.raises(ConfigError) as refused:
-            await CoordinatorServer(TOKEN, Heard(), 60.0).start(LOOPBACK, (port, port))
-        text = str(refused.value)
-        assert f"cannot listen on {LOOPBACK}, port {port}: " in text
-        assert "SPARKDL_DRIVER_HOST" in text
-        assert "SPARKDL_DRIVER_PORT" in text
-
+@on_loop
+async def test_no_free_port_is_an_error_that_names_host_ports_and_settings() -> None:
     with closing(held_port()) as held:
-        play(scene(held.getsockname()[1]))
+        port = held.getsockname()[1]
+        why = f"cannot listen on {LOOPBACK}, port {port}: .*SPARKDL_DRIVER_HOST.*_DRIVER_PORT"
+        with pytest.raises(ConfigError, match=why):
+            await CoordinatorServer(TOKEN, Heard(), 60.0).start(LOOPBACK, (port, port))
 
 
-def test_an_address_of_another_machine_is_an_error_that_names_the_setting() -> None:
-    async def scene() -> None:
-        with pytest.raises(ConfigError, match=r"listen on 192\.0\.2\.1.*SPARKDL_DRIVER_HOST"):
-            await CoordinatorServer(TOKEN, Heard(), 60.0).start("192.0.2.1", (0,))  # RFC 5737
-
-    play(scene())
+@on_loop
+async def test_an_address_of_another_machine_is_an_error_that_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match=r"listen on 192\.0\.2\.1.*SPARKDL_DRIVER_HOST"):
+        await CoordinatorServer(TOKEN, Heard(), 60.0).start("192.0.2.1", (0,))  # RFC 5737
 
 
 def test_addresses_of_ip_version_6_stand_in_brackets() -> None:
@@ -521,14 +466,12 @@ def test_addresses_of_ip_version_6_stand_in_brackets() -> None:
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
-def test_the_server_is_reached_over_ip_version_6() -> None:
-    async def scene() -> None:
-        heard = Heard()
-        server = CoordinatorServer(TOKEN, heard, 60.0)
-        address = await server.start("::1", (0,))
-        try:
-            await check_works(Room(server, address, heard))
-        finally:
-            await server.stop()
-
-    play(scene())
+@on_loop
+async def test_the_server_is_reached_over_ip_version_6() -> None:
+    heard = Heard()
+    server = CoordinatorServer(TOKEN, heard, 60.0)
+    address = await server.start("::1", (0,))
+    try:
+        await check_works(Room(server, address, heard))
+    finally:
+        await server.stop()

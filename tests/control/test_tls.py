@@ -23,12 +23,13 @@ from sparkdl.control.cause import fetch_cause
 from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.host_watch import HostWatch
 from sparkdl.control.messages import NewRound, Offer
+from sparkdl.control.server import Timeouts
 from sparkdl.control.tls import Tls, Trust, choose_tls, new_tls, read_tls
 from sparkdl.core.errors import ConfigError, LaunchError
 from sparkdl.core.options import TlsFiles
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.node.spec import AgentSpec
-from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, hello, play, room
+from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, hello, on_loop, room
 from tests.doubles.certificates import NAME, Company
 from tests.node.test_spec import PLAIN
 
@@ -168,35 +169,31 @@ def test_certificate_for_all_names_of_a_domain_will_do(company: Company) -> None
 
 
 @pytest.mark.parametrize("kind", ["ours", "company"])
-def test_client_and_server_understand_each_other_over_tls(
+@on_loop
+async def test_client_and_server_understand_each_other_over_tls(
     kind: str, ours: Tls, company: Company
 ) -> None:
     tls = ours if kind == "ours" else read_tls(company.issue("driver", NAME))
-
-    async def scene() -> None:
-        async with room(tls=tls) as here:
-            assert here.address.url.startswith("wss://")
-            client = await CoordinatorClient.connect(
-                here.address.url, TOKEN, SOON_S, trust=tls.trust
-            )
-            client.send(hello("a"))
-            client.send(Offer(0, 1))
-            assert await here.heard.next() == ("joined", "a")
-            assert await here.heard.next() == ("said", "a", Offer(0, 1))
-            here.server.send("a", NewRound(1))
-            assert await asyncio.wait_for(anext(client.messages()), SOON_S) == NewRound(1)
-            sock = client._connection.transport.get_extra_info("socket")
-            watch = HostWatch(sock, SOON_S)
-            if sys.platform == "linux":
-                assert watch._info() is not None, "the kernel tells of the connection below TLS"
-            assert watch.look() == "there"
-            await client.close()
-            assert (await here.heard.next())[:2] == ("left", "a")
-
-    play(scene())
+    async with room(tls=tls) as here:
+        assert here.address.url.startswith("wss://")
+        client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S, trust=tls.trust)
+        client.send(hello("a"))
+        client.send(Offer(0, 1))
+        assert await here.heard.next() == ("joined", "a")
+        assert await here.heard.next() == ("said", "a", Offer(0, 1))
+        here.server.send("a", NewRound(1))
+        assert await asyncio.wait_for(anext(client.messages()), SOON_S) == NewRound(1)
+        sock = client._connection.transport.get_extra_info("socket")
+        watch = HostWatch(sock, SOON_S)
+        if sys.platform == "linux":
+            assert watch._info() is not None, "the kernel tells of the connection below TLS"
+        assert watch.look() == "there"
+        await client.close()
+        assert (await here.heard.next())[:2] == ("left", "a")
 
 
-def test_wrong_root_wrong_name_and_no_tls_are_refused_in_a_line(
+@on_loop
+async def test_wrong_root_wrong_name_and_no_tls_are_refused_in_a_line(
     ours: Tls, company: Company, caplog: pytest.LogCaptureFixture
 ) -> None:
     signed = read_tls(company.issue("driver", NAME))
@@ -205,72 +202,57 @@ def test_wrong_root_wrong_name_and_no_tls_are_refused_in_a_line(
         with pytest.raises(LaunchError, match=what):
             await CoordinatorClient.connect(url, TOKEN, SOON_S, trust=trust)
 
-    async def scene() -> None:
-        async with room(tls=signed) as here:
-            url = here.address.url
-            wrong = replace(signed.trust, name="another.example")
-            await refused(url, ours.trust, "is not this cluster's coordinator.*VERIFY_FAILED")
-            await refused(url, wrong, "is not this cluster's coordinator.*mismatch")
-            await refused(url.replace("wss", "ws"), None, "cannot be reached")
-            assert here.heard.queue.empty()
-        async with room() as plain:
-            url = plain.address.url.replace("ws", "wss")
-            await refused(url, ours.trust, "coordinator")
-
-    with caplog.at_level(logging.INFO, "sparkdl"):
-        play(scene())
+    caplog.set_level(logging.INFO, "sparkdl")
+    async with room(tls=signed) as here:
+        url = here.address.url
+        wrong = replace(signed.trust, name="another.example")
+        await refused(url, ours.trust, "is not this cluster's coordinator.*VERIFY_FAILED")
+        await refused(url, wrong, "is not this cluster's coordinator.*mismatch")
+        await refused(url.replace("wss", "ws"), None, "cannot be reached")
+        assert here.heard.queue.empty()
+    async with room() as plain:
+        url = plain.address.url.replace("ws", "wss")
+        await refused(url, ours.trust, "coordinator")
     (line,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert line.name == tls_module.__name__
     assert "its peer speaks no TLS" in line.getMessage()
     assert line.exc_info is None
 
 
-def test_peers_that_do_not_shake_hands_are_dropped_and_do_not_hold_up_the_stop(ours: Tls) -> None:
-    async def scene() -> None:
-        async with (
-            room(hello_timeout_s=0.05, tls=ours) as here,
-            here.raw() as (reader, _),
-        ):
-            assert await asyncio.wait_for(reader.read(), SOON_S) == b""  # hung up on
-        async with room(tls=ours) as here, AsyncExitStack() as stack:
-            for begun in (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):
-                await stack.enter_async_context(here.raw(begun))
-            client = await CoordinatorClient.connect(
-                here.address.url, TOKEN, SOON_S, trust=ours.trust
-            )
-            await asyncio.wait_for(here.server.stop(), SOON_S / 4)
-            await client.close()
-
-    play(scene())
+@on_loop
+async def test_peers_that_do_not_shake_hands_are_dropped_and_do_not_hold_up_the_stop(
+    ours: Tls,
+) -> None:
+    async with room(timeouts=Timeouts(hello_s=0.05), tls=ours) as here, here.raw() as (reader, _):
+        assert await asyncio.wait_for(reader.read(), SOON_S) == b""  # hung up on
+    async with room(tls=ours) as here, AsyncExitStack() as stack:
+        for begun in (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):
+            await stack.enter_async_context(here.raw(begun))
+        client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S, trust=ours.trust)
+        await asyncio.wait_for(here.server.stop(), SOON_S / 4)
+        await client.close()
 
 
-def test_mute_server_is_given_up(ours: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_mute_server_is_given_up(ours: Tls) -> None:
     with socket.create_server((LOOPBACK, 0)) as mute:
-        port = mute.getsockname()[1]
-        url = f"wss://{LOOPBACK}:{port}"
-
-        async def scene() -> None:
-            with pytest.raises(LaunchError, match=r"cannot be reached.*Timeout"):
-                await CoordinatorClient.connect(url, TOKEN, 0.05, trust=ours.trust)
-
-        play(scene())
-        monkeypatch.setattr("sparkdl.control.cause._WAIT_S", 0.05)
+        url = f"wss://{LOOPBACK}:{mute.getsockname()[1]}"
+        with pytest.raises(LaunchError, match=r"cannot be reached.*Timeout"):
+            await CoordinatorClient.connect(url, TOKEN, 0.05, trust=ours.trust)
         with pytest.raises(TimeoutError):
-            fetch_cause(url, TOKEN, ours.trust)
+            fetch_cause(url, TOKEN, ours.trust, timeout_s=0.05)
 
 
-def test_cause_is_told_over_tls_and_to_nobody_without_the_right_root(ours: Tls) -> None:
-    async def scene() -> None:
-        async with room(tls=ours) as here:
-            url = here.address.url
-            for answer in ("it broke", "", None):
-                here.heard.failure = answer
-                assert await asyncio.to_thread(fetch_cause, url, TOKEN, ours.trust) == answer
-            with pytest.raises(OSError, match="401"):
-                await asyncio.to_thread(fetch_cause, url, "wrong", ours.trust)
-            with pytest.raises(ssl.SSLCertVerificationError):
-                await asyncio.to_thread(fetch_cause, url, TOKEN, new_tls().trust)
-            with pytest.raises(OSError, match="does not answer"):
-                await asyncio.to_thread(fetch_cause, url, TOKEN, None)
-
-    play(scene())
+@on_loop
+async def test_cause_is_told_over_tls_and_to_nobody_without_the_right_root(ours: Tls) -> None:
+    async with room(tls=ours) as here:
+        url = here.address.url
+        for answer in ("it broke", "", None):
+            here.heard.failure = answer
+            assert await asyncio.to_thread(fetch_cause, url, TOKEN, ours.trust) == answer
+        with pytest.raises(OSError, match="401"):
+            await asyncio.to_thread(fetch_cause, url, "wrong", ours.trust)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await asyncio.to_thread(fetch_cause, url, TOKEN, new_tls().trust)
+        with pytest.raises(OSError, match="does not answer"):
+            await asyncio.to_thread(fetch_cause, url, TOKEN, None)

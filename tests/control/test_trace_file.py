@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkdl.control.trace_file import TraceFile, TrackIds, complete, instant
+from tests.doubles.limits import full_disk
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -23,17 +21,6 @@ def read(path: Path) -> dict[str, Any]:
 
 def names(path: Path) -> list[str]:
     return [event["name"] for event in read(path)["traceEvents"]]
-
-
-@contextmanager
-def no_room(nbytes: int) -> Iterator[None]:
-    """Have no file of this process grow beyond so many bytes, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
@@ -64,7 +51,7 @@ def test_file_on_a_full_disk_ends_before_what_has_no_room(tmp_path: Path, name: 
     file.write([instant("kept", "failure", 1, 2, 5)], (), {"about": "x" * 100})
     room = path.stat().st_size
     many = [instant(f"{number * 7919 % 1000}", "user", 1, 2, number) for number in range(1000)]
-    with no_room(room + 50), pytest.raises(OSError, match="large"):
+    with full_disk(room + 50), pytest.raises(OSError, match="large"):
         file.write(many, (), {})
     assert names(path) == ["kept"]
     file.close()

@@ -26,6 +26,7 @@ from sparkdl.driver.options import Observe
 from sparkdl.driver.view import View, sampled
 from tests.doubles.gates import Gate
 from tests.doubles.nodes import SOON_S, launch
+from tests.doubles.programs import output_of
 
 pytest.importorskip("bokeh")
 
@@ -105,11 +106,7 @@ def test_process_ends_with_the_program() -> None:
         "print(*(p.pid for p in psutil.Process().children() if 'sparkdl.dashboard.server' in"
         " p.cmdline()))\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True
-    )
-    assert run.stdout.strip().isdigit()
-    assert not psutil.pid_exists(int(run.stdout))
+    assert not psutil.pid_exists(int(output_of(sys.executable, "-c", program)))
 
 
 def test_it_is_known_how_many_rows_there_are_left_to_read(tmp_path: Path) -> None:

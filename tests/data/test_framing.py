@@ -13,17 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import RecordError
-from sparkdl.data.framing import (
-    GZIP,
-    HEAD_NBYTES,
-    NONE,
-    ZLIB,
-    Deflater,
-    Inflated,
-    Readable,
-    compression_of,
-    read_chunks,
-)
+from sparkdl.data import framing
 from tests.data.records import framed
 
 RECORDS = st.lists(st.binary(max_size=100), max_size=20)
@@ -38,11 +28,11 @@ class Dripping(io.BytesIO):
 
 
 def read(
-    data: bytes, nbytes: int = 64, stream: Callable[[bytes], Readable] = io.BytesIO
+    data: bytes, nbytes: int = 64, stream: Callable[[bytes], framing.Readable] = io.BytesIO
 ) -> list[bytes]:
     return [
         chunk.data[start:end].tobytes()
-        for chunk in read_chunks(stream(data), "file", nbytes)
+        for chunk in framing.read_chunks(stream(data), "file", nbytes)
         for start, end in zip(chunk.starts, chunk.ends, strict=True)
     ]
 
@@ -60,7 +50,9 @@ def test_records_are_read_as_written(records: list[bytes], nbytes: int) -> None:
     data = framed(records)
     assert read(data, nbytes) == records
     assert read(data, nbytes, Dripping) == records
-    found = [p for chunk in read_chunks(io.BytesIO(data), "f", nbytes) for p in chunk.places]
+    found = [
+        p for chunk in framing.read_chunks(io.BytesIO(data), "f", nbytes) for p in chunk.places
+    ]
     assert [*found, len(data)] == places(records)
 
 
@@ -119,39 +111,39 @@ def test_what_is_no_tfrecord_file_is_called_so() -> None:
         read(b"PAR1" + bytes(100))
 
 
-@pytest.mark.parametrize("compression", [NONE, GZIP, ZLIB])
+@pytest.mark.parametrize("compression", [framing.NONE, framing.GZIP, framing.ZLIB])
 @given(records=RECORDS)
 def test_compression_is_found_out(compression: str, records: list[bytes]) -> None:
     data, sink = framed(records), io.BytesIO()
-    deflater = Deflater(sink, compression)
+    deflater = framing.Deflater(sink, compression)
     for at in range(0, len(data), 50):
         deflater.write(data[at : at + 50])
     deflater.finish()
     packed = sink.getvalue()
     if packed:
-        assert compression_of(packed[:HEAD_NBYTES]) == compression
-    if compression != NONE:
-        assert (gzip if compression == GZIP else zlib).decompress(packed) == data
+        assert framing.compression_of(packed[: framing.HEAD_NBYTES]) == compression
+    if compression != framing.NONE:
+        assert (gzip if compression == framing.GZIP else zlib).decompress(packed) == data
         assert read(packed, stream=lambda raw: inflated(raw, compression)) == records
 
 
-def inflated(raw: bytes, compression: str) -> Readable:
-    return Inflated(Dripping(raw), compression, "file")
+def inflated(raw: bytes, compression: str) -> framing.Readable:
+    return framing.Inflated(Dripping(raw), compression, "file")
 
 
 def test_a_length_that_looks_like_gzip_is_none() -> None:
     record = bytes(0x8B1F)  # whose length begins with the first bytes of gzip
-    assert compression_of(framed([record])[:HEAD_NBYTES]) == NONE
+    assert framing.compression_of(framed([record])[: framing.HEAD_NBYTES]) == framing.NONE
 
 
 def test_parts_compressed_one_by_one_are_one_file() -> None:
     packed = gzip.compress(framed([b"a"])) + gzip.compress(framed([b"b", b"c"]))
-    assert read(packed, stream=lambda raw: inflated(raw, GZIP)) == [b"a", b"b", b"c"]
+    assert read(packed, stream=lambda raw: inflated(raw, framing.GZIP)) == [b"a", b"b", b"c"]
 
 
-@pytest.mark.parametrize("compression", [GZIP, ZLIB])
+@pytest.mark.parametrize("compression", [framing.GZIP, framing.ZLIB])
 def test_a_compressed_file_that_ends_early_or_is_damaged_is_found(compression: str) -> None:
-    good = (gzip if compression == GZIP else zlib).compress(framed([bytes(1000)] * 20))
+    good = (gzip if compression == framing.GZIP else zlib).compress(framed([bytes(1000)] * 20))
     for size in (1, 5, len(good) // 2, len(good) - 1):
         with pytest.raises(RecordError, match="ends too early"):
             read(good[:size], stream=lambda raw: inflated(raw, compression))

@@ -8,17 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sparkdl.data import wire
 from sparkdl.data.protos import message_class
-from sparkdl.data.wire import (
-    IrregularError,
-    contents,
-    decode_varints,
-    encode_varints,
-    fields,
-    gather,
-    only_field,
-    prefixed,
-)
 from tests.data.records import chunk
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -35,8 +26,8 @@ def message(values: list[bytes]) -> bytes:
 @example([[b"z" * 20000]] * 40)  # lengths of three bytes
 def test_fields_are_found_in_their_order(lists: list[list[bytes]]) -> None:
     records = chunk(map(message, lists))
-    found = fields(records.data, records.starts, records.ends)
-    values = gather(records.data, found.start, found.end).to_pylist()
+    found = wire.fields(records.data, records.starts, records.ends)
+    values = wire.gather(records.data, found.start, found.end).to_pylist()
     assert values == [value for values in lists for value in values]
     assert found.parent.tolist() == [i for i, values in enumerate(lists) for _ in values]
     assert set(found.tag.tolist()) <= {0x0A}
@@ -55,18 +46,18 @@ def test_fields_are_found_in_their_order(lists: list[list[bytes]]) -> None:
 )
 def test_other_fields_are_left_to_protobuf(data: bytes, count: int) -> None:
     records = chunk([data] * count)
-    with pytest.raises(IrregularError):
-        fields(records.data, records.starts, records.ends)
+    with pytest.raises(wire.IrregularError):
+        wire.fields(records.data, records.starts, records.ends)
 
 
 def test_one_field_or_none_is_found_and_two_are_left_to_protobuf() -> None:
     records = chunk([message([b"a"]), message([]), message([b"bc"])])
-    tag, start, end = only_field(records.data, records.starts, records.ends)
+    tag, start, end = wire.only_field(records.data, records.starts, records.ends)
     assert tag.tolist() == [0x0A, 0, 0x0A]
-    assert gather(records.data, start, end).to_pylist() == [b"a", b"", b"bc"]
+    assert wire.gather(records.data, start, end).to_pylist() == [b"a", b"", b"bc"]
     records = chunk([message([b"a", b"b"]), message([])])
-    with pytest.raises(IrregularError):
-        only_field(records.data, records.starts, records.ends)
+    with pytest.raises(wire.IrregularError):
+        wire.only_field(records.data, records.starts, records.ends)
 
 
 @given(st.lists(st.lists(INT64, max_size=5)))
@@ -74,26 +65,26 @@ def test_one_field_or_none_is_found_and_two_are_left_to_protobuf() -> None:
 @example([[128, -1, 2**63 - 1]])
 def test_varints_are_those_of_protobuf(lists: list[list[int]]) -> None:
     flat = np.array([value for values in lists for value in values], np.int64)
-    data, offsets = encode_varints(flat)
+    data, offsets = wire.encode_varints(flat)
     packed = message_class("Int64List")(value=flat.tolist()).SerializeToString()
     assert packed.endswith(data.tobytes())
     ends = offsets[np.cumsum([0, *map(len, lists)])]
-    numbers, before = decode_varints(data, ends)
+    numbers, before = wire.decode_varints(data, ends)
     assert numbers.tolist() == flat.tolist()
     assert np.diff(before).tolist() == [len(values) for values in lists]
 
 
 @pytest.mark.parametrize("data", [b"\x80", b"\x01\x80", b"\x80" * 10 + b"\x01"])
 def test_numbers_that_do_not_end_are_left_to_protobuf(data: bytes) -> None:
-    with pytest.raises(IrregularError):
-        decode_varints(np.frombuffer(data, np.uint8), np.array([0, len(data)]))
+    with pytest.raises(wire.IrregularError):
+        wire.decode_varints(np.frombuffer(data, np.uint8), np.array([0, len(data)]))
 
 
 def test_prefixes_are_put_before_what_is_there_only() -> None:
     array = pa.array([b"zero", b"a", None, b"", b"bc"], pa.large_binary())[1:]
-    out = prefixed(array, lambda length: b"%d:" % length)
+    out = wire.prefixed(array, lambda length: b"%d:" % length)
     assert out.to_pylist() == [b"1:a", None, b"0:", b"2:bc"]
-    offsets, data = contents(out)
+    offsets, data = wire.contents(out)
     assert data.tobytes() == b"1:a0:2:bc"
     assert offsets.tolist() == [0, 3, 3, 5, 9]
-    assert contents(out[:0])[0].tolist() == [0]
+    assert wire.contents(out[:0])[0].tolist() == [0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -14,6 +13,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError
 from sparkdl.diagnosis.desk import Desk
 from sparkdl.diagnosis.probe import facts_of
+from tests.doubles.until import until
 
 SOON_S = 30.0
 
@@ -89,9 +89,7 @@ def test_executor_that_goes_without_a_word_is_not_waited_for(desk: Desk) -> None
 def test_those_that_come_are_not_kept_by_those_that_do_not(desk: Desk) -> None:
     a = Task(desk, "a")
     a.say({"is_ready": True})
-    deadline, never = Deadline.after(SOON_S), threading.Event()
-    while not desk.tasks and not deadline.has_passed:
-        never.wait(0.01)
+    assert until(lambda: desk.tasks)
     desk.begin()  # as after `wait_s`, or when the job has ended
     assert a.hear()["is_first"]
     a.say(a.hello)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,6 +12,7 @@ from pyspark import cloudpickle
 
 from sparkdl.diagnosis import probe
 from sparkdl.diagnosis.executors import by_value
+from tests.doubles.programs import output_of
 
 PROGRAM = """
 import json, pickle, sys
@@ -34,8 +33,7 @@ def test_executor_without_sparkdl_tells_of_itself(tmp_path: Path) -> None:
     with by_value(probe):
         code = cloudpickle.dumps(partial(probe.facts_of, order))  # type: ignore[no-untyped-call]
     (tmp_path / "task").write_bytes(code)
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "task")]
-    found = json.loads(subprocess.run(command, capture_output=True, timeout=60, check=True).stdout)
+    found = json.loads(output_of(sys.executable, "-c", PROGRAM, tmp_path / "task"))
     assert "sparkdl" not in found["versions"]
     assert found["versions"]["Python"] == probe.basics()["versions"]["Python"]
     assert found["versions"]["pyarrow"]
@@ -54,15 +52,7 @@ def test_executor_names_another_package_that_is_imported_as_sparkdl(
         code = cloudpickle.dumps(probe.basics)  # type: ignore[no-untyped-call]
     (tmp_path / "task").write_bytes(code)
     program = "import json, pickle, sys; print(json.dumps(pickle.load(open(sys.argv[1], 'rb'))()))"
-    found = json.loads(
-        subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path / "task")],
-            capture_output=True,
-            timeout=60,
-            check=True,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        ).stdout
-    )
+    command = (sys.executable, "-c", program, tmp_path / "task")
+    found = json.loads(output_of(*command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}))
     assert (found["package"], found["foreign"]) == (str(package), ["transformers"])
     assert found["versions"].get("sparkdl") == ("1.2" if has_ours else None)

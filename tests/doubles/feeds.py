@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import socket
 import threading
 from collections import Counter
@@ -42,6 +41,7 @@ from sparkdl.feed.transfer.endpoint import NodeFeeds
 from sparkdl.feed.transfer.fetch import Peers
 from sparkdl.feed.transfer.messages import FeedSpec, Target
 from sparkdl.node.link import AgentLink
+from tests.doubles.proxy import Proxy
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -59,6 +59,14 @@ def numbers(start: int, stop: int, width: int = 1) -> pa.RecordBatch:
     columns = {"x": np.arange(start, stop)}
     columns |= {f"filler{i}": np.zeros(stop - start, np.int64) for i in range(width - 1)}
     return pa.record_batch(columns)
+
+
+def labelled(start: int, stop: int) -> pa.RecordBatch:
+    """Return features "x" float32 [rows, 2], labels "y" int64 [rows], names "s"."""
+    flat = np.repeat(np.arange(start, stop, dtype=np.float32), 2)
+    columns = {"x": pa.FixedSizeListArray.from_arrays(pa.array(flat), 2)}
+    names = [f"name {i}" for i in range(start, stop)]
+    return pa.record_batch(columns | {"y": np.arange(start, stop), "s": names})
 
 
 def item(
@@ -84,19 +92,6 @@ def noting(segments: list[StoredSegment]) -> Callable[[StoredSegment, int], None
     return note
 
 
-@contextmanager
-def no_descriptors_left(but: int = 0) -> Iterator[None]:
-    """This process may open no file, but for a few."""
-    next_fd = os.dup(0)
-    os.close(next_fd)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd + but, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 class NoticingCondition(threading.Condition):
     """Lets a test wait until somebody waits."""
 
@@ -115,7 +110,31 @@ class NoticingCondition(threading.Condition):
             pass
 
 
-class Arrivals:
+class Sent:
+    """Messages of a child, which a test may wait for."""
+
+    def __init__(self) -> None:
+        self.sent: list[Local] = []
+        self._changed = threading.Condition()
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The last hold that was answered, and the epoch that was being read."""
+        told = [m for m in self.sent if isinstance(m, Consumed)]
+        return told[-1].held, told[-1].reading
+
+    def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
+        """Wait until enough messages were sent."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: is_enough(self.sent), SOON_S), self.sent
+
+    def _note(self, message: Local) -> None:
+        with self._changed:
+            self.sent.append(message)
+            self._changed.notify_all()
+
+
+class Arrivals(Sent):
     """A reader without an agent: a test is the agent.
 
     Attributes:
@@ -124,9 +143,8 @@ class Arrivals:
     """
 
     def __init__(self, timeout_s: float = SOON_S, tracks: bool = False) -> None:
-        self.sent: list[Local] = []
-        self._changed = threading.Condition()
-        self.reader = FeedReader(FEED, self._send, timeout_s, report_period_s=0, tracks=tracks)
+        super().__init__()
+        self.reader = FeedReader(FEED, self._note, timeout_s, report_period_s=0, tracks=tracks)
         self.waits = self.reader._changed = NoticingCondition()
         self._number = 0
         self._row = 0
@@ -175,24 +193,8 @@ class Arrivals:
         told = [m for m in self.sent if isinstance(m, Consumed)]
         return (told[-1].rows, told[-1].epochs) if told else (0, 0)
 
-    @property
-    def held(self) -> tuple[int, int]:
-        """The last hold that was answered, and the epoch that was being read."""
-        told = [m for m in self.sent if isinstance(m, Consumed)]
-        return told[-1].held, told[-1].reading
 
-    def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
-        """Wait until the child has told enough."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: is_enough(self.sent), SOON_S), self.sent
-
-    def _send(self, message: Local) -> None:
-        with self._changed:
-            self.sent.append(message)
-            self._changed.notify_all()
-
-
-class LocalNode:
+class LocalNode(Sent):
     """One node's `NodeFeeds` and Flight server on a loop of its own, and the child's link to it.
 
     Attributes:
@@ -212,6 +214,7 @@ class LocalNode:
         tls: Tls | None = None,
         keeps: bool = False,
     ) -> None:
+        super().__init__()
         self.node_id = node_id
         self._keeps = keeps
         self._tls = tls
@@ -220,7 +223,6 @@ class LocalNode:
         self.driver: LevelDriver | None = LevelDriver([self])
         self.sent: list[Local] = []
         self._limit_nbytes, self._timeout_s, self._tracks = limit_nbytes, timeout_s, tracks
-        self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="local-node")
 
@@ -333,9 +335,7 @@ class LocalNode:
 
     def _send(self, message: Local, fd: int) -> None:
         if not isinstance(message, Segment):
-            with self._changed:
-                self.sent.append(message)
-                self._changed.notify_all()
+            self._note(message)
         self.pipe.send(message, fd)
 
     def _tell(self, message: FeedProgress | Spooled) -> None:
@@ -391,12 +391,11 @@ class LevelDriver:
             self._changed.notify_all()
 
 
-class Proxy:
+class NodeProxy(Proxy):
     """A network between feeders and a node, that can be cut.
 
     Attributes:
         target: where feeders find the node through this network.
-        passed: what went through it, if it `records`.
     """
 
     def __init__(self, target: Target, records: bool = False, port: int = 0) -> None:

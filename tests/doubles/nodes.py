@@ -9,15 +9,19 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psutil
+import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.settings import Settings
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.logs import LogLine
 from sparkdl.driver.view import View
+from tests.doubles.until import until
 
 SOON_S = 30.0
 """Deadline of what takes a moment; a machine may be slow, so it is no measure of speed."""
@@ -29,6 +33,12 @@ def launch(
     """Start a cluster without Spark and, unless `options` say otherwise, without a framework."""
     options = {"framework": "plain", "executor": "local", **options}
     return sparkdl.launch(None, map_fun, args, nodes, **options)
+
+
+def use_settings(patch: pytest.MonkeyPatch, **settings: Any) -> None:
+    """Have clusters use these settings, which `launch` has no arguments for."""
+    here = partial(Settings, **{"restart_backoff_s": 0.05, **settings})
+    patch.setattr("sparkdl.driver.launch.Settings", here)
 
 
 def has_checkpoint(view: View) -> bool:
@@ -108,13 +118,8 @@ def _is_child(process: psutil.Process | None) -> bool:
 
 def all_gone(them: Iterable[psutil.Process], within_s: float = SOON_S) -> bool:
     """Wait until all of `them` have ended; return whether they have."""
-    deadline, never = Deadline.after(within_s), threading.Event()
-    left = list(them)
-    while left := [process for process in left if _is_alive(process)]:
-        if deadline.has_passed:
-            return False
-        never.wait(0.02)
-    return True
+    them = list(them)
+    return until(lambda: not any(map(_is_alive, them)), within_s)
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -22,15 +22,8 @@ from sparkdl.control import messages as msg
 from sparkdl.control.auth import bearer
 from sparkdl.control.cause import CutLink, fetch_cause
 from sparkdl.control.client import CoordinatorClient
+from sparkdl.core import errors
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import (
-    ConfigError,
-    FrameworkMissingError,
-    LaunchError,
-    NodeFailedError,
-    NodeLostError,
-    ReservationTimeoutError,
-)
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -47,6 +40,8 @@ from sparkdl.driver.logs import LogLine, hand_on
 from sparkdl.driver.view import View
 
 HOST, TOKEN = "127.0.0.1", "the-token"
+AT_ONCE = Settings(settle_s=0.0)
+"""One failure is enough: no others are waited for."""
 SOON_S = 20.0
 """Deadline of what takes a moment, so that a hang fails; no measure of speed."""
 
@@ -130,7 +125,7 @@ def world_of(num_nodes: int, generation: int = 0, port: int = 9000) -> World:
 @contextmanager
 def playing(
     num_nodes: int = 2,
-    settings: Settings | None = None,
+    settings: Settings = AT_ONCE,
     on_log: Callable[[LogLine], None] | None = None,
     leave_host: Callable[[str, bool], None] = lambda host, is_there: None,
 ) -> Iterator[Play]:
@@ -146,12 +141,6 @@ def playing(
     finally:
         play.controller.close()
         play.connections.close()
-
-
-@pytest.fixture(autouse=True)
-def _one_failure_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transitions, "SETTLE_S", 0.0)
-    monkeypatch.setattr(cut_links, "_SETTLE_SHARE", 0.0)
 
 
 @pytest.fixture
@@ -185,7 +174,7 @@ def test_nodes_that_do_not_come_in_time_are_named_and_the_others_stopped() -> No
         agent = play.agent(1)
         play.until_is(states.Failed)
         error = play.controller.look(lambda view: failure_of(view.state))
-        assert type(error) is ReservationTimeoutError
+        assert type(error) is errors.ReservationTimeoutError
         assert "1 of 3 nodes came up within 0.2 s; missing: worker:0, worker:2." in str(error)
         assert agent.hears() == msg.StopChild(0)
 
@@ -193,7 +182,7 @@ def test_nodes_that_do_not_come_in_time_are_named_and_the_others_stopped() -> No
 def test_a_job_that_cannot_carry_the_nodes_ends_the_wait(play: Play) -> None:
     agent = play.agent(0)
     play.until(lambda view: bool(ids_of(view)))
-    problem = LaunchError("the Spark job failed")
+    problem = errors.LaunchError("the Spark job failed")
     play.controller.submit(states.LaunchBroke(problem))
     assert agent.hears() == msg.StopChild(0)
     assert play.controller.look(lambda view: failure_of(view.state)) is problem
@@ -253,7 +242,7 @@ def test_an_agent_that_vanishes_is_a_lost_node_and_the_others_are_stopped(play: 
     agents[1].connection.socket.shutdown(socket.SHUT_RDWR)
     heard = agents[0].hears()
     error = play.controller.look(lambda view: failure_of(view.state))
-    assert type(error) is NodeLostError
+    assert type(error) is errors.NodeLostError
     assert heard == msg.StopChild(0, error.root_cause.describe())
     lost = error.root_cause
     assert (lost.node, lost.rank, lost.host, lost.pid) == ("worker:1", 1, "host-1", 41)
@@ -266,25 +255,23 @@ def test_an_agent_that_says_no_message_is_a_lost_node_with_the_reason(play: Play
     agents[0].connection.send("what?")
     heard = agents[1].hears()
     error = play.controller.look(lambda view: failure_of(view.state))
-    assert type(error) is NodeLostError
+    assert type(error) is errors.NodeLostError
     assert heard == msg.StopChild(0, error.root_cause.describe())
     assert "an agent sent something that is no message" in str(error)
 
 
-def test_the_earliest_failure_is_the_root_cause_whoever_is_heard_first(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transitions, "SETTLE_S", SOON_S)
-    agents = play.world()
-    agents[0].say(child_failed(0, "exit", 8.0))
-    agents[1].say(child_failed(1, "exception", 7.0))
-    play.until(lambda view: len(getattr(view.state, "failures", ())) == 2)
-    play.controller.submit(states.DeadlinePassed())
-    heard = [agent.hears() for agent in agents]
-    error = play.controller.look(lambda view: failure_of(view.state))
-    assert type(error) is NodeFailedError
-    assert heard == [msg.StopChild(0, error.root_cause.describe())] * 2
-    assert [failure.node for failure in error.failures] == ["worker:1", "worker:0"]
+def test_the_earliest_failure_is_the_root_cause_whoever_is_heard_first() -> None:
+    with playing(settings=Settings(settle_s=SOON_S)) as play:
+        agents = play.world()
+        agents[0].say(child_failed(0, "exit", 8.0))
+        agents[1].say(child_failed(1, "exception", 7.0))
+        play.until(lambda view: len(getattr(view.state, "failures", ())) == 2)
+        play.controller.submit(states.DeadlinePassed())
+        heard = [agent.hears() for agent in agents]
+        error = play.controller.look(lambda view: failure_of(view.state))
+        assert type(error) is errors.NodeFailedError
+        assert heard == [msg.StopChild(0, error.root_cause.describe())] * 2
+        assert [failure.node for failure in error.failures] == ["worker:1", "worker:0"]
 
 
 def test_who_comes_late_is_sent_away(play: Play) -> None:
@@ -316,11 +303,13 @@ def test_host_that_a_feeder_does_not_reach_is_left_though_its_agent_answers() ->
     with playing(leave_host=lambda *host: left.put(host)) as play:
         agents = play.world()
         assert fetch_cause(play.url, TOKEN, None, CutLink(0, 1, "host-0")) == ""
+        play.until(lambda view: bool(getattr(view.state, "cuts", ())))
+        play.controller.submit(states.DeadlinePassed())
         assert left.get(timeout=SOON_S) == ("host-1", True)
         assert agents[1].hears() == msg.Stop(0.0)
         failed = play.until_is(states.Failed)
         error = failure_of(failed)
-        assert isinstance(error, NodeLostError)
+        assert isinstance(error, errors.NodeLostError)
         assert "on host-1 cannot be reached from host-0, though the driver reaches" in str(error)
         assert str(error) in str(fetch_cause(play.url, TOKEN, None, CutLink(0, 1, "host-0")))
 
@@ -375,11 +364,7 @@ def test_progress_counts_news_only(play: Play) -> None:
     agents[1].say(msg.FeedProgress((msg.FeedCount("x", 7, 7),)))
     play.until(lambda view: (1, "x") in view.feeds and bool(getattr(view.state, "returned", ())))
     feeds, progress = play.controller.look(lambda view: (dict(view.feeds), view.progress))
-    assert feeds == {
-        (0, "x"): counts[0],
-        (0, "y"): counts[1],
-        (1, "x"): msg.FeedCount("x", 7, 7),
-    }
+    assert feeds == {(0, "x"): counts[0], (0, "y"): counts[1], (1, "x"): msg.FeedCount("x", 7, 7)}
     assert progress == 3
 
 
@@ -460,7 +445,7 @@ def test_node_that_cannot_start_is_the_launchs_error(play: Play) -> None:
     asyncio.run(CoordinatorClient.say(address.url, TOKEN, SOON_S, refused))
     play.until_is(states.Failed)
     problem = play.controller.look(lambda view: failure_of(view.state))
-    assert isinstance(problem, FrameworkMissingError)
+    assert isinstance(problem, errors.FrameworkMissingError)
     assert str(problem) == "no torch on exec-7"
 
 

@@ -21,14 +21,17 @@ from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
 from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.slots.placement import Standing
+from tests.doubles.machines import Played
 
 EXPIRED = states.DeadlinePassed()
 KILLED = ("signal", 9)
 RECOVERY = {each.name for each in fields(Recovery)}
 
 
-class Play:
+class Play(Played):
     """A cluster to which things happen; agents are "a", "b", "c" … of nodes 0, 1, 2 …"""
+
+    state: states.State
 
     def __init__(self, nodes: int = 3, options: Any = None, **settings: Any) -> None:
         plan = dict(options or {})
@@ -42,24 +45,10 @@ class Play:
                 **{"max_restarts": 3, **settings}, recovery=Recovery(**recovery), feeding=feeding
             ),
         )
-        self.state: states.State = begin(self.spec, 0.0)
-        self.now_s = 0.0
-        self.actions: list[states.Action] = []
+        super().__init__(step, begin(self.spec, 0.0), EXPIRED, tick_s=1.0)
         ids = [chr(ord("a") + node.node_id) for node in self.spec.nodes]
         self.say(*(self.joined(i) for i in ids), *(self.offered(i) for i in ids))
         assert isinstance(self.state, states.Running)
-
-    def say(self, *events: states.Event) -> list[states.Action]:
-        """Let things happen, a second apart; return what follows from the last one."""
-        for event in events:
-            self.now_s += 1.0
-            self.state, self.actions = step(self.state, event, self.now_s)
-        return self.actions
-
-    def expire(self) -> list[states.Action]:
-        self.now_s = self.state.deadline_s
-        self.state, self.actions = step(self.state, EXPIRED, self.now_s)
-        return self.actions
 
     def node_id(self, agent_id: str) -> int:
         return ord(agent_id[0]) - ord("a")
@@ -227,11 +216,7 @@ def test_newcomer_that_goes_again_neither_fails_nor_delays_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("options", "victims"),
-    [
-        ({}, "bc"),
-        ({"chief": "chief"}, "a"),
-        ({"ps": 1, "coordinator": False}, "a"),
-    ],
+    [({}, "bc"), ({"chief": "chief"}, "a"), ({"ps": 1, "coordinator": False}, "a")],
 )
 def test_world_without_enough_nodes_or_a_role_does_not_begin(
     options: dict[str, Any], victims: str

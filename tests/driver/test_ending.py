@@ -23,6 +23,7 @@ from sparkdl.driver.ending import Ending, ends_if_interrupted, is_interrupt
 from sparkdl.driver.options import Observe
 from sparkdl.driver.threads import Changed, begin
 from tests.doubles.interrupts import Interrupts, PlayedNodes
+from tests.doubles.until import until
 
 launching = import_module("sparkdl.driver.launch")
 
@@ -164,11 +165,8 @@ def test_abort_acts_at_once_behind_a_shutdown_that_waits(nodes: list[PlayedNodes
     with ThreadPoolExecutor(2) as pool:
         shutdown = pool.submit(cluster.shutdown)
         with_limit = pool.submit(cluster.shutdown, timeout_s=1000)
-        waiters, never = cluster._controller.changed._waiters, threading.Event()
-        deadline = Deadline.after(SOON_S)
-        while len(waiters) < 2:
-            assert not deadline.has_passed
-            never.wait(0.005)
+        waiters = cluster._controller.changed._waiters
+        assert until(lambda: len(waiters) == 2)
         call_aside(cluster.abort)
         assert nodes[-1].closed.is_set()
         for waiting in (shutdown, with_limit):

@@ -25,13 +25,12 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.driver.events import Report, Sampled, event_of
-from sparkdl.driver.lifecycle import transitions
 from sparkdl.driver.lifecycle.state import has_ended
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.map_funs import die, double, hang, wait_for_end
-from tests.doubles.nodes import SOON_S, Lines, all_gone, launch, processes
+from tests.doubles.nodes import SOON_S, Lines, all_gone, launch, processes, use_settings
 
 
 def endless() -> Any:
@@ -108,7 +107,7 @@ def test_root_cause_comes_first_with_all_that_is_known_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 1 fails by itself, rank 0 only when rank 1 has gone."""
-    monkeypatch.setattr(transitions, "SETTLE_S", 2.0)  # rank 0 is heard on a slow machine as well
+    use_settings(monkeypatch, settle_s=2.0)  # rank 0 is heard on a slow machine as well
     start, alive = Gate.at(tmp_path / "start"), Gate.at(tmp_path / "alive")
 
     def fail(args: None, ctx: NodeContext) -> None:
@@ -206,7 +205,7 @@ def test_death_of_a_node_ends_the_feed_and_the_wait_for_results(
 def test_cluster_that_has_ended_gives_its_processes_back_by_itself_and_still_answers(
     monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    monkeypatch.setattr(transitions, "STAY_S", 0.2)
+    use_settings(monkeypatch, stay_s=0.2)
 
     def end(fails: bool, ctx: NodeContext) -> int:
         return ctx.rank if not fails else 1 // 0
@@ -231,10 +230,8 @@ def test_cluster_that_has_ended_gives_its_processes_back_by_itself_and_still_ans
         assert cluster.status() == "Stopped"
 
 
-def test_results_that_are_still_being_read_keep_their_node(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transitions, "STAY_S", 0.0)
+def test_results_that_are_still_being_read_keep_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_settings(monkeypatch, stay_s=0.0)
     rows = [f"{number:09}" * 1_000 for number in range(4000)]  # more than a connection buffers
     with launch(double, nodes=1) as cluster:
         agent = processes()["worker:0"].agent

@@ -12,31 +12,21 @@ from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
-from sparkdl.driver.health import (
-    PERIOD_S,
-    SILENCE_S,
-    Hang,
-    Progress,
-    Stragglers,
-    Watch,
-    compare,
-    look,
-    progress_of,
-)
+from sparkdl.driver import health
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.waits import Shares
 
 TIMEOUT_S = 60.0
-ONE, TWO = Progress(0, "worker:0", 0, step=7), Progress(1, "worker:1", 1, step=7)
+ONE, TWO = health.Progress(0, "worker:0", 0, step=7), health.Progress(1, "worker:1", 1, step=7)
 
 
-def hang_of(*rounds: tuple[Progress, ...], every_s: float = 10.0) -> Hang | None:
+def hang_of(*rounds: tuple[health.Progress, ...], every_s: float = 10.0) -> health.Hang | None:
     """Look once for each of `rounds`, then until a hang is found or long after the timeout."""
-    watch, hang = Watch(), None
+    watch, hang = health.Watch(), None
     looks = [*rounds, *[rounds[-1]] * 20]
     for number, nodes in enumerate(looks):
-        watch, found = look(watch, 0, nodes, number * every_s, TIMEOUT_S)
+        watch, found = health.look(watch, 0, nodes, number * every_s, TIMEOUT_S)
         assert not (found and hang), "told of once only"
         hang = hang or found
     return hang
@@ -80,20 +70,20 @@ def test_batches_of_feeds_count_where_nobody_tells_of_steps() -> None:
         (TWO,),  # the other has returned
     ],
 )
-def test_progress_of_one_node_is_progress_of_all(news: tuple[Progress, ...]) -> None:
-    watch, _ = look(Watch(), 0, (ONE, TWO), 0.0, TIMEOUT_S)
+def test_progress_of_one_node_is_progress_of_all(news: tuple[health.Progress, ...]) -> None:
+    watch, _ = health.look(health.Watch(), 0, (ONE, TWO), 0.0, TIMEOUT_S)
     for now_s in (20.0, 40.0):
-        watch, _ = look(watch, 0, (ONE, TWO), now_s, TIMEOUT_S)
-    watch, hang = look(watch, 0, news, 59.0, TIMEOUT_S)
+        watch, _ = health.look(watch, 0, (ONE, TWO), now_s, TIMEOUT_S)
+    watch, hang = health.look(watch, 0, news, 59.0, TIMEOUT_S)
     assert (watch.since_s, hang) == (59.0, None)
 
 
 def test_lines_count_for_those_alone_who_never_told_a_step() -> None:
-    silent = Progress(0, "worker:0", 0)
+    silent = health.Progress(0, "worker:0", 0)
     prints = [(replace(silent, log_nbytes=n),) for n in range(30)]
-    watch = Watch()
+    watch = health.Watch()
     for number, nodes in enumerate(prints):
-        watch, hang = look(watch, 0, nodes, number * 10.0, TIMEOUT_S)
+        watch, hang = health.look(watch, 0, nodes, number * 10.0, TIMEOUT_S)
         assert hang is None
     assert hang_of(prints[0])
     chatty = [(ONE, replace(TWO, log_nbytes=n)) for n in range(7)]
@@ -109,40 +99,42 @@ def test_nodes_that_have_read_all_wait_for_the_next_feed_and_do_not_hang() -> No
 
 
 def test_new_world_begins_to_count_anew() -> None:
-    watch, _ = look(Watch(), 0, (ONE,), 0.0, TIMEOUT_S)
-    watch, hang = look(watch, 1, (ONE,), 100.0, TIMEOUT_S)
+    watch, _ = health.look(health.Watch(), 0, (ONE,), 0.0, TIMEOUT_S)
+    watch, hang = health.look(watch, 1, (ONE,), 100.0, TIMEOUT_S)
     assert (watch.since_s, hang) == (100.0, None)
 
 
 def test_driver_that_stood_still_itself_blames_nobody() -> None:
-    watch, _ = look(Watch(), 0, (ONE,), 0.0, TIMEOUT_S)
-    watch, hang = look(watch, 0, (ONE,), 1000.0, TIMEOUT_S)
+    watch, _ = health.look(health.Watch(), 0, (ONE,), 0.0, TIMEOUT_S)
+    watch, hang = health.look(watch, 0, (ONE,), 1000.0, TIMEOUT_S)
     assert hang is None
     for now_s in (1020.0, 1040.0):
-        watch, hang = look(watch, 0, (ONE,), now_s, TIMEOUT_S)
+        watch, hang = health.look(watch, 0, (ONE,), now_s, TIMEOUT_S)
         assert hang is None
-    assert look(watch, 0, (ONE,), 1060.0, TIMEOUT_S)[1]
+    assert health.look(watch, 0, (ONE,), 1060.0, TIMEOUT_S)[1]
 
 
 def test_nodes_that_come_up_get_the_time_to_do_so() -> None:
     starting = replace(ONE, step=-1, has_entered=False)
-    watch, _ = look(Watch(), 0, (starting, TWO), 0.0, TIMEOUT_S, 300.0)
+    watch, _ = health.look(health.Watch(), 0, (starting, TWO), 0.0, TIMEOUT_S, 300.0)
     for now_s in range(20, 300, 20):
-        watch, hang = look(watch, 0, (starting, TWO), now_s, TIMEOUT_S, 300.0)
+        watch, hang = health.look(watch, 0, (starting, TWO), now_s, TIMEOUT_S, 300.0)
         assert hang is None
-    assert look(watch, 0, (starting, TWO), 300.0, TIMEOUT_S, 300.0)[1]
+    assert health.look(watch, 0, (starting, TWO), 300.0, TIMEOUT_S, 300.0)[1]
 
 
 # Stragglers.
 
 
-def pace_of(first: tuple[Progress, ...], last: tuple[Progress, ...], looks: int = 12) -> str:
+def pace_of(
+    first: tuple[health.Progress, ...], last: tuple[health.Progress, ...], looks: int = 12
+) -> str:
     """Compare over one period in which the nodes went from `first` to `last`."""
-    known, _ = compare(Stragglers(), 0, first, 0.0)
+    known, _ = health.compare(health.Stragglers(), 0, first, 0.0)
     for number in range(1, looks):
-        known, text = compare(known, 0, first, number * PERIOD_S / looks)
+        known, text = health.compare(known, 0, first, number * health.PERIOD_S / looks)
         assert not text
-    return compare(known, 0, last, PERIOD_S)[1]
+    return health.compare(known, 0, last, health.PERIOD_S)[1]
 
 
 def test_node_that_takes_less_than_half_the_steps_is_a_straggler() -> None:
@@ -168,10 +160,10 @@ def test_node_that_took_more_steps_and_has_rows_left_had_more_of_them_and_is_no_
 def test_node_that_the_others_wait_for_in_collectives_is_named_at_once_and_then_seldom() -> None:
     level = {0: Shares(0.0, 0.3), 1: Shares(0.0, 0.3)}
     awaited = {0: Shares(0.0, 0.6), 1: Shares(0.0, 0.05, lag=0.55)}
-    known, named_s = Stragglers(), []
+    known, named_s = health.Stragglers(), []
     for now_s in range(0, 2000, 5):
         nodes = replace(ONE, step=now_s), replace(TWO, step=now_s)
-        known, text = compare(known, 0, nodes, now_s, level if now_s < 65 else awaited)
+        known, text = health.compare(known, 0, nodes, now_s, level if now_s < 65 else awaited)
         if text:
             named_s.append(now_s)
             assert text == (
@@ -180,25 +172,26 @@ def test_node_that_the_others_wait_for_in_collectives_is_named_at_once_and_then_
             )
     assert named_s[0] == 65
     assert all(
-        SILENCE_S <= later - sooner <= SILENCE_S + PERIOD_S for sooner, later in pairwise(named_s)
+        health.SILENCE_S <= later - sooner <= health.SILENCE_S + health.PERIOD_S
+        for sooner, later in pairwise(named_s)
     )
 
 
 def test_straggler_that_waits_for_rows_itself_is_excused() -> None:
     waits = {1: Shares(0.5, 0.0, lag=0.5)}
-    known, _ = compare(Stragglers(), 0, (ONE, TWO), 0.0, {})
-    _, text = compare(known, 0, (ONE, TWO), 5.0, waits)
+    known, _ = health.compare(health.Stragglers(), 0, (ONE, TWO), 0.0, {})
+    _, text = health.compare(known, 0, (ONE, TWO), 5.0, waits)
     assert text.endswith("longer than it, which waits for rows 50% of the time")
 
 
 def test_stragglers_are_named_once_in_a_while() -> None:
-    known, now_s, named_s, steps = Stragglers(), 0.0, [], 0
-    while now_s < 2 * SILENCE_S:
+    known, now_s, named_s, steps = health.Stragglers(), 0.0, [], 0
+    while now_s < 2 * health.SILENCE_S:
         nodes = (replace(ONE, step=steps), TWO)
-        known, text = compare(known, 0, nodes, now_s)
+        known, text = health.compare(known, 0, nodes, now_s)
         named_s += [now_s] if text else []
         now_s, steps = now_s + 10, steps + 10
-    assert named_s == [PERIOD_S, PERIOD_S + SILENCE_S]
+    assert named_s == [health.PERIOD_S, health.PERIOD_S + health.SILENCE_S]
 
 
 # What is known of the nodes.
@@ -209,9 +202,9 @@ def test_rows_at_servers_are_progress_of_the_chief_that_steps_on_them() -> None:
     world = build_world(0, {node: Address("h", 1, "") for node in nodes})
     running = Running(Roster(ClusterSpec("c", nodes)), world, frozenset({0, 1, 2}))
     feeds = {(2, "a"): FeedCount("a", 8, 4, steps=1, epoch_rows=8)}
-    (chief,) = progress_of(running, feeds, {}, False)
+    (chief,) = health.progress_of(running, feeds, {}, False)
     assert (chief.node, chief.batches, chief.rows, chief.is_idle) == ("chief:0", 1, 4, False)
-    (chief,) = progress_of(running, {(2, "a"): FeedCount("a", 8, 8)}, {}, False)
+    (chief,) = health.progress_of(running, {(2, "a"): FeedCount("a", 8, 8)}, {}, False)
     assert chief.is_idle
 
 
@@ -223,16 +216,16 @@ CHIEF, WORKER = 1, 3
 
 
 def test_only_nodes_that_finish_the_job_are_watched_until_they_return() -> None:
-    found = progress_of(RUNNING, {}, {}, False)
+    found = health.progress_of(RUNNING, {}, {}, False)
     assert [node.node for node in found] == ["chief:0", "worker:0"]
     running = replace(RUNNING, returned={CHIEF: ChildReturned(3, b"")})
-    assert [node.node for node in progress_of(running, {}, {}, False)] == ["worker:0"]
+    assert [node.node for node in health.progress_of(running, {}, {}, False)] == ["worker:0"]
 
 
 def test_what_is_told_of_another_world_does_not_count() -> None:
     activity = {CHIEF: NodeActive(2, 50), WORKER: NodeActive(3, 4, batches=2, log_nbytes=9)}
     feeds = {(WORKER, "a"): FeedCount("a", 8, 8, steps=1), (WORKER, "b"): FeedCount("b", 4, 2)}
-    chief, worker = progress_of(RUNNING, feeds, activity, False)
+    chief, worker = health.progress_of(RUNNING, feeds, activity, False)
     assert (chief.step, chief.has_reported) == (-1, False)
     assert (worker.step, worker.batches, worker.rows, worker.log_nbytes) == (4, 3, 10, 9)
 
@@ -257,4 +250,4 @@ def test_node_is_idle_once_it_has_read_all(count: FeedCount, is_idle: bool) -> N
     assert not any(n.is_idle for n in progress_of(RUNNING, feeds, {}, True)), "no feed will come"
     own = replace(SPEC, settings=Settings(feeding=Feeding(fed=False)))
     running = replace(RUNNING, roster=Roster(own))
-    assert not any(n.is_idle for n in progress_of(running, feeds, {}, False))
+    assert not any(n.is_idle for n in health.progress_of(running, feeds, {}, False))

@@ -7,16 +7,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from sparkdl.driver.events import (
-    Changed,
-    Checkpoint,
-    EpochsFed,
-    FeedColumns,
-    Launched,
-    Place,
-    Problem,
-    Sampled,
-)
+from sparkdl.driver import events
 from sparkdl.driver.history import MAX_POINTS, Clusters, History, Series
 
 NAMES = ("worker:0", "worker:1", "worker:2")
@@ -24,20 +15,22 @@ NAMES = ("worker:0", "worker:1", "worker:2")
 
 def history(nodes: tuple[str, ...] = NAMES) -> History:
     made = History("c", 0.0)
-    made.add(Launched("c", 0.0, "plain", nodes, True))
+    made.add(events.Launched("c", 0.0, "plain", nodes, True))
     return made
 
 
-def places(*node_ids: int) -> tuple[Place, ...]:
-    return tuple(Place(node_id, rank, f"host-{node_id}") for rank, node_id in enumerate(node_ids))
+def places(*node_ids: int) -> tuple[events.Place, ...]:
+    return tuple(
+        events.Place(node_id, rank, f"host-{node_id}") for rank, node_id in enumerate(node_ids)
+    )
 
 
 def sample(
     time_s: float, received: list[int], used: list[int], steps: list[int] | None = None
-) -> Sampled:
+) -> events.Sampled:
     size = len(received)
-    feed = FeedColumns(received, used, [0] * size, [0] * size)
-    return Sampled(
+    feed = events.FeedColumns(received, used, [0] * size, [0] * size)
+    return events.Sampled(
         *("c", time_s, ["in map_fun"] * size, [1] * size),
         steps or [-1] * size,
         {"loss": [float(node_id) for node_id in range(size)]},
@@ -47,7 +40,7 @@ def sample(
 
 def test_rates_are_of_all_nodes_and_metrics_their_mean() -> None:
     made = history()
-    made.add(Changed("c", 0.5, "running", 0, places(0, 1, 2)))
+    made.add(events.Changed("c", 0.5, "running", 0, places(0, 1, 2)))
     made.add(sample(1.0, [0, 0, 0], [0, 0, 0]))
     made.add(sample(3.0, [100, 100, 200], [10, 20, 30]))
     columns = made.samples.series.columns
@@ -61,28 +54,28 @@ def test_time_left_is_that_of_the_feed_that_takes_longest() -> None:
     assert math.isnan(made.left_s())
     for time_s, used in ((1.0, 0), (3.0, 10)):
         fed = {
-            "input": FeedColumns([99] * 3, [used, used, used], [0] * 3, [0] * 3, 120),
-            "more": FeedColumns([99] * 3, [2 * used, 0, 0], [0] * 3, [0] * 3, 300),
-            "stream": FeedColumns([99] * 3, [used, 0, 0], [0] * 3, [0] * 3),
+            "input": events.FeedColumns([99] * 3, [used, used, used], [0] * 3, [0] * 3, 120),
+            "more": events.FeedColumns([99] * 3, [2 * used, 0, 0], [0] * 3, [0] * 3, 300),
+            "stream": events.FeedColumns([99] * 3, [used, 0, 0], [0] * 3, [0] * 3),
         }
         made.add(replace(sample(time_s, [0] * 3, [0] * 3), feeds=fed))
     assert made.left_s() == (300 - 20) / 10
-    made.add(Changed("c", 4.0, "finished", 0))
+    made.add(events.Changed("c", 4.0, "finished", 0))
     assert math.isnan(made.left_s())
 
 
 def test_counts_that_begin_anew_are_no_negative_rate() -> None:
     made = history()
     made.add(sample(1.0, [50] * 3, [50] * 3))
-    made.add(Changed("c", 1.5, "running", 1, places(0, 1, 2), reason="worker:1 was killed"))
+    made.add(events.Changed("c", 1.5, "running", 1, places(0, 1, 2), reason="worker:1 was killed"))
     made.add(sample(2.0, [9] * 3, [0] * 3))
     made.add(sample(3.0, [0] * 3, [0] * 3))
     assert all(math.isnan(rate) or rate >= 0 for rate in made.samples.series.columns["rows in"])
 
 
-def waiting(stage: str, rows: float | None, time_s: float = 1.0) -> Sampled:
+def waiting(stage: str, rows: float | None, time_s: float = 1.0) -> events.Sampled:
     """Return a sample of nodes that have used more rows than they received, as in all epochs."""
-    feed = FeedColumns([10] * 3, [50] * 3, [5] * 3, [4] * 3, 0, stage)
+    feed = events.FeedColumns([10] * 3, [50] * 3, [5] * 3, [4] * 3, 0, stage)
     waits = {} if rows is None else {"rows": [rows, rows, None]}
     return replace(sample(time_s, [0] * 3, [0] * 3), feeds={"input": feed}, waits=waits)
 
@@ -116,7 +109,7 @@ def test_who_waits_is_named_as_the_nodes_say(stage: str, rows: float | None, wor
 
 def test_node_that_the_others_wait_for_is_slow_though_all_take_as_many_steps() -> None:
     made = history()
-    made.add(Changed("c", 0.5, "running", 0, places(0, 1, 2)))
+    made.add(events.Changed("c", 0.5, "running", 0, places(0, 1, 2)))
     waits: dict[str, list[float | None]] = {
         "rows": [0.0, 0.0, 0.0],
         "others": [0.6, 0.05, 0.6],
@@ -145,7 +138,7 @@ def test_run_that_has_ended_by_itself_does_not_end_as_stopped(end: str) -> None:
 
 def test_nodes_are_in_the_order_of_ranks_and_the_slow_one_is_named() -> None:
     made = history()
-    made.add(Changed("c", 0.5, "running", 0, places(2, 0, 1)))
+    made.add(events.Changed("c", 0.5, "running", 0, places(2, 0, 1)))
     made.add(sample(1.0, [0] * 3, [0] * 3, [0, 0, 0]))
     made.add(sample(11.0, [0] * 3, [0] * 3, [100, 100, 20]))
     rows = made.rows()
@@ -160,7 +153,7 @@ def test_nodes_are_in_the_order_of_ranks_and_the_slow_one_is_named() -> None:
 
 def test_rate_is_that_of_steps_once_they_are_reported() -> None:
     made = history()
-    made.add(Changed("c", 0.5, "running", 1, places(0, 1, 2)))
+    made.add(events.Changed("c", 0.5, "running", 1, places(0, 1, 2)))
     made.add(sample(1.0, [0] * 3, [0] * 3))  # it goes on at step 1,000 of a checkpoint
     for second in range(2, 12):
         made.add(sample(float(second), [0] * 3, [0] * 3, [1000 + 2 * second] * 3))
@@ -169,13 +162,15 @@ def test_rate_is_that_of_steps_once_they_are_reported() -> None:
 
 def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None:
     made = history()
-    made.add(Changed("c", 1.0, "running", 0, places(0, 1, 2)))
+    made.add(events.Changed("c", 1.0, "running", 0, places(0, 1, 2)))
     made.add(sample(1.5, [0] * 3, [0] * 3))
-    failing = Changed("c", 2.0, "failing", 0, (), (Problem("worker:1", "worker:1 was killed"),))
+    failing = events.Changed(
+        "c", 2.0, "failing", 0, (), (events.Problem("worker:1", "worker:1 was killed"),)
+    )
     made.add(failing)
     assert [row.problem for row in made.rows()] == ["", "worker:1 was killed", ""]
-    made.add(Changed("c", 2.5, "gathering", 1, (), failing.problems))
-    made.add(Changed("c", 3.0, "running", 1, places(0, 1, 2), reason="worker:1 was killed"))
+    made.add(events.Changed("c", 2.5, "gathering", 1, (), failing.problems))
+    made.add(events.Changed("c", 3.0, "running", 1, places(0, 1, 2), reason="worker:1 was killed"))
     assert not any(row.problem for row in made.rows())
     assert len(made.problems) == 1, "it is one failure, however often it is told of"
     assert [(begun.generation, begun.reason) for begun in made.begun] == [
@@ -222,7 +217,7 @@ def test_newest_cluster_is_shown_unless_another_is_named_and_few_are_kept() -> N
     clusters = Clusters()
     assert clusters.get() is None
     for number in range(50):
-        clusters.add(Launched(f"c{number}", float(number), "plain", NAMES))
+        clusters.add(events.Launched(f"c{number}", float(number), "plain", NAMES))
     assert len(clusters.histories) == 20
     newest, named, gone = clusters.get(), clusters.get("c40"), clusters.get("c1")
     assert (newest and newest.launched.cluster) == "c49"
@@ -233,8 +228,8 @@ def test_newest_cluster_is_shown_unless_another_is_named_and_few_are_kept() -> N
 def test_the_last_epochs_are_kept_with_their_generation() -> None:
     made = history()
     for generation in (0, 1):
-        made.add(Changed("c", 0.5, "running", generation, places(0, 1, 2)))
+        made.add(events.Changed("c", 0.5, "running", generation, places(0, 1, 2)))
         for epoch in range(30):
-            made.add(EpochsFed("c", float(epoch), "input", epoch, epoch, "files", 10))
+            made.add(events.EpochsFed("c", float(epoch), "input", epoch, epoch, "files", 10))
     numbers = [(generation, fed.first) for generation, fed in made.epochs]
     assert numbers == [(0, n) for n in range(10, 30)] + [(1, n) for n in range(30)]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import resource
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
+from tests.doubles.limits import full_disk
 from tests.doubles.nodes import SOON_S, Lines, launch, processes
 
 
@@ -112,12 +110,8 @@ def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list((tmp_path / "logs").iterdir()) == []
 
 
-def test_files_are_rotated_and_the_oldest_lines_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_files, "MAX_FILE_NBYTES", 1000)
-    monkeypatch.setattr(log_files, "OLD_FILES", 3)
-    files = LogFiles(str(tmp_path))
+def test_files_are_rotated_and_the_oldest_lines_go(tmp_path: Path) -> None:
+    files = LogFiles(str(tmp_path), max_file_nbytes=1000, old_files=3)
     for i in range(100):
         files.add("ps:1", [f"{i:03}" + "x" * 96])
     files.close()
@@ -127,17 +121,6 @@ def test_files_are_rotated_and_the_oldest_lines_go(
     numbers = [int(line[:3]) for line in lines]
     assert numbers == list(range(numbers[0], 100))
     assert all((tmp_path / name).stat().st_size < 1000 for name in names)
-
-
-@contextmanager
-def no_room() -> Iterator[None]:
-    """Have no file of this process grow, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_warns_once_and_lines_are_kept_again_when_there_is_room(
@@ -154,7 +137,7 @@ def test_a_full_disk_warns_once_and_lines_are_kept_again_when_there_is_room(
             failed.release()
 
     monkeypatch.setattr(log_files._NodeFile, "append", told)
-    with no_room():
+    with full_disk():
         for lines in (["a", "b"], ["c"]):
             files.add("worker:0", lines)
             assert failed.acquire(timeout=SOON_S)
@@ -176,7 +159,7 @@ def test_a_full_disk_harms_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
     with (
         launch(speak, gate, nodes=1, observe=Observe(log_dir=str(tmp_path / "full"))) as cluster,
-        no_room(),
+        full_disk(),
     ):
         gate.open()
         assert cluster.results(SOON_S) == ["well"]
@@ -196,14 +179,14 @@ def test_a_slow_disk_keeps_nobody_waiting_and_the_file_tells_what_is_missing(
         append(self, text)
 
     monkeypatch.setattr(log_files._NodeFile, "append", slow)
-    monkeypatch.setattr(log_files, "_MAX_WAITING_CHARS", 10)
-    files = LogFiles(str(tmp_path))
+    files = LogFiles(str(tmp_path), max_waiting_chars=10)
     for i in range(100):
         files.add("worker:0", [f"line {i}"])
     is_ready.set()
     files.close()
-    told = 0
-    for line in filter(None, (tmp_path / "worker-0.log").read_text().splitlines()):
+    told, kept = 0, (tmp_path / "worker-0.log").read_text()
+    assert "missing here" in kept
+    for line in filter(None, kept.splitlines()):
         if missing := re.fullmatch(r"sparkdl: up to (\d+) lines are missing here", line):
             told += int(missing[1])
         else:

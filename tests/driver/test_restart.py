@@ -121,9 +121,7 @@ def test_what_fails_at_the_same_row_twice_is_not_started_a_third_time() -> None:
     assert caught.value.root_cause.generation == 1
 
 
-def test_training_goes_on_without_an_evaluator_that_dies(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_training_goes_on_without_an_evaluator_that_dies(caplog: pytest.LogCaptureFixture) -> None:
     lines = Lines()
 
     def train(args: Any, ctx: NodeContext) -> int:

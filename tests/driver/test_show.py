@@ -9,7 +9,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 from collections.abc import Iterator
@@ -20,12 +19,12 @@ from typing import TextIO
 import pytest
 
 from sparkdl.control.rows import CallShape
-from sparkdl.driver import show
 from sparkdl.driver.events import Changed, Event, FeedColumns, Launched, Place, Problem, Sampled
 from sparkdl.driver.feeds.coverage import Call, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.history import History, folded
 from sparkdl.driver.show import FeedBar, as_html, has_audience, is_submitted, print_beside
+from tests.doubles.programs import output_of
 from tests.doubles.screen import on_screen
 
 NODES = ("ps:0", "worker:0", "worker:1")
@@ -133,7 +132,6 @@ def a_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     with open(side, "w", encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setattr(sys, "stdout", stream)
-        monkeypatch.setattr(show, "PERIOD_S", 0.0)
         yield Terminal(main, stream)
     os.close(main)
 
@@ -144,7 +142,7 @@ def test_bar_has_a_total_the_time_left_and_the_loss_as_soon_as_they_are_known(
     total = [0]
     with (
         a_terminal(monkeypatch) as terminal,
-        FeedBar("input", 3, None, lambda: total[0]) as bar,
+        FeedBar("input", 3, None, lambda: total[0], period_s=0.0) as bar,
     ):
         bar.update(0, {})
         bar.update(100, {"loss": 0.25})
@@ -157,15 +155,13 @@ def test_bar_has_a_total_the_time_left_and_the_loss_as_soon_as_they_are_known(
         assert re.search(r"50%\|.*\| 150/300 \[\d\d:\d\d<\d\d:\d\d, .* rows/s, loss=0.125\]", after)
 
 
-def test_log_lines_and_lines_of_nodes_stand_beside_the_bar(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_log_lines_and_lines_of_nodes_stand_beside_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     root = logging.getLogger()
     with a_terminal(monkeypatch) as terminal:
         handler = logging.StreamHandler(terminal.stream)
         root.addHandler(handler)
         try:
-            with FeedBar("input", 1, None, lambda: 100) as bar:
+            with FeedBar("input", 1, None, lambda: 100, period_s=0.0) as bar:
                 bar.update(0, {})
                 bar.update(50, {})
                 root.warning("of the driver")
@@ -185,7 +181,7 @@ def test_bar_goes_back_to_the_checkpoint_at_a_restart_and_the_warning_has_its_ow
     restarted = logging.makeLogRecord({"levelno": logging.WARNING, "msg": "nodes begin anew"})
     with a_terminal(monkeypatch) as terminal:
         stock = logging.lastResort
-        with FeedBar("input", 1, None, lambda: 1000) as bar:
+        with FeedBar("input", 1, None, lambda: 1000, period_s=0.0) as bar:
             for rows in (0, 700):
                 bar.update(rows, {})
             assert logging.lastResort is not None
@@ -240,9 +236,7 @@ def test_program_of_spark_submit_is_known_by_its_parent_whatever_the_environment
         ("org.apache.spark.deploy.SparkSubmit", "True"),
         ("org.apache.spark.deploy.yarn.ApplicationMaster", "False"),
     ):
-        command = [sys.executable, "-c", submit, main, program]
-        run = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert run.stdout.strip() == answer
+        assert output_of(sys.executable, "-c", submit, main, program).strip() == answer
 
 
 def test_person_at_a_terminal_reads_what_the_program_prints(

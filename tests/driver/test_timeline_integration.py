@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import resource
 import subprocess
 import sys
-import threading
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +17,10 @@ from sparkdl.core.options import Feeding
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
+from tests.doubles.limits import full_disk
 from tests.doubles.map_funs import die
 from tests.doubles.nodes import SOON_S, launch
+from tests.doubles.until import until
 
 ROWS, BATCH, FATAL_STEP = 400, 25, 3
 Event = dict[str, Any]
@@ -77,17 +75,6 @@ def check_nesting(trace: dict[str, Any]) -> None:
             stop = event["ts"] + event["dur"]
             assert not stops or stop <= stops[-1], event
             stops.append(stop)
-
-
-@contextmanager
-def no_room() -> Iterator[None]:
-    """Have no file of this process grow, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_trace_shows_both_generations_of_a_node_that_was_killed(tmp_path: Path) -> None:
@@ -162,15 +149,14 @@ def test_full_disk_ends_the_trace_and_harms_no_node(
         args.wait()
         return "well"
 
-    path, gate, never = tmp_path / "trace.json", Gate.at(tmp_path / "gate"), threading.Event()
+    path, gate = tmp_path / "trace.json", Gate.at(tmp_path / "gate")
     with (
         launch(
             step, gate, nodes=1, feeding=Feeding(fed=False), observe=Observe(timeline=str(path))
         ) as cluster,
-        no_room(),
+        full_disk(),
     ):
-        while "ends here" not in caplog.text:
-            never.wait(0.02)
+        assert until(lambda: "ends here" in caplog.text)
         gate.open()
         assert cluster.results(SOON_S) == ["well"]
 

@@ -20,12 +20,11 @@ from sparkdl.control.tls import new_tls
 from sparkdl.core.errors import ConfigError, LaunchError
 from sparkdl.core.options import Startup, TlsFiles
 from sparkdl.driver.options import Observe
-from sparkdl.feed.transfer.messages import Target
 from sparkdl.node.context import NodeContext
 from sparkdl.node.spec import AgentSpec, start_agent
 from tests.doubles.certificates import NAME, Company
-from tests.doubles.feeds import Proxy
 from tests.doubles.nodes import SOON_S, Lines, launch
+from tests.doubles.proxy import Proxy
 
 ROW, RESULT, PRINTED = "row-that-nobody-else-reads", "its-result", "what-a-node-prints"
 
@@ -52,9 +51,9 @@ class Wire:
         """Return where the same server is found through a listener."""
         address = urlsplit(uri).netloc
         if address not in self._proxies:
-            proxy = Proxy(Target(0, address, uri), records=True)
+            proxy = Proxy(uri, records=True)
             self._proxies[address] = self._stack.enter_context(proxy)
-        return self._proxies[address].target.uri
+        return self._proxies[address].uri
 
     def servers_of(self, text: str) -> int:
         """To or from how many servers it has gone in the clear."""

@@ -6,7 +6,8 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 import pytest
 
 import sparkdl
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.options import Feeding, Recovery
 from sparkdl.driver import runs, waits
@@ -23,10 +23,12 @@ from sparkdl.driver.history import History, folded
 from sparkdl.driver.waits import in_step
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch
+from tests.doubles.until import until
 
 _SLICE_S = 2.0
 """In the place of ten seconds, so that a minute takes twelve."""
 _LOOK_S = 0.2
+looked = partial(until, within_s=SOON_S, look_s=_LOOK_S)
 
 
 def rest(seconds: float) -> None:
@@ -35,15 +37,6 @@ def rest(seconds: float) -> None:
 
 def rest_as_users_do(seconds: float) -> None:
     time.sleep(seconds)  # noqa: TID251 (what a straggler does)
-
-
-def until(is_true: Callable[[], object], within_s: float = SOON_S) -> bool:
-    deadline = Deadline.after(within_s)
-    while not is_true():
-        if deadline.has_passed:
-            return False
-        rest(_LOOK_S)
-    return True
 
 
 def train(args: Any, ctx: NodeContext) -> None:
@@ -83,17 +76,19 @@ def test_nodes_without_rows_wait_for_their_computation_and_later_for_a_feed(tmp_
     begins = tmp_path / "begins"
 
     def rows() -> Iterator[tuple[float]]:
-        until(begins.exists)
+        looked(begins.exists)
         yield from [(0.0,)] * 80
 
     with launch(train, nodes=2) as cluster:
         history = launched(cluster)
         feeding = cluster.feed_async(rows())
-        assert until(lambda: look(cluster, history).startswith("The rows are still being computed"))
+        assert looked(
+            lambda: look(cluster, history).startswith("The rows are still being computed")
+        )
         assert "fewer nodes" not in history.bottleneck()
         begins.touch()
         feeding.result(SOON_S)
-        assert until(lambda: "the driver feeds none" in look(cluster, history))
+        assert looked(lambda: "the driver feeds none" in look(cluster, history))
 
 
 _FEATURES = 1 << 16
@@ -175,7 +170,7 @@ def test_training_that_the_feed_holds_up_is_said_to_wait_for_it(
         feeding = cluster.feed_async(slow_rows(0.4, is_over))
         try:
             waits_for_it = "Training waits for the feed: nodes have waited for rows for"
-            assert until(lambda: look(cluster, history).startswith(waits_for_it))
+            assert looked(lambda: look(cluster, history).startswith(waits_for_it))
             table = runs.nodes_table(folded(runs.chosen(cluster.spec.cluster_id).present()))
         finally:
             is_over.set()
@@ -191,8 +186,8 @@ def test_node_that_computes_while_a_thread_of_tf_data_looks_for_rows_is_not_said
     with launch(fit_with_keras, 1000, 1, framework="tensorflow") as cluster:
         history, said = launched(cluster), list[str]()
         feeding = cluster.feed_async(slow_rows(0.1, is_over))
-        assert until(lambda: "%" in look(cluster, history))
-        until(lambda: said.append(look(cluster, history)), 15.0)
+        assert looked(lambda: "%" in look(cluster, history))
+        looked(lambda: said.append(look(cluster, history)), within_s=15.0)
         is_over.set()
         cluster.abort()
         with pytest.raises(FeedClosedError, match="shut down while it was being fed"):
@@ -292,7 +287,9 @@ def test_node_that_the_others_wait_for_in_each_step_is_named(
     }
     with launch(train_in_step, (str(end), delay), 2, **options) as cluster:
         text = "the others wait for worker:1 (rank 1) in collectives"
-        assert until(lambda: text in caplog.text or "Running" not in cluster.status(), 120.0)
+        assert looked(
+            lambda: text in caplog.text or "Running" not in cluster.status(), within_s=120.0
+        )
         history = launched(cluster)
         look(cluster, history)
         end.touch()
@@ -323,7 +320,9 @@ def test_nobody_is_named_where_nodes_are_level(
     }
     with launch(train_in_step, (str(end), "nothing"), 2, **options) as cluster:
         look_at = cluster._controller.look
-        assert until(lambda: len(look_at(lambda view: view.waits.shares(in_step(view.state)))) == 2)
+        assert looked(
+            lambda: len(look_at(lambda view: view.waits.shares(in_step(view.state)))) == 2
+        )
         rest(2 * short_minute)
         end.touch()
         cluster.results(60)

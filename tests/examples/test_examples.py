@@ -8,10 +8,8 @@ that they use are looked up.
 from __future__ import annotations
 
 import operator
-import os
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.doubles.programs import output_of
 from tests.examples.names import unknown_names
 from tests.pages.test_pages import LONE
 
@@ -193,19 +192,11 @@ def as_a_user(tmp_path: Path) -> Run:
     def run(script: str, options: list[str]) -> str:
         path = EXAMPLES / script
         starter = starting_line(path.read_text(encoding="utf-8"), script)[1]
-        done = subprocess.run(
-            [*starters[starter], str(path), *options],
-            cwd=tmp_path,
-            env=os.environ | {"PYSPARK_PYTHON": sys.executable},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-4000:]
-        assert LONE not in done.stdout, done.stdout[-4000:]
-        return done.stdout
+        env = {"PYSPARK_PYTHON": sys.executable}
+        settings: Any = {"cwd": tmp_path, "env": env, "timeout_s": DEADLINE_S, "with_stderr": True}
+        said = output_of(*starters[starter], path, *options, **settings)
+        assert LONE not in said, said[-4000:]
+        return said
 
     return run
 

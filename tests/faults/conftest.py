@@ -6,23 +6,17 @@ Runs in: the process of pytest
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
-from sparkdl.core.settings import Settings
 from sparkdl.node.spec import start_agent
+from tests.doubles.nodes import use_settings
 from tests.doubles.proxy import Proxy
-
-
-def use_settings(patch: pytest.MonkeyPatch, **settings: Any) -> None:
-    """Have clusters use these settings, which `launch` has no arguments for."""
-    here = partial(Settings, **{"restart_backoff_s": 0.05, **settings})
-    patch.setattr("sparkdl.driver.launch.Settings", here)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +37,7 @@ class Network:
 
     def cut(self) -> None:
         for proxy in self.proxies:
-            proxy.cut()
+            proxy.stall()
 
     def mend(self) -> None:
         for proxy in self.proxies:
@@ -86,13 +80,10 @@ def network_of_node_1(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
 
     def start(order: Any, *rest: Any) -> Any:
         if order.node_id == 1:
-            host, _, port = order.url.rpartition("//")[2].rpartition(":")
-            network.proxies.append(Proxy(host, int(port)))
-            order = msgspec.structs.replace(order, url=f"ws://127.0.0.1:{network.proxies[-1].port}")
+            network.proxies.append(stack.enter_context(Proxy(order.url)))
+            order = msgspec.structs.replace(order, url=network.proxies[-1].uri)
         return start_agent(order, *rest)
 
     monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", start)
-    yield network
-    for proxy in network.proxies:
-        with proxy:
-            proxy.mend()
+    with ExitStack() as stack:
+        yield network

@@ -40,9 +40,9 @@ class Way:
     def targets(self, members: Iterable[Member]) -> tuple[Target, ...]:
         first, second = feed_targets(members)
         if self.proxy is None:
-            host, _, port = second.uri.rpartition("//")[2].rpartition(":")
-            self.proxy = self._stack.enter_context(Proxy(host, int(port), self.break_at))
-        return first, replace(second, uri=f"grpc://127.0.0.1:{self.proxy.port}")
+            proxy = Proxy(second.uri, break_at=self.break_at)
+            self.proxy = self._stack.enter_context(proxy)
+        return first, replace(second, uri=self.proxy.uri)
 
     @property
     def has_broken(self) -> bool:

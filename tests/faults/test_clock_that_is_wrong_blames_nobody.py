@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
-from sparkdl.driver.lifecycle import transitions
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
-from tests.doubles.nodes import SOON_S, launch
+from tests.doubles.nodes import SOON_S, launch, use_settings
 
 
 def test_clock_that_is_wrong_blames_nobody(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transitions, "SETTLE_S", 2.0)  # rank 0 is heard on a slow machine as well
+    use_settings(monkeypatch, settle_s=2.0)  # rank 0 is heard on a slow machine as well
     alive = Gate.at(tmp_path / "alive")
 
     def fail(args: None, ctx: NodeContext) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import psutil
 
-from sparkdl.core.deadline import Deadline
 from tests.doubles.nodes import SOON_S, all_gone
+from tests.doubles.until import until
 from tests.faults.soak import PROGRAM
 
 
@@ -25,17 +24,10 @@ def begin(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     return driver, [psutil.Process(pid) for pid in json.loads(driver.stdout.readline())]
 
 
-def wait_for_checkpoint(folder: Path) -> None:
-    deadline, never = Deadline.after(SOON_S), threading.Event()
-    while not list(folder.glob("step-*/manifest.json")):
-        assert not deadline.has_passed
-        never.wait(0.02)
-
-
 def test_killed_driver_leaves_a_checkpoint_to_go_on_at(tmp_path: Path) -> None:
     first, them = begin(tmp_path)
     with first:
-        wait_for_checkpoint(tmp_path)
+        assert until(lambda: [*tmp_path.glob("step-*/manifest.json")])
         first.kill()
         assert all_gone(them)
     left = sorted(tmp_path.glob("step-*"))

@@ -12,8 +12,7 @@ import pytest
 from sparkdl.core.deadline import Deadline
 from sparkdl.driver.lifecycle.state import Running
 from tests.doubles.ledger import Plan, lost_and_doubled, table, train
-from tests.doubles.nodes import SOON_S, all_gone, launch, processes
-from tests.faults.conftest import use_settings
+from tests.doubles.nodes import SOON_S, all_gone, launch, processes, use_settings
 
 ROWS = 2 * 8 * 20
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.options import Roles
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import all_gone, launch, processes
+from tests.doubles.until import until
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.deep]
 
@@ -106,16 +105,12 @@ def evaluate(folder: str, ctx: NodeContext) -> None:
 
 
 def awaited(path: Path) -> str:
-    deadline, never = Deadline.after(SOON_S), threading.Event()
-    while not path.exists():
-        assert not deadline.has_passed, path
-        never.wait(0.05)
+    assert until(path.exists), path
     return path.read_text()
 
 
 @pytest.mark.parametrize(
-    "num_ps",
-    [pytest.param(1, id="parameter servers"), pytest.param(0, id="in step")],
+    "num_ps", [pytest.param(1, id="parameter servers"), pytest.param(0, id="in step")]
 )
 def test_evaluator_scores_checkpoints_on_rows_of_its_own_and_ends_with_the_job(
     num_ps: int, tmp_path: Path

@@ -94,10 +94,7 @@ def fail(rank: int, ctx: NodeContext) -> None:
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.deep)])
 def test_exception_of_one_node_is_the_root_cause(rank: int) -> None:
-    with (
-        pytest.raises(NodeFailedError) as caught,
-        launch(fail, rank, framework="jax") as cluster,
-    ):
+    with pytest.raises(NodeFailedError) as caught, launch(fail, rank, framework="jax") as cluster:
         cluster.results(_SOON_S)
     assert caught.value.root_cause.rank == rank
     assert caught.value.root_cause.exception_type == "builtins.LookupError"

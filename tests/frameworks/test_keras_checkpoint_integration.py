@@ -84,12 +84,7 @@ def test_interrupted_training_on_a_feed_equals_an_undisturbed_one(
     if not find_spec(library):
         pytest.skip(f"{library} is not installed")
     with launch(
-        fed,
-        library,
-        nodes,
-        framework="tensorflow",
-        checkpoint_dir=str(tmp_path),
-        max_restarts=1,
+        fed, library, nodes, framework="tensorflow", checkpoint_dir=str(tmp_path), max_restarts=1
     ) as cluster:
         report = cluster.feed(rows_of(nodes), epochs=EPOCHS, timeout_s=_SOON_S)
         cluster.feed(rows_of(nodes), epochs=EPOCHS, feed="again", timeout_s=_SOON_S)

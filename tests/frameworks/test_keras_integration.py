@@ -106,9 +106,7 @@ def test_metrics_and_validation_are_those_of_all_rows(trained: Results) -> None:
             assert found["history"][name] == pytest.approx(values, abs=_NOISE), name
 
 
-def test_evaluate_gives_every_worker_the_value_for_all_rows(
-    trained: Results,
-) -> None:
+def test_evaluate_gives_every_worker_the_value_for_all_rows(trained: Results) -> None:
     chief, worker = (result["arrays"] for result in trained)
     assert chief["evaluate"] == worker["evaluate"]
     assert chief["evaluate"] == pytest.approx(chief["expected_evaluate"], abs=_NOISE)
@@ -160,9 +158,7 @@ def test_only_the_chief_writes_checkpoints(saved: Results) -> None:
     assert worker["path_kept"]
 
 
-def test_workers_resume_together_from_the_backup_of_the_chief(
-    saved: Results,
-) -> None:
+def test_workers_resume_together_from_the_backup_of_the_chief(saved: Results) -> None:
     for result in saved:
         found = result["resumes"]
         assert found["epochs"] == [2, 3]
@@ -170,9 +166,7 @@ def test_workers_resume_together_from_the_backup_of_the_chief(
         assert not found["left"]
 
 
-def test_backup_that_only_the_chief_can_read_is_an_error_on_every_worker(
-    saved: Results,
-) -> None:
+def test_backup_that_only_the_chief_can_read_is_an_error_on_every_worker(saved: Results) -> None:
     for result in saved:
         assert "different epochs [2, 0]" in result["apart"]["error"]
         assert "backup_dir" in result["apart"]["error"]

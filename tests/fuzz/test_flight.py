@@ -23,6 +23,7 @@ from sparkdl.control.messages import Lot
 from sparkdl.core.errors import ProtocolError, SparkdlError
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
+from sparkdl.feed.transfer import messages
 from sparkdl.feed.transfer import server as server_module
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import (
@@ -54,8 +55,8 @@ TICKETS = [
     msgspec.json.encode(FetchTicket("input", 7, 1, 0, 10)),
 ]
 EXCHANGES = [
-    msgspec.json.encode(ExchangeHeader("input", "0.a", 1.0)),
-    msgspec.json.encode(ExchangeHeader("input", "0.b")),
+    msgspec.json.encode(messages.ExchangeHeader("input", "0.a", 1.0)),
+    msgspec.json.encode(messages.ExchangeHeader("input", "0.b")),
 ]
 
 
@@ -123,7 +124,7 @@ class Node:
 
     def check_works(self) -> None:
         """A good feeder feeds."""
-        target = Target(0, "worker:0", self.server.uri)
+        target = messages.Target(0, "worker:0", self.server.uri)
         for partition in (0, 1):
             fed = Feeder(order([target], run="good"), partition).feed(iter([numbers(0, 50)]))
             assert fed.rows == 50
@@ -253,7 +254,7 @@ def test_any_segment_that_is_handed_over_is_taken_or_refused(
         for number, segment in enumerate(damaged(samples, count, "segment")):
             fd = some_descriptor(number % 20, segment)
             rows = WORDS.num_rows if number % 8 else number
-            piece = msgspec.json.encode(PutPiece(0, rows, sender.send(fd)))
+            piece = msgspec.json.encode(messages.PutPiece(0, rows, sender.send(fd)))
             os.close(fd)
             with refused_if_bad((number, segment)):
                 node.server.do_put(Call(), Call(PUT[0]), [Chunk(WORDS.slice(0, 0), piece)], Call())

@@ -108,11 +108,7 @@ def scales() -> dict[str, Any]:
     scaled = hvd.allreduce(ones, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
     odd = hvd.allreduce(whole * (hvd.rank() + 1), average=True, postscale_factor=0.5)
     small = hvd.allreduce(ones / 3, compression=hvd.Compression.bf16)
-    return {
-        "float": scaled.numpy(),
-        "int": odd.numpy(),
-        "bf16": small.numpy(),
-    }
+    return {"float": scaled.numpy(), "int": odd.numpy(), "bf16": small.numpy()}
 
 
 def keeps_the_order_of_the_program_in_graphs() -> Any:

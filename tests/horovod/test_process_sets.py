@@ -8,23 +8,15 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    init,
-    is_initialized,
-    remove_process_set,
-    shutdown,
-)
+from sparkdl.horovod import common
 from sparkdl.horovod.common.process_sets import Seat
 
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    init()
+    common.init()
     yield
-    shutdown()
+    common.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +32,7 @@ def alone() -> Iterator[None]:
     ],
 )
 def test_ranks_are_any_iterable_of_whole_numbers(ranks: object) -> None:
-    process_set = ProcessSet(ranks)
+    process_set = common.ProcessSet(ranks)
     assert process_set.ranks == [0, 1, 2]
     assert {type(rank) for rank in process_set.ranks} == {int}
     assert str(process_set) == "ProcessSet(process_set_id=None, ranks=[0, 1, 2], mpi_comm=None)"
@@ -49,26 +41,26 @@ def test_ranks_are_any_iterable_of_whole_numbers(ranks: object) -> None:
 @pytest.mark.parametrize("ranks", [3, "01", [0.0], [None], np.ones(2)])
 def test_what_is_no_list_of_ranks_is_refused(ranks: object) -> None:
     with pytest.raises(ValueError, match=r"ProcessSet\(.*must be a list of ranks"):
-        ProcessSet(ranks)
+        common.ProcessSet(ranks)
 
 
 def test_set_has_no_size_before_it_is_added(alone: None) -> None:
-    process_set = ProcessSet([0])
+    process_set = common.ProcessSet([0])
     assert (process_set.size(), process_set.rank(), process_set.included()) == (None, None, True)
-    assert (global_process_set.size(), global_process_set.rank()) == (1, 0)
-    assert not remove_process_set(process_set)
+    assert (common.global_process_set.size(), common.global_process_set.rank()) == (1, 0)
+    assert not common.remove_process_set(process_set)
 
 
 def test_duplicate_set_is_an_error(alone: None) -> None:
-    for duplicate in ([0], ProcessSet(range(1)), global_process_set):
+    for duplicate in ([0], common.ProcessSet(range(1)), common.global_process_set):
         with pytest.raises(ConfigError, match=r"duplicate process set: .*the set with the id 0"):
-            add_process_set(duplicate)
+            common.add_process_set(duplicate)
 
 
 def test_duplicate_set_at_init_leaves_nothing_initialized() -> None:
     with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
-        init(process_sets=[ProcessSet([0])])
-    assert not is_initialized()
+        common.init(process_sets=[common.ProcessSet([0])])
+    assert not common.is_initialized()
 
 
 @pytest.mark.parametrize(

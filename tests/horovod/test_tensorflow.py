@@ -15,6 +15,7 @@ import pytest
 from sparkdl.core.options import Feeding
 from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import launch
+from tests.horovod import tensorflow_programs
 from tests.horovod.keras_programs import (
     EPOCHS,
     STEPS,
@@ -23,14 +24,6 @@ from tests.horovod.keras_programs import (
     tf_keras,
 )
 from tests.horovod.tables import ROWS, framework_of
-from tests.horovod.tensorflow_programs import (
-    DTYPES,
-    MANY,
-    OPS,
-    compares_references,
-    everything,
-    missing_names,
-)
 from tests.horovod.together import together
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.torch]
@@ -56,7 +49,7 @@ def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture(scope="module")
 def ranks(pair: Lab) -> list[dict[str, Any]]:
-    return together(pair, everything)
+    return together(pair, tensorflow_programs.everything)
 
 
 @pytest.fixture(scope="module", params=["keras", pytest.param("tf_keras", marks=pytest.mark.deep)])
@@ -79,7 +72,7 @@ def both(ranks: list[dict[str, Any]], case: str) -> list[Any]:
 
 def test_every_type_is_reduced(ranks: list[dict[str, Any]]) -> None:
     given = [np.array([[rank + 1, 2, 3], [4, 5, 6]], np.float64) for rank in range(2)]
-    for dtype, op in product(DTYPES, OPS):
+    for dtype, op in product(tensorflow_programs.DTYPES, tensorflow_programs.OPS):
         wanted = _HOW[op](*given)
         for found in both(ranks, "reduces_all_types"):
             for value in found[f"{dtype} {op}"]:
@@ -148,7 +141,9 @@ def test_function_exchanges_from_its_second_trace_on(ranks: list[dict[str, Any]]
 def test_graphs_keep_the_order_of_the_program(ranks: list[dict[str, Any]]) -> None:
     for runs in both(ranks, "keeps_the_order_of_the_program_in_graphs"):
         for values, total in runs:
-            np.testing.assert_array_equal(values, [number * 20.0 + 1 for number in range(MANY)])
+            np.testing.assert_array_equal(
+                values, [number * 20.0 + 1 for number in range(tensorflow_programs.MANY)]
+            )
             assert total == 12.0
 
 
@@ -273,11 +268,11 @@ def test_names_are_there_as_the_tables_say(pair: Lab) -> None:
     names = [(module, name) for module, name, verdict in ROWS if verdict != "refused"]
     asked = [each for each in names if framework_of(*each) in ("tensorflow", "keras")]
     assert asked
-    assert together(pair, missing_names, asked) == [[], []]
+    assert together(pair, tensorflow_programs.missing_names, asked) == [[], []]
 
 
 def test_references_to_variables_can_be_compared(pair: Lab) -> None:
-    together(pair, compares_references)
+    together(pair, tensorflow_programs.compares_references)
 
 
 # Keras: plain `fit`, as one process with larger batches

@@ -67,11 +67,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 @pytest.mark.parametrize(
     ("lose", "options"),
-    [
-        (Host.cut, "{}"),
-        (Host.power_off, "{}"),
-        (Host.cut, '{"startup": {"tls": true}}'),
-    ],
+    [(Host.cut, "{}"), (Host.power_off, "{}"), (Host.cut, '{"startup": {"tls": true}}')],
 )
 def test_lost_host_costs_one_generation_and_no_row(
     bed: Bed, lose: Callable[[Host], None], options: str

@@ -24,15 +24,7 @@ def test_trials_on_sub_clusters_of_spark_take_turns(spark_ml: SparkSession) -> N
     study = optuna.create_study(direction="minimize")
     for x in (1, 2, 4):
         study.enqueue_trial({"x": x})
-    found = search(
-        spark_ml,
-        distance,
-        {"x": (0, 9)},
-        trials=3,
-        parallelism=3,
-        nodes=2,
-        study=study,
-    )
+    found = search(spark_ml, distance, {"x": (0, 9)}, trials=3, parallelism=3, nodes=2, study=study)
     assert [trial.value for trial in found.trials] == [2.0, 1.0, 1.0]
     rows = found.to_spark(spark_ml).orderBy("number").collect()
     assert [(row.state, row.value, row.params_x) for row in rows] == [

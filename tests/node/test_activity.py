@@ -18,8 +18,8 @@ from sparkdl.node.activity import Activity, ChildLog, log_period_s
 
 
 @pytest.fixture
-def log() -> Iterator[ChildLog]:
-    with closing(ChildLog()) as log:
+def log(request: pytest.FixtureRequest) -> Iterator[ChildLog]:
+    with closing(ChildLog(**getattr(request, "param", {}))) as log:
         yield log
 
 
@@ -77,14 +77,12 @@ def test_log_is_bounded_however_much_is_printed(log: ChildLog) -> None:
         write(log, line * 1000)
     write(log, b"last\n")
     assert log.nbytes() == 12_000_005
-    assert len(log._kept) <= 2 * activity._KEPT_NBYTES
+    assert len(log._kept) <= 2 * log.kept_nbytes
     assert log.tail(2) == ("x" * 999, "last")
 
 
-def test_lines_that_came_too_fast_to_be_shown_are_told_and_the_rest_is_whole(
-    log: ChildLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(activity, "_KEPT_NBYTES", 1000)
+@pytest.mark.parametrize("log", [{"kept_nbytes": 1000}], indirect=True)
+def test_lines_that_came_too_fast_to_be_shown_are_told_and_the_rest_is_whole(log: ChildLog) -> None:
     write(log, b"un")
     assert log.new_lines() == ()
     lines = [f"line {i:05}" for i in range(1000)]
@@ -162,10 +160,8 @@ def test_lines_arrive_whole_however_they_were_written(
         assert log.tail(100) == tuple(lines)
 
 
-def test_a_burst_comes_in_pieces_that_fit_into_a_message_and_nothing_is_lost(
-    log: ChildLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(activity, "_MAX_READ_NBYTES", 1000)
+@pytest.mark.parametrize("log", [{"read_nbytes": 1000}], indirect=True)
+def test_a_burst_comes_in_pieces_that_fit_into_a_message_and_nothing_is_lost(log: ChildLog) -> None:
     lines = [f"line {i}" for i in range(500)]
     write(log, "\n".join(lines).encode())
     heard: list[str] = []
@@ -181,8 +177,8 @@ def test_a_burst_comes_in_pieces_that_fit_into_a_message_and_nothing_is_lost(
 def test_the_largest_piece_fits_into_a_message_even_if_every_character_is_escaped(
     log: ChildLog,
 ) -> None:
-    write(log, b"\x01" * activity._MAX_READ_NBYTES)
-    write(log, b"\x01\n" * (activity._MAX_READ_NBYTES // 2))
+    write(log, b"\x01" * log.read_nbytes)
+    write(log, b"\x01\n" * (log.read_nbytes // 2))
     while lines := log.new_lines(is_last=True):
         assert len(encode(LogLines(lines))) <= MAX_MESSAGE_NBYTES
 

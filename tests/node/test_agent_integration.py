@@ -171,12 +171,13 @@ def test_child_dies_with_its_agent(node: NewNode) -> None:
     assert [failure.kind for failure in state.failures] == ["lost"]
 
 
-def test_agent_dies_with_its_owner_that_holds_its_input(node: NewNode) -> None:
+@pytest.mark.parametrize("goes", ["the owner, which holds its input", "the coordinator"])
+def test_agent_dies_with_what_it_serves(node: NewNode, goes: str) -> None:
     one = node(ignore_term).start()
     pair = one.in_map_fun()
     assert one.agent
     assert one.agent.stdin
-    one.agent.stdin.close()
+    one.controller.close() if goes == "the coordinator" else one.agent.stdin.close()
     assert all_gone([pair.child])
     assert one.agent.wait(SOON_S) == 0
 
@@ -220,15 +221,6 @@ def test_detached_agent_of_an_executor_that_has_gone_already_ends(node: NewNode)
     with subprocess.Popen([sys.executable, "-c", ""]) as executor:
         executor.wait()
     one = node(hang, DETACHED).start(executor.pid)
-    assert one.agent
-    assert one.agent.wait(SOON_S) == 0
-
-
-def test_agent_dies_with_the_coordinator(node: NewNode) -> None:
-    one = node(ignore_term).start()
-    pair = one.in_map_fun()
-    one.controller.close()
-    assert all_gone([pair.child])
     assert one.agent
     assert one.agent.wait(SOON_S) == 0
 

@@ -17,18 +17,7 @@ import cloudpickle
 import psutil
 import pytest
 
-from sparkdl.control.channel import (
-    Imported,
-    Local,
-    Raised,
-    Returned,
-    Running,
-    Start,
-    Unframer,
-    Waited,
-    receive,
-    send,
-)
+from sparkdl.control import channel
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES
 from sparkdl.control.values import decode_value
 from sparkdl.core.failure import Failure
@@ -61,18 +50,18 @@ class Node:
         with reserve_port("127.0.0.1", Environment()) as port:
             address = Address("127.0.0.1", port.getsockname()[1], "")
             world = build_world(5, {node: address})
-            start = Start(world, 0, self._spec, payload=str(self._payload))
-            send(self.child.sock, start, port.fileno())
+            start = channel.Start(world, 0, self._spec, payload=str(self._payload))
+            channel.send(self.child.sock, start, port.fileno())
 
-    def messages(self) -> list[Local]:
+    def messages(self) -> list[channel.Local]:
         """Wait for the end of the pipe; return what the child said, but for how long it waited."""
-        unframer = Unframer()
-        said: list[Local] = []
-        while (some := receive(self.child.sock, unframer)) is not None:
-            said.extend(message for message, _fd in some if not isinstance(message, Waited))
+        unframer = channel.Unframer()
+        said: list[channel.Local] = []
+        while (some := channel.receive(self.child.sock, unframer)) is not None:
+            said.extend(message for message, _fd in some if not isinstance(message, channel.Waited))
         return said
 
-    def outcome(self) -> Local:
+    def outcome(self) -> channel.Local:
         """Begin, and return the child's last word."""
         self.begin()
         return self.messages()[-1]
@@ -80,13 +69,13 @@ class Node:
     def value(self) -> Any:
         """Begin, and return what `map_fun` returned."""
         returned = self.outcome()
-        assert isinstance(returned, Returned), returned
+        assert isinstance(returned, channel.Returned), returned
         return decode_value(returned.result)
 
     def failure(self) -> Failure:
         """Begin, and return how `map_fun` failed."""
         raised = self.outcome()
-        assert isinstance(raised, Raised), raised
+        assert isinstance(raised, channel.Raised), raised
         return raised.failure
 
 
@@ -134,8 +123,8 @@ def test_says_that_it_imports_runs_and_returns_in_this_order(start: StartNode) -
     running = start(add, {"a": 41})
     running.begin()
     *before, returned = running.messages()
-    assert before == [Imported(), Running()]
-    assert isinstance(returned, Returned)
+    assert before == [channel.Imported(), channel.Running()]
+    assert isinstance(returned, channel.Returned)
     value = decode_value(returned.result)
     assert value[:2] == (42, 5)
     assert value[2].endswith("child.py")  # arguments that are no list leave sys.argv alone
@@ -161,7 +150,7 @@ def test_sys_exit_without_a_code_returns_none_and_names_the_users_line(
         ArgumentParser().exit(args or 0)
 
     returned = start(leave, code).outcome()
-    assert isinstance(returned, Returned)
+    assert isinstance(returned, channel.Returned)
     assert decode_value(returned.result) is None
     line = leave.__code__.co_firstlineno + 1
     assert returned.exited_at == f"{__file__}:{line}, in leave"
@@ -169,7 +158,7 @@ def test_sys_exit_without_a_code_returns_none_and_names_the_users_line(
 
 def test_map_fun_that_returns_has_not_exited(start: StartNode) -> None:
     returned = start(lambda args, ctx: None).outcome()
-    assert isinstance(returned, Returned)
+    assert isinstance(returned, channel.Returned)
     assert not returned.exited_at
 
 
@@ -241,7 +230,7 @@ def test_code_that_cannot_be_unpickled_is_a_failed_setup(start: StartNode) -> No
 
 def test_missing_framework_is_told_before_there_is_a_world(start: StartNode) -> None:
     (raised,) = start(print, framework=IS_MISSING).messages()
-    assert isinstance(raised, Raised)
+    assert isinstance(raised, channel.Raised)
     assert (raised.failure.kind, raised.failure.rank) == ("setup", -1)
     assert "frobnicate 3 cannot be imported" in raised.failure.message
 
@@ -266,7 +255,7 @@ def test_modules_to_preload_are_there_before_the_world(start: StartNode) -> None
 
 def test_module_that_cannot_be_preloaded_is_a_failed_setup_that_names_it(start: StartNode) -> None:
     (raised,) = start(print, preload=("wsgiref", "frobnicate.core")).messages()
-    assert isinstance(raised, Raised)
+    assert isinstance(raised, channel.Raised)
     assert (raised.failure.kind, raised.failure.rank) == ("setup", -1)
     assert "names 'frobnicate.core', which cannot be imported" in raised.failure.message
 
@@ -305,19 +294,19 @@ def test_port_is_released_before_map_fun_unless_it_is_to_be_kept(
     running = start(try_port, release_port=release_port)
     running.begin()
     returned = running.messages()[-1]
-    assert isinstance(returned, Returned)
+    assert isinstance(returned, channel.Returned)
     assert decode_value(returned.result) == [release_port, True]
 
 
 def test_value_that_cannot_travel_is_a_problem_and_no_failure(start: StartNode) -> None:
     returned = start(lambda args, ctx: {"model": object()}).outcome()
-    assert isinstance(returned, Returned)
+    assert isinstance(returned, channel.Returned)
     assert "result['model'] is a builtins.object" in returned.problem
 
 
 def test_value_too_large_for_a_message_is_a_problem_and_no_failure(start: StartNode) -> None:
     returned = start(lambda args, ctx: b"x" * args, MAX_MESSAGE_NBYTES).outcome()
-    assert isinstance(returned, Returned)
+    assert isinstance(returned, channel.Returned)
     assert returned.result == b""
     assert "Save it to a file in map_fun" in returned.problem
 
@@ -340,10 +329,10 @@ def test_child_ends_when_its_agent_lets_go_of_the_pipe(start: StartNode) -> None
 
     running = start(hang)
     running.begin()
-    unframer = Unframer()
-    said: list[Local] = []
-    while Running() not in said:
-        said.extend(message for message, _fd in receive(running.child.sock, unframer) or ())
+    unframer = channel.Unframer()
+    said: list[channel.Local] = []
+    while channel.Running() not in said:
+        said.extend(message for message, _fd in channel.receive(running.child.sock, unframer) or ())
     running.child.sock.shutdown(socket.SHUT_RDWR)
     assert all_gone([running.process])
 

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from sparkdl.node.gpus import claimant_of, has_driver, list_gpus, open_nvml
 from tests.doubles.map_funs import hang
 from tests.doubles.nodes import SOON_S, all_gone, launch, processes
 from tests.doubles.nvml import new_uuid, write_pynvml
+from tests.doubles.until import until
 
 H100 = "NVIDIA H100 80GB HBM3"
 COMPUTES = """\
@@ -57,9 +57,8 @@ def tell(folder: Path, ctx: NodeContext, told: Any) -> None:
     part = folder / f"{ctx.rank}.part"
     part.write_text(json.dumps(told))
     part.rename(folder / f"{ctx.job_name}-{ctx.task_index}")
-    never = threading.Event()
-    while ctx.member.role.is_trainer and len(list(folder.glob("*-*"))) < ctx.world.size:
-        never.wait(0.02)
+    if ctx.member.role.is_trainer:
+        until(lambda: len(list(folder.glob("*-*"))) == ctx.world.size)
 
 
 def see(folder: Path, ctx: NodeContext) -> None:
@@ -70,9 +69,8 @@ def see(folder: Path, ctx: NodeContext) -> None:
 def see_and_stay(folder: Path, ctx: NodeContext) -> None:
     """As `see`; a node that trains returns, and frees its GPUs, when a file says so."""
     see(folder, ctx)
-    never = threading.Event()
-    while ctx.member.role.is_trainer and not folder.with_suffix(".over").exists():
-        never.wait(0.02)
+    if ctx.member.role.is_trainer:
+        until(folder.with_suffix(".over").exists)
 
 
 def told(folder: Path) -> dict[str, tuple[int, list[Any]]]:
@@ -97,9 +95,7 @@ def test_clusters_at_once_share_a_hosts_gpus_but_no_gpu(host: Any, tmp_path: Pat
             see_and_stay, two, nodes=1, num_gpus={"worker": 2}, feeding=Feeding(fed=False)
         ) as second,
     ):
-        deadline, never = Deadline.after(SOON_S), threading.Event()
-        while len([*one.glob("*-*"), *two.glob("*-*")]) < 5 and not deadline.has_passed:
-            never.wait(0.02)
+        assert until(lambda: len([*one.glob("*-*"), *two.glob("*-*")]) == 5)
         given = told(one) | {f"other {name}": words for name, words in told(two).items()}
         assert {name: count for name, (count, _seen) in given.items()} == {
             "chief-0": 1, "worker-0": 1, "ps-0": 0, "evaluator-0": 0, "other worker-0": 2,
@@ -133,10 +129,7 @@ def test_gpus_of_a_killed_agent_are_free_again(
         assert claimant_of(gpu) == them.agent.pid
         them.agent.kill()
         assert all_gone([them.agent, them.child])
-        deadline, never = Deadline.after(SOON_S), threading.Event()
-        while claimant_of(gpu) is not None and not deadline.has_passed:
-            never.wait(0.02)  # the last of its threads closes what the process had
-        assert claimant_of(gpu) is None
+        assert until(lambda: claimant_of(gpu) is None), "its last thread closes what it had"
         cluster.wait(SOON_S)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.doubles.programs import output_of
 
 _STEPS = """
 import resource
@@ -26,10 +27,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def page_faults() -> int:
     """Return how many pages ten steps take from the system that the first has used already."""
-    done = subprocess.run(
-        [sys.executable, "-c", _STEPS], check=True, capture_output=True, text=True, timeout=60
-    )
-    return int(done.stdout)
+    return int(output_of(sys.executable, "-c", _STEPS))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it is about glibc")

@@ -15,20 +15,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.channel import (
-    Consumed,
-    EndMark,
-    FeedStart,
-    Local,
-    Reclaim,
-    Release,
-    Segment,
-    Start,
-    Unframer,
-    carries_fd,
-    receive,
-    send,
-)
+from sparkdl.control import channel
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.messages import EpochEnd
 from sparkdl.core.deadline import Deadline
@@ -41,7 +28,6 @@ from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.store.segment import write_segment
-from sparkdl.node import link
 from sparkdl.node.link import AgentLink
 from tests.doubles.feeds import SOON_S, Running, numbers
 
@@ -53,27 +39,27 @@ class Ends:
         self.agents, child_end = socket.socketpair()
         self.agents.settimeout(SOON_S)
         self.link = AgentLink(child_end)
-        self._unframer = Unframer()
-        self._heard: list[Local] = []
+        self._unframer = channel.Unframer()
+        self._heard: list[channel.Local] = []
 
-    def send(self, message: Local) -> None:
-        fd = os.dup(self.agents.fileno()) if carries_fd(message) else -1
-        send(self.agents, message, fd)
+    def send(self, message: channel.Local) -> None:
+        fd = os.dup(self.agents.fileno()) if channel.carries_fd(message) else -1
+        channel.send(self.agents, message, fd)
         close_fd(fd)
 
-    def begun(self) -> Start:
+    def begun(self) -> channel.Start:
         message, port = self.link.wait_start(Deadline.after(SOON_S))
         port.close()
         return message
 
     def send_segment(self, number: int, feed: str = "input", epoch: int = 0) -> None:
         fd, nbytes = write_segment(numbers(number, number + 1))
-        send(self.agents, Segment(feed, number, epoch, 1, nbytes), fd)
+        channel.send(self.agents, channel.Segment(feed, number, epoch, 1, nbytes), fd)
         os.close(fd)
 
-    def hear(self) -> Local:
+    def hear(self) -> channel.Local:
         while not self._heard:
-            messages = receive(self.agents, self._unframer)
+            messages = channel.receive(self.agents, self._unframer)
             assert messages is not None, "the child has hung up"
             self._heard += [message for message, _ in messages]
         return self._heard.pop(0)
@@ -95,10 +81,10 @@ def linked() -> Iterator[Ends]:
     ends.agents.close()
 
 
-def start(resume: Resume = FIRST_TIME, **options: Any) -> Start:
+def start(resume: Resume = FIRST_TIME, **options: Any) -> channel.Start:
     nodes = plan_nodes(1)
     world = build_world(0, {node: Address("h", 1, "") for node in nodes})
-    return Start(world, 0, ClusterSpec("c", nodes, **options), resume)
+    return channel.Start(world, 0, ClusterSpec("c", nodes, **options), resume)
 
 
 SOON_GIVEN_UP = Settings(feeding=Feeding(timeout_s=0.05))
@@ -117,19 +103,18 @@ def test_world_is_waited_for() -> None:
         assert waiting.result() == start()
 
 
-def test_who_waits_long_for_the_world_uses_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_long_for_the_world_uses_the_time() -> None:
     used = list[str]()
     with linked() as ends:
         ends.send(start())
         ends.link.wait_start(Deadline.after(SOON_S), lambda: used.append("at once"))[1].close()
-    monkeypatch.setattr(link, "_IDLE_S", 0.01)
 
     def send_late() -> None:
         used.append("late")
         ends.send(start())
 
     with linked() as ends:
-        ends.link.wait_start(Deadline.after(SOON_S), send_late)[1].close()
+        ends.link.wait_start(Deadline.after(SOON_S), send_late, 0.01)[1].close()
     assert used == ["late"]
 
 
@@ -193,14 +178,14 @@ def test_files_that_a_node_reads_itself_need_nobody_to_feed_them() -> None:
         waiting = Running(own.has_epoch)
         waiting.join(4 * SOON_GIVEN_UP.feeding.timeout_s)
         assert waiting.is_alive()
-        ends.send(EndMark(own.feed))
+        ends.send(channel.EndMark(own.feed))
         assert not waiting.result()
 
 
 def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> None:
     with linked() as ends:
         ends.send(start(settings=SOON_GIVEN_UP))
-        ends.send(FeedStart("input", 0))
+        ends.send(channel.FeedStart("input", 0))
         ends.send_segment(0, feed="test")
         ends.begun()
         misspelt = ends.link.feeds.reader("inputs")
@@ -228,25 +213,25 @@ def test_feed_that_may_still_come_is_waited_for(why: str) -> None:
         if why == "evaluator":
             nodes = plan_nodes(2, Roles(evaluator=True))
             world = build_world(0, {node: Address("h", 1, "") for node in nodes})
-            first = Start(world, 0, ClusterSpec("c", nodes, settings=SOON_GIVEN_UP))
+            first = channel.Start(world, 0, ClusterSpec("c", nodes, settings=SOON_GIVEN_UP))
         ends.send(first)
         ends.begun()
         reader = ends.link.feeds.reader("input")
         if why == "begun":
-            ends.send(FeedStart("input", 0))
+            ends.send(channel.FeedStart("input", 0))
             ends.send(EpochEnd("other", 0, {}))  # behind it, so that it has been heard
             ends.link.feeds.reader("other").has_epoch()
         feed = DataFeed(reader, ends.link.send, train_mode=why != "inference")
         waiting = Running(lambda: feed.next_batch(1))
         waiting.join(4 * SOON_GIVEN_UP.feeding.timeout_s)
         assert waiting.is_alive()
-        ends.send(EndMark(""))
+        ends.send(channel.EndMark(""))
         assert waiting.result() == []
 
 
 def test_end_of_one_feed_ends_no_other() -> None:
     with linked() as ends:
-        ends.send(EndMark("one"))
+        ends.send(channel.EndMark("one"))
         ends.send_segment(0, feed="two")
         for feed, expected in (("one", EndMark), ("two", Item)):
             reader = ends.link.feeds.reader(feed)
@@ -263,9 +248,9 @@ def test_agent_that_asks_for_room_gets_what_was_read() -> None:
         owner = reader.claim()
         reader.take(owner)
         reader.give(owner, 1)
-        assert ends.hear() == Consumed("input", 1, 0, 1)
-        ends.send(Reclaim("input"))
-        assert ends.hear() == Release("input", (0,))
+        assert ends.hear() == channel.Consumed("input", 1, 0, 1)
+        ends.send(channel.Reclaim("input"))
+        assert ends.hear() == channel.Release("input", (0,))
 
 
 def test_messages_of_several_threads_do_not_mix() -> None:
@@ -273,14 +258,18 @@ def test_messages_of_several_threads_do_not_mix() -> None:
 
         def say(number: int) -> None:
             for i in range(20):
-                ends.link.send(Consumed(str(number) * 50_000, i, 0))
+                ends.link.send(channel.Consumed(str(number) * 50_000, i, 0))
 
         sending = [Running(partial(say, number)) for number in range(4)]
         heard = [ends.hear() for _ in range(80)]
         for each in sending:
             each.result()
         for number in range(4):
-            mine = [m.rows for m in heard if isinstance(m, Consumed) and m.feed[0] == str(number)]
+            mine = [
+                m.rows
+                for m in heard
+                if isinstance(m, channel.Consumed) and m.feed[0] == str(number)
+            ]
             assert mine == list(range(20))
 
 
@@ -296,7 +285,7 @@ def test_closed_link_fails_every_wait() -> None:
         with pytest.raises(FeedClosedError, match="agent of this node is gone"):
             late.take(late.claim())
         with pytest.raises(FeedClosedError, match="agent of this node is gone"):
-            ends.link.send(Consumed("input", 0, 0))
+            ends.link.send(channel.Consumed("input", 0, 0))
         with pytest.raises(FeedClosedError, match="before the world began"):
             ends.begun()
 

@@ -17,16 +17,6 @@ import pytest
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import Environment
 from sparkdl.node import resources
-from sparkdl.node.resources import (
-    assigned_gpus,
-    executor_jvm_pid,
-    feed_memory,
-    free_memory,
-    oom_kills,
-    own_host,
-    reserve_port,
-    work_root,
-)
 from tests.control.rooms import has_ipv6
 
 NOTHING_SET = Environment()
@@ -34,22 +24,25 @@ MIB, GIB = 1024**2, 1024**3
 
 
 def test_the_own_address_is_the_one_on_the_way_to_the_peer() -> None:
-    assert own_host(("127.0.0.1", 80), NOTHING_SET) == "127.0.0.1"
+    assert resources.own_host(("127.0.0.1", 80), NOTHING_SET) == "127.0.0.1"
 
 
 def test_the_own_address_can_be_set() -> None:
-    assert own_host(("127.0.0.1", 80), Environment(node_host="node.example")) == "node.example"
+    assert (
+        resources.own_host(("127.0.0.1", 80), Environment(node_host="node.example"))
+        == "node.example"
+    )
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
 def test_addresses_of_ip_version_6_work_likewise() -> None:
-    assert own_host(("::1", 80), NOTHING_SET) == "::1"
-    with reserve_port("::1", NOTHING_SET) as sock:
+    assert resources.own_host(("::1", 80), NOTHING_SET) == "::1"
+    with resources.reserve_port("::1", NOTHING_SET) as sock:
         assert sock.getsockname()[0] == "::1"
 
 
 def test_a_reserved_port_is_held_and_not_listened_at() -> None:
-    with reserve_port("127.0.0.1", NOTHING_SET) as sock:
+    with resources.reserve_port("127.0.0.1", NOTHING_SET) as sock:
         host, port = sock.getsockname()
         assert (host, port > 0) == ("127.0.0.1", True)
         with pytest.raises(ConnectionRefusedError):
@@ -60,8 +53,8 @@ def test_a_reserved_port_is_held_and_not_listened_at() -> None:
 
 def test_two_reserved_ports_differ() -> None:
     with (
-        reserve_port("127.0.0.1", NOTHING_SET) as one,
-        reserve_port("127.0.0.1", NOTHING_SET) as two,
+        resources.reserve_port("127.0.0.1", NOTHING_SET) as one,
+        resources.reserve_port("127.0.0.1", NOTHING_SET) as two,
     ):
         assert one.getsockname() != two.getsockname()
 
@@ -70,14 +63,14 @@ def test_the_port_that_is_asked_for_is_reserved_or_refused_by_name() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
         with pytest.raises(ConfigError, match=f"^port {port} of 127.0.0.1 cannot.*TENSORFLOW_PORT"):
-            reserve_port("127.0.0.1", Environment(node_port=port))
-    with reserve_port("127.0.0.1", Environment(node_port=port)) as sock:
+            resources.reserve_port("127.0.0.1", Environment(node_port=port))
+    with resources.reserve_port("127.0.0.1", Environment(node_port=port)) as sock:
         assert sock.getsockname()[1] == port
 
 
 def test_a_host_that_is_not_this_one_is_refused_with_the_setting_to_change() -> None:
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*SPARKDL_NODE_HOST"):
-        reserve_port("192.0.2.1", NOTHING_SET)  # RFC 5737
+        resources.reserve_port("192.0.2.1", NOTHING_SET)  # RFC 5737
 
 
 @pytest.mark.parametrize(
@@ -96,19 +89,21 @@ def test_files_go_where_spark_cleans_up(
     places = {name: tmp_path / name for name in ("a", "b", "missing")}
     places["a"].mkdir()
     places["b"].mkdir()
-    assert work_root({k: v.format(**places) for k, v in environ.items()}) == places[wanted]
+    assert (
+        resources.work_root({k: v.format(**places) for k, v in environ.items()}) == places[wanted]
+    )
 
 
 def test_files_go_to_the_temporary_folder_where_spark_names_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert work_root({}) == Path(tempfile.gettempdir())
+    assert resources.work_root({}) == Path(tempfile.gettempdir())
     monkeypatch.setenv("SPARK_EXECUTOR_DIRS", str(tmp_path))
-    assert work_root() == tmp_path
+    assert resources.work_root() == tmp_path
 
 
 def test_the_feeds_memory_is_what_was_asked_for() -> None:
-    assert feed_memory(12345) == 12345
+    assert resources.feed_memory(12345) == 12345
 
 
 @pytest.mark.parametrize(
@@ -127,7 +122,7 @@ def test_the_feeds_memory_is_an_eighth_of_what_there_is_shared_by_the_nodes(
 ) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
     monkeypatch.setattr(resources, "cgroup_limit", lambda: limit)
-    assert feed_memory(None, nodes) == budget
+    assert resources.feed_memory(None, nodes) == budget
 
 
 @pytest.fixture
@@ -154,7 +149,7 @@ def test_kills_for_memory_are_counted_in_either_version_of_cgroups(
     cgroup: Callable[[str, str], None], name: str, text: str, kills: int
 ) -> None:
     cgroup(name, text)
-    assert oom_kills() == kills
+    assert resources.oom_kills() == kills
 
 
 @pytest.mark.parametrize(
@@ -181,7 +176,7 @@ def test_free_memory_is_what_cgroup_and_machine_have_left(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=900))
     monkeypatch.setattr(resources, "cgroup_limit", lambda: 1000)
     monkeypatch.setattr(resources, "memory_cgroups", lambda: [(tmp_path, "memory.events")])
-    assert free_memory() == free
+    assert resources.free_memory() == free
 
 
 @pytest.mark.parametrize(
@@ -204,7 +199,7 @@ def test_a_machine_without_cgroups_has_no_limit_and_no_kills(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resources, "memory_cgroups", list)
-    assert (resources.cgroup_limit(), oom_kills()) == (None, 0)
+    assert (resources.cgroup_limit(), resources.oom_kills()) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +230,7 @@ def test_the_executors_jvm_is_the_nearest_java_among_the_parents(
 ) -> None:
     parents = [SimpleNamespace(name=lambda n=n: n, pid=pid) for pid, n in enumerate(names, 1)]
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
-    assert executor_jvm_pid() == wanted
+    assert resources.executor_jvm_pid() == wanted
 
 
 @pytest.mark.parametrize(
@@ -251,12 +246,12 @@ def test_gpus_are_those_that_spark_assigned(
 ) -> None:
     context = SimpleNamespace(resources=lambda: assigned)
     monkeypatch.setattr("pyspark.TaskContext", SimpleNamespace(get=lambda: context))
-    assert assigned_gpus() == gpus
+    assert resources.assigned_gpus() == gpus
 
 
 def test_without_a_spark_task_no_gpu_is_assigned() -> None:
-    assert assigned_gpus() is None
+    assert resources.assigned_gpus() is None
 
 
 def test_this_process_has_a_place_for_files() -> None:
-    assert os.access(work_root({}), os.W_OK)
+    assert os.access(resources.work_root({}), os.W_OK)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import typing
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +13,7 @@ from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import World
 from sparkdl.node import state as states
-from tests.doubles.machines import declared_steps_only
+from tests.doubles.machines import Row, declared_steps_only, ignored, illegal, name_of, pairs_of
 
 steps_are_declared = declared_steps_only(states.TRANSITIONS)
 
@@ -68,50 +66,44 @@ GOES: list[states.Action] = [
     states.End("the executor is gone"),
 ]
 
-STEPS: list[tuple[states.State, states.Event, states.State, list[states.Action]]] = [
+STEPS: list[Row] = [
     # Ready: a child waits for its world.
     (READY, BEGAN, BEGUN, [states.StartChild(WORLD)]),
-    (READY, states.WorldBegan(World(0, ())), READY, []),
-    (READY, states.WorldBegan(World(2, ())), READY, []),
     (READY, RETURNED, RETURNING, HAS_ENDED),
     (READY, RAISED, RAISING, HAS_RAISED),
     (READY, EXITED, IDLE, [*HAS_EXITED, states.ReportFailed(1, None, 0)]),
     (READY, SEGFAULTED, IDLE, [*HAS_CRASHED, states.ReportFailed(1, None, -11)]),
     (READY, states.RoundRequested(2), ENDING_ROUND, ENDS),
-    (READY, states.RoundRequested(1), READY, []),
-    (READY, states.RoundRequested(0), READY, []),
     (READY, STOP_CHILD, ENDING_IDLE, ENDS),
-    (READY, states.ChildStopRequested(0, 3.0), READY, []),
     (READY, STOP_FAILED, ENDING_IDLE, ALL_FAILED),
     (READY, STOP, ENDING_GONE, ENDS),
     (READY, ORPHANED, GONE, GOES),
+    *ignored(READY, states.WorldBegan(World(0, ())), states.WorldBegan(World(2, ())),
+             states.RoundRequested(1), states.RoundRequested(0),
+             states.ChildStopRequested(0, 3.0)),
     # Begun: the child has its world.
-    (BEGUN, BEGAN, BEGUN, []),
     (BEGUN, ENTERED, BEGUN, [states.ReportRunning(1)]),
     (BEGUN, RETURNED, RETURNING, HAS_ENDED),
     (BEGUN, RAISED, RAISING, HAS_RAISED),
     (BEGUN, EXITED, IDLE, [*HAS_EXITED, states.ReportFailed(1, None, 0)]),
     (BEGUN, states.RoundRequested(2), ENDING_ROUND, ENDS),
-    (BEGUN, states.RoundRequested(1), BEGUN, []),
     (BEGUN, STOP_CHILD, ENDING_IDLE, ENDS),
-    (BEGUN, states.ChildStopRequested(0, 3.0), BEGUN, []),
     (BEGUN, STOP_FAILED, ENDING_IDLE, ALL_FAILED),
     (BEGUN, STOP, ENDING_GONE, ENDS),
     (BEGUN, ORPHANED, GONE, GOES),
+    *ignored(BEGUN, BEGAN, states.RoundRequested(1), states.ChildStopRequested(0, 3.0)),
     # Leaving: the outcome is known, and told once the process has ended.
-    (RETURNING, RAISED, RETURNING, []),
     (RETURNING, EXITED, IDLE, [states.Kill(), states.ReportReturned(1, RESULT)]),
     (RETURNING, SEGFAULTED, IDLE, [states.Kill(), states.ReportReturned(1, RESULT)]),
     (RAISING, states.ChildExited(1), IDLE, [states.Kill(), states.ReportFailed(1, ERROR, None)]),
     (RETURNING, EXPIRED, KILLED, [states.Kill()]),
     (KILLED, states.ChildExited(-9), IDLE, [states.Kill(), states.ReportReturned(1, RESULT)]),
-    (RETURNING, BEGAN, RETURNING, []),
     (RETURNING, states.RoundRequested(2), ENDING_ROUND, ENDS),
-    (RETURNING, states.RoundRequested(1), RETURNING, []),
     (RETURNING, STOP_CHILD, ENDING_IDLE, ENDS),
-    (RETURNING, states.ChildStopRequested(0, 3.0), RETURNING, []),
     (RETURNING, STOP, ENDING_GONE, ENDS),
     (RETURNING, ORPHANED, GONE, GOES),
+    *ignored(RETURNING, RAISED, BEGAN, states.RoundRequested(1),
+             states.ChildStopRequested(0, 3.0)),
     # Ending: the child was told to go; what follows may change, the time only shrinks.
     (ENDING_IDLE, EXITED, IDLE, [states.Kill()]),
     (ENDING_ROUND, EXITED, states.Ready(2), [states.Kill(), states.Spawn(2)]),
@@ -120,69 +112,36 @@ STEPS: list[tuple[states.State, states.Event, states.State, list[states.Action]]
     (ENDING_ROUND, EXPIRED, states.Ending("round", 2, math.inf), [states.Kill()]),
     (ENDING_GONE, EXPIRED, states.Ending("gone", 1, math.inf), [states.Kill()]),
     (ENDING_IDLE, states.RoundRequested(2), states.Ending("round", 2, 13.0), []),
-    (ENDING_IDLE, states.RoundRequested(1), ENDING_IDLE, []),
     (ENDING_ROUND, states.RoundRequested(3), states.Ending("round", 3, 10.0), []),
-    (ENDING_ROUND, states.RoundRequested(1), ENDING_ROUND, []),
-    (ENDING_GONE, states.RoundRequested(2), ENDING_GONE, []),
     (ENDING_IDLE, STOP, ENDING_GONE, []),
     (ENDING_ROUND, STOP, states.Ending("gone", 2, 10.0), []),
     (states.Ending("idle", 1, 30.0), states.StopRequested(1.0), states.Ending("gone", 1, 11.0), []),
     (states.Ending("idle", 1, math.inf), STOP, ENDING_GONE, []),
-    (ENDING_IDLE, STOP_CHILD, ENDING_IDLE, []),
-    (ENDING_IDLE, BEGAN, ENDING_IDLE, []),
-    (ENDING_IDLE, ENTERED, ENDING_IDLE, []),
-    (ENDING_IDLE, RETURNED, ENDING_IDLE, []),
     (ENDING_IDLE, ORPHANED, GONE, GOES),
+    *ignored(ENDING_IDLE, states.RoundRequested(1), STOP_CHILD, BEGAN, ENTERED, RETURNED),
+    (ENDING_ROUND, states.RoundRequested(1), ENDING_ROUND, []),
+    (ENDING_GONE, states.RoundRequested(2), ENDING_GONE, []),
     # Idle: the log is still here.
-    (IDLE, BEGAN, IDLE, []),
     (IDLE, states.RoundRequested(2), states.Ready(2), [states.Spawn(2)]),
-    (IDLE, states.RoundRequested(1), IDLE, []),
-    (IDLE, STOP_CHILD, IDLE, []),
     (IDLE, STOP_FAILED, IDLE, [WHY]),
     (IDLE, STOP, GONE, [states.End("stopped")]),
     (IDLE, ORPHANED, GONE, GOES),
+    *ignored(IDLE, BEGAN, states.RoundRequested(1), STOP_CHILD),
     # Gone: nothing matters any more.
-    (GONE, BEGAN, GONE, []),
-    (GONE, ENTERED, GONE, []),
-    (GONE, RETURNED, GONE, []),
-    (GONE, EXITED, GONE, []),
-    (GONE, states.RoundRequested(2), GONE, []),
-    (GONE, STOP_CHILD, GONE, []),
-    (GONE, STOP, GONE, []),
-    (GONE, ORPHANED, GONE, []),
-]
+    *ignored(GONE, BEGAN, ENTERED, RETURNED, EXITED, states.RoundRequested(2), STOP_CHILD, STOP,
+             ORPHANED),
+]  # fmt: skip
 """At 10 s: state, what happens, the state after, what is done."""
 
 
-def name_of(row: tuple[states.State, states.Event, states.State, list[states.Action]]) -> str:
-    before, event, after, _actions = row
-    return f"{type(before).__name__}-{type(event).__name__}-{type(after).__name__}"
-
-
 @pytest.mark.parametrize("row", STEPS, ids=name_of)
-def test_step(row: tuple[states.State, states.Event, states.State, list[states.Action]]) -> None:
+def test_step(row: Row) -> None:
     before, event, after, actions = row
     assert states.step(before, event, 10.0) == (after, actions)
 
 
 def test_every_legal_pair_is_stepped_through() -> None:
-    tried = {(type(before), type(event)) for before, event, _after, _actions in STEPS}
-    assert tried == set(states.TRANSITIONS)
-
-
-ONE_OF_EACH: dict[type, Any] = {
-    type(one): one
-    for one in (
-        *(READY, BEGUN, RETURNING, ENDING_IDLE, IDLE, GONE, BEGAN, ENTERED, RETURNED, EXITED),
-        *(states.RoundRequested(2), STOP_CHILD, STOP, ORPHANED, EXPIRED),
-    )
-}
-ILLEGAL = [
-    (state, event)
-    for state in typing.get_args(states.State)
-    for event in typing.get_args(states.Event)
-    if (state, event) not in states.TRANSITIONS
-]
+    assert pairs_of(STEPS) == set(states.TRANSITIONS)
 
 
 def test_what_no_child_and_no_timer_does_is_illegal() -> None:
@@ -196,13 +155,10 @@ def test_what_no_child_and_no_timer_does_is_illegal() -> None:
     }
     no_world_yet = {(states.Ready, states.ChildEnteredMapFun)}
     last_words_spoken = {(states.Leaving, states.ChildEnteredMapFun)}
-    assert set(ILLEGAL) == no_deadline | no_child | no_world_yet | last_words_spoken
-
-
-@pytest.mark.parametrize(("state", "event"), ILLEGAL)
-def test_an_illegal_pair_raises_and_names_both(state: type, event: type) -> None:
-    with pytest.raises(IllegalTransitionError, match=f"(?m)^{event.__name__} in {state.__name__}$"):
-        states.step(ONE_OF_EACH[state], ONE_OF_EACH[event], 0.0)
+    found = illegal(states.State, states.Event, states.TRANSITIONS)
+    assert found == no_deadline | no_child | no_world_yet | last_words_spoken
+    with pytest.raises(IllegalTransitionError, match=r"(?m)^ChildExited in Idle$"):
+        states.step(IDLE, EXITED, 0.0)
 
 
 def test_a_finished_node_does_another_round_with_a_new_child() -> None:

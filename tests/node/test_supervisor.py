@@ -34,11 +34,7 @@ def spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawn]:
 
         def start(program: str) -> Child:
             def command(spec: ChildSpec, *fds: int) -> list[str]:
-                return [
-                    sys.executable,
-                    str(PROGRAMS / program),
-                    *real_command(spec, *fds)[3:],
-                ]
+                return [sys.executable, str(PROGRAMS / program), *real_command(spec, *fds)[3:]]
 
             monkeypatch.setattr(supervisor, "_command", command)
             child = Child.spawn(ChildSpec("plain", {"MARK": "1"}))
@@ -128,12 +124,7 @@ def test_everything_printed_is_in_the_log_in_order(spawn: Spawn) -> None:
     ids=["cgroup v2", "cgroup v1"],
 )
 def test_kill_is_for_memory_if_the_cgroup_counts_one_more(
-    spawn: Spawn,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    line: str,
-    name: str,
-    text: str,
+    spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, name: str, text: str
 ) -> None:
     counter = tmp_path / name
     counter.write_text(text.format(3))

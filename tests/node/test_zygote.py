@@ -7,8 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from tests.doubles import preloaded
 from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.nodes import SOON_S, Lines, all_gone, launch, processes
 from tests.doubles.preloaded import importers
+from tests.doubles.until import until
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="zygotes are for Linux")
 
@@ -97,13 +97,6 @@ def wait_for_step(cluster: Cluster, generation: int, nodes: int = 2) -> None:
     assert cluster._controller.wait_for(have_stepped, Deadline.after(2 * SOON_S))
 
 
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline, never = Deadline.after(SOON_S), threading.Event()
-    while not is_true():
-        assert not deadline.has_passed
-        never.wait(0.02)
-
-
 def forks_agents(zygote: int) -> bool:
     """Whether a zygote has imported what agents need."""
     own = set()
@@ -148,7 +141,7 @@ def test_next_launch_finds_the_zygote_until_something_differs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (zygote,) = parents(run())
-    wait_until(lambda: forks_agents(zygote))
+    assert until(lambda: forks_agents(zygote))
     with launch(tell, 1, startup=Startup(keep_warm_s=60.0)) as cluster:
         wait_for_step(cluster, 0)
         for node in processes().values():
@@ -230,7 +223,7 @@ def test_agents_of_a_zygote_that_has_died_end_well_and_know_not_how_their_child_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (pid,) = parents(run(nodes=1))
-    wait_until(lambda: forks_agents(pid))
+    assert until(lambda: forks_agents(pid))
     with launch(tell, 1, 1, max_restarts=1, startup=Startup(keep_warm_s=60.0)) as cluster:
         wait_for_step(cluster, 0, nodes=1)
         node, zygote = processes()["worker:0"], zygotes()[pid]

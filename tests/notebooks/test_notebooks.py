@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import getpass
-import os
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.doubles.programs import output_of
 from tests.examples.names import unknown_names
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -68,17 +67,9 @@ def check_figures(name: str, said: str) -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_notebook_runs_from_its_first_cell_to_its_last(name: str, tmp_path: Path) -> None:
     executed = tmp_path / name
-    done = subprocess.run(
-        [str(EXECUTE), f"--output={executed}", str(NOTEBOOKS / name)],
-        cwd=tmp_path,
-        env=os.environ | {"IPYTHONDIR": str(tmp_path), "PYSPARK_PYTHON": sys.executable},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    env = {"IPYTHONDIR": str(tmp_path), "PYSPARK_PYTHON": sys.executable}
+    command = (EXECUTE, f"--output={executed}", NOTEBOOKS / name)
+    output_of(*command, cwd=tmp_path, env=env, timeout_s=DEADLINE_S)
     check_figures(name, "\n".join(map(text_of, outputs(executed))))
 
 

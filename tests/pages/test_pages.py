@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.doubles.programs import output_of
 from tests.examples.names import unknown_names
 from tests.pages.blocks import PAGES, PRELUDES, as_read, as_run, blocks_of, in_places, preludes_of
 
@@ -114,7 +113,7 @@ def test_blocks_are_put_where_a_prelude_asks_for_them() -> None:
     text += "## D\n\n```python\nd = 4\n```\n"
     prelude = "# block: A\nif a:\n    # block: A\n"
     assert in_places(prelude, blocks_of(text)).split("\n") == [
-        *("a = 1", "", "if a:", "    b = 2", "    c = 3", "", "", "d = 4", ""),
+        *("a = 1", "", "if a:", "    b = 2", "    c = 3", "", "", "d = 4", "")
     ]
     with pytest.raises(LookupError, match="under 'D'"):
         in_places("# block: D\n# block: D\n", blocks_of(text))
@@ -143,15 +142,7 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
     path.write_text(program, encoding="utf-8")
     conf = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=2")
     submit = " ".join(["--master local[12]", *(f"--conf {each}" for each in conf), "pyspark-shell"])
-    run = subprocess.run(
-        [sys.executable, str(path)],
-        cwd=tmp_path,
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYSPARK_SUBMIT_ARGS": submit},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-8000:]
-    assert LONE not in run.stdout, run.stdout[-8000:]
+    env = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_SUBMIT_ARGS": submit}
+    settings: Any = {"cwd": tmp_path, "env": env, "timeout_s": DEADLINE_S, "with_stderr": True}
+    said = output_of(sys.executable, path, **settings)
+    assert LONE not in said, said[-8000:]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import types
 from typing import Any
@@ -14,6 +12,7 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.node.gpus import claim_gpu
 from sparkdl.tfos import gpu_info
 from tests.doubles.nvml import Device, Nvml
+from tests.doubles.programs import output_of
 
 
 @pytest.fixture
@@ -123,13 +122,7 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], text: str) -> None
 @pytest.mark.gpu
 def test_real_gpu_is_named_as_the_driver_names_it() -> None:
     assert gpu_info.is_gpu_available()
-    listed = subprocess.run(
-        ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=dict(os.environ),
-    )
+    listed = output_of("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
     chosen = gpu_info.get_gpus(1)
     assert isinstance(chosen, str)
-    assert chosen in listed.stdout.split() or chosen.startswith("MIG-")
+    assert chosen in listed.split() or chosen.startswith("MIG-")

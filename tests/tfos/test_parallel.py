@@ -15,6 +15,7 @@ from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError
 from sparkdl.driver.executors import local
 from sparkdl.tfos import TFParallel
 from sparkdl.tfos.TFSparkNode import TFNodeContext
+from tests.doubles.until import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,8 +88,7 @@ def test_runs_are_there_all_at_once_and_their_values_come_back(
 ) -> None:
     def meet(args: list[str], ctx: TFNodeContext) -> Any:
         value = tell(args, ctx)
-        while len(list(Path(args[1]).iterdir())) < ctx.num_workers:
-            threading.Event().wait(0.02)
+        until(lambda: len(list(Path(args[1]).iterdir())) == ctx.num_workers)
         return value
 
     values = TFParallel.run(spark_local.sparkContext, meet, ["me.py", str(tmp_path)], 2)

@@ -21,11 +21,7 @@ import pytest
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.tls import Tls, new_tls
-from sparkdl.core.errors import (
-    ConfigError,
-    LaunchError,
-    ReservationTimeoutError,
-)
+from sparkdl.core.errors import ConfigError, LaunchError, ReservationTimeoutError
 from sparkdl.tfos.reservation import (
     CERT_VARIABLE,
     TOKEN_VARIABLE,

@@ -70,13 +70,6 @@ from sparkdl.driver.lifecycle.state import (
     Warn,
 )
 
-SETTLE_S = 0.3
-"""After a first failure, how long to wait for others: the one that is reported first need not be
-the one that happened first. Where all speak of another node, that one is awaited for longer."""
-
-STAY_S = 3.0
-"""After the end, how long agents stay: feeders whose rows are refused ask again, to learn why."""
-
 
 def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = None) -> Gathering:
     """Return the first state; its world resumes at `checkpoint`."""
@@ -168,6 +161,7 @@ def _gathering_expired(
     if isinstance(after, Running):
         return after, actions
     stops = _stop_children(roster, state.generation)
+    leaves_s = now_s + roster.spec.settings.stay_s
     missing = _named(roster.missing())
     if state.failures:
         why = f" The last attempt: {state.problem}" if state.problem else ""
@@ -177,8 +171,7 @@ def _gathering_expired(
             f"Recovery(wait_s={recovery.wait_s:g}), and min_nodes={recovery.min_nodes}. See the "
             f"Spark UI for free slots and executors.{why}"
         )
-        failed = Failed(roster, state.failures, None, {}, state.world, note, now_s + STAY_S)
-        return failed, stops
+        return Failed(roster, state.failures, None, {}, state.world, note, leaves_s), stops
     total = len(roster.spec.nodes)
     timeout_s = roster.spec.settings.start_timeout_s
     problem = ReservationTimeoutError(
@@ -187,7 +180,7 @@ def _gathering_expired(
         "waiting for a free slot or cannot reach the driver; see the Spark UI, free slots or ask "
         "for fewer nodes, or raise Startup(timeout_s=…)"
     )
-    return Failed(roster, (), problem, deadline_s=now_s + STAY_S), stops
+    return Failed(roster, (), problem, deadline_s=leaves_s), stops
 
 
 def _named(nodes: Sequence[NodeSpec]) -> str:
@@ -199,7 +192,8 @@ def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step[Ga
     """Before the first world nothing can work; later, others may carry what is missing."""
     if has_begun(state):
         return replace(state, problem=event.problem), relaunch(state)
-    failed = Failed(state.roster, (), event.problem, deadline_s=now_s + STAY_S)
+    leaves_s = now_s + state.roster.spec.settings.stay_s
+    failed = Failed(state.roster, (), event.problem, deadline_s=leaves_s)
     return failed, _stop_children(state.roster, state.generation)
 
 
@@ -237,7 +231,8 @@ def _running_returned(
     ]
     report = Report(f"All {len(finishing)} training nodes have returned")
     # TensorBoard runs beside the first node, and is looked at when the training is over.
-    stay_s = STAY_S if state.roster.spec.tensorboard is None else math.inf
+    spec = state.roster.spec
+    stay_s = spec.settings.stay_s if spec.tensorboard is None else math.inf
     finished = Finished(state.roster, state.world, returned, now_s + stay_s)
     return finished, [*exits, report, *helpers]
 
@@ -395,7 +390,7 @@ def _decide(
     decision = decide(failures, history, settings, now_s)
     if isinstance(decision, Fail):
         returned = state.returned if isinstance(state, Failing) else {}
-        end_s = now_s + STAY_S
+        end_s = now_s + settings.stay_s
         failed = Failed(roster, failures, None, returned, world, decision.reason, end_s)
         cause = min(failures, key=lambda failure: failure.order)
         return failed, _stop_children(roster, generation, replace(cause, log_tail=()).describe())

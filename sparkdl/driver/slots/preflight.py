@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark import SparkContext
@@ -42,22 +43,35 @@ _log = logging.getLogger(__name__)
 
 EXECUTORS_WAIT_S = 15.0
 """How long to wait for executors that are to come, where not a launch says how long."""
-_SILENT_S = 2.0
-"""How long a wait for executors is not worth a line of the log."""
 YOUNG_S = 30.0
 SPARE_WAIT_S = 3.0
 """How long to wait for a slot for feeding where an application has run for less than `YOUNG_S`: it
 may still get executors."""
-_POLL_S = 0.05
-_SLOW_POLL_S = 0.5
-_CONNECT_POLL_S = 1.0
 _LEAST_SHOWN = 2
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 _SPLITS = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How a wait for executors passes, in seconds.
+
+    Attributes:
+        poll_s: between two looks, before the log mentions the wait.
+        slow_poll_s: after that.
+        silent_s: how long a wait is not worth a line of the log.
+    """
+
+    poll_s: float = 0.05
+    slow_poll_s: float = 0.5
+    silent_s: float = 2.0
+
+
 def read_topology(
-    spark: SparkSession, spec: ClusterSpec, timeout_s: float = EXECUTORS_WAIT_S
+    spark: SparkSession,
+    spec: ClusterSpec,
+    timeout_s: float = EXECUTORS_WAIT_S,
+    pace: Pace = Pace(),
 ) -> Topology | None:
     """Return the slots there are, having waited for executors without which the nodes do not fit.
 
@@ -81,7 +95,7 @@ def read_topology(
     is_young = time.time() - sc.startTime / 1000 < YOUNG_S
     may_get_spare = is_young or str(sc.master).startswith("local-cluster")
     is_fed = spec.is_fed
-    wait = _ExecutorWait(spec.num_tasks, timeout_s)
+    wait = _ExecutorWait(spec.num_tasks, timeout_s, pace)
     for_spare: Deadline | None = None
     while True:
         topology = _topology(sc)
@@ -99,16 +113,16 @@ def read_topology(
             for_spare = Deadline.after(spare_s if may_get_spare else 0.0)
         if for_spare.has_passed:
             return topology
-        threading.Event().wait(_POLL_S)
+        threading.Event().wait(pace.poll_s)
 
 
 class _ExecutorWait:
     """A wait for executors, which the log mentions once it has lasted for a moment."""
 
-    def __init__(self, nodes: int, timeout_s: float, poll_s: float = _POLL_S) -> None:
+    def __init__(self, nodes: int, timeout_s: float, pace: Pace) -> None:
         self.has_warned = False
-        self._nodes, self._timeout_s, self._poll_s = nodes, timeout_s, poll_s
-        self._deadline, self._silence = Deadline.after(timeout_s), Deadline.after(_SILENT_S)
+        self._nodes, self._timeout_s, self._pace = nodes, timeout_s, pace
+        self._deadline, self._silence = Deadline.after(timeout_s), Deadline.after(pace.silent_s)
         self._pause = threading.Event()
 
     def goes_on(self, there: str) -> bool:
@@ -125,12 +139,15 @@ class _ExecutorWait:
                 "Waiting up to %g s for executors: %s at once, and Spark has %s",
                 *(self._timeout_s, needs(self._nodes), there),
             )
-        self._pause.wait(_SLOW_POLL_S if self.has_warned else self._poll_s)
+        self._pause.wait(self._pace.slow_poll_s if self.has_warned else self._pace.poll_s)
         return True
 
 
 def check_slots_over_connect(
-    spark: SparkSession, num_nodes: int, timeout_s: float = EXECUTORS_WAIT_S
+    spark: SparkSession,
+    num_nodes: int,
+    timeout_s: float = EXECUTORS_WAIT_S,
+    pace: Pace = Pace(poll_s=1.0),
 ) -> int | None:
     """Check that a Spark Connect server has a slot for each node, as far as can be known.
 
@@ -147,7 +164,7 @@ def check_slots_over_connect(
     master = str(spark.conf.get("spark.master", ""))
     is_local = master.partition("[")[0] == "local"
     cpus = int(spark.conf.get("spark.task.cpus", "1") or 1)
-    wait = _ExecutorWait(num_nodes, timeout_s, _CONNECT_POLL_S)
+    wait = _ExecutorWait(num_nodes, timeout_s, pace)
     while True:
         slots = slots_over_connect(spark)
         if slots is None:

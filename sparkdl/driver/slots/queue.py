@@ -22,7 +22,6 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, ReservationTimeoutError
 
 _log = logging.getLogger(__name__)
-_LOOK_S = 1.0
 _MAX_GATES = 16
 
 
@@ -88,9 +87,14 @@ class Turn:
 
 
 class Gate:
-    """The slots of one Spark application. All methods may be called from any thread."""
+    """The slots of one Spark application. All methods may be called from any thread.
 
-    def __init__(self) -> None:
+    Args:
+        look_s: between two looks at how many slots there are.
+    """
+
+    def __init__(self, look_s: float = 1.0) -> None:
+        self._look_s = look_s
         self._changed = threading.Condition()
         self._inside: dict[str, Turn] = {}
         self._unfed: dict[str, Callable[[], str]] = {}
@@ -165,7 +169,7 @@ class Gate:
                     f"{text}. Nobody made room for {turn.timeout_s:g} s: shut the other cluster "
                     "down first, or add executors or cores"
                 )
-            self._changed.wait(_LOOK_S)
+            self._changed.wait(self._look_s)
         if has_warned:
             _log.info("It is the turn of cluster %s", need.cluster)
 

@@ -159,11 +159,7 @@ CONDITIONS = [
     *("not (int8 in (0, 1, -1))", "day < date'2000-01-01'", "day <=> date'2000-01-01' or bool"),
     *("instant > timestamp'2000-01-01 00:00:00'", "local <= timestamp_ntz'2000-01-01 00:00:00'"),
     *("millis = timestamp_ntz'2000-01-01 00:00:00' or int64 is null", "part.a between -3 and 3"),
-    *(
-        "coalesce(bool, false)",
-        "not coalesce(bool, true)",
-        "doubles is not null",
-    ),
+    *("coalesce(bool, false)", "not coalesce(bool, true)", "doubles is not null"),
     *("int32 > 0 and (int32 < 5 or not bool) and text is not null",),
 ]
 

@@ -17,12 +17,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import (
-    ConfigError,
-    FrameworkMissingError,
-    NodeFailedError,
-    NodeLostError,
-)
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedError, NodeLostError
 from sparkdl.core.options import Feeding, Startup
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
@@ -31,6 +26,7 @@ from sparkdl.driver.slots.advice import encrypting_setting
 from sparkdl.driver.slots.preflight import check_slots_over_connect
 from tests.doubles.nodes import Lines
 from tests.doubles.sessions import jobs_of
+from tests.doubles.until import until
 from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:
@@ -92,10 +88,8 @@ def node_processes(lines: Lines, world: int = 0) -> tuple[int, set[int], set[int
 
 def has_no_jobs(spark: SparkSession) -> bool:
     """Wait until no job is active; return whether that came."""
-    tracker, deadline = spark.sparkContext.statusTracker(), Deadline.after(60)
-    while (active := tracker.getActiveJobsIds()) and not deadline.has_passed:
-        threading.Event().wait(0.05)
-    return not active
+    tracker = spark.sparkContext.statusTracker()
+    return until(lambda: not tracker.getActiveJobsIds(), 60)
 
 
 def check_feeding(spark: SparkSession, nodes: int = 2) -> str:
@@ -144,9 +138,7 @@ def test_nodes_that_need_all_slots_are_fed_by_jobs_that_say_what_they_are(
     }
 
 
-def test_nodes_on_a_standalone_cluster_get_an_executor_each(
-    spark_standalone: SparkSession,
-) -> None:
+def test_nodes_on_a_standalone_cluster_get_an_executor_each(spark_standalone: SparkSession) -> None:
     lines = Lines()
     with (
         pytest.raises(sparkdl.SparkdlError),
@@ -226,10 +218,7 @@ def test_action_on_a_dataframe_of_results_says_the_cause_when_the_nodes_have_gon
             frame.count()
         deadline = Deadline.after(60)
         assert cluster._controller.wait_for(lambda view: is_empty(view.state), deadline)
-        with pytest.raises(
-            PythonException,
-            match=r"\[SPARKDL-CLUSTER-FAILED\] .*no such layer",
-        ):
+        with pytest.raises(PythonException, match=r"\[SPARKDL-CLUSTER-FAILED\] .*no such layer"):
             frame.count()
         cluster.abort()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +11,7 @@ import pytest
 
 import sparkdl
 from sparkdl import demo
+from tests.doubles.programs import output_of
 from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:
@@ -47,30 +46,15 @@ def test_demo_reaches_its_accuracy_and_saves_a_model(
 @pytest.mark.deep
 @pytest.mark.spark
 def test_example_runs_under_spark_submit_with_one_slot_per_executor(tmp_path: Path) -> None:
-    submit = Path(sys.executable).with_name("spark-submit")
-    done = subprocess.run(
-        [
-            str(submit),
-            "--master",
-            "local-cluster[2,1,1024]",
-            "--conf",
-            "spark.ui.enabled=false",
-            "--conf",
-            "spark.log.level=ERROR",
-            str(ROOT / "examples/digits/train.py"),
-            "--epochs",
-            "12",
-            "--model",
-            str(tmp_path / "digits.keras"),
-        ],
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+    conf = ("--conf", "spark.ui.enabled=false", "--conf", "spark.log.level=ERROR")
+    said = output_of(
+        *(Path(sys.executable).with_name("spark-submit"), "--master", "local-cluster[2,1,1024]"),
+        *(*conf, ROOT / "examples/digits/train.py", "--epochs", "12"),
+        *("--model", tmp_path / "digits.keras"),
+        env={"PYSPARK_PYTHON": sys.executable},
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
+        timeout_s=280,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    last = done.stdout.strip().splitlines()[-1]
+    last = said.strip().splitlines()[-1]
     assert last.startswith("demo: test accuracy ")
     assert float(last.split()[3].rstrip(",")) >= 0.95

@@ -61,9 +61,7 @@ def test_next_launch_uses_the_zygotes_of_the_last_one_which_hold_no_slot(
 
 @pytest.mark.deep
 def test_zygotes_are_others_for_files_that_are_shipped_meanwhile_and_end_with_the_session(
-    spark_session_on: Callable[[str], SparkSession],
-    spark_sessions: SparkSessions,
-    tmp_path: Path,
+    spark_session_on: Callable[[str], SparkSession], spark_sessions: SparkSessions, tmp_path: Path
 ) -> None:
     spark = spark_session_on(CLUSTER)
     first = run(spark)

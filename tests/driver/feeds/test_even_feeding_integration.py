@@ -24,11 +24,7 @@ TAILS: tuple[Tail, ...] = ("short", "pad", "drop", "carry")
 STILL_S = 1.0
 DEEP = pytest.mark.deep
 """After which a feed that stands still times out."""
-SIZES = {
-    "skewed": (1, 1000, 0),
-    "one": (300,),
-    "many": (5,) * 50,
-}
+SIZES = {"skewed": (1, 1000, 0), "one": (300,), "many": (5,) * 50}
 whatever_the_budget = pytest.mark.parametrize("nodes", ["roomy", "little", "disk"], indirect=True)
 
 

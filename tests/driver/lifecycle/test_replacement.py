@@ -117,9 +117,8 @@ def test_every_later_generation_is_detached() -> None:
 
 
 def test_detached_placement_gives_the_slots_back_when_the_first_world_begins() -> None:
-    play = Play.__new__(Play)
-    play.spec = replace(Play().spec, placement="detached")
-    play.state, play.now_s, play.actions = begin(play.spec, 0.0), 0.0, []
+    play = Play()
+    play.state = begin(replace(play.spec, placement="detached"), 0.0)
     play.say(*(play.joined(agent_id) for agent_id in "abc"))
     assert not play.actions
     actions = play.say(*(play.offered(agent_id) for agent_id in "abc"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparkdl
+from tests.doubles.programs import output_of
 from tests.doubles.sessions import NO_WORKERS, SparkSessions
 
 if TYPE_CHECKING:
@@ -55,10 +55,9 @@ def test_launch_completes_once_workers_have_come_that_started_after_it(
 def test_connect_server_with_a_slot_for_each_node_feeds_them_and_one_with_fewer_is_refused() -> (
     None
 ):
-    program = [sys.executable, "-m", "tests.driver.slots.connect_program"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    refused, fed = (line for line in done.stdout.splitlines() if " nodes: " in line)
+    program = "tests.driver.slots.connect_program"
+    said = output_of(sys.executable, "-m", program, timeout_s=240)
+    refused, fed = (line for line in said.splitlines() if " nodes: " in line)
     assert fed == "2 nodes: detached 40"
     assert refused.startswith(
         "3 nodes: 3 nodes need 3 task slots at once, and the Spark Connect server has 2. Ask for "

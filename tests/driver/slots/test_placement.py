@@ -279,11 +279,7 @@ CLUSTER = "local-cluster[2,4,1024]"
     ],
 )
 def test_a_node_asks_spark_for_its_gpus(
-    wanted: ClusterSpec,
-    topology: Topology,
-    is_attached: bool,
-    cpus: int | None,
-    gpus: float,
+    wanted: ClusterSpec, topology: Topology, is_attached: bool, cpus: int | None, gpus: float
 ) -> None:
     placing = choose_placing(wanted, topology)
     assert (placing.is_attached, placing.node_cpus, placing.node_gpus) == (is_attached, cpus, gpus)

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import (
-    ConfigError,
-    ReservationTimeoutError,
-)
+from sparkdl.core.errors import ConfigError, ReservationTimeoutError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.driver.slots import preflight
 from sparkdl.driver.slots.placement import Placing, choose_placing
 from sparkdl.driver.slots.preflight import (
+    Pace,
     check_slots_over_connect,
     node_profile,
     read_topology,
@@ -85,13 +82,11 @@ def spec(nodes: int) -> ClusterSpec:
 
 @pytest.mark.parametrize("master", ["spark://m:7077", "k8s://m"])
 def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
-    master: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    master: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(preflight, "_SILENT_S", 0.0)
-    monkeypatch.setattr(preflight, "_SLOW_POLL_S", 0.001)
-    monkeypatch.setattr(preflight, "EXECUTORS_WAIT_S", 0.0)
     executors = Executors((), (2,), (2,), (2, 2))
-    topology = read_topology(context(master, executors, spark_executor_cores="2"), spec(3), 60.0)
+    spark = context(master, executors, spark_executor_cores="2")
+    topology = read_topology(spark, spec(3), 60.0, Pace(slow_poll_s=0.001, silent_s=0.0))
     assert topology is not None
     assert topology.slots == 4
     assert executors.looks >= 4
@@ -152,23 +147,17 @@ class ConnectSession:
     [("local[2]", (2,), 2), ("yarn", (2,), 1), ("spark://m", (2, 2, 4), 4), ("spark://m", (3,), 3)],
 )
 def test_slots_of_a_connect_server_are_waited_for_and_returned(
-    master: str, slots: tuple[int, ...], known: int, monkeypatch: pytest.MonkeyPatch
+    master: str, slots: tuple[int, ...], known: int
 ) -> None:
-    monkeypatch.setattr(preflight, "_CONNECT_POLL_S", 0.001)
     session: Any = ConnectSession(*slots, spark_master=master)
     nodes = max(slots) if known > 1 else 2
-    assert check_slots_over_connect(session, nodes, 60.0) == known
+    assert check_slots_over_connect(session, nodes, 60.0, Pace(poll_s=0.001)) == known
 
 
 @pytest.mark.parametrize(
     ("master", "timeout_s", "error", "advice"),
     [
-        (
-            "local[2]",
-            math.inf,
-            ConfigError,
-            r"or stop the server and start it .* local\[4\]",
-        ),
+        ("local[2]", math.inf, ConfigError, r"or stop the server and start it .* local\[4\]"),
         ("yarn", math.inf, ConfigError, r"raise spark\.executor\.instances"),
         ("spark://m", 0.0, ReservationTimeoutError, "start more workers"),
     ],

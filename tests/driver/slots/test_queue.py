@@ -10,15 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from sparkdl.core.errors import ConfigError, LaunchError, ReservationTimeoutError
-from sparkdl.driver.slots import queue
 from sparkdl.driver.slots.queue import Gate, Need, Turn, gate_of
 
 SOON_S = 10.0
-
-
-@pytest.fixture(autouse=True)
-def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "_LOOK_S", 0.01)
+LOOK_S = 0.01
 
 
 def need(name: str, nodes: int = 1, is_feeding: bool = False, room: int = 99) -> Need:
@@ -72,7 +67,7 @@ def test_clusters_enter_while_slots_last_and_in_order_after_that(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "sparkdl.driver.slots.queue")
-    gate = Gate()
+    gate = Gate(LOOK_S)
     a, b = Asker(gate, need("a", 2), 4), Asker(gate, need("b"), 4)
     assert a.is_in.wait(SOON_S)
     assert b.is_in.wait(SOON_S)
@@ -93,7 +88,7 @@ def test_clusters_enter_while_slots_last_and_in_order_after_that(
 
 
 def test_one_slot_is_left_for_feeding_and_large_nodes_need_room() -> None:
-    gate = Gate()
+    gate = Gate(LOOK_S)
     fed = Asker(gate, need("fed", 2, is_feeding=True), 4)
     assert fed.is_in.wait(SOON_S)
     second = Asker(gate, need("second", 2), 4)
@@ -108,7 +103,7 @@ def test_one_slot_is_left_for_feeding_and_large_nodes_need_room() -> None:
 
 
 def test_who_waits_for_itself_is_told_and_loses_its_place() -> None:
-    gate = Gate()
+    gate = Gate(LOOK_S)
     enter(gate, need("mine", 2), SOON_S)
     with pytest.raises(
         ReservationTimeoutError, match=r"held by mine \(2 nodes, launched .* Main.*Nobody made"
@@ -129,7 +124,7 @@ def holding(gate: Gate, name: str, unfed: str, starter: threading.Thread) -> Tur
 
 
 def test_who_waits_for_a_cluster_that_it_never_fed_is_told_at_once() -> None:
-    gate, me = Gate(), threading.current_thread()
+    gate, me = Gate(LOOK_S), threading.current_thread()
     mine = holding(gate, "mine", "'input'", me)
     with pytest.raises(
         ConfigError, match=r"held by mine .*mine waits for feed 'input', which was never fed, and"
@@ -151,7 +146,7 @@ def belongs_to_another_thread(gate: Gate) -> None:
 
 @pytest.mark.parametrize("holds", [may_end_by_itself, belongs_to_another_thread])
 def test_cluster_that_may_end_is_waited_for(holds: Callable[[Gate], None]) -> None:
-    gate = Gate()
+    gate = Gate(LOOK_S)
     looks = iter([True] * 5 + [False])
 
     def ask() -> None:
@@ -166,7 +161,7 @@ def test_cluster_that_may_end_is_waited_for(holds: Callable[[Gate], None]) -> No
 
 
 def test_thread_of_the_program_that_may_shut_the_cluster_down_is_waited_for() -> None:
-    gate = Gate()
+    gate = Gate(LOOK_S)
     mine = holding(gate, "mine", "'input'", threading.current_thread())
     waits = threading.Event()
 
@@ -186,7 +181,7 @@ def test_thread_of_the_program_that_may_shut_the_cluster_down_is_waited_for() ->
 
 def test_who_waits_says_at_once_for_whom(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "sparkdl.driver.slots.queue")
-    gate = Gate()
+    gate = Gate(LOOK_S)
     first = Asker(gate, need("first", 2), 2)
     assert first.is_in.wait(SOON_S)
     assert not caplog.records
@@ -202,7 +197,7 @@ def test_who_waits_says_at_once_for_whom(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_who_is_not_wanted_any_more_waits_no_longer() -> None:
-    gate = Gate()
+    gate = Gate(LOOK_S)
     enter(gate, need("first", 2), SOON_S)
     turn, looks = Turn(gate, need("second"), lambda: 2, SOON_S), iter([True, True, False])
     with pytest.raises(LaunchError, match="second is not wanted"):

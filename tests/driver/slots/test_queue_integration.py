@@ -11,8 +11,8 @@ import pytest
 import sparkdl
 from sparkdl.core.errors import CheckpointError
 from sparkdl.core.options import Feeding, Startup
-from sparkdl.driver.lifecycle import transitions
 from sparkdl.driver.slots.queue import gate_of
+from tests.doubles.nodes import use_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ def test_next_launch_gets_the_slots_of_a_cluster_that_has_ended_and_was_not_shut
     ends: str,
 ) -> None:
     """As programs do that catch what `inference` raises, and run the next cluster."""
-    monkeypatch.setattr(transitions, "SETTLE_S", 2.0)  # the launch returns before it has failed
+    use_settings(monkeypatch, settle_s=2.0)  # the launch returns before it has failed
     map_fun: Any = fail if ends == "failed" else (lambda args, ctx: ctx.rank)
     options: dict[str, Any] = {
         "framework": "plain",

@@ -152,9 +152,7 @@ MAPPING = {"b": "tensor_b", "a": "tensor_a"}
     ],
     ids=["Row by name", "dict by name", "tuple by sorted column", "list by sorted column"],
 )
-def test_input_mapping_gives_lists_by_tensor_in_the_order_of_sorted_columns(
-    fed: list[Any],
-) -> None:
+def test_input_mapping_gives_lists_by_tensor_in_the_order_of_sorted_columns(fed: list[Any]) -> None:
     with Arrivals() as it:
         feed = train(it, input_mapping=MAPPING)
         assert feed.input_tensors == ["tensor_a", "tensor_b"]

@@ -20,15 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.core.errors import (
-    ConfigError,
-    FeedTimeoutError,
-    FeedTypeError,
-    FrameworkMissingError,
-)
+from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError, FrameworkMissingError
 from sparkdl.feed.adapters.torch import let_accelerate_keep_batches, torch_dataset
 from sparkdl.feed.reader.batches import EpochBatches
-from tests.doubles.feeds import Arrivals, Running
+from tests.doubles.feeds import Arrivals, Running, labelled
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -38,18 +33,6 @@ pytestmark = [
     # Whoever forks a process with threads is warned, by Python 3.12 and by JAX.
     pytest.mark.filterwarnings("ignore:.*fork.*"),
 ]
-
-
-def rows(start: int, stop: int) -> pa.RecordBatch:
-    """Features "x" float32 [rows, 2], labels "y" int64 [rows], names "s"."""
-    flat = np.repeat(np.arange(start, stop, dtype=np.float32), 2)
-    return pa.record_batch(
-        {
-            "x": pa.FixedSizeListArray.from_arrays(pa.array(flat), 2),
-            "y": np.arange(start, stop),
-            "s": [f"name {i}" for i in range(start, stop)],
-        }
-    )
 
 
 def dataset(it: Arrivals, x: Any = None, y: Any = None, batch_size: int = 4) -> Any:
@@ -73,7 +56,7 @@ def feed(it: Arrivals, epochs: int, count: int) -> None:
     """Let `epochs` arrive of `count` rows each, that go on counting, in segments of ten."""
     for epoch in range(epochs):
         for start in range(epoch * count, (epoch + 1) * count, 10):
-            it.batch(rows(start, min(start + 10, (epoch + 1) * count)), epoch)
+            it.batch(labelled(start, min(start + 10, (epoch + 1) * count)), epoch)
         it.end_epoch(epoch)
 
 
@@ -102,7 +85,7 @@ def test_elements_are_tensors_or_lists_of_strings() -> None:
     import torch
 
     with Arrivals() as it:
-        it.batch(rows(0, 2))
+        it.batch(labelled(0, 2))
         it.end_epoch(0)
         (batch,) = dataset(it)
         assert batch["x"].dtype == torch.float32
@@ -113,7 +96,7 @@ def test_elements_are_tensors_or_lists_of_strings() -> None:
 
 def test_features_and_labels_come_as_they_are_named() -> None:
     with Arrivals() as it:
-        it.batch(rows(0, 2))
+        it.batch(labelled(0, 2))
         it.end()
         assert next(iter(dataset(it, "y"))).tolist() == [0, 1]
         features, labels = next(iter(dataset(it, ["x", "s"], "y")))

@@ -27,11 +27,7 @@ def loader(ctx: NodeContext, start: str) -> Any:
     assert isinstance(batches, EpochBatches)
     data = torch_dataset(batches, "value")
     return DataLoader(
-        data,
-        batch_size=None,
-        num_workers=2,
-        multiprocessing_context=start,
-        persistent_workers=True,
+        data, batch_size=None, num_workers=2, multiprocessing_context=start, persistent_workers=True
     )
 
 
@@ -62,10 +58,7 @@ def wait_for_rows(args: tuple[str, Gate], ctx: NodeContext) -> None:
 @pytest.mark.parametrize("start", [deep("fork"), "forkserver"])
 def test_workers_end_with_their_node(start: str, tmp_path: Path) -> None:
     gate = Gate.at(tmp_path / "gate")
-    with (
-        pytest.raises(NodeFailedError),
-        launch(wait_for_rows, (start, gate), nodes=1) as cluster,
-    ):
+    with pytest.raises(NodeFailedError), launch(wait_for_rows, (start, gate), nodes=1) as cluster:
         cluster.feed(range(20))
         with gate.wait_until_reached():
             # A forked worker looks like the node's process itself: the eldest is meant.

@@ -25,7 +25,7 @@ from sparkdl.feed.infer.task import _Partition, decode_results, exchange
 from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.transfer.messages import FeederError
 from sparkdl.feed.values.row_codec import RowEncoder
-from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, Proxy, Running, order
+from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, NodeProxy, Running, order
 
 ROWS = list(range(50))
 
@@ -100,7 +100,7 @@ def test_another_node_answers_the_rest_for_one_whose_host_says_no_word_any_more(
 ) -> None:
     """Its link is cut: no connection ends, and nobody is told."""
     monkeypatch.setattr(task, "_LOOK_S", 0.1)
-    with LocalNode(0) as lost, LocalNode(1) as living, Proxy(lost.target) as link:
+    with LocalNode(0) as lost, LocalNode(1) as living, NodeProxy(lost.target) as link:
 
         def answer_some() -> None:
             feed = DataFeed(lost.reader(), lost.link.send, train_mode=False)

@@ -120,12 +120,7 @@ def own_rows(batch: dict[str, np.ndarray]) -> list[int]:
     is_pressed=st.booleans(),
 )
 def test_position_is_the_rows_of_the_batches(
-    tail: Tail,
-    passes: list[Epoch],
-    size: int,
-    shuffle: bool | int,
-    is_even: bool,
-    is_pressed: bool,
+    tail: Tail, passes: list[Epoch], size: int, shuffle: bool | int, is_even: bool, is_pressed: bool
 ) -> None:
     book, number, row = Book(), 0, 0
     with Numbered() as it:

@@ -12,15 +12,7 @@ from sparkdl.control.messages import EpochEnd
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader
-from tests.doubles.feeds import (
-    FEED,
-    SOON_S,
-    Arrivals,
-    NoticingCondition,
-    Running,
-    item,
-    numbers,
-)
+from tests.doubles.feeds import FEED, SOON_S, Arrivals, NoticingCondition, Running, item, numbers
 
 
 def first_row(taken: Any) -> int:

@@ -18,7 +18,8 @@ from sparkdl.feed.store.admission import Appended
 from sparkdl.feed.store.budget import Budget
 from sparkdl.feed.store.log import AppendRequest, EpochCount, Log
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
-from tests.doubles.feeds import SOON_S, Running, no_descriptors_left, noting, numbers
+from tests.doubles.feeds import SOON_S, Running, noting, numbers
+from tests.doubles.limits import no_descriptors_left
 
 BATCH = numbers(0, 100)
 STORED = Appended.STORED
@@ -63,11 +64,7 @@ def open_log(
 
 class LogFixture:
     def __init__(
-        self,
-        limit_nbytes: int,
-        limit_segments: int | None,
-        disk_nbytes: int,
-        folder: Path | None,
+        self, limit_nbytes: int, limit_segments: int | None, disk_nbytes: int, folder: Path | None
     ) -> None:
         self.pressed = Pressed()
         self.budget = Budget(limit_nbytes, self.pressed, limit_segments, disk_nbytes)
@@ -87,8 +84,11 @@ def descriptors() -> set[str]:
 # the budget
 
 
-def test_full_budget_blocks_append_until_release() -> None:
-    with open_log(2 * NBYTES) as it:
+@pytest.mark.parametrize(
+    "limits", [(2 * NBYTES, None), (1 << 30, 2)], ids=["bytes", "segments, of a descriptor each"]
+)
+def test_full_budget_blocks_append_until_release(limits: tuple[int, int | None]) -> None:
+    with open_log(*limits) as it:
         assert it.append() is STORED
         assert it.append() is STORED
         third = Running(it.append)
@@ -117,16 +117,6 @@ def test_segment_larger_than_the_budget_fits_alone() -> None:
         it.pressed.wait()
         it.log.release([0])
         assert second.result() is STORED
-
-
-def test_number_of_segments_is_limited_for_the_sake_of_descriptors() -> None:
-    with open_log(1 << 30, limit_segments=2) as it:
-        assert it.append() is STORED
-        assert it.append() is STORED
-        third = Running(it.append)
-        it.pressed.wait()
-        it.log.release([0])
-        assert third.result() is STORED
 
 
 def test_full_budget_that_stays_full_gives_the_batch_back() -> None:

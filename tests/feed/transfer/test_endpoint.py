@@ -24,10 +24,10 @@ from tests.doubles.feeds import (
     SOON_S,
     LocalNode,
     Running,
-    no_descriptors_left,
     numbers,
     values,
 )
+from tests.doubles.limits import no_descriptors_left
 
 BATCH = numbers(0, 100)
 

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.descriptors import FdSender
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.row_ranges import count_rows, merge_ranges, overlap
 from sparkdl.feed.transfer import feeder, put_stream
@@ -311,10 +310,7 @@ def test_agent_that_says_no_word_any_more_is_awaited_by_name(
         feed = Feeder(order([link.target]), 0)
         assert feed.awaited == []
         feeding = Running(lambda: feed.feed(then(batches(100, 10), 5, link.stall)))
-        deadline = Deadline.after(SOON_S)
-        while feed.awaited != [link.target]:
-            assert not deadline.has_passed
-            threading.Event().wait(0.01)
+        assert until(lambda: feed.awaited == [link.target])
         link.cut()
         with pytest.raises(FeederError, match="worker:0: "):
             feeding.result()

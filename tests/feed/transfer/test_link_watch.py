@@ -15,7 +15,7 @@ from sparkdl.control.cause import CutLink
 from sparkdl.feed.transfer import link_watch, messages
 from sparkdl.feed.transfer.link_watch import LinkWatch, Silence
 from sparkdl.feed.transfer.messages import FeedSpec, Target, knock
-from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, Room, play, room
+from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, Room, on_loop, room
 
 
 def target_of(listening: socket.socket, node_id: int = 0) -> Target:
@@ -61,42 +61,37 @@ def test_silence_has_to_last_and_to_be_seen_several_times() -> None:
     assert not Silence(0.0, 3).lasts(100.0, 8.0), "the watch itself stood still, perhaps"
 
 
-def test_silent_host_is_told_of_with_generation_and_own_address() -> None:
-    async def scene() -> None:
-        with silent_host() as silent:
-            async with room(num_nodes=1) as here, here.agent("a"):
-                here.heard.agents = {0: "a"}
-                with LinkWatch(spec_for(here), lambda: [silent]):
-                    assert await here.heard.next() == ("cut", CutLink(3, 0, LOOPBACK))
-                    assert (await here.heard.next())[0] == "cut", "until it is decided"
-
-    play(scene())
+@on_loop
+async def test_silent_host_is_told_of_with_generation_and_own_address() -> None:
+    with silent_host() as silent:
+        async with room(num_nodes=1) as here, here.agent("a"):
+            here.heard.agents = {0: "a"}
+            with LinkWatch(spec_for(here), lambda: [silent]):
+                assert await here.heard.next() == ("cut", CutLink(3, 0, LOOPBACK))
+                assert (await here.heard.next())[0] == "cut", "until it is decided"
 
 
 @pytest.mark.parametrize("state", ["still", "gone", "awaited no more"])
-def test_nobody_else_is_told_of(state: str) -> None:
+@on_loop
+async def test_nobody_else_is_told_of(state: str) -> None:
     looks = threading.Semaphore(0)
+    with socket.create_server((LOOPBACK, 0)) as still, silent_host() as silent:
+        target = silent if state == "awaited no more" else target_of(still)
+        if state == "gone":
+            still.close()
 
-    async def scene() -> None:
-        with socket.create_server((LOOPBACK, 0)) as still, silent_host() as silent:
-            target = silent if state == "awaited no more" else target_of(still)
-            if state == "gone":
-                still.close()
+        def awaited() -> list[Target]:
+            looks.release()
+            return [] if state == "awaited no more" and seen > 2 else [target]
 
-            def awaited() -> list[Target]:
-                looks.release()
-                return [] if state == "awaited no more" and seen > 2 else [target]
-
-            seen = 0
-            async with room(num_nodes=1) as here, here.agent("a"):
-                here.heard.agents = {0: "a"}
-                with LinkWatch(spec_for(here), awaited):
-                    for _ in range(20):
-                        await asyncio.to_thread(looks.acquire)
-                        seen += 1
-                assert here.heard.queue.empty()
-
-    play(scene())
+        seen = 0
+        async with room(num_nodes=1) as here, here.agent("a"):
+            here.heard.agents = {0: "a"}
+            with LinkWatch(spec_for(here), awaited):
+                for _ in range(20):
+                    await asyncio.to_thread(looks.acquire)
+                    seen += 1
+            assert here.heard.queue.empty()
 
 
 def test_watch_without_a_driver_to_tell_starts_no_thread() -> None:

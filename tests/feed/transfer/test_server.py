@@ -185,7 +185,7 @@ def test_junk_on_the_port_disturbs_nobody(junk: bytes) -> None:
 
 
 def test_peer_that_stalls_disturbs_nobody_and_is_not_waited_for() -> None:
-    with LocalNode() as node, Proxy(node.target) as proxy:
+    with LocalNode() as node, NodeProxy(node.target) as proxy:
         client = flight.connect(proxy.target.uri)
         put = Put(client)
         put.acknowledged()

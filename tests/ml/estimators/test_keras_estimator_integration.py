@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from dataclasses import dataclass
@@ -14,10 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
-from pyspark.ml.evaluation import (
-    BinaryClassificationEvaluator,
-    MulticlassClassificationEvaluator,
-)
+from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
 from pyspark.ml.feature import StandardScaler, VectorAssembler
 from pyspark.sql import functions as f
 
@@ -28,6 +24,7 @@ from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.estimators.keras_model import inputs_of
 from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
+from tests.doubles.programs import output_of
 from tests.ml.train_fns import FEATURES, classifier, difference, halving, read_all, softmax
 
 if TYPE_CHECKING:
@@ -174,16 +171,8 @@ def test_saved_pipeline_is_loaded_in_a_process_without_its_code(trained: Trained
         f" [f'f{{i}}' for i in range({FEATURES})]);"
         "print(len(stage.history['loss']), model.transform(rows).select('prediction').collect())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=trained.folder,
-        check=False,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    epochs, _, rows = done.stdout.strip().splitlines()[-1].partition(" ")
+    said = output_of(sys.executable, "-c", code, cwd=trained.folder, timeout_s=200)
+    epochs, _, rows = said.strip().splitlines()[-1].partition(" ")
     assert int(epochs) == trained.model.summary.total_epochs
     assert rows.count("Row(prediction=") == 3
 
@@ -242,10 +231,7 @@ unchecked: Any = KerasEstimator
         (lambda: unchecked(classifier, gone=1), "no parameter 'gone'"),
         (lambda: unchecked(classifier, batchSize=1), "did you mean 'batch_size'"),
         (lambda: KerasEstimator(classifier, epochs=-1), "epochs=-1 must be at least 1"),
-        (
-            lambda: unchecked(classifier, mode="job"),
-            "mode='job' cannot be: choose one of",
-        ),
+        (lambda: unchecked(classifier, mode="job"), "mode='job' cannot be: choose one of"),
         (
             lambda: KerasEstimator(classifier, callbacks=[Unpicklable]),
             "callbacks=<class .*give a list",

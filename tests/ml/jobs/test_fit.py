@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -19,6 +17,7 @@ from sparkdl.ml.jobs.rows import Column, Rows, num_steps, read_sample, store
 from sparkdl.ml.jobs.spark import _explained
 from sparkdl.ml.jobs.task import Sum, added, joined, num_groups, pack, parts, total, unpack
 from sparkdl.node.task import Problem
+from tests.doubles.programs import output_of
 from tests.ml import jobs_backend
 
 
@@ -137,13 +136,6 @@ def test_partitions_learn_with_keras_what_one_process_does(proof: Callable[[], N
 def test_partitions_learn_likewise_with_other_backends(backend: str) -> None:
     if find_spec(backend) is None or find_spec("keras") is None:
         pytest.skip(f"{backend} is not installed")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ml.jobs_backend"],
-        env=os.environ | {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": ""},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    env = {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": ""}
+    command = (sys.executable, "-m", "tests.ml.jobs_backend")
+    output_of(*command, env=env, cwd=Path(__file__).parents[2], timeout_s=280)

@@ -20,6 +20,7 @@ from sparkdl.ml.estimators.source import Signature, Tensor, source_of, source_of
 from sparkdl.ml.scoring.held import load, predictor
 from sparkdl.ml.scoring.keras_file import signature_in_keras_file
 from sparkdl.ml.scoring.saved_model import signature_in_file
+from tests.doubles.programs import output_of
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 
@@ -218,9 +219,7 @@ except ConfigError as error:
     print(error)
 assert "tensorflow" not in sys.modules and "keras" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    *described, unloadable = done.stdout.strip().splitlines()
+    *described, unloadable = output_of(sys.executable, "-c", code).strip().splitlines()
     assert described == ["x (float32 [?, 3])"] * 2
     assert f"the model {broken} cannot be loaded: OSError: {broken} is no" in unloadable
 

@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -32,6 +30,7 @@ from sparkdl.ml.scoring.protocol import Start
 from sparkdl.ml.scoring.share import Share, Sharing
 from sparkdl.ml.scoring.task import Score, ScoreStructs
 from sparkdl.ml.scoring.torch import module_content
+from tests.doubles.until import until
 from tests.ml import torch_models
 from tests.ml.conftest import Saved
 
@@ -106,9 +105,7 @@ def test_two_tasks_share_a_process_and_a_batch(connect: Connect, tmp_path: Path)
     flag = tmp_path / "flag"
 
     def waits() -> Any:
-        end_s = time.monotonic() + END_S
-        while not flag.exists() and time.monotonic() < end_s:
-            threading.Event().wait(0.02)
+        until(flag.exists, END_S)
         return double()
 
     first, second = connect(function(waits), *ALL), connect(function(waits), *ALL)
@@ -129,10 +126,8 @@ def test_two_tasks_share_a_process_and_a_batch(connect: Connect, tmp_path: Path)
 
 def wait_for_segments(pid: int, count: int) -> None:
     """Wait until a scorer has so many pieces."""
-    end_s = time.monotonic() + END_S
-    while Path(f"/proc/{pid}/maps").read_text().count("memfd:sparkdl-segment") < count:
-        assert time.monotonic() < end_s
-        threading.Event().wait(0.02)
+    maps = Path(f"/proc/{pid}/maps")
+    assert until(lambda: maps.read_text().count("memfd:sparkdl-segment") >= count, END_S)
 
 
 def test_only_the_task_with_the_wrong_rows_fails(connect: Connect) -> None:

@@ -35,10 +35,7 @@ def main_fun(args, ctx):
             image, label = batch[0]
             yield np.array(image).astype(np.float32) / 16.0, np.array([label]).astype(np.int64)
 
-    signature = (
-        tf.TensorSpec((64,), tf.float32),
-        tf.TensorSpec((1,), tf.int64),
-    )
+    signature = (tf.TensorSpec((64,), tf.float32), tf.TensorSpec((1,), tf.int64))
     ds = tf.data.Dataset.from_generator(rdd_generator, output_signature=signature)
     ds = ds.batch(args.batch_size)
     options = tf.data.Options()

@@ -1,0 +1,37 @@
+"""A process that may have no more descriptors, or write no more to its disk.
+
+Runs in: the process of pytest
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_descriptors_left(but: int = 0) -> Iterator[None]:
+    """This process may open no file, but for a few."""
+    next_fd = os.dup(0)
+    os.close(next_fd)
+    with _limited(resource.RLIMIT_NOFILE, next_fd + but):
+        yield
+
+
+@contextmanager
+def full_disk(nbytes: int = 0) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes, as on a full disk."""
+    with _limited(resource.RLIMIT_FSIZE, nbytes):
+        yield
+
+
+@contextmanager
+def _limited(kind: int, limit: int) -> Iterator[None]:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
