@@ -92,7 +92,6 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
     from sparkdl.driver.handle import Cluster
     from sparkdl.driver.health import HangWatch
     from sparkdl.driver.lifecycle import state as states
-    from sparkdl.driver.lifecycle.transitions import SETTLE_S
     from sparkdl.feed.transfer.endpoint import PROGRESS_PERIOD_S
 
     nodes = parsed.nodes

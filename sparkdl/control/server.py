@@ -180,7 +180,7 @@ class CoordinatorServer:
         keep = driver_keep_alive(self._lease_s, self._num_nodes)
         encryption: dict[str, Any] = {}
         if self.tls is not None:
-            handshake_s = min(HANDSHAKE_S, self._hello_timeout_s)
+            handshake_s = min(HANDSHAKE_S, self._timeouts.hello_s)
             encryption = {"ssl": self.tls.context(), "ssl_handshake_timeout": handshake_s}
         problem = ""  # no exception: its traceback would keep what the callers hold
         for port in ports:

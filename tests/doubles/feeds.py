@@ -10,8 +10,8 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -399,64 +399,8 @@ class NodeProxy(Proxy):
     """
 
     def __init__(self, target: Target, records: bool = False, port: int = 0) -> None:
-        scheme, _, address = target.uri.partition("//")
-        host, _, node_port = address.rpartition(":")
-        self._to = (host, int(node_port))
-        self._records = records
-        self.passed = bytearray()
-        self._listener = socket.create_server(("127.0.0.1", port))
-        own_port = self._listener.getsockname()[1]
-        self.target = replace(target, uri=f"{scheme}//127.0.0.1:{own_port}")
-        self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept, name="proxy")]
-        self._is_stalled, self._is_cut = threading.Event(), threading.Event()
-
-    def __enter__(self) -> Proxy:
-        self._threads[0].start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cut()
-        for thread in self._threads:
-            thread.join(SOON_S)
-        for each in (self._listener, *self._sockets):
-            each.close()
-
-    def cut(self) -> None:
-        """End all connections; refuse new ones."""
-        self._is_cut.set()
-        for each in (self._listener, *self._sockets):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def stall(self) -> None:
-        """Let nothing through any more, without a word to those who are connected."""
-        self._is_stalled.set()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._to)
-                self._sockets += [near, far]
-                for source, sink in ((near, far), (far, near)):
-                    thread = threading.Thread(target=self._pass_on, args=(source, sink))
-                    self._threads.append(thread)
-                    thread.start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                if self._is_stalled.is_set():
-                    self._is_cut.wait()
-                if self._records:
-                    self.passed += data
-                sink.sendall(data)
-        for each in (source, sink):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        super().__init__(target.uri, records, port=port)
+        self.target = replace(target, uri=self.uri)
 
 
 class Running(threading.Thread, Generic[T]):

@@ -22,13 +22,16 @@ class Proxy:
         uri: of the server.
         records: keeps what is forwarded in `passed`.
         break_at: the connections break when so many bytes have been sent to the server; once.
+        port: where the server is found; any by default.
 
     Attributes:
         uri: where the server is found through this proxy.
         passed: the bytes that were forwarded, of all connections and both directions.
     """
 
-    def __init__(self, uri: str, records: bool = False, break_at: int | None = None) -> None:
+    def __init__(
+        self, uri: str, records: bool = False, break_at: int | None = None, port: int = 0
+    ) -> None:
         parts = urlsplit(uri)
         assert parts.port
         self._server = (parts.hostname, parts.port)
@@ -40,7 +43,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._is_cut = False
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.uri = parts._replace(netloc=f"127.0.0.1:{self._listener.getsockname()[1]}").geturl()
         self._threads = [threading.Thread(target=self._accept, name="proxy", daemon=True)]
         self._threads[0].start()

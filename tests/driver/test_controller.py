@@ -33,7 +33,6 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Changed as StateChanged
 from sparkdl.driver.events import Ended, Event, Launched, Logged, Report, Sampled
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.lifecycle import cut_links, transitions
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of
 from sparkdl.driver.logs import LogLine, hand_on
@@ -511,7 +510,7 @@ def test_a_controller_without_a_port_leaves_nothing() -> None:
     with closing(socket.create_server((HOST, 0))) as held:
         port = held.getsockname()[1]
         controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN, Mock(spec_set=Executor))
-        with pytest.raises(ConfigError, match=f"cannot listen on {HOST}, port {port}:"):
+        with pytest.raises(errors.ConfigError, match=f"cannot listen on {HOST}, port {port}:"):
             controller.start(HOST, (port,))
     assert threads() == []
 
@@ -521,7 +520,9 @@ def test_a_driver_that_may_not_have_so_many_connections_says_so_before_it_starts
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 1024))
     controller = Controller(ClusterSpec("test", plan_nodes(2000)), TOKEN, Mock(spec_set=Executor))
-    with pytest.raises(ConfigError, match=r"needs about 2256 descriptors.* hard limit is 1024"):
+    with pytest.raises(
+        errors.ConfigError, match=r"needs about 2256 descriptors.* hard limit is 1024"
+    ):
         controller.start(HOST, (0,))
     controller.close()
     assert threads() == []

@@ -246,8 +246,10 @@ def test_what_is_told_of_another_world_does_not_count() -> None:
 )
 def test_node_is_idle_once_it_has_read_all(count: FeedCount, is_idle: bool) -> None:
     feeds = {(CHIEF, "a"): count, (WORKER, "a"): count}
-    assert [n.is_idle for n in progress_of(RUNNING, feeds, {}, False)] == [is_idle] * 2
-    assert not any(n.is_idle for n in progress_of(RUNNING, feeds, {}, True)), "no feed will come"
+    assert [n.is_idle for n in health.progress_of(RUNNING, feeds, {}, False)] == [is_idle] * 2
+    assert not any(n.is_idle for n in health.progress_of(RUNNING, feeds, {}, True)), (
+        "no feed will come"
+    )
     own = replace(SPEC, settings=Settings(feeding=Feeding(fed=False)))
     running = replace(RUNNING, roster=Roster(own))
     assert not any(n.is_idle for n in health.progress_of(running, feeds, {}, False))

@@ -103,7 +103,7 @@ def test_who_waits_is_named_as_the_nodes_say(stage: str, rows: float | None, wor
     assert bool(made.bottleneck()) == bool(words)
     assert ("fewer nodes" in made.bottleneck()) == (stage == "fed" and rows == 0.65)
     assert made.samples.series.columns.get("without rows") == (None if rows is None else [rows])
-    made.add(Changed("c", 2.0, "finished", 0))
+    made.add(events.Changed("c", 2.0, "finished", 0))
     assert made.bottleneck() == ""
 
 
@@ -128,11 +128,11 @@ def test_node_that_the_others_wait_for_is_slow_though_all_take_as_many_steps() -
 def test_run_that_has_ended_by_itself_does_not_end_as_stopped(end: str) -> None:
     made = history()
     for time_s, state in enumerate(("running", end, "stopping", "stopped")):
-        made.add(Changed("c", float(time_s), state, 0))
+        made.add(events.Changed("c", float(time_s), state, 0))
     assert (made.state, made.changed.state, made.elapsed_s) == (end, "stopped", 1.0)
     aborted = history()
     for time_s, state in enumerate(("running", "stopping", "stopped")):
-        aborted.add(Changed("c", float(time_s), state, 0))
+        aborted.add(events.Changed("c", float(time_s), state, 0))
     assert aborted.state == "stopped"
 
 
@@ -196,7 +196,7 @@ def test_a_day_of_64_nodes_is_kept_in_bounded_room() -> None:
     made = history(tuple(f"worker:{number}" for number in range(64)))
     for second in range(24 * 360):  # each tenth second of a day
         made.add(sample(10.0 * second, [second] * 64, [second] * 64))
-        made.add(Checkpoint("c", 10.0 * second, "/c/1", second))
+        made.add(events.Checkpoint("c", 10.0 * second, "/c/1", second))
     points = len(made.samples.series.columns["time_s"])
     assert MAX_POINTS <= points <= 2 * MAX_POINTS
     assert made.samples.series.columns["time_s"][0] < 10.0

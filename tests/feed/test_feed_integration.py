@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.control.channel import Reclaim, Results
+from sparkdl.core.deadline import Deadline
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.infer.task import InferRdd, decode_results, exchange
 from sparkdl.feed.reader.batches import EpochBatches
@@ -256,7 +257,9 @@ def test_too_many_results_are_an_error_and_the_node_lives_on() -> None:
             assert is_wrong.wait(SOON_S)
             asked = node.feeds.store.exchange("0.a")
             assert asked is not None
-            until(lambda: asked.failure)  # with more rows in, the results would not be too many
+            deadline, never = Deadline.after(SOON_S), threading.Event()
+            while not asked.failure and not deadline.has_passed:
+                never.wait(0.005)  # with more rows in, the results would not be too many
             yield from range(200_000)
 
         child = Running(map_fun)

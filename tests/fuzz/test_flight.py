@@ -27,11 +27,9 @@ from sparkdl.feed.transfer import messages
 from sparkdl.feed.transfer import server as server_module
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import (
-    ExchangeHeader,
     FetchTicket,
     PutHeader,
     PutPiece,
-    Target,
 )
 from sparkdl.feed.transfer.server import FlightServer
 from tests.doubles.feeds import SOON_S, TOKEN, numbers, order

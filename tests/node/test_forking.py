@@ -22,9 +22,21 @@ import pytest
 from sparkdl.frameworks.framework import Framework
 from sparkdl.node import forking, zygote
 from sparkdl.node.child import Imports
+from sparkdl.node.forking import (
+    CAN_FORK,
+    MAX_FDS,
+    MAX_NBYTES,
+    Exited,
+    ForkedAgent,
+    Place,
+    Plan,
+    Request,
+    Unsafe,
+    decode_answer,
+)
 from sparkdl.node.zygote import ImportedFiles, _Connection
 
-pytestmark = pytest.mark.skipif(not forking.CAN_FORK, reason="zygotes are for Linux")
+pytestmark = pytest.mark.skipif(not CAN_FORK, reason="zygotes are for Linux")
 
 ENVIRONMENT = {"PYTHONPATH": "/a:/b", "SECRET": "s3cret", "OMP_NUM_THREADS": "1"}
 SAME: dict[str, Any] = {
@@ -37,7 +49,7 @@ SAME: dict[str, Any] = {
 
 
 def name(**change: Any) -> str:
-    place = forking.Place.of(**{**SAME, **change})
+    place = Place.of(**{**SAME, **change})
     assert place is not None
     return place.name
 
@@ -79,7 +91,7 @@ def test_another_interpreter_folder_or_version_has_another_zygote(
 
 @pytest.mark.parametrize("change", [{"key": ""}, {"owner_pid": None}], ids=["key", "executor"])
 def test_without_a_key_or_an_executor_there_is_no_zygote(change: dict[str, Any]) -> None:
-    assert forking.Place.of(**{**SAME, **change}) is None
+    assert Place.of(**{**SAME, **change}) is None
 
 
 @pytest.fixture
@@ -188,7 +200,7 @@ def test_a_fork_is_safe_without_other_threads_and_devices(program: str, problem:
 
 
 @pytest.fixture
-def forked() -> Iterator[tuple[forking.ForkedAgent, subprocess.Popen[bytes], socket.socket]]:
+def forked() -> Iterator[tuple[ForkedAgent, subprocess.Popen[bytes], socket.socket]]:
     """An agent that waits, its process, and the zygote's end of the connection."""
     ours, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(10)
@@ -200,12 +212,12 @@ def forked() -> Iterator[tuple[forking.ForkedAgent, subprocess.Popen[bytes], soc
         assert process.stdin is not None
         assert process.stdout is not None
         stdin, stdout = cast("BinaryIO", process.stdin), cast("BinaryIO", process.stdout)
-        yield forking.ForkedAgent(process.pid, ours, stdin, stdout), process, zygotes
+        yield ForkedAgent(process.pid, ours, stdin, stdout), process, zygotes
         process.kill()
 
 
 def test_threads_that_wait_for_an_agent_get_the_status_that_comes_after_its_end(
-    forked: tuple[forking.ForkedAgent, subprocess.Popen[bytes], socket.socket],
+    forked: tuple[ForkedAgent, subprocess.Popen[bytes], socket.socket],
 ) -> None:
     agent, process, zygotes = forked
     assert agent.poll() is None
@@ -215,7 +227,7 @@ def test_threads_that_wait_for_an_agent_get_the_status_that_comes_after_its_end(
         waiting = [pool.submit(agent.wait, 30.0) for _ in range(8)]
         agent.kill()
         process.wait()  # the zygote has reaped it, and sends its status only now
-        zygotes.send(msgspec.json.encode(forking.Exited(-9)))
+        zygotes.send(msgspec.json.encode(Exited(-9)))
         assert {each.result() for each in waiting} == {-9}
     agent.kill()
     assert agent.poll() == -9
@@ -235,9 +247,7 @@ def test_zygote_that_cannot_fork_says_so_and_lives_on(monkeypatch: pytest.Monkey
     one = zygote._Zygote(Plan("plain", (), os.getpid(), -1, -1), zygotes, Imports(Framework()), {})
     with agents, zygotes, of_gone, open(os.devnull) as file:
         for sock in (of_gone, zygotes):
-            one._fork(
-                _Connection(sock), forking.Request("child"), [file.fileno()] * forking.MAX_FDS
-            )
-        assert forking.decode_answer(agents.recv(forking.MAX_NBYTES)) == forking.Unsafe(
+            one._fork(_Connection(sock), Request("child"), [file.fileno()] * MAX_FDS)
+        assert decode_answer(agents.recv(MAX_NBYTES)) == Unsafe(
             "it cannot be forked: [Errno 11] Resource temporarily unavailable"
         )

@@ -84,7 +84,7 @@ def test_what_spark_assigned_is_taken_as_it_counts(
 
 def test_more_than_spark_assigned_is_refused_with_the_setting_to_change() -> None:
     with pytest.raises(SparkConfigError) as refused:
-        share_gpus(3, ("1", "5"), "worker:0")
+        gpus.share_gpus(3, ("1", "5"), "worker:0")
     assert str(refused.value).startswith(
         f"worker:0 on host {socket.gethostname()} was to have 3 GPUs (num_gpus=3), and Spark "
         "assigned 2 to its task: 1, 5. "
@@ -234,7 +234,7 @@ def test_nodes_that_start_at_once_never_share_and_never_all_go_without(host: Any
     def take(number: int) -> gpus.GpuShare | str:
         start.wait(SOON_S)
         try:
-            return share_gpus(2, None, f"worker:{number}", NOTHING, wait_s=1)
+            return gpus.share_gpus(2, None, f"worker:{number}", NOTHING, wait_s=1)
         except SparkConfigError as error:
             return str(error)
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FrameworkMissingError, NodeLostError, SparkConfigError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.node.context import NodeContext

@@ -147,10 +147,10 @@ def test_what_comes_is_sorted_into_feeds_in_order() -> None:
 def test_end_of_all_feeds_ends_those_that_nobody_used_yet_too() -> None:
     with linked() as ends:
         used = ends.link.feeds.reader("used")
-        ends.send(EndMark(""))
-        assert used.take(used.claim()) == EndMark("used")
+        ends.send(channel.EndMark(""))
+        assert used.take(used.claim()) == channel.EndMark("used")
         unused = ends.link.feeds.reader("unused")
-        assert unused.take(unused.claim()) == EndMark("unused")
+        assert unused.take(unused.claim()) == channel.EndMark("unused")
 
 
 def test_feed_of_a_cluster_that_nobody_feeds_is_refused_at_once_by_whatever_reads_it() -> None:
@@ -233,7 +233,7 @@ def test_end_of_one_feed_ends_no_other() -> None:
     with linked() as ends:
         ends.send(channel.EndMark("one"))
         ends.send_segment(0, feed="two")
-        for feed, expected in (("one", EndMark), ("two", Item)):
+        for feed, expected in (("one", channel.EndMark), ("two", Item)):
             reader = ends.link.feeds.reader(feed)
             assert isinstance(reader.take(reader.claim()), expected)
 
@@ -242,7 +242,7 @@ def test_agent_that_asks_for_room_gets_what_was_read() -> None:
     with linked() as ends:
         reader = ends.link.feeds.reader("input")
         waiting = Running(reader.has_epoch)
-        assert ends.hear() == Consumed("input", 0, 0, waits=True), "that it is waited for"
+        assert ends.hear() == channel.Consumed("input", 0, 0, waits=True), "that it is waited for"
         ends.send_segment(0)
         assert waiting.result()
         owner = reader.claim()

@@ -178,7 +178,7 @@ def test_import_is_in_the_timeline_once_for_all_children(tmp_path: Path) -> None
 
     with launch(tell, 1, 1, max_restarts=1, observe=Observe(timeline=str(path))) as cluster:
         wait_for_step(cluster, 0, nodes=1)
-        wait_until(lambda: count() == 1)
+        until(lambda: count() == 1)
         processes()["worker:0"].child.kill()
         cluster.results(3 * SOON_S)
     assert count() == 1
@@ -192,7 +192,7 @@ def test_zygote_whose_import_hangs_ends_with_its_agents(
     (folder / how).touch()
     startup = Startup(preload=[preloaded.NAME], keep_warm_s=60.0)
     with launch(tell, startup=startup) as cluster:
-        wait_until(lambda: bool(importers(folder)))
+        until(lambda: bool(importers(folder)))
         (zygote,) = zygotes().values()
         assert importers(folder) == {zygote.pid}
         assert "is being imported" in cluster.stacks()["worker:0"]
@@ -263,7 +263,7 @@ def test_file_that_has_changed_since_is_imported_once_for_all_restarts(
     with launch(tell, nodes=1, startup=startup) as cluster:
         (zygote,) = parents(cluster.results(3 * SOON_S))
     if has_agents:
-        wait_until(lambda: forks_agents(zygote))
+        until(lambda: forks_agents(zygote))
     module.write_text(module.read_text().replace("old", "changed"))
     with launch(tell, 2, nodes=1, max_restarts=2, startup=startup) as cluster:
         for generation in range(2):

@@ -296,15 +296,16 @@ def _settled_s(state: Failing, now_s: float) -> float:
     all failures are consequences, and there are nodes that may be the cause, they get the time that
     the watch takes.
     """
+    settings = state.roster.spec.settings
     cause = min(state.failures, key=lambda failure: failure.order)
-    decision = decide(state.failures, state.roster.history, state.roster.spec.settings, now_s)
+    decision = decide(state.failures, state.roster.history, settings, now_s)
     if cause.signal_number == signal.SIGKILL and isinstance(decision, Restart):
         return now_s
     nodes = {member.node.node_id for member in state.world.members}
     suspects = nodes - {failure.node_id for failure in state.failures} - state.returned.keys()
     if not (cause.is_consequence and suspects):
-        return now_s + SETTLE_S
-    return now_s + state.roster.spec.settings.recovery.host_timeout_s + SETTLE_S
+        return now_s + settings.settle_s
+    return now_s + settings.recovery.host_timeout_s + settings.settle_s
 
 
 def _running_checkpoint(

@@ -71,18 +71,23 @@ def feed_of(num_nodes: int, keeps: bool = True) -> fs.Feed:
 # by hand
 
 
-class Play(Played):
-    """A feed of so many nodes, and what they have counted."""
+@dataclass
+class Play:
+    """A feed of two nodes, and what it has asked for."""
 
-    state: fs.State
+    state: fs.State = field(default_factory=lambda: fs.Idle(feed_of(2)))
+    now_s: float = 0.0
+    counts: dict[int, FeedCount] = field(
+        default_factory=lambda: {0: FeedCount("input"), 1: FeedCount("input")}
+    )
+    progress: int = 0
 
-    def __init__(self, num_nodes: int = 2) -> None:
-        super().__init__(step, fs.Idle(feed_of(num_nodes)), fs.DeadlinePassed(), tick_s=0.0)
-        self.counts = {node_id: FeedCount("input") for node_id in range(num_nodes)}
-        self.progress = 0
+    def after(self, event: fs.Event) -> list[fs.Action]:
+        self.state, actions = step(self.state, event, self.now_s)
+        return actions
 
     def asked(self, epochs: int = 1, ticket: int = 7, **asked: Any) -> list[fs.Action]:
-        return self.say(fs.Requested(fs.FeedAsked(ticket, FeedRequest("data", epochs, **asked))))
+        return self.after(fs.Requested(fs.FeedAsked(ticket, FeedRequest("data", epochs, **asked))))
 
     def seen(self, *nodes: dict[str, Any], **known: Any) -> list[fs.Action]:
         """Have the nodes tell counts, one after the other."""
@@ -203,7 +208,7 @@ def test_job_that_nobody_wants_is_cancelled_until_it_ends_and_what_came_is_an_ep
     play = Play()
     play.asked()
     assert play.seen({"closed_to": 0}) == [fs.CancelJob(1)]
-    assert play.expire() == [fs.CancelJob(1)]
+    assert play.expired() == [fs.CancelJob(1)]
     assert play.now_s == CANCEL_S
     assert play.after(fs.JobBroke(9, RuntimeError("of an earlier call"))) == []
     assert play.after(fs.JobBroke(1, RuntimeError("cancelled"))) == [CUT_SHORT]
@@ -218,7 +223,7 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     play = Play()
     play.asked()
     error = RuntimeError("Task 0 failed 4 times")
-    assert play.say(fs.JobBroke(1, error, is_cut_off=True)) == []
+    assert play.after(fs.JobBroke(1, error, is_cut_off=True)) == []
     assert isinstance(play.state, fs.Explaining)
     assert play.state.deadline_s == REASON_WAIT_S
     cause = LaunchError("worker:1 was killed")
@@ -227,7 +232,7 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     ]
     again = Play()
     again.asked()
-    again.say(fs.JobBroke(1, error))
+    again.after(fs.JobBroke(1, error))
     assert again.state.deadline_s == REASON_S
     assert again.expired() == [CUT_SHORT], "nobody says: the job's own error counts"
     assert again.expired()[-1] == fs.Answer(7, error), "though no node has counted"
@@ -314,7 +319,7 @@ def test_next_generation_waits_for_the_last_job_and_finds_what_agents_still_have
     _, first = play.asked()
     assert isinstance(first, fs.StartJob)
     assert play.seen(generation=1, world=None) == [fs.CancelJob(1)]
-    assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == []
+    assert play.after(fs.JobBroke(1, RuntimeError("cancelled"))) == []
     assert isinstance(play.state, fs.Idle)
     (begin,) = play.seen(generation=1, world=world_of(2, 1))
     assert begin == fs.Send(FeedBegin("input", 0, 0, run=first.spec.run), BOTH, 1)
@@ -379,7 +384,7 @@ def test_rows_that_cannot_be_fetched_end_the_call() -> None:
 
 def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     play = Play()
-    begin, opened = play.say(fs.Requested(fs.StreamAsked(1, None)))
+    begin, opened = play.after(fs.Requested(fs.StreamAsked(1, None)))
     assert begin == sent(FeedBegin("input", 0, 0))
     assert opened == fs.Answer(1, fs.Stream(0, 0))
     assert math.isinf(play.state.deadline_s), "no time counts while the stream is idle"
@@ -412,7 +417,7 @@ def test_rows_that_a_checkpoint_knows_by_sparks_numbers_cross_spark_and_a_warnin
     coverage = FeedCoverage(0, {0: {0: {1: ((0, 5),)}}}, {0: CallShape(4)})
     play.state.feed.history.restore(coverage)
     files = FeedRequest("files", shape=CallShape(1, {0: 9}, "n"), frame="frame")
-    warning, *_, job = play.say(fs.Requested(fs.FeedAsked(7, files)))
+    warning, *_, job = play.after(fs.Requested(fs.FeedAsked(7, files)))
     assert isinstance(warning, fs.Warn)
     assert "the rows cross Spark all the same" in warning.text
     assert isinstance(job, fs.StartJob)
@@ -422,8 +427,8 @@ def test_rows_that_a_checkpoint_knows_by_sparks_numbers_cross_spark_and_a_warnin
 def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -> None:
     once = Play()
     data = iter(range(3))
-    once.say(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
-    once.say(fs.JobBroke(1, RuntimeError("lost")))
+    once.after(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
+    once.after(fs.JobBroke(1, RuntimeError("lost")))
     (answer,) = once.seen(generation=1, world=world_of(2, 1))
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedClosedError)
@@ -441,7 +446,7 @@ def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
     play = Play()
     play.asked(ticket=1)
     play.asked(ticket=2)
-    play.say(fs.Requested(fs.StreamAsked(3, None)))
+    play.after(fs.Requested(fs.StreamAsked(3, None)))
     assert play.seen(problem=closed, generation=None, world=None) == [
         fs.CancelJob(1),
         *(fs.Answer(ticket, closed) for ticket in (1, 2, 3)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import typing
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -531,7 +530,7 @@ def test_no_cause_is_awaited_where_no_node_is_left_to_be_it() -> None:
     assert state.deadline_s == 12.0 + SETTINGS.settle_s
 
 
-@pytest.mark.parametrize(("max_restarts", "wait_s"), [(1, 0.0), (0, SETTLE_S)])
+@pytest.mark.parametrize(("max_restarts", "wait_s"), [(1, 0.0), (0, SETTINGS.settle_s)])
 def test_a_sigkill_needs_no_other_failure_to_explain_a_restart(
     max_restarts: int, wait_s: float
 ) -> None:
@@ -543,7 +542,7 @@ def test_a_sigkill_needs_no_other_failure_to_explain_a_restart(
     state, _ = step(before, broken_link("c"), 10.0)
     assert step(state, killed, 10.1)[0].deadline_s == 10.1 + wait_s
     state, _ = step(before, broke("c"), 10.0)  # which happened first
-    assert step(state, killed, 10.1)[0].deadline_s == 10.0 + SETTLE_S
+    assert step(state, killed, 10.1)[0].deadline_s == 10.0 + SETTINGS.settle_s
 
 
 # Whatever happens: random events never break what always holds.

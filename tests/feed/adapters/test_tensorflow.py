@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -33,6 +34,18 @@ def _strategies_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
 STORED = Appended.STORED
 
 
+def rows(start: int, stop: int) -> pa.RecordBatch:
+    """Features "x" float32 [rows, 2], labels "y" int64 [rows], names "s"."""
+    flat = np.repeat(np.arange(start, stop, dtype=np.float32), 2)
+    return pa.record_batch(
+        {
+            "x": pa.FixedSizeListArray.from_arrays(pa.array(flat), 2),
+            "y": np.arange(start, stop),
+            "s": [f"name {i}" for i in range(start, stop)],
+        }
+    )
+
+
 def dataset(it: Arrivals, x: Any = None, y: Any = None, batch_size: int = 4) -> tf.data.Dataset:
     from sparkdl.feed.adapters.tensorflow import tf_dataset
 
@@ -47,7 +60,7 @@ def test_elements_have_the_types_of_the_rows() -> None:
     labels = tf.TensorSpec((None,), tf.int64)
     names = tf.TensorSpec((None,), tf.string)
     with Arrivals() as it:
-        it.batch(labelled(0, 3))
+        it.batch(rows(0, 3))
         everything = {"x": features, "y": labels, "s": names}
         assert dataset(it).element_spec == everything
         assert dataset(it, "x").element_spec == features
@@ -59,7 +72,7 @@ def test_elements_have_the_types_of_the_rows() -> None:
 def test_each_iteration_is_one_epoch() -> None:
     with Arrivals() as it:
         for epoch in range(2):
-            it.batch(labelled(epoch * 6, epoch * 6 + 6), epoch)
+            it.batch(rows(epoch * 6, epoch * 6 + 6), epoch)
             it.end_epoch(epoch)
         data = dataset(it, "y")
         assert [batch.numpy().tolist() for batch in data] == [[0, 1, 2, 3], [4, 5]]
@@ -69,7 +82,7 @@ def test_each_iteration_is_one_epoch() -> None:
 
 def test_strings_and_shapes_arrive() -> None:
     with Arrivals() as it:
-        it.batch(labelled(0, 2))
+        it.batch(rows(0, 2))
         it.end_epoch(0)
         (batch,) = dataset(it)
         assert batch["s"].numpy().tolist() == [b"name 0", b"name 1"]
@@ -78,7 +91,7 @@ def test_strings_and_shapes_arrive() -> None:
 
 def test_peek_at_the_first_batch_loses_no_rows() -> None:
     with Arrivals() as it:
-        it.batch(labelled(0, 10))
+        it.batch(rows(0, 10))
         it.end_epoch(0)
         data = dataset(it, "y")
         for _ in range(2):
@@ -125,7 +138,7 @@ def test_text_as_a_label_is_refused_by_name_before_keras_traces(
     model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with Arrivals() as it:
-        it.batch(labelled(0, 4))
+        it.batch(rows(0, 4))
         with pytest.raises(FeedTypeError, match=r"label column 's' holds text.*StringIndexer"):
             if way == "evaluate":
                 model.evaluate(dataset(it, "x", "s").prefetch(1), verbose=0)
@@ -148,7 +161,7 @@ def test_text_that_a_map_indexes_is_a_label() -> None:
     from sparkdl.feed.adapters.tensorflow import text_labels
 
     with Arrivals() as it:
-        it.batch(labelled(0, 4))
+        it.batch(rows(0, 4))
         data = dataset(it, "x", "s")
         assert text_labels(data.prefetch(1)) == ["s"]
         assert text_labels(data.map(lambda x, s: (x, tf.strings.length(s)))) == []
@@ -158,7 +171,7 @@ def test_dataset_is_not_sharded_and_takes_no_rows_in_advance() -> None:
     import tensorflow as tf
 
     with Arrivals() as it:
-        it.batch(labelled(0, 3))
+        it.batch(rows(0, 3))
         options = dataset(it, "x").options()
         off = tf.data.experimental.AutoShardPolicy.OFF
         assert options.experimental_distribute.auto_shard_policy == off
@@ -204,10 +217,20 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
     with LocalNode() as node:
         log = node.feeds.store.log("input")
         for epoch in range(3):
-            for start, stop in ((0, 6), (6, 10)):
-                batch = labelled(epoch * 10 + start, epoch * 10 + stop)
-                place = AppendRequest(epoch)
-                assert log.append(batch, Deadline.after(SOON_S), place) is STORED
+            assert (
+                log.append(
+                    rows(epoch * 10, epoch * 10 + 6), Deadline.after(SOON_S), AppendRequest(epoch)
+                )
+                is STORED
+            )
+            assert (
+                log.append(
+                    rows(epoch * 10 + 6, epoch * 10 + 10),
+                    Deadline.after(SOON_S),
+                    AppendRequest(epoch),
+                )
+                is STORED
+            )
             node.end_epoch(epoch, {0: 10})
         assert fit(built, node, 2) == [sum(range(10)), sum(range(10, 20))]
         reader = node.reader()
@@ -223,7 +246,7 @@ def test_fit_follows_a_feed_that_is_larger_than_the_budget() -> None:
         def feed() -> None:
             for epoch in range(2):
                 for start in range(0, 200, 10):
-                    batch = labelled(start + epoch, start + epoch + 10)
+                    batch = rows(start + epoch, start + epoch + 10)
                     assert log.append(batch, Deadline.after(SOON_S), AppendRequest(epoch)) is STORED
                 node.end_epoch(epoch, {0: 200})
 
@@ -293,7 +316,7 @@ def test_other_datasets_and_strategies_of_one_node_are_left_alone(ours: Any) -> 
 def test_position_is_what_was_used_of_what_is_made_ready_in_advance() -> None:
     with Arrivals(tracks=True) as it:
         for epoch in range(2):
-            it.batch(labelled(epoch * 10, epoch * 10 + 10), epoch)
+            it.batch(rows(epoch * 10, epoch * 10 + 10), epoch)
             it.end_epoch(epoch)
         count = 0
         batches = dataset(it, "y").prefetch(2)

@@ -22,7 +22,8 @@ from sparkdl.feed.store.log import AppendRequest
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
 from sparkdl.feed.store.spool import SpoolRequest
 from sparkdl.feed.store.store import NodeStore, StoreLimits
-from tests.doubles.feeds import FEED, SOON_S, Running, no_descriptors_left, noting, numbers
+from tests.doubles.feeds import FEED, SOON_S, Running, noting, numbers
+from tests.doubles.limits import no_descriptors_left
 
 BATCH = numbers(0, 100)
 STORED = Appended.STORED

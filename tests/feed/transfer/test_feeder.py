@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.descriptors import FdSender
+from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.row_ranges import count_rows, merge_ranges, overlap
 from sparkdl.feed.transfer import feeder, put_stream
@@ -29,7 +30,7 @@ from sparkdl.feed.transfer.messages import (
     Target,
 )
 from tests.control.rooms import TOKEN, room
-from tests.doubles.feeds import FEED, SOON_S, Proxy, Running, numbers, order
+from tests.doubles.feeds import FEED, SOON_S, NodeProxy, Running, numbers, order
 from tests.doubles.spools import Answer, SpoolServer
 
 
@@ -187,7 +188,7 @@ def test_rows_of_a_finished_cluster_are_unused_except_what_a_checkpoint_covers(w
             again = replace(again, done={4: ((0, 30), (90, 100))})
             return await asyncio.to_thread(Feeder(again, 4).feed, then(batches(100, 10), 6, cut))
 
-    with SpoolServer(token=TOKEN) as node, Proxy(node.target) as link:
+    with SpoolServer(token=TOKEN) as node, NodeProxy(node.target) as link:
         if when == "before":
             link.cut()
         fed = asyncio.run(scene(order([link.target]), link.cut))
@@ -244,7 +245,7 @@ def test_cancelled_feeder_does_not_wait_for_a_full_agent() -> None:
 
 
 def test_agent_that_cannot_be_reached_is_named_with_what_to_set() -> None:
-    with SpoolServer() as node, Proxy(node.target) as proxy:
+    with SpoolServer() as node, NodeProxy(node.target) as proxy:
         proxy.cut()
         feed = Feeder(order([proxy.target]), 0)
         with pytest.raises(FeederError, match=r"worker:0: .*connect.* set SPARKDL_NODE_HOST"):
@@ -278,7 +279,7 @@ def test_reason_of_an_agent_that_breaks_the_stream_is_told(
 
 @pytest.mark.parametrize("state", ["waiting for room", "between batches"])
 def test_agent_that_dies_is_named(state: str) -> None:
-    with SpoolServer() as node, Proxy(node.target) as link:
+    with SpoolServer() as node, NodeProxy(node.target) as link:
         source = batches(1000, 10)
         if state == "waiting for room":
             node.answer = lambda _: "give back"
@@ -306,11 +307,14 @@ def test_agent_that_says_no_word_any_more_is_awaited_by_name(
 ) -> None:
     """Its link is cut: no connection ends, and the thread that feeds may stand in a call."""
     monkeypatch.setattr(feeder, "LATE_S", 0.1)
-    with SpoolServer() as node, Proxy(node.target) as link:
+    with SpoolServer() as node, NodeProxy(node.target) as link:
         feed = Feeder(order([link.target]), 0)
         assert feed.awaited == []
         feeding = Running(lambda: feed.feed(then(batches(100, 10), 5, link.stall)))
-        assert until(lambda: feed.awaited == [link.target])
+        deadline = Deadline.after(SOON_S)
+        while feed.awaited != [link.target]:
+            assert not deadline.has_passed
+            threading.Event().wait(0.01)
         link.cut()
         with pytest.raises(FeederError, match="worker:0: "):
             feeding.result()

@@ -28,7 +28,7 @@ from tests.doubles.feeds import (
     SOON_S,
     LevelDriver,
     LocalNode,
-    Proxy,
+    NodeProxy,
     Running,
     numbers,
     values,
@@ -112,11 +112,11 @@ def test_connection_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(fetch, "_PAUSE_S", 0.01)
     with holder_and_fetcher() as (holder, node):
         spool(holder, 0)
-        with Proxy(holder.target) as proxy:
+        with NodeProxy(holder.target) as proxy:
             uri = proxy.target.uri
         assign(node, uri, grant())
         node.call(lambda: None)
-        with Proxy(holder.target, port=int(uri.rpartition(":")[2])):
+        with NodeProxy(holder.target, port=int(uri.rpartition(":")[2])):
             node.wait_received(100)
         assert last_count(node).problem == ""
 
@@ -156,7 +156,7 @@ def test_rows_for_a_child_that_has_returned_are_fetched_and_forgotten() -> None:
 
 
 def test_next_child_is_fetched_nothing_for_that_was_meant_for_the_last() -> None:
-    with holder_and_fetcher() as (holder, node), Proxy(holder.target) as proxy:
+    with holder_and_fetcher() as (holder, node), NodeProxy(holder.target) as proxy:
         spool(holder, 0)
         proxy.cut()
         assign(node, proxy.target.uri, grant())

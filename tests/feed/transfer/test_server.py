@@ -15,7 +15,7 @@ import pytest
 from sparkdl.control.auth import bearer
 from sparkdl.control.messages import FeedCut
 from sparkdl.feed.transfer.messages import TAKEN, FetchTicket, PutAck, PutHeader, PutPiece
-from tests.doubles.feeds import FEED, SOON_S, TOKEN, LocalNode, Proxy, numbers, values
+from tests.doubles.feeds import FEED, SOON_S, TOKEN, LocalNode, NodeProxy, numbers, values
 
 BATCH = numbers(0, 10)
 OPTIONS = flight.FlightCallOptions(

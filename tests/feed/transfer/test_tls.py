@@ -15,7 +15,7 @@ from sparkdl.control.descriptors import FdSender
 from sparkdl.control.tls import Tls, Trust, new_tls
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import FeederError, FeedSpec
-from tests.doubles.feeds import SOON_S, LocalNode, Proxy, numbers, order
+from tests.doubles.feeds import SOON_S, LocalNode, NodeProxy, numbers, order
 from tests.doubles.spools import SpoolServer
 
 ROWS = list(range(1000))
@@ -45,7 +45,7 @@ def batches() -> Iterator[pa.RecordBatch]:
 def test_rows_and_token_cross_in_the_clear_only_without_tls(is_encrypted: bool, ours: Tls) -> None:
     tls = ours if is_encrypted else None
     secrets = (b"Bearer secret", numbers(0, 400)["x"].buffers()[1].to_pybytes()[: 8 * 100])
-    with SpoolServer(tls=tls) as node, Proxy(node.target, records=True) as network:
+    with SpoolServer(tls=tls) as node, NodeProxy(node.target, records=True) as network:
         assert node.target.uri.startswith("grpc+tls://" if tls else "grpc://")
         spec = told(order([network.target]), tls.trust if tls else None)
         Feeder(spec, 0).feed(batches())
@@ -55,7 +55,7 @@ def test_rows_and_token_cross_in_the_clear_only_without_tls(is_encrypted: bool, 
 
 
 def test_descriptors_are_handed_over_beside_tls(ours: Tls) -> None:
-    with SpoolServer(tls=ours) as node, Proxy(node.target, records=True) as network:
+    with SpoolServer(tls=ours) as node, NodeProxy(node.target, records=True) as network:
         Feeder(told(order([network.target]), ours.trust), 0).feed(batches())
         assert node.values == ROWS
         assert len(network.passed) < 8 * 8 * len(ROWS), "the rows went another way"
