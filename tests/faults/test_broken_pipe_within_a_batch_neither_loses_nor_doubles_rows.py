@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROWS, WORDS = 400, 2000
 ROWS_NBYTES = ROWS * WORDS * 8 // 4
 """Half of what the node gets through Flight; one batch has been stored by then."""
-KEYS_NBYTES = 2000
+KEYS_NBYTES = 1200
 """Of streams that carry keys of what goes to a node on the same machine, where Spark feeds."""
 
 
