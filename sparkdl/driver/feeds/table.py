@@ -17,7 +17,9 @@ run short for a moment and its own agent has none.
 
 from __future__ import annotations
 
+import heapq
 import math
+import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,6 +122,7 @@ class RowTable:
         self._spools: dict[int, _Spool] = {}
         self._rows = self._nbytes = self._seen = self._lots = 0
         self._room_nbytes: dict[int, int] = {}
+        self._least_room_nbytes = sys.maxsize
         self._short_since_s: float | None = None
         self._rests_until_s = -math.inf
 
@@ -145,6 +148,7 @@ class RowTable:
             room_nbytes: how many bytes the agent may hold.
         """
         self._room_nbytes[holder] = room_nbytes
+        self._least_room_nbytes = min(self._least_room_nbytes, room_nbytes)
         spool, unwanted = self._spools.setdefault(holder, _Spool()), list[Lot]()
         for lot in lots:
             known = self._known.get(lot.partition, [])
@@ -244,8 +248,7 @@ class RowTable:
 
     def _window(self, node: int) -> int:
         """Return how many rows a node may have that are unread: a segment's, at least."""
-        rooms = self._room_nbytes
-        room_nbytes = rooms[node] if node in rooms else min(rooms.values())
+        room_nbytes = self._room_nbytes.get(node, self._least_room_nbytes)
         nbytes = min(WINDOW_NBYTES, room_nbytes // _WINDOW_SHARE)
         return max(nbytes * self._seen // max(1, self._nbytes), self._seen // self._lots)
 
@@ -268,13 +271,19 @@ class RowTable:
                 self._take(grants, node, node, own)
             if rows > own:
                 left[node] = rows - own
+        fullest = [(-spool.rows, n) for n, spool in self._spools.items() if spool.rows and left]
+        heapq.heapify(fullest)
         for node, rows in left.items():
-            while rows and self._rows:
-                holder = max(self._spools, key=lambda n: self._spools[n].rows)
-                taken = min(rows, self._spools[holder].rows)
+            while rows and fullest:
+                there, holder = fullest[0]
+                taken = min(rows, -there)
                 self._take(grants, node, holder, taken)
                 self.rows_moved += taken
                 rows -= taken
+                if taken == -there:
+                    heapq.heappop(fullest)
+                else:
+                    heapq.heapreplace(fullest, (there + taken, holder))
         return grants
 
     def _take(self, grants: dict[int, list[Grant]], node: int, holder: int, rows: int) -> None:
