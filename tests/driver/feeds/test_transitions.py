@@ -43,7 +43,7 @@ from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.table import FIRST_GRACE_S
 from sparkdl.driver.feeds.transitions import CANCEL_S, LOOKS, REASON_S, TRANSITIONS, step
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
-from tests.doubles.machines import declared_steps_only
+from tests.doubles.machines import Played, declared_steps_only
 
 steps_are_declared = declared_steps_only(TRANSITIONS, LOOKS)
 
@@ -71,23 +71,18 @@ def feed_of(num_nodes: int, keeps: bool = True) -> fs.Feed:
 # by hand
 
 
-@dataclass
-class Play:
+class Play(Played):
     """A feed of two nodes, and what it has asked for."""
 
-    state: fs.State = field(default_factory=lambda: fs.Idle(feed_of(2)))
-    now_s: float = 0.0
-    counts: dict[int, FeedCount] = field(
-        default_factory=lambda: {0: FeedCount("input"), 1: FeedCount("input")}
-    )
-    progress: int = 0
+    state: fs.State
 
-    def after(self, event: fs.Event) -> list[fs.Action]:
-        self.state, actions = step(self.state, event, self.now_s)
-        return actions
+    def __init__(self) -> None:
+        super().__init__(step, fs.Idle(feed_of(2)), fs.DeadlinePassed(), tick_s=0.0)
+        self.counts = {0: FeedCount("input"), 1: FeedCount("input")}
+        self.progress = 0
 
     def asked(self, epochs: int = 1, ticket: int = 7, **asked: Any) -> list[fs.Action]:
-        return self.after(fs.Requested(fs.FeedAsked(ticket, FeedRequest("data", epochs, **asked))))
+        return self.say(fs.Requested(fs.FeedAsked(ticket, FeedRequest("data", epochs, **asked))))
 
     def seen(self, *nodes: dict[str, Any], **known: Any) -> list[fs.Action]:
         """Have the nodes tell counts, one after the other."""
@@ -95,7 +90,7 @@ class Play:
             self.counts[node_id] = replace_count(self.counts[node_id], **count)
             self.progress += 1
         now = {"counts": dict(self.counts), "progress": self.progress, **known}
-        return self.after(fs.NodesSeen(replace(self.state.feed.nodes, **now)))
+        return self.say(fs.NodesSeen(replace(self.state.feed.nodes, **now)))
 
     def spooled(self, *rows: int, epoch: int = 0, generation: int = 0) -> list[fs.Action]:
         """Have the agents report so many rows of partition 0, one after the other."""
@@ -103,13 +98,9 @@ class Play:
         for node_id, num_rows in enumerate(rows):
             lots = (Lot(0, 0, start, num_rows, 1),)
             message = Spooled(generation, "input", epoch, lots, ROOM_NBYTES)
-            said += self.after(fs.RowsSpooled(((node_id, message),)))
+            said += self.say(fs.RowsSpooled(((node_id, message),)))
             start += num_rows
         return said
-
-    def expired(self) -> list[fs.Action]:
-        self.now_s = self.state.deadline_s
-        return self.after(fs.DeadlinePassed())
 
 
 def replace_count(count: FeedCount, **changes: Any) -> FeedCount:
@@ -137,7 +128,7 @@ def granted(start: fs.StartJob, node_id: int, *grants: Grant) -> list[fs.Action]
 
 def brought(play: Play, job: int, *rows: int) -> list[fs.Action]:
     """Have a job end that has brought so many rows of partition 0 to each agent."""
-    return [*play.spooled(*rows), *play.after(fs.JobEnded(job, fed(sum(rows))))]
+    return [*play.spooled(*rows), *play.say(fs.JobEnded(job, fed(sum(rows))))]
 
 
 def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
@@ -151,9 +142,9 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
         *granted(start, 1, Grant(1, 0, 0, 4, 0, 5)),
     ], "so that both have equally many"
     assert play.seen({"epoch_rows": 5}, {"epoch_rows": 4}) == [sent(Granted("input", 0, 4))]
-    assert play.after(fs.JobEnded(1, fed(10))) == [], "the last row has not been reported"
+    assert play.say(fs.JobEnded(1, fed(10))) == [], "the last row has not been reported"
     last = Spooled(0, "input", 0, (Lot(1, 0, 9, 1, 1),), ROOM_NBYTES)
-    assert play.after(fs.RowsSpooled(((1, last),))) == [
+    assert play.say(fs.RowsSpooled(((1, last),))) == [
         *granted(start, 0, Grant(0, 0, 4, 1, 0, 4)),
         *granted(start, 1, Grant(1, 1, 0, 1, 0, 9)),
         sent(FeedCut("input", 0)),
@@ -208,10 +199,10 @@ def test_job_that_nobody_wants_is_cancelled_until_it_ends_and_what_came_is_an_ep
     play = Play()
     play.asked()
     assert play.seen({"closed_to": 0}) == [fs.CancelJob(1)]
-    assert play.expired() == [fs.CancelJob(1)]
+    assert play.expire() == [fs.CancelJob(1)]
     assert play.now_s == CANCEL_S
-    assert play.after(fs.JobBroke(9, RuntimeError("of an earlier call"))) == []
-    assert play.after(fs.JobBroke(1, RuntimeError("cancelled"))) == [CUT_SHORT]
+    assert play.say(fs.JobBroke(9, RuntimeError("of an earlier call"))) == []
+    assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == [CUT_SHORT]
     assert isinstance(play.state, fs.CuttingShort)
     end, *_, answer = play.seen({"cut": 0, "cut_rows": 3}, {"cut": 0, "cut_rows": 0})
     assert end == sent(EpochEnd("input", 0, {0: 0, 1: 0})), "a node has no row: none has stepped"
@@ -223,7 +214,7 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     play = Play()
     play.asked()
     error = RuntimeError("Task 0 failed 4 times")
-    assert play.after(fs.JobBroke(1, error, is_cut_off=True)) == []
+    assert play.say(fs.JobBroke(1, error, is_cut_off=True)) == []
     assert isinstance(play.state, fs.Explaining)
     assert play.state.deadline_s == REASON_WAIT_S
     cause = LaunchError("worker:1 was killed")
@@ -232,13 +223,13 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     ]
     again = Play()
     again.asked()
-    again.after(fs.JobBroke(1, error))
+    again.say(fs.JobBroke(1, error))
     assert again.state.deadline_s == REASON_S
-    assert again.expired() == [CUT_SHORT], "nobody says: the job's own error counts"
-    assert again.expired()[-1] == fs.Answer(7, error), "though no node has counted"
+    assert again.expire() == [CUT_SHORT], "nobody says: the job's own error counts"
+    assert again.expire()[-1] == fs.Answer(7, error), "though no node has counted"
     of_data = Play()
     of_data.asked()
-    assert of_data.after(fs.JobBroke(1, error, is_of_data=True)) == [CUT_SHORT]
+    assert of_data.say(fs.JobBroke(1, error, is_of_data=True)) == [CUT_SHORT]
 
 
 def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
@@ -246,9 +237,9 @@ def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
     play.asked(timeout_s=9.0)
     play.seen({"rows_received": 5, "rows_consumed": 5}, {"rows_received": 5, "rows_consumed": 1})
     assert play.state.deadline_s == 9.0
-    assert play.expired() == [fs.FetchLines(1)]
-    assert play.after(fs.LogFetched(1, ("compiling",))) == [fs.CancelJob(1)]
-    assert play.after(fs.JobEnded(1, fed(10))) == [CUT_SHORT]
+    assert play.expire() == [fs.FetchLines(1)]
+    assert play.say(fs.LogFetched(1, ("compiling",))) == [fs.CancelJob(1)]
+    assert play.say(fs.JobEnded(1, fed(10))) == [CUT_SHORT]
     *_, answer = play.seen({"cut": 0}, {"cut": 0})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedTimeoutError)
@@ -259,9 +250,9 @@ def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
 def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None:
     play = Play()
     play.asked(timeout_s=9.0)
-    assert play.expired() == [fs.FetchLines(0)]
-    assert play.after(fs.LogFetched(0, ())) == [fs.CancelJob(1)]
-    assert play.after(fs.JobEnded(1, fed(0))) == [CUT_SHORT]
+    assert play.expire() == [fs.FetchLines(0)]
+    assert play.say(fs.LogFetched(0, ())) == [fs.CancelJob(1)]
+    assert play.say(fs.JobEnded(1, fed(0))) == [CUT_SHORT]
     *_, answer = play.seen({"cut": 0}, {"cut": 0})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedTimeoutError)
@@ -285,7 +276,7 @@ def test_timeout_of_a_call_is_its_own_for_the_driver_and_for_its_feeders(timeout
 def test_job_that_ends_while_a_node_is_blamed_goes_on() -> None:
     play = Play()
     play.asked(timeout_s=9.0)
-    play.expired()
+    play.expire()
     assert brought(play, 1, 5, 5)[-1] == sent(FeedCut("input", 0))
     assert isinstance(play.state, fs.Cutting)
 
@@ -297,8 +288,8 @@ def test_nodes_may_take_long_to_fetch_their_rows_as_long_as_some_move() -> None:
     play.now_s = 98.0
     play.seen({"cut": 0, "cut_rows": 5, "rows_received": 5}, {"rows_received": 4})
     assert play.state.deadline_s == 98.0 + 99.0
-    assert play.expired() == [fs.FetchLines(0)]
-    assert play.after(fs.LogFetched(0, ())) == [CUT_SHORT]
+    assert play.expire() == [fs.FetchLines(0)]
+    assert play.say(fs.LogFetched(0, ())) == [CUT_SHORT]
     end, *_, answer = play.seen({}, {"cut": 0, "cut_rows": 4})
     assert end == sent(EpochEnd("input", 0, {0: 5, 1: 4}))
     assert isinstance(answer, fs.Answer)
@@ -309,9 +300,9 @@ def test_nodes_that_do_not_count_when_a_call_is_cut_short_are_not_waited_for() -
     play = Play()
     play.asked()
     error = RuntimeError("no such column")
-    assert play.after(fs.JobBroke(1, error, is_of_data=True)) == [CUT_SHORT]
+    assert play.say(fs.JobBroke(1, error, is_of_data=True)) == [CUT_SHORT]
     assert play.state.deadline_s == ANSWER_S
-    assert play.expired()[-1] == fs.Answer(7, error)
+    assert play.expire()[-1] == fs.Answer(7, error)
 
 
 def test_next_generation_waits_for_the_last_job_and_finds_what_agents_still_have() -> None:
@@ -319,7 +310,7 @@ def test_next_generation_waits_for_the_last_job_and_finds_what_agents_still_have
     _, first = play.asked()
     assert isinstance(first, fs.StartJob)
     assert play.seen(generation=1, world=None) == [fs.CancelJob(1)]
-    assert play.after(fs.JobBroke(1, RuntimeError("cancelled"))) == []
+    assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == []
     assert isinstance(play.state, fs.Idle)
     (begin,) = play.seen(generation=1, world=world_of(2, 1))
     assert begin == fs.Send(FeedBegin("input", 0, 0, run=first.spec.run), BOTH, 1)
@@ -338,14 +329,14 @@ def test_rows_that_come_twice_are_freed_where_they_came_last() -> None:
     assert isinstance(start, fs.StartJob)
     play.spooled(6)
     again = Lot(0, 0, 4, 4, 1)
-    said = play.after(fs.RowsSpooled(((1, Spooled(0, "input", 0, (again,), ROOM_NBYTES)),)))
+    said = play.say(fs.RowsSpooled(((1, Spooled(0, "input", 0, (again,), ROOM_NBYTES)),)))
     assert (
         fs.Send(Assign("input", 0, "", unwanted=(Lot(0, 0, 4, 2, 0),)), frozenset({1}), 0) in said
     )
     late = Spooled(0, "input", 0, (Lot(1, 0, 0, 4, 1),), ROOM_NBYTES)
-    play.after(fs.JobEnded(1, fed(8)))
+    play.say(fs.JobEnded(1, fed(8)))
     assert isinstance(play.state, fs.Cutting)
-    assert play.after(fs.RowsSpooled(((1, late),))) == [
+    assert play.say(fs.RowsSpooled(((1, late),))) == [
         fs.Send(Assign("input", 0, "", unwanted=late.lots), frozenset({1}), 0)
     ]
 
@@ -357,11 +348,11 @@ def test_node_whose_agent_is_brought_no_row_gets_those_of_another_after_a_moment
     assert play.spooled(8) == [], "rows may be about to come to the other agent"
     play.now_s = fs.wakes_s(play.state)
     assert play.now_s == FIRST_GRACE_S
-    assert play.after(fs.DeadlinePassed()) == [
+    assert play.say(fs.DeadlinePassed()) == [
         *granted(start, 0, Grant(0, 0, 0, 4, 0, 0)),
         *granted(start, 1, Grant(0, 0, 4, 4, 0, 4)),
     ]
-    play.after(fs.JobEnded(1, fed(8)))
+    play.say(fs.JobEnded(1, fed(8)))
     play.seen({"cut": 0, "cut_rows": 4}, {"cut": 0, "cut_rows": 4})
     *_, answer = play.seen({"rows_consumed": 4}, {"rows_consumed": 4})
     assert isinstance(answer, fs.Answer)
@@ -375,7 +366,7 @@ def test_rows_that_cannot_be_fetched_end_the_call() -> None:
     play.spooled(4, 4)
     problem = "worker:1 cannot fetch rows from worker:0: not there"
     assert play.seen({"problem": problem, "began": 0}) == [fs.CancelJob(1)]
-    assert play.after(fs.JobBroke(1, RuntimeError("cancelled"))) == [CUT_SHORT]
+    assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == [CUT_SHORT]
     *_, answer = play.seen({"cut": 0}, {"cut": 0})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, ReadError)
@@ -384,7 +375,7 @@ def test_rows_that_cannot_be_fetched_end_the_call() -> None:
 
 def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     play = Play()
-    begin, opened = play.after(fs.Requested(fs.StreamAsked(1, None)))
+    begin, opened = play.say(fs.Requested(fs.StreamAsked(1, None)))
     assert begin == sent(FeedBegin("input", 0, 0))
     assert opened == fs.Answer(1, fs.Stream(0, 0))
     assert math.isinf(play.state.deadline_s), "no time counts while the stream is idle"
@@ -400,10 +391,10 @@ def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     assert isinstance(start, fs.StartJob)
     play.spooled(1, epoch=1)
     play.now_s = fs.wakes_s(play.state)
-    assert play.after(fs.DeadlinePassed()) == granted(start, 1, Grant(0, 0, 0, 1, 0, 0)), "its turn"
-    assert play.after(fs.StreamStopped()) == [fs.CancelJob(2)]
-    play.after(fs.Requested(fs.StreamEndAsked(9, None)))
-    play.after(fs.JobBroke(2, RuntimeError("cancelled")))
+    assert play.say(fs.DeadlinePassed()) == granted(start, 1, Grant(0, 0, 0, 1, 0, 0)), "its turn"
+    assert play.say(fs.StreamStopped()) == [fs.CancelJob(2)]
+    play.say(fs.Requested(fs.StreamEndAsked(9, None)))
+    play.say(fs.JobBroke(2, RuntimeError("cancelled")))
     *_, begin, end, told = play.seen({"cut": 1}, {"cut": 1})
     assert (begin, end) == (
         sent(FeedBegin("input", 2, 2)),
@@ -417,7 +408,7 @@ def test_rows_that_a_checkpoint_knows_by_sparks_numbers_cross_spark_and_a_warnin
     coverage = FeedCoverage(0, {0: {0: {1: ((0, 5),)}}}, {0: CallShape(4)})
     play.state.feed.history.restore(coverage)
     files = FeedRequest("files", shape=CallShape(1, {0: 9}, "n"), frame="frame")
-    warning, *_, job = play.after(fs.Requested(fs.FeedAsked(7, files)))
+    warning, *_, job = play.say(fs.Requested(fs.FeedAsked(7, files)))
     assert isinstance(warning, fs.Warn)
     assert "the rows cross Spark all the same" in warning.text
     assert isinstance(job, fs.StartJob)
@@ -427,13 +418,13 @@ def test_rows_that_a_checkpoint_knows_by_sparks_numbers_cross_spark_and_a_warnin
 def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -> None:
     once = Play()
     data = iter(range(3))
-    once.after(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
-    once.after(fs.JobBroke(1, RuntimeError("lost")))
+    once.say(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
+    once.say(fs.JobBroke(1, RuntimeError("lost")))
     (answer,) = once.seen(generation=1, world=world_of(2, 1))
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedClosedError)
     later = Play()
-    later.after(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
+    later.say(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
     brought(later, 1, 1, 1)
     later.seen({"cut": 0, "cut_rows": 1}, {"cut": 0, "cut_rows": 1})
     later.seen({"rows_consumed": 1}, {"rows_consumed": 1})
@@ -446,7 +437,7 @@ def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
     play = Play()
     play.asked(ticket=1)
     play.asked(ticket=2)
-    play.after(fs.Requested(fs.StreamAsked(3, None)))
+    play.say(fs.Requested(fs.StreamAsked(3, None)))
     assert play.seen(problem=closed, generation=None, world=None) == [
         fs.CancelJob(1),
         *(fs.Answer(ticket, closed) for ticket in (1, 2, 3)),
