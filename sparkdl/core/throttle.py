@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 REPORTS_PER_S = 300
 """What the driver gets from all nodes together at most, beside what it waits for."""
-
-
 LOTS_PER_S = 3000
 """Likewise, of reports by which rows are assigned. Nodes wait for these."""
 LOOK_SHARE = 0.02

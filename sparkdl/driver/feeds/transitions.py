@@ -381,6 +381,12 @@ def _look_spooled(
         return replace(state, error=problem), []
     if not run.table.is_complete(state.num_rows or {}):
         return _then(_assign(state, now_s), _watch(state, now_s))
+    return _assign_rest(state, now_s)
+
+
+def _assign_rest(state: Delivering | Explaining, now_s: float) -> Step[Cutting]:
+    """Assign all rows that are left: no more will come of the epoch."""
+    feed, run = state.feed, state.run
     rest = run.table.assign_rest([*feed.nodes.staying(run.node_ids)])
     return _then(_granting(state.spec, rest), _cut(feed, run, now_s))
 
@@ -388,6 +394,8 @@ def _look_spooled(
 def _assign(state: Delivering, now_s: float) -> list[Action]:
     """Assign rows to nodes that run short of them."""
     run = state.run
+    if not run.table.rows_waiting:
+        return []
     counts = state.feed.nodes.staying(run.node_ids)
     needs = {node_id: _need(run, node_id, count) for node_id, count in counts.items()}
     return _granting(state.spec, run.table.assign(needs, now_s))
@@ -416,17 +424,10 @@ def _granting(spec: FeedSpec, grants: Mapping[int, list[Grant]]) -> list[Action]
     return said
 
 
-def _unwanted(run: Run, lots: Mapping[int, list[Lot]]) -> list[Action]:
-    """Have agents free rows that no node reads."""
-    spec = run.spec
-    return [
-        Send(
-            Assign(spec.feed, run.epoch, "", unwanted=tuple(each)),
-            frozenset({holder}),
-            spec.generation,
-        )
-        for holder, each in lots.items()
-    ]
+def _freeing(node_id: int, feed: str, epoch: int, lots: Iterable[Lot], generation: int) -> Send:
+    """Have an agent free rows that no node reads."""
+    order = Assign(feed, epoch, "", unwanted=tuple(lots))
+    return Send(order, frozenset({node_id}), generation)
 
 
 def _problem(feed: Feed, run: Run) -> ReadError | None:
@@ -499,8 +500,7 @@ def _look_explaining(state: Explaining, now_s: float) -> Step[Explaining | Cutti
         return state, []
     if state.error is not None:
         return _cut_short(feed, run, state.error, now_s)
-    rest = run.table.assign_rest([*feed.nodes.staying(run.node_ids)])
-    return _then(_granting(state.spec, rest), _cut(feed, run, now_s))
+    return _assign_rest(state, now_s)
 
 
 # the end of an epoch
@@ -612,9 +612,10 @@ def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> S
     """End the call within an epoch: what the nodes have of it is an epoch, as long for each."""
     refused = run.refused + run.table.rows_waiting
     cut = _to_nodes(run, FeedCut(feed.name, run.epoch, is_short=True))
-    said = [*_unwanted(run, run.table.withdraw()), cut]
+    left, of = run.table.withdraw(), run.spec
+    said = [_freeing(n, of.feed, run.epoch, lots, of.generation) for n, lots in left.items()]
     run = replace(run, refused=refused)
-    return CuttingShort(feed, run, error, now_s + feed.answer_s), said
+    return CuttingShort(feed, run, error, now_s + feed.answer_s), [*said, cut]
 
 
 def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[Holding | Idle]:
@@ -827,8 +828,7 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
         if table is not None and news.epoch == epoch:
             lots = table.add(node_id, lots, news.room_nbytes)
         if lots := tuple(lots):
-            free = Assign(news.feed, news.epoch, "", unwanted=lots)
-            said.append(Send(free, frozenset({node_id}), generation))
+            said.append(_freeing(node_id, news.feed, news.epoch, lots, generation))
     return state, said
 
 

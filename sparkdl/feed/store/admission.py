@@ -8,16 +8,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 import pyarrow as pa
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.row_ranges import Span
 from sparkdl.feed.store.budget import Budget, Room, Use
 from sparkdl.feed.store.segment import (
     NO_DESCRIPTORS,
+    StoredSegment,
     check_segment,
     copy_segment,
     segment_nbytes,
@@ -47,6 +49,13 @@ class File:
     rows: int
     nbytes: int
     is_on_disk: bool
+
+    def segment(
+        self, feed: str, epoch: int, spans: tuple[Span, ...], run: str, exchange: str = ""
+    ) -> StoredSegment:
+        """Return the segment of this file, which has no number yet."""
+        segment = StoredSegment(feed, -1, epoch, self.rows, self.nbytes, self.fd, exchange)
+        return replace(segment, is_on_disk=self.is_on_disk, spans=spans, run=run)
 
 
 @dataclass(frozen=True)

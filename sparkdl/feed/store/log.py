@@ -128,21 +128,8 @@ class Log:
         """Add a batch, waiting for room."""
 
         def enter(file: File) -> None:
-            self._record(
-                StoredSegment(
-                    self.feed,
-                    -1,
-                    request.epoch,
-                    file.rows,
-                    file.nbytes,
-                    file.fd,
-                    request.exchange,
-                    request.is_last,
-                    file.is_on_disk,
-                    spans=request.spans,
-                    run=request.run,
-                )
-            )
+            of = (request.epoch, request.spans, request.run, request.exchange)
+            self._record(replace(file.segment(self.feed, *of), is_last=request.is_last))
 
         def is_wanted() -> bool:
             return not self.is_closed if request.exchange else self.takes(request.epoch)

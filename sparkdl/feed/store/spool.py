@@ -194,17 +194,7 @@ class Spool:
     def _terms(self, request: SpoolRequest) -> Terms:
         def enter(file: File) -> None:
             span = (request.partition, request.start_row, request.start_row + file.rows)
-            segment = StoredSegment(
-                self.feed,
-                -1,
-                request.epoch,
-                file.rows,
-                file.nbytes,
-                file.fd,
-                is_on_disk=file.is_on_disk,
-                spans=(span,),
-                run=request.run,
-            )
+            segment = file.segment(self.feed, request.epoch, (span,), request.run)
             self._on_spooled(self.feed, request.epoch, self._enter(segment))
 
         return Terms(

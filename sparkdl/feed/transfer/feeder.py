@@ -25,6 +25,7 @@ from sparkdl.core.row_ranges import merge_ranges, uncovered
 from sparkdl.feed.store.segment import halve, join_small
 from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch, await_decision
 from sparkdl.feed.transfer.messages import (
+    MAX_COUNT_S,
     FedPartition,
     FeederError,
     FeedSpec,
@@ -36,8 +37,6 @@ from sparkdl.feed.values.row_codec import RowEncoder
 
 MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """What an agent gets at once, where the batches allow."""
-MAX_COUNT_S = 30.0
-"""How long unwanted rows are counted, for the result of `cluster.feed`."""
 MAX_JOINED_S = 0.1
 """How long small batches wait for others to be joined to."""
 FED_SCHEMA = "partition long, rows long, rows_refused long, num_rows long"

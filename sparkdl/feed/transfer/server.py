@@ -4,7 +4,8 @@ Runs in: agent
 
 `DoPut` appends to a spool. The descriptor's command is a `PutHeader`; each batch comes with a
 `PutPiece`; the server answers once at the start and then once per batch with a `PutAck`, within
-`FULL_WAIT_S`. `DoGet` sends the rows of a `FetchTicket` to the agent that they were assigned to.
+`FULL_WAIT_S`. `DoGet` sends the rows of a `FetchTicket` to the agent that they were assigned to,
+and `DoAction` frees them once that agent has them.
 `DoExchange` is one inference partition: batches in, and for each one or more one-column batches
 (`ipc`: binary) back, whose value is an Arrow IPC stream of encoded result rows.
 Every call carries the cluster's token (`authorization: Bearer …`), checked before the call reaches
