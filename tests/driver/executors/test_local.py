@@ -61,7 +61,7 @@ def test_agent_that_dies_early_fails_the_launch_or_the_cluster(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
     with (
-        pytest.raises((LaunchError, NodeFailedError), match=r"worker:0.*(status -9|was lost)"),
+        pytest.raises((LaunchError, NodeFailedError), match=r"worker:0.*(SIGKILL|was lost)"),
         launch(hang, nodes=1, framework=KILLS_ITS_AGENT) as cluster,
     ):
         cluster.wait(SOON_S)
