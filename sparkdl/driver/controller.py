@@ -180,7 +180,7 @@ class Controller:
         return True
 
     def later(
-        self, wait_s: float, function: Callable[..., None], *arguments: Any
+        self, wait_s: float, function: Callable[..., object], *arguments: Any
     ) -> asyncio.TimerHandle:
         """Have `function` called on the loop in `wait_s` seconds; only from there."""
         return self._loop.call_later(wait_s, function, *arguments)
@@ -405,7 +405,7 @@ class Controller:
                 return
             if isinstance(message, msg.Spooled):
                 self.view.spooled.append((node_id, message))
-                self.view.progress += 1
+                self.view.progress += bool(message.lots)
             for now in message.counts if isinstance(message, msg.FeedProgress) else ():
                 if beyond := gone_beyond(self._name(node_id), now, self.view.feeds):
                     _log.warning("Cluster %s: %s", self.spec.cluster_id, beyond)

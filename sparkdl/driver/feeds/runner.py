@@ -276,8 +276,12 @@ class FeedRunner:
             self._controller.later(wait_s, self._look)
 
     def _look(self) -> None:
-        """Report to the feeds what is known of the nodes now, if that is news."""
-        self._is_looking, begun_s = False, time.thread_time()
+        """Report to the feeds what is known of the nodes now, if that is news.
+
+        Only looks after which there is nothing to do are made seldom: the more nodes there are, the
+        more of them there would be, and the longer each would take.
+        """
+        self._is_looking, in_vain_s = False, 0.0
         spooled: dict[str, list[tuple[int, Spooled]]] = {}
         while self._controller.view.spooled:
             node_id, report = self._controller.view.spooled.popleft()
@@ -285,13 +289,15 @@ class FeedRunner:
         for feed, reports in spooled.items():
             self._handle(feed, RowsSpooled(tuple(reports)))
         for feed, state in [*self._states.items()]:
+            begun_s = time.thread_time()
             nodes = _nodes(self._controller.view, feed)
-            if nodes != state.feed.nodes:
-                self._handle(feed, NodesSeen(nodes))
+            if nodes == state.feed.nodes or not self._handle(feed, NodesSeen(nodes)):
+                in_vain_s += time.thread_time() - begun_s
         self._announce_ends()
-        self._rests_until_s = time.monotonic() + rest_s(time.thread_time() - begun_s)
+        self._rests_until_s = time.monotonic() + rest_s(in_vain_s)
 
-    def _handle(self, name: str, event: Event) -> None:
+    def _handle(self, name: str, event: Event) -> bool:
+        """Take an event; return whether there was something to do."""
         before = self._states.get(name) or self._new(name)
         state, actions = step(before, event, time.monotonic())
         if state is not before:
@@ -311,6 +317,7 @@ class FeedRunner:
         self._arm(name, wakes_s(state))
         if isinstance(state, Idle):
             self._announce_ends()
+        return bool(actions)
 
     def _new(self, name: str) -> Idle:
         spec = replace(self._spec, feed=name)
