@@ -63,7 +63,7 @@ class Feeding:
             for n in self.ids:
                 while due[n] <= now_s:
                     first = brought[n] * self.PIECE_ROWS
-                    lot = (brought[n], n, first, self.PIECE_ROWS, self.PIECE_NBYTES)
+                    lot = (brought[n], n, first, 0, self.PIECE_ROWS, self.PIECE_NBYTES)
                     waiting[n].append(msg.Lot(*lot))
                     brought[n] += 1
                     due[n] += self.PIECE_NBYTES / self.RATE_NBYTES_S * self.random.uniform(0.5, 1.5)

@@ -23,8 +23,8 @@ Runs in: driver, agent
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
 
-Each message is one JSON text frame, decoded into one of these types and nothing else. What goes to
-all agents and grows with their number (`Begin`, `EpochEnd`) is JSON in a binary frame, deflated.
+Each message is one JSON text frame of one of these types. What goes to all agents and grows with
+their number (`Begin`, `EpochEnd`) is JSON in a binary frame, deflated.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from sparkdl.control.rows import EpochRows, Share
 from sparkdl.control.world_columns import WorldColumns
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
+from sparkdl.core.row_ranges import Span as RowSpan
 from sparkdl.core.trace import Span
 from sparkdl.core.world import Resume, World
 
@@ -179,14 +180,16 @@ class Lot(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         number: of the segment, at this agent.
         start: the number of its first row in the partition.
+        skip: rows of the segment before it.
         nbytes: in memory, or on disk.
     """
 
     number: int
     partition: int
     start: int
+    skip: int
     rows: int
-    nbytes: int
+    nbytes: int = 0
 
 
 class Spooled(Message, frozen=True):
@@ -194,6 +197,7 @@ class Spooled(Message, frozen=True):
 
     Args:
         room_nbytes: how many bytes the agent may hold, of all feeds.
+        is_full: rows of the epoch have waited for room in the spool.
     """
 
     generation: int
@@ -201,6 +205,7 @@ class Spooled(Message, frozen=True):
     epoch: int
     lots: tuple[Lot, ...]
     room_nbytes: int
+    is_full: bool = False
 
 
 class NodeActive(Message, frozen=True):
@@ -442,26 +447,25 @@ class FeedBegin(Message, frozen=True):
     """Epochs `epoch` to `last_epoch` of a feed are to come, and none before them any more.
 
     Args:
-        run: of the job that brought the rows of `epoch` to the generation before: the agent reports
-            those that it still holds (`Spooled`), before it reports `FeedCount.began`.
+        run: of the job that brought the rows before: the agent reports those that it still holds
+            and no child has (`Spooled`), before it reports `FeedCount.began`.
+        retain: rows that are read from now on: they will be assigned anew.
     """
 
     feed: str
     epoch: int
     last_epoch: int
     run: str = ""
+    retain: bool = False
 
 
 class ReadShare(Message, frozen=True):
-    """Read these rows from their files, as `epoch` of a feed.
-
-    Args:
-        keep: later epochs are to read the rows again.
-    """
+    """Read these rows of files into the spool, as rows of partition 0; the rest as in `Assign`."""
 
     feed: str
     epoch: int
     share: Share
+    run: str = ""
     keep: bool = False
 
 
@@ -472,23 +476,21 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
         holder: the node, by id, in whose agent's spool the segment is.
         number: of the segment, there.
         skip: rows of the segment before the first that is granted.
-        partition: that they belong to.
-        start: the number of the first row in the partition.
+        spans: which rows of which partitions they are, in order.
     """
 
     holder: int
     number: int
     skip: int
     rows: int
-    partition: int
-    start: int
+    spans: tuple[RowSpan, ...]
 
 
 class Assign(Message, frozen=True):
     """These rows of an epoch are the node's, in this order.
 
     Args:
-        run: of the Spark job that has brought them.
+        run: of the Spark job, or the pass over files, that has brought them.
         uris: where the agents of other holders are: Arrow Flight URIs, by node id.
         unwanted: rows of the node's own spool that no node reads.
         keep: later epochs are to read the rows again.
@@ -525,8 +527,7 @@ class FeedCovered(Message, frozen=True):
 class FeedHold(Message, frozen=True):
     """Tell which epoch is being read, and begin no later one before an `EpochEnd`.
 
-    Args:
-        epoch: the last one that was announced; comes back as `FeedCount.held`.
+    `epoch` is the last one announced, and comes back as `FeedCount.held`.
     """
 
     feed: str

@@ -5,6 +5,7 @@ Runs in: anywhere. Pure.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -28,6 +29,18 @@ def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
         else:
             merged.append((start, stop))
     return merged
+
+
+def add_range(ranges: list[Range], start: int, stop: int) -> list[Range]:
+    """Add [`start`, `stop`) to sorted ranges that do not touch; return the parts they lacked."""
+    low = bisect_left(ranges, start, key=lambda each: each[1])
+    high = bisect_right(ranges, stop, low, key=lambda each: each[0])
+    touched = ranges[low:high]
+    missing = uncovered(start, stop, touched)
+    if touched:
+        start, stop = min(start, touched[0][0]), max(stop, touched[-1][1])
+    ranges[low:high] = [(start, stop)]
+    return missing
 
 
 def count_rows(ranges: Iterable[Range]) -> int:

@@ -165,14 +165,14 @@ class Cluster:
         timeout_s: float | None = None,
         role: str | None = None,
         reader: str = "auto",
+        shuffle: str | None = None,
     ) -> FeedReport:
         """Stream `data` into the training `epochs` times; blocks until the nodes have read it.
 
         The data crosses Spark once if the nodes can hold it, in the memory and on the disk that
         `Feeding` names; later epochs are read from there. A DataFrame that is a mere scan of
-        Parquet files does not cross Spark: the nodes read its files, see `reader`. It also returns
-        when a node has called `terminate()` or none wants more rows. Afterwards the cluster can be
-        fed again.
+        Parquet files does not cross Spark: the nodes read its files, see `reader`. The call also
+        returns when a node has called `terminate()` or none wants more; it may be repeated.
 
         Args:
             data: a DataFrame or an RDD; with `executor="local"` a `pyarrow.Table` or rows. Or
@@ -185,17 +185,18 @@ class Cluster:
                 do, if they are local files and it is sure that the rows are those that Spark would
                 give; a log says which way was taken, and why. `nodes` also reads from other
                 storages, and is an error where that is not sure; with `spark` Spark reads.
+            shuffle: `"global"` deals all rows anew over all nodes in each epoch, in blocks whose
+                rows `ctx.batches(shuffle=True)` mixes; see docs/overview.md.
 
         Raises:
-            ConfigError: if the cluster was not launched to be fed, or `data` cannot be or have no
-                rows.
+            ConfigError: if the cluster is not to be fed, or `data` cannot be or have no rows.
             ReadError: if a node cannot read a file.
             NodeFailedError: if a node failed meanwhile, with its own error as root cause.
             FeedTimeoutError: if nothing moved for `timeout_s`.
             FeedClosedError: if the cluster has ended.
             KeyboardInterrupt: by Ctrl-C, which ends the cluster; in `wait`, `shutdown` as well.
         """
-        request = FeedRequest(data, epochs, timeout_s, role, reader=reader)
+        request = FeedRequest(data, epochs, timeout_s, role, reader=reader, shuffle=shuffle)
         return self._feeds.feed(feed, request, self._show_progress)
 
     @checks_keywords
@@ -259,6 +260,7 @@ class Cluster:
         timeout_s: float | None = None,
         role: str | None = None,
         reader: str = "auto",
+        shuffle: str | None = None,
     ) -> Future[FeedReport]:
         """Do what `feed` does in a thread of its own, beside other feeds.
 
@@ -272,7 +274,7 @@ class Cluster:
         show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
 
         def work() -> FeedReport:
-            request = FeedRequest(data, epochs, timeout_s, role, reader=reader)
+            request = FeedRequest(data, epochs, timeout_s, role, reader=reader, shuffle=shuffle)
             return self._feeds.feed(feed, request, show)
 
         return begin(work, f"sparkdl-feed-{feed}", self._executor.thread)

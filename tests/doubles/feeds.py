@@ -379,7 +379,8 @@ class LevelDriver:
                 most_first = [node_id for node_id, _ in self._totals.most_common()]
                 for place, node_id in enumerate(most_first):
                     rows = (lot.rows - skip) // (len(most_first) - place)
-                    what = (holder.node_id, lot.number, skip, rows, lot.partition, lot.start + skip)
+                    spans = ((lot.partition, lot.start + skip, lot.start + skip + rows),)
+                    what = (holder.node_id, lot.number, lot.skip + skip, rows, spans)
                     grants[node_id] += [Grant(*what)] * bool(rows)
                     self._totals[node_id] += rows
                     skip += rows

@@ -18,6 +18,8 @@ import resource
 import socket
 import sys
 
+from msgspec import structs
+
 from sparkdl.control.channel import ChildPipe
 from sparkdl.control.messages import Assign, FeedProgress, Grant, Spooled
 from sparkdl.feed.store.store import StoreLimits
@@ -33,7 +35,8 @@ async def main(descriptors: int, fd: int) -> None:
         """Do what the driver does where there is one node."""
         if isinstance(message, Spooled):
             grants = tuple(
-                Grant(0, lot.number, 0, lot.rows, lot.partition, lot.start) for lot in message.lots
+                Grant(0, n, skip, rows, ((partition, start, start + rows),))
+                for n, partition, start, skip, rows, _ in map(structs.astuple, message.lots)
             )
             feeds.on_driver_message(Assign(message.feed, message.epoch, "run", grants))
 

@@ -19,6 +19,7 @@ from sparkdl.control.auth import is_authorized
 from sparkdl.control.descriptors import FdReceiver
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.row_ranges import Range
 from sparkdl.feed.store.segment import read_segment
 from sparkdl.feed.transfer.messages import PutAck, PutHeader, PutPiece, Target
 from tests.doubles.feeds import SOON_S, TOKEN
@@ -28,17 +29,17 @@ Answer = Literal["store", "give back", "close", "store and close", "fail", "say 
 
 @dataclass(frozen=True)
 class Spooled:
-    """A piece that was stored: rows of a partition from `start_row` on, and how they came."""
+    """A piece that was stored: rows of a partition, and how they came."""
 
     header: PutHeader
-    start_row: int
+    ranges: tuple[Range, ...]
     batch: pa.RecordBatch
     is_descriptor: bool
 
     @property
-    def rows(self) -> range:
+    def rows(self) -> list[int]:
         """The numbers of its rows in the partition."""
-        return range(self.start_row, self.start_row + self.batch.num_rows)
+        return [row for start, stop in self.ranges for row in range(start, stop)]
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -117,13 +118,13 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
         for chunk in reader:
             piece = msgspec.json.decode(chunk.app_metadata.to_pybytes(), type=PutPiece)
             with self._changed:
-                self.seen.append(piece.start_row)
+                self.seen.append(piece.ranges[0][0])
                 self._changed.notify_all()
             answer = self.answer(piece)
             if answer in ("store", "store and close"):
                 batch = self._descriptor(piece.key) if piece.key else chunk.data
                 assert batch.num_rows == piece.rows
-                self.spooled.append(Spooled(header, piece.start_row, batch, bool(piece.key)))
+                self.spooled.append(Spooled(header, piece.ranges, batch, bool(piece.key)))
             elif answer == "give back":
                 self._is_over.wait(self._full_s)
             self._acknowledge(writer, answer)

@@ -43,14 +43,14 @@ PUT = [
     msgspec.json.encode(PutHeader("input", 0, "run", 0, generation=7)),
 ]
 PIECES = [
-    msgspec.json.encode(PutPiece(0)),
-    msgspec.json.encode(PutPiece(10)),
-    msgspec.json.encode(PutPiece(0, 10, "key-1")),
+    msgspec.json.encode(PutPiece(((0, 10),))),
+    msgspec.json.encode(PutPiece(((10, 12), (15, 23)))),
+    msgspec.json.encode(PutPiece(((0, 10),), 10, "key-1")),
 ]
 TICKETS = [
-    msgspec.json.encode(FetchTicket("input", 0, 0, 0, 10)),
-    msgspec.json.encode(FetchTicket("input", 0, 0, 3, 5)),
-    msgspec.json.encode(FetchTicket("input", 7, 1, 0, 10)),
+    msgspec.json.encode(FetchTicket("input", 0, 1 << 20, ((0, 0, 10),))),
+    msgspec.json.encode(FetchTicket("input", 0, 10, ((0, 3, 5), (0, 8, 1)))),
+    msgspec.json.encode(FetchTicket("input", 7, 1, ())),
 ]
 EXCHANGES = [
     msgspec.json.encode(messages.ExchangeHeader("input", "0.a", 1.0)),
@@ -106,13 +106,13 @@ class Node:
         if exchange is not None and segment.rows:
             exchange.add(b"", segment.rows)
 
-    def _on_spooled(self, feed: str, epoch: int, lot: Lot) -> None:
-        self._lots.append((feed, lot))
+    def _on_spooled(self, feed: str, epoch: int, lots: list[Lot]) -> None:
+        self._lots += [(feed, lot) for lot in lots]
 
     def settle(self) -> None:
         """Release all that is here."""
         for feed, lot in self._lots:
-            self.store.spool(feed).drop(lot)
+            self.store.spool(feed).free(lot.number, lot.skip, lot.rows)
         self._lots.clear()
         for feed, number in self._numbers:
             self.store.log(feed).release([number])
@@ -252,7 +252,7 @@ def test_any_segment_that_is_handed_over_is_taken_or_refused(
         for number, segment in enumerate(damaged(samples, count, "segment")):
             fd = some_descriptor(number % 20, segment)
             rows = WORDS.num_rows if number % 8 else number
-            piece = msgspec.json.encode(messages.PutPiece(0, rows, sender.send(fd)))
+            piece = msgspec.json.encode(messages.PutPiece(((0, rows),), rows, sender.send(fd)))
             os.close(fd)
             with refused_if_bad((number, segment)):
                 node.server.do_put(Call(), Call(PUT[0]), [Chunk(WORDS.slice(0, 0), piece)], Call())

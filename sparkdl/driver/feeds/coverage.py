@@ -42,6 +42,8 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 READERS = ("auto", "spark", "nodes")
 """Who reads the Parquet files that a DataFrame is a scan of."""
+SHUFFLES = (None, "global")
+"""Whether each epoch deals all rows anew over all nodes."""
 NONE_USED: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -55,6 +57,7 @@ class FeedRequest:
         shape: what is known of the data before they have been read.
         reader: one of `READERS`; `auto` means the nodes where they are sure to read the same rows.
         frame: the DataFrame whose files `data` are, if Spark may read it instead.
+        shuffle: one of `SHUFFLES`.
     """
 
     data: Any
@@ -65,6 +68,7 @@ class FeedRequest:
     shape: CallShape = UNKNOWN
     reader: str = "auto"
     frame: Any = None
+    shuffle: str | None = None
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.feeds.coverage import READERS, FeedRequest
+from sparkdl.driver.feeds.coverage import READERS, SHUFFLES, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport, no_rows, not_fed
 from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread, LongWait
 from sparkdl.driver.feeds.state import FeedAsked, StreamAsked, StreamEndAsked
@@ -294,6 +294,11 @@ class Feeds:
         if request.reader not in READERS:
             near = did_you_mean(request.reader, READERS)
             raise ConfigError(f"reader={request.reader!r} must be one of {READERS}{near}")
+        if request.shuffle not in SHUFFLES:
+            raise ConfigError(
+                f"shuffle={request.shuffle!r} must be 'global' or None. To shuffle the rows that "
+                "each node has, give shuffle= to ctx.batches"
+            )
         self._check_no_stream(name)
         request = self._with_files(name, request)
         if isinstance(request.data, ParquetSource) and not request.data.num_rows:

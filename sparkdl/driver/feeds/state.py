@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, TypeVar
 
 from sparkdl.control.messages import FeedCount, Granted, Spooled, ToAgent
@@ -224,6 +225,20 @@ class Run:
         return self.call.request.is_micro_batch
 
     @property
+    def is_shuffled(self) -> bool:
+        """Whether each epoch is dealt anew over all nodes."""
+        return self.call.request.shuffle is not None
+
+    def with_table(self, left: EpochLeft) -> Run:
+        """Return the run with an empty table for what is left of its epoch."""
+        return replace(
+            self,
+            table=RowTable(self.ahead, left.done, Random() if self.is_shuffled else None),
+            sent=added(self.sent, self.table.assigned),
+            moved=self.moved + self.table.rows_moved,
+        )
+
+    @property
     def node_ids(self) -> frozenset[int]:
         """The nodes that are fed."""
         return frozenset(member.node.node_id for member in self.members)
@@ -313,12 +328,8 @@ class Explaining:
 
 
 @dataclass(frozen=True)
-class Cutting:
-    """All rows of an epoch are the nodes', which count them once they have fetched or read them.
-
-    Attributes:
-        error, blamed: see `Delivering`.
-    """
+class _Assigned:
+    """All rows are the nodes'. The last two attributes are those of `Delivering`."""
 
     feed: Feed
     run: Run
@@ -332,24 +343,12 @@ class Cutting:
         return self.blamed is None
 
 
-@dataclass(frozen=True)
-class Reading:
-    """All rows have been brought; the nodes read them.
+class Cutting(_Assigned):
+    """All rows of an epoch are the nodes', which count them once they have fetched them."""
 
-    Attributes:
-        error, blamed: see `Delivering`.
-    """
 
-    feed: Feed
-    run: Run
-    deadline_s: float
-    error: Exception | None = None
-    blamed: int | None = None
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether the deadline is that of the feed timeout."""
-        return self.blamed is None
+class Reading(_Assigned):
+    """The nodes read the rows of all epochs, or those of one before they are dealt anew."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ equally many:
 A node is given rows of its own agent's spool where that keeps nodes level. Rows of another agent,
 which cross the network once more, are the last resort: at the end of the epoch, or when a node has
 run short for a moment and its own agent has none.
+
+Where rows are to be shuffled over all nodes, none is assigned before all are there, or a spool is
+full. Then blocks of them are dealt like cards, whoever holds them.
 """
 
 from __future__ import annotations
@@ -21,12 +24,13 @@ import heapq
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 
 from sparkdl.control.messages import Grant, Lot
 from sparkdl.control.rows import PartRows
-from sparkdl.core.row_ranges import Range, merge_ranges, uncovered
+from sparkdl.core.row_ranges import Range, add_range, merge_ranges
 from sparkdl.core.throttle import LOTS_PER_S, period_s
 
 FIRST_GRACE_S = 0.05
@@ -39,6 +43,8 @@ WINDOW_NBYTES = 64 * 1024 * 1024
 """Unread bytes of a node at most while more are to come: a slow node is not given all rows."""
 _MOVED_SHARE = 8
 """Rows of other agents come in such parts of a window, for rows of the own agent may be near."""
+MIN_BLOCKS, MAX_BLOCKS, BLOCK_NBYTES = 16, 256, 1 << 16
+"""Rows are shuffled over all nodes in blocks of so many bytes, but for how many a node gets."""
 _WINDOW_SHARE = 4
 """A window is no more than this part of the memory of an agent."""
 
@@ -65,6 +71,14 @@ class _Piece:
     start: int
     skip: int
     rows: int
+
+    def blocks(self, rows: int) -> Iterator[_Piece]:
+        """Yield all rows in pieces of at most `rows` rows."""
+        rest = self
+        while rest.rows > rows:
+            block, rest = rest.split(rows)
+            yield block
+        yield rest
 
     def split(self, rows: int) -> tuple[_Piece, _Piece]:
         """Return the first `rows` rows, and the others."""
@@ -106,6 +120,7 @@ class RowTable:
     Args:
         ahead: rows by node that nodes had more than others before the epoch.
         done: rows by partition that a checkpoint covers: they are not assigned again.
+        random: shuffles rows over all nodes; `None` leaves them where they are, if possible.
 
     Attributes:
         assigned: rows of this epoch by node.
@@ -113,7 +128,9 @@ class RowTable:
         due_s: when to assign again though nothing has happened.
     """
 
-    def __init__(self, ahead: Mapping[int, int], done: PartRows) -> None:
+    def __init__(
+        self, ahead: Mapping[int, int], done: PartRows, random: Random | None = None
+    ) -> None:
         self.assigned: Counter[int] = Counter()
         self.rows_moved = 0
         self.due_s = math.inf
@@ -125,6 +142,8 @@ class RowTable:
         self._least_room_nbytes = sys.maxsize
         self._short_since_s: float | None = None
         self._rests_until_s = -math.inf
+        self._random = random
+        self._waits_for_all = random is not None
 
     @property
     def rows_waiting(self) -> int:
@@ -141,27 +160,31 @@ class RowTable:
         """Rows by partition that are here, or that a checkpoint covers."""
         return {part: tuple(ranges) for part, ranges in sorted(self._known.items()) if ranges}
 
-    def add(self, holder: int, lots: Iterable[Lot], room_nbytes: int) -> list[Lot]:
+    def add(
+        self, holder: int, lots: Iterable[Lot], room_nbytes: int, is_full: bool = False
+    ) -> list[Lot]:
         """Enter rows that an agent holds; return those that are known already, as lots.
 
         Args:
             room_nbytes: how many bytes the agent may hold.
+            is_full: more rows wait for room there.
         """
+        self._waits_for_all &= not is_full
         self._room_nbytes[holder] = room_nbytes
         self._least_room_nbytes = min(self._least_room_nbytes, room_nbytes)
         spool, unwanted = self._spools.setdefault(holder, _Spool()), list[Lot]()
         for lot in lots:
-            known = self._known.get(lot.partition, [])
             stop, at = lot.start + lot.rows, lot.start
-            for first, last in uncovered(lot.start, stop, known):
+            known = self._known.setdefault(lot.partition, [])
+            for first, last in add_range(known, lot.start, stop):
                 if first > at:
                     unwanted.append(_part(lot, at, first))
-                spool.add(_Piece(lot.number, lot.partition, first, first - lot.start, last - first))
+                skip = lot.skip + first - lot.start
+                spool.add(_Piece(lot.number, lot.partition, first, skip, last - first))
                 self._rows += last - first
                 at = last
             if at < stop:
                 unwanted.append(_part(lot, at, stop))
-            self._known[lot.partition] = merge_ranges([*known, (lot.start, stop)])
             self._seen += lot.rows
             self._nbytes += lot.nbytes
             self._lots += 1
@@ -180,6 +203,8 @@ class RowTable:
             needs: of the nodes that take rows.
         """
         grants: dict[int, list[Grant]] = {}
+        if self._waits_for_all:
+            return grants
         if now_s < self._rests_until_s:
             self.due_s = self._rests_until_s if self._rows else math.inf
             return grants
@@ -202,11 +227,16 @@ class RowTable:
             return {}
         totals = {node: self._total(node) for node in open_to}
         least = min(totals.values())
-        own = {node: min(self._waiting_at(node), rooms[node]) for node in open_to}
-        aim = min(totals[node] + own[node] for node in open_to)
+        if self._random is None:
+            own = {node: min(self._waiting_at(node), rooms[node]) for node in open_to}
+        else:
+            own = {node: max(0, room) for node, room in rooms.items()}
+        aim = min(self._total(node) + rows for node, rows in own.items())
         if aim > least:
             self._short_since_s = None
-            return self._grant({n: aim - totals[n] for n in open_to if totals[n] < aim})
+            lacking = sum(max(0, aim - total) for total in totals.values())
+            shares = level(min(self._rows, lacking), [*totals.values()])
+            return self._grant({n: r for n, r in zip(open_to, shares, strict=True) if r})
         some = {node: -(-self._window(node) // _MOVED_SHARE) for node in open_to}
         if not any(self._unread(needs[node]) < some[node] for node in open_to):
             return {}
@@ -232,7 +262,7 @@ class RowTable:
     def withdraw(self) -> dict[int, list[Lot]]:
         """Remove the rows that are of no node; return them by the agent that holds them."""
         left = {
-            holder: [Lot(p.number, p.partition, p.start, p.rows, 0) for p in spool.pieces]
+            holder: [Lot(p.number, p.partition, p.start, p.skip, p.rows) for p in spool.pieces]
             for holder, spool in self._spools.items()
             if spool.pieces
         }
@@ -263,6 +293,8 @@ class RowTable:
 
     def _grant(self, shares: Mapping[int, int]) -> dict[int, list[Grant]]:
         """Give each node so many rows: of its own agent's spool, then of the fullest ones."""
+        if self._random is not None:
+            return self._deal(shares, self._random)
         grants: dict[int, list[Grant]] = {}
         left: dict[int, int] = {}
         for node, rows in shares.items():
@@ -288,12 +320,57 @@ class RowTable:
 
     def _take(self, grants: dict[int, list[Grant]], node: int, holder: int, rows: int) -> None:
         pieces = self._spools[holder].take(rows, from_end=node != holder)
-        grants.setdefault(node, []).extend(
-            Grant(holder, piece.number, piece.skip, piece.rows, piece.partition, piece.start)
-            for piece in pieces
-        )
+        grants.setdefault(node, []).extend(_windows(holder, pieces))
         self.assigned[node] += rows
         self._rows -= rows
+
+    def _deal(self, shares: Mapping[int, int], random: Random) -> dict[int, list[Grant]]:
+        """Give each node so many rows: blocks of all spools, in random order."""
+        nbytes = self._nbytes * self._rows // max(1, self._seen)
+        blocks = min(MAX_BLOCKS, max(MIN_BLOCKS, nbytes // len(shares) // BLOCK_NBYTES))
+        most = max(1, self._rows // (len(shares) * blocks))
+        deck = [
+            (holder, block)
+            for holder, spool in self._spools.items()
+            for piece in spool.take(spool.rows, from_end=False)
+            for block in piece.blocks(most)
+        ]
+        random.shuffle(deck)
+        grants: dict[int, list[Grant]] = {}
+        for node, rows in shares.items():
+            left = rows
+            while left:
+                holder, block = deck.pop()
+                if block.rows > left:
+                    block, rest = block.split(left)
+                    deck.append((holder, rest))
+                grants.setdefault(node, []).append(_window(holder, [block]))
+                self.rows_moved += block.rows if holder != node else 0
+                left -= block.rows
+            self.assigned[node] += rows
+            self._rows -= rows
+        for holder, block in deck:
+            self._spools[holder].add(block)
+        return grants
+
+
+def _windows(holder: int, pieces: Iterable[_Piece]) -> Iterator[Grant]:
+    """Yield grants of pieces; those that follow each other in a segment are one window of it."""
+    window: list[_Piece] = []
+    for piece in pieces:
+        last = window[-1] if window else piece
+        if window and (piece.number, piece.skip) != (last.number, last.skip + last.rows):
+            yield _window(holder, window)
+            window = []
+        window.append(piece)
+    if window:
+        yield _window(holder, window)
+
+
+def _window(holder: int, pieces: Sequence[_Piece]) -> Grant:
+    spans = tuple((p.partition, p.start, p.start + p.rows) for p in pieces)
+    rows = sum(piece.rows for piece in pieces)
+    return Grant(holder, pieces[0].number, pieces[0].skip, rows, spans)
 
 
 def level(num_rows: int, totals: Sequence[int]) -> list[int]:
@@ -329,4 +406,4 @@ def level(num_rows: int, totals: Sequence[int]) -> list[int]:
 
 def _part(lot: Lot, start: int, stop: int) -> Lot:
     """Return rows [`start`, `stop`) of the partition of a lot, which has them."""
-    return Lot(lot.number, lot.partition, start, stop - start, 0)
+    return Lot(lot.number, lot.partition, start, lot.skip + start - lot.start, stop - start)

@@ -43,7 +43,7 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
-from sparkdl.driver.feeds.coverage import Call, EpochLeft
+from sparkdl.driver.feeds.coverage import Call
 from sparkdl.driver.feeds.remarks import (
     check_size,
     standstill,
@@ -93,7 +93,7 @@ from sparkdl.driver.feeds.state import (
     with_feed,
     with_run,
 )
-from sparkdl.driver.feeds.table import Need, RowTable
+from sparkdl.driver.feeds.table import Need
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.messages import MAX_COUNT_S, FeedSpec, Target
 
@@ -239,11 +239,9 @@ def _begin(
         now_s + timeout_s,
         expected=dict.fromkeys(before, 0),
     )
-    begin = _beginning(run)
-    said: list[Action] = [_to_nodes(run, begin)]
-    if begin.run:
-        run = replace(run, table=RowTable({}, left[0].done))
-        return Opening(feed, run, now_s + feed.answer_s), said
+    if call.jobs.get(left[0].epoch):
+        return _open(feed, run, now_s)
+    said: list[Action] = [_to_nodes(run, _beginning(run))]
     if run.is_micro_batch:
         least = min(run.brought_before.values())
         ahead = {node_id: rows - least for node_id, rows in run.brought_before.items()}
@@ -251,13 +249,18 @@ def _begin(
     return _then(said, _deliver(feed, run, now_s))
 
 
+def _open(feed: Feed, run: Run, now_s: float) -> Step[Opening]:
+    """Have agents report which rows of the run's epoch they still hold."""
+    left = run.left[run.epoch - run.first]
+    begin = structs.replace(_beginning(run), run=run.call.jobs[left.epoch])
+    return Opening(feed, run.with_table(left), now_s + feed.answer_s), [_to_nodes(run, begin)]
+
+
 def _beginning(run: Run) -> FeedBegin:
-    """Return the first message to the nodes: also which job's rows they may still have."""
     # The epoch behind those of a stream's call ends the stream.
-    begin = FeedBegin(run.spec.feed, run.first, run.last + run.is_micro_batch)
-    is_of_files = isinstance(run.call.request.data, ParquetSource)
-    name = "" if is_of_files else run.call.jobs.get(run.left[0].epoch, "")
-    return structs.replace(begin, run=name)
+    last = run.last + run.is_micro_batch
+    retain = run.is_shuffled and run.epoch < run.last
+    return FeedBegin(run.spec.feed, run.epoch, last, retain=retain)
 
 
 def _look_opening(
@@ -265,10 +268,11 @@ def _look_opening(
 ) -> Step[Opening | Delivering | Explaining | Cutting | CuttingShort]:
     counts = state.feed.nodes.staying(state.run.node_ids)
     is_over = now_s >= state.deadline_s
-    if not is_over and not all(count.began >= state.run.first for count in counts.values()):
+    run = state.run
+    if not is_over and not all(count.began >= run.epoch for count in counts.values()):
         return state, []
-    name = state.run.call.jobs[state.run.left[0].epoch]
-    return _deliver(state.feed, state.run, now_s, name)
+    name = run.call.jobs[run.left[run.epoch - run.first].epoch]
+    return _deliver(state.feed, run, now_s, name)
 
 
 # bringing the rows of an epoch
@@ -284,14 +288,10 @@ def _deliver(
             table, and are not brought again.
     """
     call, left = run.call, run.left[run.epoch - run.first :]
-    left = left[: 1 + _whole_epochs(left)]  # what one pass over the data serves
+    if not run.is_shuffled:
+        left = left[: 1 + _whole_epochs(run)]  # what one pass over the data serves
     if not name:
-        run = replace(
-            run,
-            table=RowTable(run.ahead, left[0].done),
-            sent=added(run.sent, run.table.assigned),
-            moved=run.moved + run.table.rows_moved,
-        )
+        run = run.with_table(left[0])
         name = f"{call.run}.{run.spec.generation}.{left[0].epoch}"
     call.jobs.update(dict.fromkeys([each.epoch for each in left], name))
     known = run.table.known
@@ -318,14 +318,14 @@ def _deliver(
 
 def _share_out(
     feed: Feed, run: Run, spec: FeedSpec, source: ParquetSource, now_s: float
-) -> Step[Explaining | Cutting | CuttingShort]:
-    """Have each node that takes rows read its share of the files."""
+) -> Step[Delivering | Explaining | CuttingShort]:
+    """Have the agent of each node that takes rows read a share of the files."""
     counts, done = feed.nodes.staying(run.node_ids), spec.done.get(0, ())
     if not counts:  # one may be about to say why
         refused = run.refused + source.num_rows - num_rows({0: done})
         return Explaining(feed, replace(run, refused=refused), spec, None, now_s + REASON_S), []
     shares = {
-        node_id: ReadShare(spec.feed, spec.epoch, share, spec.keep)
+        node_id: ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep)
         for node_id, share in zip(counts, source.shares(len(counts), done=done), strict=True)
     }
     try:
@@ -333,9 +333,9 @@ def _share_out(
             check_size(share)
     except ConfigError as error:
         return _cut_short(feed, run, error, now_s)
-    run.table.assigned.update({n: each.share.num_rows for n, each in shares.items()})
     said = [Send(share, frozenset({n}), spec.generation) for n, share in shares.items()]
-    return _then([*said], _cut(feed, run, now_s))
+    rows = {0: source.num_rows}
+    return Delivering(feed, run, spec, 0, run.quiet_s, num_rows=rows), [*said]
 
 
 def _look_delivering(
@@ -527,13 +527,11 @@ def _look_cutting(
     if now.done and not has_rows:
         run = replace(run, epoch=run.epoch + 1)
         if run.epoch <= run.last:  # nothing was left of it: no node is to see it
-            said.append(
-                _to_nodes(run, FeedBegin(feed.name, run.epoch, run.last + run.is_micro_batch))
-            )
+            said.append(_to_nodes(run, _beginning(run)))
         return _then(said, _go_on(feed, run, now_s))
     rows = {node_id: count.cut_rows for node_id, count in cut.items()}
     is_whole = all(count.cut_whole for count in cut.values())
-    stop = run.epoch + (_whole_epochs(run.left[run.epoch - run.first :]) if is_whole else 0)
+    stop = run.epoch + (_whole_epochs(run) if is_whole else 0)
     # A checkpoint covers the other rows of the epoch. If fewer rows than nodes are left, they come
     # first in the next epoch, as in a stream: a step needs one row for each node.
     is_rest = bool(now.done)
@@ -569,25 +567,29 @@ def _go_on(
     if run.is_unwanted:
         end = _cut_short if run.epoch <= run.last else _hold
         return end(feed, run, None, now_s)
-    if run.epoch <= run.last:
+    if run.epoch <= run.last and not run.is_shuffled:
         return _deliver(feed, run, now_s)
-    if run.read_to < 0:
+    if run.read_to < 0 and run.epoch > run.last:
         return _finish(feed, run, None)
     return Reading(feed, run, run.quiet_s), []
 
 
-def _look_reading(state: Reading, now_s: float) -> Step[Reading | Holding | Idle]:
+def _look_reading(
+    state: Reading, now_s: float
+) -> Step[Reading | Opening | CuttingShort | Holding | Idle]:
     feed, run = state.feed, state.run
+    has_fed = run.epoch > run.last
     if run.is_unwanted or state.error is not None:
-        return _hold(feed, run, state.error, now_s)
+        return (_hold if has_fed else _cut_short)(feed, run, state.error, now_s)
     if _has_read(feed, run):
-        return _finish(feed, run, None)
+        return _finish(feed, run, None) if has_fed else _open(feed, run, now_s)
     return _watch(state, now_s)
 
 
 def _has_read(feed: Feed, run: Run) -> bool:
     """Whether every node has read all that it was fed, or takes no more.
 
+    Where more is to be fed, the children have also released what they have read: an epoch is over.
     A stream does not wait until it has brought each node a row: a node without one may wait for it
     to learn the types of the columns, and the others may wait for that node.
     """
@@ -600,7 +602,10 @@ def _has_read(feed: Feed, run: Run) -> bool:
     return all(
         node_id in gone
         or count.epochs_done > run.read_to
-        or count.rows_consumed - run.before[node_id].rows_consumed >= run.expected[node_id] > 0
+        or (
+            run.epoch > run.last
+            and count.rows_consumed - run.before[node_id].rows_consumed >= run.expected[node_id] > 0
+        )
         for node_id, count in feed.nodes.counts_of(run.node_ids).items()
     )
 
@@ -826,7 +831,7 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
             continue
         lots: Iterable[Lot] = news.lots
         if table is not None and news.epoch == epoch:
-            lots = table.add(node_id, lots, news.room_nbytes)
+            lots = table.add(node_id, lots, news.room_nbytes, news.is_full)
         if lots := tuple(lots):
             said.append(_freeing(node_id, news.feed, news.epoch, lots, generation))
     return state, said
@@ -912,8 +917,9 @@ def _mark(
     return _to_nodes(run, end)
 
 
-def _whole_epochs(left: tuple[EpochLeft, ...]) -> int:
-    """Return how many epochs behind the first read the same rows: all of them."""
+def _whole_epochs(run: Run) -> int:
+    """Return how many epochs behind the run's read the same rows again: all rows there are."""
+    left = run.left[run.epoch - run.first :] if not run.is_shuffled else ()
     part = next((i for i, each in enumerate(left) if each.done), len(left))
     return max(0, part - 1)
 

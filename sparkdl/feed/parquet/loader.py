@@ -1,4 +1,4 @@
-"""Reads Parquet files into a node's logs: one thread a data set, which waits for the budget.
+"""Reads Parquet files into a node's spools and logs: one thread a data set, which waits for room.
 
 Runs in: agent
 """
@@ -12,39 +12,50 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain, groupby
 
 import msgspec
+import pyarrow as pa
 
 from sparkdl.control.channel import EndMark, FeedStart, Local, ReadFailed, ReadParquet
 from sparkdl.control.messages import EpochEnd, Granted, ReadShare
 from sparkdl.control.rows import Share
+from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
-from sparkdl.core.row_ranges import take_rows
+from sparkdl.core.row_ranges import Range, take_rows
+from sparkdl.feed.store.admission import Appended, append_in_time
 from sparkdl.feed.store.log import AppendRequest, Log
+from sparkdl.feed.store.spool import Spool, SpoolRequest
 
 _log = logging.getLogger(__name__)
 
 _MIN_BATCH_NBYTES = 1 << 16
+Append = Callable[[pa.RecordBatch, tuple[Range, ...], Deadline], Appended]
 _MARKS_AHEAD = 4
 """So many epochs ahead the child knows that they read the same rows again."""
 
 
-@dataclass(frozen=True)
-class Sink:
-    """A log and how rows come into it.
+class ParquetLoader(threading.Thread):
+    """Reads one data set; ends once what it reads is not wanted any more.
 
-    Attributes:
-        log: of one generation; it is closed when its child ends.
+    Args:
         memory_nbytes: of all feeds of the node; batches, and what is read ahead, are fractions.
     """
 
-    log: Log
-    memory_nbytes: int
+    def __init__(self, feed: str, memory_nbytes: int) -> None:
+        super().__init__(name=f"sparkdl-reading-{feed}", daemon=True)
+        self._feed = feed
+        self._memory_nbytes = memory_nbytes
 
-    def read(self, share: Share, epoch: int, keep: bool) -> bool:
+    def stop(self) -> None:
+        """Wait no longer: what is read is refused from now on."""
+
+    def _read(self, share: Share, append: Append) -> bool:
         """Read a share to its end; return whether all of it was wanted.
+
+        Args:
+            append: takes a batch and which rows of the data set it has.
 
         Raises:
             ReadError: if a file cannot be read, or there have been no descriptors for a minute.
@@ -53,50 +64,45 @@ class Sink:
         # Here, since agents that read no files need none of it.
         from sparkdl.feed.parquet.read import BATCH_NBYTES, PREFETCH_NBYTES, read_share
 
-        batch_nbytes = max(_MIN_BATCH_NBYTES, min(BATCH_NBYTES, self.memory_nbytes // 16))
-        prefetch_nbytes = max(batch_nbytes, min(PREFETCH_NBYTES, self.memory_nbytes // 4))
+        batch_nbytes = max(_MIN_BATCH_NBYTES, min(BATCH_NBYTES, self._memory_nbytes // 16))
+        prefetch_nbytes = max(batch_nbytes, min(PREFETCH_NBYTES, self._memory_nbytes // 4))
         numbers = deque(part.numbers for part in share.ranges)
         batches = read_share(share, batch_nbytes=batch_nbytes, prefetch_nbytes=prefetch_nbytes)
         with closing(batches):
             for batch in batches:
-                spans = tuple((0, *rows) for rows in take_rows(numbers, batch.num_rows))
-                request = AppendRequest(epoch, keep=keep, spans=spans)
-                if not self.log.append_in_time(batch, request):
+                rows = tuple(take_rows(numbers, batch.num_rows))
+                if not append_in_time(partial(append, batch, rows)):
                     return False
-        return self.log.takes(epoch)
-
-
-class ParquetLoader(threading.Thread):
-    """Reads one data set; ends once its log takes no more rows."""
-
-    def __init__(self, sink: Sink) -> None:
-        super().__init__(name=f"sparkdl-reading-{sink.log.feed}", daemon=True)
-        self.sink = sink
-
-    def stop(self) -> None:
-        """Wait no longer: the log has been closed."""
+        return True
 
 
 class ShareLoader(ParquetLoader):
-    """A pass that the driver has ordered.
+    """A pass that the driver has ordered: its rows go to the spool.
 
     Args:
-        on_end: called on this thread with why not all rows could be read, or an empty text.
+        on_problem: called on this thread with why not all rows can be read.
     """
 
-    def __init__(self, order: ReadShare, sink: Sink, on_end: Callable[[str], None]) -> None:
-        super().__init__(sink)
-        self.order = order
-        self._on_end = on_end
+    def __init__(
+        self, order: ReadShare, spool: Spool, memory_nbytes: int, on_problem: Callable[[str], None]
+    ) -> None:
+        super().__init__(order.feed, memory_nbytes)
+        self._order = order
+        self._spool = spool
+        self._on_problem = on_problem
 
     def run(self) -> None:
         """Read the share."""
-        problem = ""
+        order = self._order
+
+        def append(batch: pa.RecordBatch, rows: tuple[Range, ...], deadline: Deadline) -> Appended:
+            request = SpoolRequest(order.epoch, order.run, 0, rows, order.keep)
+            return self._spool.append(batch, deadline, request)
+
         try:
-            self.sink.read(self.order.share, self.order.epoch, self.order.keep)
+            self._read(order.share, append)
         except Exception as error:  # noqa: BLE001 (the driver has to know)
-            problem = _problem_text(error)
-        self._on_end(problem)
+            self._on_problem(_problem_text(error))
 
 
 class DirectLoader(ParquetLoader):
@@ -109,10 +115,15 @@ class DirectLoader(ParquetLoader):
     """
 
     def __init__(
-        self, order: ReadParquet, sink: Sink, send_to_child: Callable[[DirectLoader, Local], None]
+        self,
+        order: ReadParquet,
+        log: Log,
+        memory_nbytes: int,
+        send_to_child: Callable[[DirectLoader, Local], None],
     ) -> None:
-        super().__init__(sink)
+        super().__init__(order.feed, memory_nbytes)
         self._order = order
+        self._log = log
         self._send_to_child = send_to_child
         self._changed = threading.Condition()
         self._epoch = 0
@@ -136,14 +147,12 @@ class DirectLoader(ParquetLoader):
             self._read_all()
         except Exception as error:  # noqa: BLE001 (user code has to know)
             is_config = isinstance(error, ConfigError)
-            self._send_to_child(
-                self, ReadFailed(self.sink.log.feed, _problem_text(error), is_config)
-            )
+            self._send_to_child(self, ReadFailed(self._feed, _problem_text(error), is_config))
 
     def _read_all(self) -> None:
         from sparkdl.feed.parquet.source import list_files
 
-        order, log = self._order, self.sink.log
+        order, log = self._order, self._log
         source = list_files(order.paths, order.columns, order.options)
         if not source.num_rows:
             raise ConfigError(
@@ -166,7 +175,7 @@ class DirectLoader(ParquetLoader):
             if len(rows) > 1:
                 self._send_to_child(self, Granted(log.feed, epoch, min(rows.values())))
             share = _shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
-            if not self.sink.read(share, epoch, keep=not (is_last or done)):
+            if not self._read_epoch(share, epoch, keep=not (is_last or done)):
                 return
             if log.cut(epoch).is_whole and not is_last and not self._has_done_from(epoch):
                 self._read_again(epoch, rows)
@@ -177,13 +186,20 @@ class DirectLoader(ParquetLoader):
             self._send_to_child(self, EpochEnd(log.feed, epoch, rows, goes_on=continues))
         self._send_to_child(self, EndMark(log.feed))
 
+    def _read_epoch(self, share: Share, epoch: int, keep: bool) -> bool:
+        def append(batch: pa.RecordBatch, rows: tuple[Range, ...], deadline: Deadline) -> Appended:
+            spans = tuple((0, *each) for each in rows)
+            return self._log.append(batch, deadline, AppendRequest(epoch, keep=keep, spans=spans))
+
+        return self._read(share, append) and self._log.takes(epoch)
+
     def _has_done_from(self, epoch: int) -> bool:
         """Whether some rows of `epoch` or a later one are not to be read."""
         return any(each >= epoch and rows for each, rows in self._order.done.items())
 
     def _read_again(self, first: int, rows: dict[int, int]) -> None:
         """Let all further epochs read what is in the log."""
-        log = self.sink.log
+        log = self._log
         for epoch in itertools.count(first):
             if not self._wait_for(epoch - _MARKS_AHEAD):
                 return

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ReadError
 from sparkdl.core.row_ranges import Span
 from sparkdl.feed.store.budget import Budget, Room, Use
 from sparkdl.feed.store.segment import (
@@ -27,6 +29,10 @@ from sparkdl.feed.store.segment import (
 )
 
 _DESCRIPTOR_PAUSE_S = 0.1
+_FULL_WAIT_S = 1.0
+"""How long an append waits for room at once: what waits may have become unwanted."""
+_SHORT_WAIT_S = 60.0
+"""How long to wait for descriptors, of which nobody knows whether there will be any."""
 
 
 class Appended(Enum):
@@ -65,6 +71,7 @@ class Terms:
     Attributes:
         may_spill: whether it may go to disk; asked with the lock of the budget held.
         is_wanted: likewise.
+        on_full: called while the batch waits for room; likewise.
         enter: records the file, which is its own from then on; likewise. It may raise `OSError`
             before it has recorded anything.
     """
@@ -72,6 +79,7 @@ class Terms:
     may_spill: Callable[[], bool]
     is_wanted: Callable[[], bool]
     enter: Callable[[File], None]
+    on_full: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,8 @@ class Admission:
         write: Callable[[bool], int],
     ) -> Appended:
         room = self.budget.acquire(
-            self.use, self.feed, nbytes, deadline, terms.may_spill, terms.is_wanted
+            *(self.use, self.feed, nbytes, deadline),
+            *(terms.may_spill, terms.is_wanted, terms.on_full),
         )
         if room in (Room.FULL, Room.UNWANTED):
             return Appended.FULL if room is Room.FULL else Appended.CLOSED
@@ -147,6 +156,23 @@ class Admission:
                     os.close(fd)
                 self.budget.release(self.use, self.feed, nbytes, is_on_disk)
         return Appended.STORED if is_stored else Appended.CLOSED
+
+
+def append_in_time(append: Callable[[Deadline], Appended]) -> bool:
+    """Append rows that can go nowhere else, however long there is no room; return if wanted.
+
+    Raises:
+        ReadError: if there have been no descriptors for a minute.
+    """
+    is_too_long = Deadline.after(_SHORT_WAIT_S)
+    while True:
+        outcome = append(Deadline.after(_FULL_WAIT_S))
+        if outcome in (Appended.STORED, Appended.CLOSED):
+            return outcome is Appended.STORED
+        if outcome is Appended.FULL:
+            is_too_long = Deadline.after(_SHORT_WAIT_S)
+        elif is_too_long.has_passed:
+            raise ReadError(f"rows cannot be kept: {OUT_OF_DESCRIPTORS}")
 
 
 def _patiently(deadline: Deadline, admit: Callable[[], Appended]) -> Appended:

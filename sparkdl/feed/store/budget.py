@@ -105,12 +105,14 @@ class Budget:
         deadline: Deadline,
         may_spill: Callable[[], bool],
         is_wanted: Callable[[], bool],
+        on_full: Callable[[], None],
     ) -> Room:
         """Wait for room for a segment, and reserve it.
 
         Args:
             may_spill: whether the segment may go to disk rather than wait for memory.
             is_wanted: looked at again and again while waiting.
+            on_full: called before each wait; must not block.
         """
         with self.lock:
             while True:
@@ -122,6 +124,7 @@ class Budget:
                     return room
                 if deadline.has_passed:
                     return Room.FULL
+                on_full()
                 if not self._fits(nbytes):
                     self._on_pressure()
                 self.lock.wait(deadline.wait_s)

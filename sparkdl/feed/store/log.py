@@ -20,10 +20,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ReadError
 from sparkdl.core.row_ranges import Span
 from sparkdl.feed.store.admission import Admission, Appended, File, Terms
 from sparkdl.feed.store.budget import Budget, RetainedSegments, Use
@@ -31,10 +29,6 @@ from sparkdl.feed.store.provenance import Provenance
 from sparkdl.feed.store.segment import StoredSegment
 
 _FOR_EVER = sys.maxsize
-_FULL_WAIT_S = 1.0
-"""How long an append waits for room at once: what waits may have become unwanted."""
-_SHORT_WAIT_S = 60.0
-"""How long to wait for descriptors, of which nobody knows whether there will be any."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +67,7 @@ class Log:
             the child, with the lock held; must not block.
         folder: where segments go for which there is no memory.
         retained: where segments go that were read.
+        keeps: whether they do, also where the rows are not to be assigned anew.
     """
 
     def __init__(
@@ -81,8 +76,10 @@ class Log:
         budget: Budget,
         on_segment: Callable[[StoredSegment, int], None],
         is_closed: bool = False,
+        *,
+        retained: RetainedSegments,
         folder: Path | None = None,
-        retained: RetainedSegments | None = None,
+        keeps: bool = False,
     ) -> None:
         self.feed = feed
         self.rows_received = 0
@@ -91,7 +88,8 @@ class Log:
         self.terminated_to = -1
         self._budget = budget
         self._on_segment = on_segment
-        self._retained = retained
+        self._retained, self._keeps = retained, keeps
+        self._comes_again = False
         self._admission = Admission(feed, Use.LOG, budget, folder)
         self._provenance = Provenance()
         self._segments: dict[int, StoredSegment] = {}
@@ -119,10 +117,16 @@ class Log:
         """Return how many rows of an epoch that was not counted yet are here."""
         return self._rows[epoch]
 
-    def expect(self, last_epoch: int) -> None:
-        """Epochs up to `last_epoch` are to come: those that a `close_call` refuses."""
+    def expect(self, last_epoch: int, comes_again: bool | None = None) -> None:
+        """Epochs up to `last_epoch` are to come: those that a `close_call` refuses.
+
+        Args:
+            comes_again: whether rows that are read are assigned anew for another epoch.
+        """
         with self._budget.lock:
             self._last_epoch = max(self._last_epoch, last_epoch)
+            if comes_again is not None:
+                self._comes_again = comes_again
 
     def append(self, batch: pa.RecordBatch, deadline: Deadline, request: AppendRequest) -> Appended:
         """Add a batch, waiting for room."""
@@ -137,22 +141,6 @@ class Log:
         terms = Terms(lambda: request.keep and self._is_whole, is_wanted, enter)
         return self._admission.append(batch, deadline, terms)
 
-    def append_in_time(self, batch: pa.RecordBatch, request: AppendRequest) -> bool:
-        """Add a batch that can go nowhere else, however long there is no room; return if wanted.
-
-        Raises:
-            ReadError: if there have been no descriptors for a minute.
-        """
-        is_too_long = Deadline.after(_SHORT_WAIT_S)
-        while True:
-            outcome = self.append(batch, Deadline.after(_FULL_WAIT_S), request)
-            if outcome in (Appended.STORED, Appended.CLOSED):
-                return outcome is Appended.STORED
-            if outcome is Appended.FULL:
-                is_too_long = Deadline.after(_SHORT_WAIT_S)
-            elif is_too_long.has_passed:
-                raise ReadError(f"rows cannot be kept: {OUT_OF_DESCRIPTORS}")
-
     def enter(self, segment: StoredSegment) -> None:
         """Add a window of the own spool, which is held for the log already.
 
@@ -163,7 +151,7 @@ class Log:
         """
         with self._budget.lock:
             if not self.takes(segment.epoch):
-                if self.is_closed and self._retained is not None:
+                if self.is_closed and self._is_retaining:
                     self._retained.add(Use.LOG, segment, self._provenance)
                 else:
                     self._budget.free(Use.LOG, segment)
@@ -215,7 +203,7 @@ class Log:
     def forget(self, epoch: int) -> None:
         """Forget rows that only epochs before `epoch` read: a checkpoint covers them."""
         with self._budget.lock:
-            if self._retained is not None:
+            if not self._comes_again:
                 self._retained.forget(self._provenance, epoch)
             self._provenance.forget(epoch)
 
@@ -232,12 +220,16 @@ class Log:
     def retain(self, segment: StoredSegment) -> None:
         """Retain a window that is left of the spool, if rows are retained; free it otherwise."""
         with self._budget.lock:
-            if self._retained is not None and segment.run:
+            if self._is_retaining and segment.run:
                 self._retained.add(Use.SPOOL, segment, self._provenance)
             else:
                 self._budget.free(Use.SPOOL, segment)
 
     # The lock is held, or taken again.
+
+    @property
+    def _is_retaining(self) -> bool:
+        return self._keeps or self._comes_again
 
     def _close(self, epoch: int, retains: bool) -> None:
         with self._budget.lock:
@@ -265,7 +257,7 @@ class Log:
         """Retain segments that a call has brought, if any are retained; free the others."""
         for segment in segments:
             is_known = self._provenance.knows(segment.number)
-            if retains and segment.run and is_known and self._retained is not None:
+            if retains and segment.run and (self._comes_again or (self._keeps and is_known)):
                 self._retained.add(Use.LOG, segment, self._provenance)
             else:
                 self._budget.free(Use.LOG, segment)

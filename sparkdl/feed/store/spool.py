@@ -37,14 +37,14 @@ class SpoolRequest:
 
     Attributes:
         run: unique to the Spark job.
-        start_row: the number of the batch's first row in the partition.
+        ranges: the numbers of the batch's rows in the partition.
         keep: a later epoch reads the rows again: they go to disk rather than wait for memory.
     """
 
     epoch: int
     run: str
     partition: int
-    start_row: int
+    ranges: tuple[Range, ...]
     keep: bool = False
 
 
@@ -65,8 +65,8 @@ class Spool:
     """The spool of one feed and generation. Any thread may call it; the lock is the budget's.
 
     Args:
-        on_spooled: called with the feed, the epoch and the rows that a feeder has brought, with the
-            lock held; must not block.
+        on_spooled: called with the feed, the epoch and the rows of each segment that has come, none
+            if one has no room, with the lock held; must not block.
         may_spill: whether rows that are kept may go to disk.
 
     Attributes:
@@ -77,7 +77,7 @@ class Spool:
         self,
         feed: str,
         budget: Budget,
-        on_spooled: Callable[[str, int, Lot], None],
+        on_spooled: Callable[[str, int, list[Lot]], None],
         may_spill: Callable[[], bool] = lambda: True,
         folder: Path | None = None,
     ) -> None:
@@ -144,7 +144,7 @@ class Spool:
             return read_segment(segment.fd).slice(segment.start + skip, rows)
 
     def free(self, number: int, skip: int, rows: int) -> None:
-        """Free rows that another node has; those that are gone already do not matter."""
+        """Free rows that another node has, or none reads; those that are gone already stay so."""
         with self._budget.lock:
             spooled = self._segments.get(number)
             if spooled is None:
@@ -152,20 +152,13 @@ class Spool:
             for start, stop in overlap(skip, skip + rows, spooled.left):
                 self._free(spooled, start, stop)
 
-    def drop(self, lot: Lot) -> None:
-        """Free rows that no node reads."""
-        with self._budget.lock:
-            if (spooled := self._segments.get(lot.number)) is not None:
-                ((_, start, _),) = spooled.segment.spans
-                self.free(lot.number, lot.start - start, lot.rows)
-
     def recall(self, epoch: int, retained: Iterable[StoredSegment]) -> list[Lot]:
         """Take segments that were retained, as rows of `epoch`; return what they hold."""
-        lots = []
+        lots: list[Lot] = []
         with self._budget.lock:
             for segment in retained:
                 self._budget.move(segment, Use.RETAINED, Use.SPOOL)
-                lots.append(self._enter(replace(segment, epoch=epoch)))
+                lots += self._enter(replace(segment, epoch=epoch))
         return lots
 
     def close(self) -> list[StoredSegment]:
@@ -193,20 +186,27 @@ class Spool:
 
     def _terms(self, request: SpoolRequest) -> Terms:
         def enter(file: File) -> None:
-            span = (request.partition, request.start_row, request.start_row + file.rows)
-            segment = file.segment(self.feed, request.epoch, (span,), request.run)
+            spans = tuple((request.partition, *rows) for rows in request.ranges)
+            segment = file.segment(self.feed, request.epoch, spans, request.run)
             self._on_spooled(self.feed, request.epoch, self._enter(segment))
 
         return Terms(
-            lambda: request.keep and self._may_spill(), lambda: self.takes(request.epoch), enter
+            lambda: request.keep and self._may_spill(),
+            lambda: self.takes(request.epoch),
+            enter,
+            on_full=lambda: self._on_spooled(self.feed, request.epoch, []),
         )
 
-    def _enter(self, segment: StoredSegment) -> Lot:
+    def _enter(self, segment: StoredSegment) -> list[Lot]:
         number, self._next_number = self._next_number, self._next_number + 1
         segment = replace(segment, number=number)
         self._segments[number] = _Spooled(segment, [(0, segment.rows)])
-        ((partition, start, _),) = segment.spans
-        return Lot(number, partition, start, segment.rows, segment.nbytes)
+        lots, skip = list[Lot](), 0
+        for partition, start, stop in segment.spans:
+            rows = stop - start
+            lots.append(Lot(number, partition, start, skip, rows, segment.share(skip, rows)))
+            skip += rows
+        return lots
 
     def _find(self, number: int, skip: int, rows: int) -> _Spooled:
         spooled = self._segments.get(number)

@@ -45,7 +45,8 @@ class NodeStore:
     Args:
         on_segment: called with each segment that comes into a log, and with a descriptor of it that
             is for the child.
-        on_spooled: called with the feed, the epoch and the rows that a feeder has brought.
+        on_spooled: called with the feed, the epoch and the rows of each segment that is spooled;
+            with none if a segment waits for room in the spool.
         on_pressure: called with the name of a feed that is to release what is read.
 
     Attributes:
@@ -57,7 +58,7 @@ class NodeStore:
         limits: StoreLimits,
         timeout_s: float,
         on_segment: Callable[[StoredSegment, int], None],
-        on_spooled: Callable[[str, int, Lot], None],
+        on_spooled: Callable[[str, int, list[Lot]], None],
         on_pressure: Callable[[str], None],
     ) -> None:
         self.timeout_s = timeout_s
@@ -92,10 +93,11 @@ class NodeStore:
         with self.budget.lock:
             log = self._logs.get(feed)
             if log is None:
-                retained = self._retained if self._keeps else None
-                is_closed = bool(self._closed)
                 log = self._logs[feed] = Log(
-                    feed, self.budget, self._on_segment, is_closed, self._folder, retained
+                    *(feed, self.budget, self._on_segment, bool(self._closed)),
+                    retained=self._retained,
+                    folder=self._folder,
+                    keeps=self._keeps,
                 )
             return log
 
@@ -130,7 +132,7 @@ class NodeStore:
             self.log(feed).enter(self.spool(feed).take(number, skip, rows))
 
     def recall(self, feed: str, epoch: int, run: str) -> Sequence[Lot]:
-        """Spool rows again that a job has brought to an earlier child; return what there is."""
+        """Spool retained rows again that a job has brought; return what there is."""
         with self.budget.lock:
             return self.spool(feed).recall(epoch, self._retained.pop(feed, run))
 

@@ -47,7 +47,7 @@ from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.throttle import LOTS_PER_S, Throttle, period_s
-from sparkdl.feed.parquet.loader import DirectLoader, ParquetLoader, ShareLoader, Sink
+from sparkdl.feed.parquet.loader import DirectLoader, ParquetLoader, ShareLoader
 from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from sparkdl.feed.transfer.fetch import Fetch, Fetcher, Peers
@@ -146,7 +146,6 @@ class NodeFeeds:
                 self._after_fetches(feed, partial(self._in_order, message))
             case FeedBegin(feed) | ReadShare(feed) | FeedHold(feed):
                 self._after_fetches(feed, partial(self._in_order, message), is_mark=False)
-                self._feed(feed).ordered += isinstance(message, ReadShare)
 
     def _after_fetches(self, name: str, action: Callable[[], None], is_mark: bool = True) -> None:
         """Do it after what is behind fetches already, and if it is a mark, after all fetches.
@@ -161,8 +160,8 @@ class NodeFeeds:
         feed = self._feed(message.feed)
         log = feed.log
         match message:
-            case FeedBegin(name, epoch, last_epoch, run):
-                log.expect(last_epoch)
+            case FeedBegin(name, epoch, last_epoch, run, retain):
+                log.expect(last_epoch, retain)
                 self._send_to_child(FeedStart(name, epoch), -1)
                 if run and (lots := self.store.recall(name, epoch, run)):
                     feed.lots.setdefault(epoch, []).extend(lots)
@@ -170,9 +169,10 @@ class NodeFeeds:
                 feed.began, feed.problem = epoch, ""
                 if run:
                     self._progress.call()
-            case ReadShare():
-                on_end = partial(self._soon, self._note_end, feed)
-                self._begin(ShareLoader(message, self._sink(feed), on_end))
+            case ReadShare(name):
+                on_problem = partial(self._soon, self._note_unread, feed)
+                spool = self.store.spool(name)
+                self._begin(ShareLoader(message, spool, self._memory_nbytes, on_problem))
             case FeedHold():
                 self._send_to_child(message, -1)
             case FeedCut(epoch=epoch):
@@ -208,7 +208,7 @@ class NodeFeeds:
             own = self._peers.names[self._peers.node_id]
             self._note_problem(feed, f"{own} cannot read rows that it holds: {error}")
         for lot in order.unwanted:
-            self.store.spool(name).drop(lot)
+            self.store.spool(name).free(lot.number, lot.skip, lot.rows)
         if fetches:
             self._fetch(feed, fetches)
 
@@ -219,6 +219,7 @@ class NodeFeeds:
                 self._peers,
                 feed.log,
                 self.store.generation,
+                self._memory_nbytes,
                 partial(self._soon, self._note_arrived, feed),
                 partial(self._soon, self._note_problem, feed),
             )
@@ -254,7 +255,7 @@ class NodeFeeds:
         elif isinstance(message, ReadParquet):
             feed = self._feed(message.feed)
             on_message = partial(self._soon, self._pass_on, feed)
-            feed.direct = DirectLoader(message, self._sink(feed), on_message)
+            feed.direct = DirectLoader(message, feed.log, self._memory_nbytes, on_message)
             self._begin(feed.direct)
         elif isinstance(message, Results):
             self._answer(message, fd)
@@ -323,9 +324,6 @@ class NodeFeeds:
         for loader in self._loaders:
             loader.stop()
 
-    def _sink(self, feed: NodeFeed) -> Sink:
-        return Sink(feed.log, self._memory_nbytes)
-
     def _begin(self, loader: ParquetLoader) -> None:
         self._loaders = [each for each in self._loaders if each.is_alive()]
         self._loaders.append(loader)
@@ -347,8 +345,8 @@ class NodeFeeds:
         )
         self._loop.call_soon_threadsafe(self._pass_segment, message, fd)
 
-    def _on_spooled(self, feed: str, epoch: int, lot: Lot) -> None:
-        self._soon(self._note_lot, self.store.generation, feed, epoch, lot)
+    def _on_spooled(self, feed: str, epoch: int, lots: list[Lot]) -> None:
+        self._soon(self._note_lots, self.store.generation, feed, epoch, lots)
 
     def _soon(self, function: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop has ended, and nobody waits
@@ -363,13 +361,17 @@ class NodeFeeds:
             feed.waits = False
             self._report(feed)
 
-    def _note_lot(self, generation: int, name: str, epoch: int, lot: Lot) -> None:
-        if generation == self.store.generation:
-            self._feed(name).lots.setdefault(epoch, []).append(lot)
-            self._needs.request()
+    def _note_lots(self, generation: int, name: str, epoch: int, lots: list[Lot]) -> None:
+        feed = self._feed(name)
+        if generation != self.store.generation or not (lots or epoch > feed.full):
+            return
+        if not lots:
+            feed.full = epoch
+        feed.lots.setdefault(epoch, []).extend(lots)
+        self._needs.request()
 
-    def _note_arrived(self, feed: NodeFeed) -> None:
-        feed.arrived = min(feed.arrived + 1, feed.ordered)
+    def _note_arrived(self, feed: NodeFeed, fetches: int) -> None:
+        feed.arrived = min(feed.arrived + fetches, feed.ordered)
         feed.go_on()
 
     def _note_problem(self, feed: NodeFeed, problem: str) -> None:
@@ -379,12 +381,9 @@ class NodeFeeds:
         self._progress.call()
         feed.go_on()
 
-    def _note_end(self, feed: NodeFeed, problem: str) -> None:
-        if problem:
-            own = self._peers.names[self._peers.node_id]
-            self._note_problem(feed, f"{own} could not read its share: {problem}")
-        else:
-            self._note_arrived(feed)
+    def _note_unread(self, feed: NodeFeed, problem: str) -> None:
+        own = self._peers.names[self._peers.node_id]
+        self._note_problem(feed, f"{own} could not read its share: {problem}")
 
     def _pass_on(self, feed: NodeFeed, loader: DirectLoader, message: Local) -> None:
         if self._feeds.get(feed.log.feed) is feed and feed.direct is loader:
@@ -433,9 +432,9 @@ class NodeFeeds:
         for name, feed in self._feeds.items():
             lots, feed.lots = feed.lots, {}
             for epoch, found in lots.items():
-                room = self._memory_nbytes
-                spooled = Spooled(self.store.generation, name, epoch, tuple(found), room)
-                self._report_to_driver(spooled)
+                of = (self.store.generation, name, epoch)
+                is_full = epoch <= feed.full
+                self._report_to_driver(Spooled(*of, tuple(found), self._memory_nbytes, is_full))
         if any(feed.waits and not feed.has_told_wait for feed in self._feeds.values()):
             self._progress.call()
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from sparkdl.control.cause import fetch_cause
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.row_ranges import merge_ranges, uncovered
-from sparkdl.feed.store.segment import halve, join_small
+from sparkdl.feed.store.segment import halve, join, join_small
 from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch, await_decision
 from sparkdl.feed.transfer.messages import (
     MAX_COUNT_S,
@@ -116,8 +116,11 @@ class Feeder:
     def _pieces(self, batch: pa.RecordBatch) -> list[Piece]:
         """Return the rows of the next batch that no checkpoint covers."""
         first, self._row = self._row, self._row + batch.num_rows
-        left = uncovered(first, self._row, self._done)
-        return [Piece(batch.slice(start - first, stop - start), start) for start, stop in left]
+        left = tuple(uncovered(first, self._row, self._done))
+        if not left:
+            return []
+        rows = join([batch.slice(start - first, stop - start) for start, stop in left])
+        return [Piece(rows, left)]
 
     def _has_cluster_finished(self) -> bool:
         """Whether the agent is gone because every `map_fun` has returned: none reads."""

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate, islice, takewhile
 from typing import TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ import pyarrow.flight as flight
 from sparkdl.control.messages import Grant
 from sparkdl.control.tls import Trust
 from sparkdl.core.errors import ReadError
+from sparkdl.feed.store.admission import append_in_time
 from sparkdl.feed.store.log import AppendRequest, Log
 from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch
 from sparkdl.feed.transfer.messages import (
@@ -46,6 +48,8 @@ _BROKEN = (
 
 T = TypeVar("T")
 Call = Callable[[flight.FlightClient, bytes, flight.FlightCallOptions], T]
+_WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
+"""What one call asks for, at most."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,9 @@ class Fetcher(threading.Thread):
     While the log has no room the next rows wait at their holder, except for one segment.
 
     Args:
-        on_fetched: called on this thread after each `Fetch`, whether or not the log took its rows.
+        memory_nbytes: of all feeds of the node; what one call brings is a fraction.
+        on_fetched: called on this thread with how many more have come, whether or not the log took
+            their rows.
         on_problem: called on this thread with why rows cannot be fetched; then it has ended.
     """
 
@@ -113,13 +119,15 @@ class Fetcher(threading.Thread):
         peers: Peers,
         log: Log,
         generation: int,
-        on_fetched: Callable[[], None],
+        memory_nbytes: int,
+        on_fetched: Callable[[int], None],
         on_problem: Callable[[str], None],
     ) -> None:
         super().__init__(name=f"sparkdl-fetching-{log.feed}", daemon=True)
         self._peers = peers
         self._log = log
         self._generation = generation
+        self._call_nbytes = min(_CALL_NBYTES, memory_nbytes // 16)
         self._on_fetched = on_fetched
         self._on_problem = on_problem
         self._changed = threading.Condition()
@@ -149,11 +157,10 @@ class Fetcher(threading.Thread):
         spec = self._peers.link_spec(self._log.feed, self._generation)
         try:
             with LinkWatch(spec, self._owing):
-                while (fetch := self._next()) is not None:
-                    if (problem := self._perform(fetch)) is not None:
+                while fetches := self._next():
+                    if (problem := self._perform(fetches)) is not None:
                         self._on_problem(problem)
                         return
-                    self._on_fetched()
         finally:
             for client in self._clients.values():
                 client.close()
@@ -163,53 +170,65 @@ class Fetcher(threading.Thread):
         is_late = awaited is not None and time.monotonic() - awaited[1] >= LATE_S
         return [awaited[0]] if awaited is not None and is_late else []
 
-    def _next(self) -> Fetch | None:
+    def _next(self) -> list[Fetch]:
+        """Wait for what to fetch next: rows of one epoch, of one holder; none once stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped or self._waiting)
-            return None if self._is_stopped else self._waiting.popleft()
+            if self._is_stopped:
+                return []
+            first = self._waiting[0]
+            same = takewhile(lambda each: each.epoch == first.epoch, self._waiting)
+            of_holder = (each for each in same if each.grant.holder == first.grant.holder)
+            return list(islice(of_holder, _WINDOWS))
 
-    def _perform(self, fetch: Fetch) -> str | None:
-        """Fetch rows into the log; return why that is not possible, if so."""
-        grant, names = fetch.grant, self._peers.names
+    def _perform(self, fetches: list[Fetch]) -> str | None:
+        """Fetch the first of these into the log; return why that is not possible, if so."""
+        first, names = fetches[0], self._peers.names
         try:
-            batch = self._call(fetch, self._get)
+            batch = self._call(fetches, self._get)
             if batch is None:  # it was stopped
                 return None
-            if batch.num_rows != grant.rows:
-                raise ReadError(f"it sent {batch.num_rows} rows in place of {grant.rows}")
-            span = (grant.partition, grant.start, grant.start + grant.rows)
-            request = AppendRequest(fetch.epoch, keep=fetch.keep, spans=(span,), run=fetch.run)
-            self._log.append_in_time(batch, request)
-            self._call(fetch, _confirm)
+            up_to = [*accumulate(fetch.grant.rows for fetch in fetches)]
+            if batch.num_rows not in up_to:
+                raise ReadError(f"it sent {batch.num_rows} rows, and windows end at {up_to}")
+            here = fetches[: up_to.index(batch.num_rows) + 1]
+            spans = tuple(span for fetch in here for span in fetch.grant.spans)
+            request = AppendRequest(first.epoch, keep=first.keep, spans=spans, run=first.run)
+            append_in_time(lambda deadline: self._log.append(batch, deadline, request))
+            self._call(here, _confirm)
         except (pa.ArrowException, ReadError, OSError) as error:
             return (
-                f"{names[self._peers.node_id]} cannot fetch rows from {names[grant.holder]}: "
+                f"{names[self._peers.node_id]} cannot fetch rows from {names[first.grant.holder]}: "
                 f"{flight_reason(error)}"
             )
+        with self._changed:
+            done = set(map(id, here))
+            self._waiting = deque(each for each in self._waiting if id(each) not in done)
+        self._on_fetched(len(here))
         return None
 
-    def _call(self, fetch: Fetch, call: Call[T]) -> T | None:
+    def _call(self, fetches: list[Fetch], call: Call[T]) -> T | None:
         """Return what the holder answers, however often the connection breaks; `None` once stopped.
 
         Raises:
             pyarrow.ArrowException: if the holder refuses.
         """
-        grant, timeout_s = fetch.grant, _CALL_S
-        target = Target(grant.holder, self._peers.names[grant.holder], fetch.uri)
-        place = (grant.number, grant.skip, grant.rows)
-        ticket = msgspec.json.encode(FetchTicket(self._log.feed, self._generation, *place))
-        self._awaited = target, time.monotonic()
+        holder, uri, timeout_s = fetches[0].grant.holder, fetches[0].uri, _CALL_S
+        windows = tuple((f.grant.number, f.grant.skip, f.grant.rows) for f in fetches)
+        what = FetchTicket(self._log.feed, self._generation, self._call_nbytes, windows)
+        ticket = msgspec.json.encode(what)
+        self._awaited = Target(holder, self._peers.names[holder], uri), time.monotonic()
         try:
             while True:
                 try:
-                    client = self._clients.get(fetch.uri)
+                    client = self._clients.get(uri)
                     if client is None:
-                        client = self._clients[fetch.uri] = connect(fetch.uri, self._peers.trust)
+                        client = self._clients[uri] = connect(uri, self._peers.trust)
                     return call(client, ticket, call_options(self._peers.token, timeout_s))
                 except _BROKEN as error:
                     if isinstance(error, flight.FlightTimedOutError):
                         timeout_s *= 2
-                    if broken := self._clients.pop(fetch.uri, None):
+                    if broken := self._clients.pop(uri, None):
                         broken.close()
                 with self._changed:
                     if self._changed.wait_for(lambda: self._is_stopped, _PAUSE_S):

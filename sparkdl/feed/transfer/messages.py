@@ -217,28 +217,33 @@ class PutAck(msgspec.Struct, frozen=True):
 
 
 class PutPiece(msgspec.Struct, frozen=True):
-    """What comes with a batch: its first row's number in the partition.
+    """What comes with a batch.
 
     Attributes:
+        ranges: the numbers of its rows in the partition.
         rows, key: of a segment that was sent as a descriptor; the batch itself is empty then.
     """
 
-    start_row: Count
+    ranges: tuple[tuple[Count, Count], ...]
     rows: Count = 0
     key: str = ""
 
 
 class FetchTicket(msgspec.Struct, frozen=True):
-    """Rows [`skip`, `skip` + `rows`) of a segment of the spool, which another agent fetches.
+    """Rows of the spool which another agent fetches.
 
-    It is the ticket of `DoGet`, and the body of the action `TAKEN`, on which the holder frees them.
+    It is the ticket of `DoGet`, whose answer is one batch of the rows of the first windows, as many
+    as the holder likes, and the body of the action `TAKEN`, on which the holder frees them.
+
+    Attributes:
+        nbytes: how much to send at most; one window may be larger.
+        windows: rows [`skip`, `skip` + `rows`) of segments: number, `skip`, `rows`.
     """
 
     feed: str
     generation: Count
-    number: Count
-    skip: Count
-    rows: Count
+    nbytes: Count
+    windows: tuple[tuple[Count, Count, Count], ...]
 
 
 class ExchangeHeader(msgspec.Struct, frozen=True):

@@ -31,8 +31,9 @@ class NodeFeed:
         is_reclaimed: the child was asked for room and has not released anything yet.
         direct: reads files that the child has asked for.
         lots: rows that were spooled and not reported yet, by epoch.
+        full: the last epoch of which a segment has waited for room in the spool.
         fetcher: fetches rows from other agents, once some were assigned.
-        ordered: how many grants of rows of other agents, and shares of files, there were in all.
+        ordered: how many grants of rows of other agents there were in all.
         arrived: how many of them are here.
         problem: why others cannot come.
         behind: what is to be done once so many have arrived, in order.
@@ -48,6 +49,7 @@ class NodeFeed:
     is_reclaimed: bool = False
     direct: DirectLoader | None = None
     lots: dict[int, list[Lot]] = field(default_factory=dict)
+    full: int = -1
     fetcher: Fetcher | None = None
     ordered: int = 0
     arrived: int = 0

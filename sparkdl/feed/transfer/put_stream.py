@@ -26,6 +26,7 @@ import pyarrow.flight as flight
 from sparkdl.control.descriptors import FdSender
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
+from sparkdl.core.row_ranges import Range
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.transfer.messages import (
     FeederError,
@@ -63,10 +64,10 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of a partition, from `start_row` on."""
+    """Rows of a partition, which have the numbers of `ranges` there."""
 
     batch: pa.RecordBatch
-    start_row: int
+    ranges: tuple[Range, ...]
 
 
 class PutStream:
@@ -217,7 +218,7 @@ class PutStream:
         try:
             key = self._send_fd(piece.batch)
             batch = piece.batch.slice(0, 0) if key else piece.batch
-            what = PutPiece(piece.start_row, piece.batch.num_rows, key)
+            what = PutPiece(piece.ranges, piece.batch.num_rows, key)
             with self._writing:
                 self._writer.write_with_metadata(batch, msgspec.json.encode(what))
         except (pa.ArrowException, OSError) as error:
@@ -276,7 +277,7 @@ class PutStream:
                     self.rows_stored += piece.batch.num_rows
                     self._deadline = Deadline.after(self._spec.timeout_s)
                 else:
-                    insort(self._waiting, piece, key=lambda each: each.start_row)
+                    insort(self._waiting, piece, key=lambda each: each.ranges)
                     self._resume_s = self._heard_s + _PAUSE_S
             if ack.closed:
                 self._phase = Phase.CLOSED

@@ -27,9 +27,11 @@ from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, FdReceiver
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, SparkdlError
+from sparkdl.core.row_ranges import count_rows
 from sparkdl.core.world import host_port
 from sparkdl.feed.store.admission import Appended
 from sparkdl.feed.store.log import AppendRequest
+from sparkdl.feed.store.segment import join
 from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.store.spool import Spool, SpoolRequest
 from sparkdl.feed.store.store import NodeStore
@@ -99,7 +101,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         for chunk in reader:
             piece = _decode(chunk.app_metadata or b"", PutPiece)
             request = SpoolRequest(
-                header.epoch, header.run, header.partition, piece.start_row, header.keep
+                header.epoch, header.run, header.partition, piece.ranges, header.keep
             )
             outcome = self._spool(spool, chunk, piece, request)
             is_closed = outcome is Appended.CLOSED or not spool.takes(header.epoch)
@@ -111,8 +113,11 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self, spool: Spool, chunk: flight.FlightStreamChunk, piece: PutPiece, request: SpoolRequest
     ) -> Appended:
         batch = None if piece.key else _rows(chunk)
-        if not (piece.rows if batch is None else batch.num_rows):
+        rows = piece.rows if batch is None else batch.num_rows
+        if not rows or any(stop <= start for start, stop in piece.ranges):
             raise ProtocolError("a piece without rows")
+        if count_rows(piece.ranges) != rows:
+            raise ProtocolError(f"a piece of {rows} rows whose numbers are {piece.ranges}")
         if batch is not None:
             return spool.append(batch, Deadline.after(FULL_WAIT_S), request)
         try:
@@ -124,7 +129,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.FlightDataStream:
-        """Send the rows that a ticket names as one batch, which is the mapped file: no copy.
+        """Send the rows of the first windows that a ticket names; those of one are not copied.
 
         They stay here until the other agent says that it has them (`do_action`): what has been sent
         may have been lost with the connection.
@@ -132,16 +137,26 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self._strangers.welcome(context.peer())
         wanted = _decode(ticket.ticket, FetchTicket)
         spool = self._store.spool(wanted.feed, wanted.generation)
-        place = (wanted.number, wanted.skip, wanted.rows)
         if spool.is_closed:  # one of the two agents has not heard yet that a generation is over
             raise flight.FlightUnavailableError("another generation of the feed runs here")
+        batches, nbytes = list[pa.RecordBatch](), 0
         try:
-            batch = spool.read(*place)
+            for window in wanted.windows:
+                batch = spool.read(*window)
+                nbytes += batch.nbytes
+                is_same = not batches or batch.schema.equals(batches[0].schema, True)
+                if batches and (nbytes > wanted.nbytes or not is_same):
+                    break
+                batches.append(batch)
         except FeedClosedError as error:
-            raise flight.FlightServerError(_fitting(str(error))) from None
+            if not batches:  # those before it can be sent
+                raise flight.FlightServerError(_fitting(str(error))) from None
         except OSError as error:
             raise flight.FlightUnavailableError(f"the rows cannot be read: {error}") from None
 
+        if not batches:
+            raise ProtocolError("a ticket that names no rows")
+        batch = join(batches)
         # Not a `GeneratorStream`, which sends no dictionaries.
         return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(batch.schema, [batch]))
 
@@ -152,7 +167,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self._strangers.welcome(context.peer())
         taken = _decode(action.body, FetchTicket)
         spool = self._store.spool(taken.feed, taken.generation)
-        spool.free(taken.number, taken.skip, taken.rows)
+        for window in taken.windows:
+            spool.free(*window)
         return []
 
     def shutdown(self) -> None:

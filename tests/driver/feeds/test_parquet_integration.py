@@ -168,7 +168,7 @@ def test_terminate_ends_the_reading(little: Lab, feed: str, tmp_path: Path) -> N
     assert fed == Counter([*range(5000, 5020)] * 2)
 
 
-def test_share_of_a_node_that_has_returned_goes_to_the_others_in_the_next_pass(
+def test_rows_that_a_node_which_has_returned_was_not_granted_go_to_the_others(
     tmp_path: Path,
 ) -> None:
     def leave_early(args: None, ctx: NodeContext) -> list[int]:
@@ -183,8 +183,10 @@ def test_share_of_a_node_that_has_returned_goes_to_the_others_in_the_next_pass(
         kept, left = cluster.results(SOON_S)
     assert (report.epochs, report.passes) == (2, 2)
     assert len(left) == 10
-    assert Counter(kept) == Counter([*range(600), *range(1200)])
-    assert report.rows_unused == 590
+    assert set(kept) == set(range(1200)), "the second pass"
+    assert max(Counter(kept).values()) == 2
+    assert len(kept) + len(left) + report.rows_unused == 2 * 1200
+    assert report.rows_unused < 590, "what was granted, and not half of the rows"
 
 
 def test_feed_that_nobody_reads_times_out(little: Lab, feed: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -56,11 +56,15 @@ def test_level_refuses_negative_rows() -> None:
 
 
 def lot(number: int, start: int, rows: int, partition: int = 0) -> Lot:
-    return Lot(number, partition, start, rows, rows)
+    return Lot(number, partition, start, 0, rows, rows)
 
 
-def rows_of(grants: Iterable[Grant]) -> list[tuple[int, int]]:
-    return [(g.partition, g.start + i) for g in grants for i in range(g.rows)]
+def rows_of(grants: Sequence[Grant]) -> list[tuple[int, int]]:
+    found = [
+        (p, i) for grant in grants for p, start, stop in grant.spans for i in range(start, stop)
+    ]
+    assert len(found) == sum(grant.rows for grant in grants)
+    return found
 
 
 def test_rows_of_the_own_agent_come_first_and_do_not_wait() -> None:
@@ -68,13 +72,13 @@ def test_rows_of_the_own_agent_come_first_and_do_not_wait() -> None:
     table.add(0, [lot(0, 0, 10)], ROOM_NBYTES)
     table.add(1, [lot(0, 10, 8)], ROOM_NBYTES)
     assert table.assign({0: SHORT, 1: SHORT}, 0.0) == {
-        0: [Grant(0, 0, 0, 8, 0, 0)],
-        1: [Grant(1, 0, 0, 8, 0, 10)],
+        0: [Grant(0, 0, 0, 8, ((0, 0, 8),))],
+        1: [Grant(1, 0, 0, 8, ((0, 10, 18),))],
     }
     assert (table.rows_waiting, table.rows_moved) == (2, 0)
     assert table.assign_rest([0, 1]) == {
-        0: [Grant(0, 0, 8, 1, 0, 8)],
-        1: [Grant(0, 0, 9, 1, 0, 9)],
+        0: [Grant(0, 0, 8, 1, ((0, 8, 9),))],
+        1: [Grant(0, 0, 9, 1, ((0, 9, 10),))],
     }
     assert table.rows_moved == 1
 
@@ -86,7 +90,7 @@ def test_rows_of_another_agent_come_after_a_moment() -> None:
     assert table.due_s == 5.0 + FIRST_GRACE_S
     grants = table.assign({0: SHORT, 1: SHORT}, table.due_s)
     assert table.assigned == {0: 5, 1: 5}
-    assert sorted(rows_of(itertools.chain(*grants.values()))) == [(0, row) for row in range(10)]
+    assert sorted(rows_of([*itertools.chain(*grants.values())])) == [(0, row) for row in range(10)]
     assert math.isinf(table.due_s)
 
 
@@ -101,10 +105,42 @@ def test_node_that_has_enough_to_read_waits_and_one_that_is_full_is_left_out() -
 
 def test_rows_ahead_count_and_rows_done_do_not_come_again() -> None:
     table = RowTable({0: 3}, {0: ((0, 5),)})
-    assert table.add(0, [lot(0, 0, 10)], ROOM_NBYTES) == [Lot(0, 0, 0, 5, 0)]
+    assert table.add(0, [lot(0, 0, 10)], ROOM_NBYTES) == [Lot(0, 0, 0, 0, 5)]
     assert table.known == {0: ((0, 10),)}
     table.assign_rest([0, 1])
     assert table.assigned == {0: 1, 1: 4}
+
+
+def test_rows_that_follow_each_other_in_a_segment_are_one_window() -> None:
+    table = RowTable({}, {})
+    lots = [Lot(7, 0, start, skip, 2, 2) for start, skip in ((0, 0), (5, 2), (9, 4))]
+    table.add(0, [*lots, Lot(8, 0, 20, 0, 2, 2)], ROOM_NBYTES)
+    assert table.assign_rest([0]) == {
+        0: [
+            Grant(0, 7, 0, 6, ((0, 0, 2), (0, 5, 7), (0, 9, 11))),
+            Grant(0, 8, 0, 2, ((0, 20, 22),)),
+        ]
+    }
+
+
+def test_rows_that_are_shuffled_are_dealt_once_all_are_here_or_a_spool_is_full() -> None:
+    tables = [RowTable({}, {}, Random(seed)) for seed in (1, 2)]
+    for table in tables:
+        for agent in range(2):
+            table.add(agent, [lot(0, 1000 * agent, 1000)], ROOM_NBYTES)
+        assert table.assign({0: SHORT, 1: SHORT}, 99.0) == {}
+    dealt = [{n: rows_of(some) for n, some in t.assign_rest([0, 1]).items()} for t in tables]
+    for deal in dealt:
+        assert {node: len(rows) for node, rows in deal.items()} == {0: 1000, 1: 1000}
+        assert sorted(deal[0] + deal[1]) == [(0, row) for row in range(2000)]
+        for rows in deal.values():
+            assert 250 < sum(row < 1000 for _, row in rows) < 750, "rows of both agents"
+    assert dealt[0] != dealt[1]
+    full = RowTable({}, {}, Random(1))
+    full.add(0, [lot(0, 0, 1000)], ROOM_NBYTES)
+    full.add(0, [], ROOM_NBYTES, is_full=True)
+    grants = full.assign({0: SHORT, 1: SHORT}, 0.0)
+    assert {n: sum(grant.rows for grant in some) for n, some in grants.items()} == {0: 500, 1: 500}
 
 
 def test_what_is_withdrawn_is_named_by_agent() -> None:
@@ -113,7 +149,7 @@ def test_what_is_withdrawn_is_named_by_agent() -> None:
     table.assign({1: SHORT}, 0.0)
     assert table.withdraw() == {}
     table.add(1, [lot(2, 8, 4)], ROOM_NBYTES)
-    assert table.withdraw() == {1: [Lot(2, 0, 8, 4, 0)]}
+    assert table.withdraw() == {1: [Lot(2, 0, 8, 0, 4)]}
     assert table.rows_waiting == 0
     assert table.is_complete({0: 12, 1: 0})
     assert not table.is_complete({0: 13})
@@ -129,11 +165,14 @@ class Training:
     is_in_step: bool
     partitions: list[tuple[int, int]]
     """The agent, and the rows, of each."""
-    table: RowTable = field(default_factory=lambda: RowTable({}, {}))
+    is_shuffled: bool = False
     now_s: float = 0.0
     spooled: Counter[int] = field(default_factory=Counter)
     read: Counter[int] = field(default_factory=Counter)
     got: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.table = RowTable({}, {}, self.random if self.is_shuffled else None)
 
     def run(self) -> None:
         """Feed all rows within a number of moments that a fair share of the work takes."""
@@ -153,6 +192,8 @@ class Training:
                     self.table.add(agent, [new], ROOM_NBYTES // 10)
                     brought[part] += some
                     moved = True
+                elif some:
+                    self.table.add(agent, [], ROOM_NBYTES // 10, is_full=True)
             self.take(self.table.assign(self.needs(), self.now_s))
             moved |= self.train()
             if all(done == rows for done, (_, rows) in zip(brought, self.partitions, strict=True)):
@@ -189,15 +230,20 @@ PARTITIONS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 400)), max_siz
     st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any),
     st.booleans(),
     PARTITIONS,
+    st.booleans(),
 )
-@example(0, [10, 0], False, [(0, 400)] * 5)  # all partitions on one host, one node stopped
-@example(0, [10, 10, 10], True, [(0, 1), (1, 1000), (2, 0), (0, 37), (1, 0), (2, 3)])
+@example(0, [10, 0], False, [(0, 400)] * 5, False)  # all partitions on one host, one node stopped
+@example(0, [10, 10, 10], True, [(0, 1), (1, 1000), (2, 0), (0, 37), (1, 0), (2, 3)], False)
 def test_each_row_has_one_node_and_none_waits_in_vain(
-    seed: int, speeds: list[int], is_in_step: bool, partitions: list[tuple[int, int]]
+    seed: int,
+    speeds: list[int],
+    is_in_step: bool,
+    partitions: list[tuple[int, int]],
+    is_shuffled: bool,
 ) -> None:
     """However small the spools are, wherever the rows come, and if a node stands still."""
     placed = [(agent % len(speeds), rows) for agent, rows in partitions]
-    training = Training(Random(seed), speeds, is_in_step, placed)
+    training = Training(Random(seed), speeds, is_in_step, placed, is_shuffled)
     training.run()
     every = [(part, row) for part, (_, rows) in enumerate(placed) for row in range(rows)]
     assert sorted(training.got) == every

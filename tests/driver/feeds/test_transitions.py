@@ -96,7 +96,7 @@ class Play(Played):
         """Have the agents report so many rows of partition 0, one after the other."""
         said, start = list[fs.Action](), 0
         for node_id, num_rows in enumerate(rows):
-            lots = (Lot(0, 0, start, num_rows, 1),)
+            lots = (Lot(0, 0, start, 0, num_rows, 1),)
             message = Spooled(generation, "input", epoch, lots, ROOM_NBYTES)
             said += self.say(fs.RowsSpooled(((node_id, message),)))
             start += num_rows
@@ -138,15 +138,15 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
     assert isinstance(start, fs.StartJob)
     assert (start.job, start.data, start.ticket) == (1, "data", 7)
     assert play.spooled(5, 4) == [
-        *granted(start, 0, Grant(0, 0, 0, 4, 0, 0)),
-        *granted(start, 1, Grant(1, 0, 0, 4, 0, 5)),
+        *granted(start, 0, Grant(0, 0, 0, 4, ((0, 0, 4),))),
+        *granted(start, 1, Grant(1, 0, 0, 4, ((0, 5, 9),))),
     ], "so that both have equally many"
     assert play.seen({"epoch_rows": 5}, {"epoch_rows": 4}) == [sent(Granted("input", 0, 4))]
     assert play.say(fs.JobEnded(1, fed(10))) == [], "the last row has not been reported"
-    last = Spooled(0, "input", 0, (Lot(1, 0, 9, 1, 1),), ROOM_NBYTES)
+    last = Spooled(0, "input", 0, (Lot(1, 0, 9, 0, 1, 1),), ROOM_NBYTES)
     assert play.say(fs.RowsSpooled(((1, last),))) == [
-        *granted(start, 0, Grant(0, 0, 4, 1, 0, 4)),
-        *granted(start, 1, Grant(1, 1, 0, 1, 0, 9)),
+        *granted(start, 0, Grant(0, 0, 4, 1, ((0, 4, 5),))),
+        *granted(start, 1, Grant(1, 1, 0, 1, ((0, 9, 10),))),
         sent(FeedCut("input", 0)),
     ]
     counted = [{"cut": 0, "cut_rows": 5, "epoch": 1, "epoch_rows": 0, "rows_received": 5}] * 2
@@ -328,12 +328,12 @@ def test_rows_that_come_twice_are_freed_where_they_came_last() -> None:
     _, start = play.asked()
     assert isinstance(start, fs.StartJob)
     play.spooled(6)
-    again = Lot(0, 0, 4, 4, 1)
+    again = Lot(0, 0, 4, 0, 4, 1)
     said = play.say(fs.RowsSpooled(((1, Spooled(0, "input", 0, (again,), ROOM_NBYTES)),)))
     assert (
-        fs.Send(Assign("input", 0, "", unwanted=(Lot(0, 0, 4, 2, 0),)), frozenset({1}), 0) in said
+        fs.Send(Assign("input", 0, "", unwanted=(Lot(0, 0, 4, 0, 2),)), frozenset({1}), 0) in said
     )
-    late = Spooled(0, "input", 0, (Lot(1, 0, 0, 4, 1),), ROOM_NBYTES)
+    late = Spooled(0, "input", 0, (Lot(1, 0, 0, 0, 4, 1),), ROOM_NBYTES)
     play.say(fs.JobEnded(1, fed(8)))
     assert isinstance(play.state, fs.Cutting)
     assert play.say(fs.RowsSpooled(((1, late),))) == [
@@ -349,8 +349,8 @@ def test_node_whose_agent_is_brought_no_row_gets_those_of_another_after_a_moment
     play.now_s = fs.wakes_s(play.state)
     assert play.now_s == FIRST_GRACE_S
     assert play.say(fs.DeadlinePassed()) == [
-        *granted(start, 0, Grant(0, 0, 0, 4, 0, 0)),
-        *granted(start, 1, Grant(0, 0, 4, 4, 0, 4)),
+        *granted(start, 0, Grant(0, 0, 0, 4, ((0, 0, 4),))),
+        *granted(start, 1, Grant(0, 0, 4, 4, ((0, 4, 8),))),
     ]
     play.say(fs.JobEnded(1, fed(8)))
     play.seen({"cut": 0, "cut_rows": 4}, {"cut": 0, "cut_rows": 4})
@@ -391,7 +391,9 @@ def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     assert isinstance(start, fs.StartJob)
     play.spooled(1, epoch=1)
     play.now_s = fs.wakes_s(play.state)
-    assert play.say(fs.DeadlinePassed()) == granted(start, 1, Grant(0, 0, 0, 1, 0, 0)), "its turn"
+    assert play.say(fs.DeadlinePassed()) == granted(start, 1, Grant(0, 0, 0, 1, ((0, 0, 1),))), (
+        "its turn"
+    )
     assert play.say(fs.StreamStopped()) == [fs.CancelJob(2)]
     play.say(fs.Requested(fs.StreamEndAsked(9, None)))
     play.say(fs.JobBroke(2, RuntimeError("cancelled")))
@@ -401,6 +403,40 @@ def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
         sent(EpochEnd("input", 2, {0: 0, 1: 0})),
     )
     assert told == fs.Answer(9, None)
+
+
+def test_shuffled_rows_are_dealt_anew_once_all_nodes_have_read_them() -> None:
+    play = Play()
+    begin, start = play.asked(epochs=2, shuffle="global")
+    assert begin == sent(FeedBegin("input", 0, 1, retain=True))
+    assert isinstance(start, fs.StartJob)
+    assert start.spec.keep
+    said = brought(play, 1, 5, 5)
+    assert [rows_granted(action) for action in said[:-1]] == [5, 5]
+    counted = {"cut": 0, "cut_rows": 5, "cut_whole": True, "rows_received": 5}
+    assert play.seen(counted, counted)[0] == sent(EpochEnd("input", 0, {0: 5, 1: 5}))
+    read = {"rows_consumed": 5, "epochs_done": 1}
+    assert play.seen(read, {"rows_consumed": 5}) == [], "one child may not have released its rows"
+    assert play.seen({}, read) == [sent(FeedBegin("input", 1, 1, start.spec.run))]
+    assert isinstance(play.state, fs.Opening)
+    play.spooled(5, 5, epoch=1)
+    *deal, cut = play.seen({"began": 1}, {"began": 1})
+    assert ([rows_granted(action) for action in deal], cut) == ([5, 5], sent(FeedCut("input", 1)))
+    again = {"cut": 1, "cut_rows": 5, "rows_received": 10}
+    play.seen(again, again)
+    last = {"rows_consumed": 10, "epochs_done": 2}
+    (answer,) = play.seen(last, last)
+    assert isinstance(answer, fs.Answer)
+    report = answer.value
+    assert isinstance(report, FeedReport)
+    assert (report.epochs, report.passes, report.rows_used) == (2, 1, 20)
+
+
+def rows_granted(action: fs.Action) -> int:
+    """Return how many rows a message assigns, which are read again later if any are."""
+    assert isinstance(action, fs.Send)
+    assert isinstance(action.message, Assign)
+    return sum(grant.rows for grant in action.message.grants)
 
 
 def test_rows_that_a_checkpoint_knows_by_sparks_numbers_cross_spark_and_a_warning_says_so() -> None:
@@ -494,7 +530,8 @@ class SimulatedNode:
     spool: dict[int, Spooling] = field(default_factory=dict)
     """Rows that no node has been granted, or has fetched, by number."""
     retained: list[tuple[str, Row]] = field(default_factory=list)
-    """Rows that the generation before has had, and the run that brought them."""
+    """Rows that no child has any more, and the run that brought them."""
+    retains: bool = False
     runs: dict[Row, str] = field(default_factory=dict)
     fetching: deque[tuple[Grant, int, str]] = field(default_factory=deque)
     numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -508,6 +545,7 @@ class SimulatedNode:
     def hear(self, message: Any) -> None:
         if isinstance(message, FeedBegin):
             self.began, self.last = message.epoch, max(self.last, message.last_epoch)
+            self.retains = message.retain
             self.begins.append(message.epoch)
         elif isinstance(message, FeedCut):
             self._cut(message.epoch)
@@ -533,10 +571,8 @@ class SimulatedNode:
 
     def keep_for_next(self) -> list[tuple[str, Row]]:
         """Return what an agent may still have when its next child begins."""
-        return [*self.runs_of_rows(), *((each.run, each.row) for each in self.spool.values())]
-
-    def runs_of_rows(self) -> list[tuple[str, Row]]:
-        return [(run, row) for row, run in self.runs.items()]
+        spooled = ((each.run, each.row) for each in self.spool.values())
+        return [*((run, row) for row, run in self.runs.items()), *spooled, *self.retained]
 
     def terminate(self) -> None:
         self.closed_to = max(self.last, self.cut)
@@ -555,6 +591,9 @@ class SimulatedNode:
         if end is not None and not self.is_holding:
             if end.again:
                 self.rows[self.reading + 1] = rows
+            elif self.retains:
+                gone = [row for row in rows if row in self.runs]
+                self.retained += [(self.runs.pop(row), row) for row in gone]
             self.reading, self.position = self.reading + 1, 0
             return True
         skipped = end is None and self.reading not in self.rows
@@ -643,7 +682,8 @@ class Simulation:
         sizes = tuple(self.draw(5) for _ in range(1 + self.draw(3)))
         data, epochs = Data(ticket, sizes), 1 + self.draw(3)
         self.asked[ticket] = data, epochs
-        self.take(fs.Requested(fs.FeedAsked(ticket, FeedRequest(data, epochs))))
+        request = FeedRequest(data, epochs, shuffle="global" if self.draw(2) else None)
+        self.take(fs.Requested(fs.FeedAsked(ticket, request)))
         return True
 
     def deliver_message(self) -> bool:
@@ -680,7 +720,7 @@ class Simulation:
     def _spool(self, node: SimulatedNode, epoch: int, run: str, row: Row) -> None:
         number = next(node.numbers)
         node.spool[number] = Spooling(epoch, run, row)
-        lot = Lot(number, row[1], row[2], 1, 1)
+        lot = Lot(number, row[1], row[2], 0, 1, 1)
         message = Spooled(self.generation, "input", epoch, (lot,), self.room_nbytes)
         self.reports.append((node.node_id, message))
 

@@ -18,7 +18,7 @@ from sparkdl.control.rows import Share
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.feed.parquet.source import list_files
 from sparkdl.feed.reader.batches import EpochBatches
-from tests.doubles.feeds import FEED, LocalNode, values
+from tests.doubles.feeds import FEED, LevelDriver, LocalNode, values
 
 ROWS = 2000
 LITTLE = 1 << 16
@@ -39,9 +39,11 @@ def share_of(folder: Path) -> Share:
 
 
 def read(node: LocalNode, share: Share, epoch: int = 0, last: int = 0) -> None:
-    """Do what the driver does to begin a pass."""
+    """Do what the driver does to begin a pass, and to assign what it brings."""
+    LevelDriver([node])
+    order = ReadShare(FEED, epoch, share, "run", epoch < last)
     node.call(lambda: node.feeds.on_driver_message(FeedBegin(FEED, epoch, last)))
-    node.call(lambda: node.feeds.on_driver_message(ReadShare(FEED, epoch, share, epoch < last)))
+    node.call(lambda: node.feeds.on_driver_message(order))
 
 
 def cut(node: LocalNode, epoch: int = 0, is_short: bool = False) -> None:
@@ -64,6 +66,7 @@ def wait_for(node: LocalNode, is_it: Callable[[FeedCount], bool]) -> FeedCount:
 def test_share_is_read_and_told_once_all_is_there(folder: Path) -> None:
     with LocalNode() as node:
         read(node, share_of(folder))
+        node.wait_received(ROWS)
         cut(node)
         count = wait_for(node, lambda c: c.cut == 0)
         assert (count.cut_rows, count.problem) == (ROWS, "")
@@ -78,8 +81,8 @@ def test_want_of_descriptors_that_lasts_is_told(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr("sparkdl.feed.store.admission.write_segment", write_segment)
-    monkeypatch.setattr("sparkdl.feed.store.log._FULL_WAIT_S", 0.01)
-    monkeypatch.setattr("sparkdl.feed.store.log._SHORT_WAIT_S", 0.02)
+    monkeypatch.setattr("sparkdl.feed.store.admission._FULL_WAIT_S", 0.01)
+    monkeypatch.setattr("sparkdl.feed.store.admission._SHORT_WAIT_S", 0.02)
     with LocalNode() as node:
         read(node, share_of(folder))
         count = wait_for(node, lambda c: c.problem != "")

@@ -73,7 +73,7 @@ def test_no_thread_takes_a_lock_on_a_rows_way_while_it_holds_another() -> None:
         LevelDriver([one, other])
         reading = [Running(lambda node=node: values(node.reader())) for node in (one, other)]  # type: ignore[misc]
         for start in range(0, 2000, 100):
-            request = SpoolRequest(0, "run", 0, start)
+            request = SpoolRequest(0, "run", 0, ((start, start + 100),))
             batch = numbers(start, start + 100)
             outcome = one.feeds.store.spool(FEED).append(batch, Deadline.after(SOON_S), request)
             assert outcome is Appended.STORED

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.store.admission import Appended
-from sparkdl.feed.store.budget import Budget
+from sparkdl.feed.store.budget import Budget, RetainedSegments
 from sparkdl.feed.store.log import AppendRequest, EpochCount, Log
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
 from tests.doubles.feeds import SOON_S, Running, noting, numbers
@@ -69,7 +69,13 @@ class LogFixture:
         self.pressed = Pressed()
         self.budget = Budget(limit_nbytes, self.pressed, limit_segments, disk_nbytes)
         self.segments: list[StoredSegment] = []
-        self.log = Log("input", self.budget, noting(self.segments), folder=folder)
+        self.log = Log(
+            "input",
+            self.budget,
+            noting(self.segments),
+            retained=RetainedSegments(self.budget),
+            folder=folder,
+        )
 
     def append(
         self, batch: pa.RecordBatch = BATCH, timeout_s: float = SOON_S, place: AppendRequest = FIRST
@@ -131,7 +137,7 @@ def test_full_budget_that_stays_full_gives_the_batch_back() -> None:
 def test_budget_is_shared_by_logs_and_each_may_have_one_segment() -> None:
     """Whoever waits for rows of one feed gets them however full the others are."""
     with open_log(NBYTES) as it:
-        other = Log("other", it.budget, noting(it.segments))
+        other = Log("other", it.budget, noting(it.segments), retained=RetainedSegments(it.budget))
         assert it.append() is STORED
         assert other.append(BATCH, Deadline.after(0), FIRST) is STORED
         assert other.append(BATCH, Deadline.after(0), FIRST) is Appended.FULL

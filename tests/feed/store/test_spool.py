@@ -58,7 +58,7 @@ class Node:
         self.lots: list[Lot] = []
         self.segments: list[StoredSegment] = []
         self.store = NodeStore(
-            limits, SOON_S, noting(self.segments), lambda *of: self.lots.append(of[2]), self._press
+            limits, SOON_S, noting(self.segments), lambda *of: self.lots.extend(of[2]), self._press
         )
         self.store.budget.limit_segments = segments
         self.pressed = 0
@@ -77,7 +77,7 @@ class Node:
     ) -> Appended:
         """Do what a feeder does; column "x" tells partition and row."""
         batch = numbers(part * APART + start, part * APART + start + rows)
-        request = SpoolRequest(epoch, "run", part, start, keep)
+        request = SpoolRequest(epoch, "run", part, ((start, start + rows),), keep)
         return self.store.spool(FEED).append(batch, Deadline.after(timeout_s), request)
 
     def append(self, rows: int = 100, timeout_s: float = 0.0) -> Appended:
@@ -114,7 +114,7 @@ def xs(segment: StoredSegment) -> list[int]:
 def test_window_of_the_own_spool_is_the_same_file_and_takes_its_share_of_the_bytes() -> None:
     with node() as it:
         it.bring(part=3, start=50)
-        assert it.lots == [Lot(0, 3, 50, 100, NBYTES)]
+        assert it.lots == [Lot(0, 3, 50, 0, 100, NBYTES)]
         it.store.grant(FEED, 0, 10, 30)
         (window,) = it.segments
         assert xs(window) == list(range(3 * APART + 60, 3 * APART + 90))
@@ -129,6 +129,18 @@ def test_window_of_the_own_spool_is_the_same_file_and_takes_its_share_of_the_byt
         assert it.used == (0, 0, 0)
 
 
+def test_rows_that_are_apart_in_their_partition_are_lots_of_one_segment() -> None:
+    with node() as it:
+        request = SpoolRequest(0, "run", 3, ((0, 40), (70, 130)))
+        assert it.store.spool(FEED).append(BATCH, Deadline.after(0), request) is STORED
+        assert [(lot.number, lot.start, lot.skip, lot.rows) for lot in it.lots] == [
+            *((0, 0, 0, 40), (0, 70, 40, 60)),
+        ]
+        assert sum(lot.nbytes for lot in it.lots) == NBYTES
+        it.store.grant(FEED, 0, 30, 20)
+        assert it.segments[0].spans == ((3, 30, 40), (3, 70, 80))
+
+
 def test_rows_for_another_node_are_freed_once_they_are_sent() -> None:
     with node() as it:
         it.bring()
@@ -141,8 +153,8 @@ def test_rows_for_another_node_are_freed_once_they_are_sent() -> None:
             spool.read(0, 20, 30)
         with pytest.raises(FeedClosedError, match="rows 49 to 51"):
             it.store.grant(FEED, 0, 49, 2)
-        spool.drop(it.lots[0])
-        spool.drop(it.lots[0])
+        spool.free(0, 0, 100)
+        spool.free(0, 0, 100)
         assert it.used == (0, 0, 0)
 
 
@@ -371,7 +383,7 @@ class Moves(RuleBasedStateMachine):
         assert self.it is not None
         for first, low, high in self.lots.pop(number):
             self.spooled -= set(range(first + low, first + high))
-            self.it.store.spool(FEED).drop(Lot(number, 0, first + low, high - low, 0))
+            self.it.store.spool(FEED).free(number, low, high - low)
 
     @rule(rows=st.integers(1, 150))
     @precondition(lambda self: self.it is not None)

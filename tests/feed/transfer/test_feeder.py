@@ -93,7 +93,7 @@ def test_rows_are_stored_once_each_in_their_order(
         fed = Feeder(spec, 4).feed(batches(1001, 100))
         assert fed == FedPartition(4, 1001, 0, 1001)
         assert node.values == list(range(1001))
-        assert [piece.start_row for piece in node.spooled] == list(range(0, 1001, 100))
+        assert [piece.rows[0] for piece in node.spooled] == list(range(0, 1001, 100))
         assert {piece.is_descriptor for piece in node.spooled} == {is_near}
         assert {piece.header for piece in node.spooled} == {
             PutHeader(FEED, 0, "run", 4, 3, 2, keep=True)
@@ -107,7 +107,7 @@ def test_small_batches_are_joined_and_large_ones_halved() -> None:
         fed = Feeder(replace(order([node.target]), min_piece_nbytes=4 << 20), 0).feed(iter(source))
         assert fed.rows == 4000
         sizes = [piece.batch.nbytes for piece in node.spooled]
-        assert [piece.start_row for piece in node.spooled] == [0, 3000, 3250, 3500, 3750]
+        assert [piece.rows[0] for piece in node.spooled] == [0, 3000, 3250, 3500, 3750]
         assert max(sizes) <= feeder.MAX_PIECE_NBYTES
 
 

@@ -39,7 +39,7 @@ NBYTES = segment_nbytes(numbers(0, 100))
 
 def spool(node: LocalNode, start: int, rows: int = 100, epoch: int = 0) -> None:
     """Do what a feeder does."""
-    request = SpoolRequest(epoch, "run", 0, start)
+    request = SpoolRequest(epoch, "run", 0, ((start, start + rows),))
     there = node.feeds.store.spool(FEED)
     outcome = there.append(numbers(start, start + rows), Deadline.after(SOON_S), request)
     assert outcome is Appended.STORED
@@ -58,7 +58,7 @@ def holder_and_fetcher(nbytes: int = 1 << 28) -> Iterator[tuple[LocalNode, Local
 
 
 def grant(number: int = 0, skip: int = 0, rows: int = 100, start: int = 0) -> Grant:
-    return Grant(0, number, skip, rows, 0, start)
+    return Grant(0, number, skip, rows, ((0, start, start + rows),))
 
 
 def assign(node: LocalNode, uri: str, *grants: Grant) -> None:
@@ -124,7 +124,7 @@ def test_connection_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -
 def test_rows_that_are_not_there_are_a_problem_that_is_told() -> None:
     with holder_and_fetcher() as (holder, node):
         spool(holder, 0)
-        assign(node, holder.uri, grant(0, 0, 60), grant(0, 50, 10, 50))
+        assign(node, holder.uri, grant(0, 0, 60), grant(1, 50, 10, 50))
         node.wait_told(lambda _: last_count(node).problem != "")
         problem = last_count(node).problem
         assert problem.startswith("worker:1 cannot fetch rows from worker:0: rows 50 to 60")

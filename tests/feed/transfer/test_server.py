@@ -35,7 +35,9 @@ class Put:
         )
 
     def send(self, batch: pa.RecordBatch, start_row: int) -> None:
-        self.writer.write_with_metadata(batch, msgspec.json.encode(PutPiece(start_row)))
+        self.writer.write_with_metadata(
+            batch, msgspec.json.encode(PutPiece(((start_row, start_row + batch.num_rows),)))
+        )
 
     def acknowledged(self) -> PutAck:
         data = self.reader.read()
@@ -61,7 +63,7 @@ def feed(node: LocalNode, partition: int = 9) -> None:
 
 
 def ticket(skip: int, rows: int, generation: int = 0) -> flight.Ticket:
-    return flight.Ticket(msgspec.json.encode(FetchTicket(FEED, generation, 0, skip, rows)))
+    return flight.Ticket(msgspec.json.encode(FetchTicket(FEED, generation, 1, ((0, skip, rows),))))
 
 
 def get(client: flight.FlightClient, skip: int, rows: int, generation: int = 0) -> list[int]:

@@ -94,7 +94,7 @@ def test_who_says_nothing_is_hung_up_on_and_a_feeder_that_pauses_is_not(
     monkeypatch.setattr(strangers_module, "_LOOK_S", 0.01)
     lots: list[Lot] = []
     store = NodeStore(
-        StoreLimits(1 << 28), SOON_S, noting([]), lambda *of: lots.append(of[2]), lambda _: None
+        StoreLimits(1 << 28), SOON_S, noting([]), lambda *of: lots.extend(of[2]), lambda _: None
     )
     server = FlightServer(host, TOKEN, store)
     uri = server.uri.replace("0.0.0.0", "127.0.0.1")
