@@ -40,6 +40,12 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
 
 BORROWED: dict[tuple[str, str], str] = {}  # the exceptions: who imports what, and why
 
+TANGLED = {  # packages whose folders know each other, and why
+    "driver": "the controller asks the history of feeds, and feeds ask the controller",
+    "ml": "an estimator makes the model that scores, which is described and saved as it is",
+    "horovod": "the optimizers of Keras are those of TensorFlow, whose face has an elastic Keras",
+}
+
 PYSPARK = {  # who may import pyspark
     "driver/executors/spark.py": "performs what the driver decides on Spark",
     "driver/executors/parquet_scan.py": "reads a DataFrame's plan, types and files",
@@ -249,20 +255,31 @@ def _is_in(name: str, module: str) -> bool:
 
 
 def imports_make_no_circles(modules: list[Module]) -> Iterator[str]:
+    for circle in _all_circles(modules, lambda name: name):
+        yield f"{circle}: a circle of imports. Move what they share to a third module."
+
+
+def folders_make_no_circles(modules: list[Module]) -> Iterator[str]:
+    """A folder of a package, and a file beside its folders, is one thing: it is known or knows."""
+
+    def place_of(name: str) -> str:
+        parts = name.split(".")
+        return name if {*parts[1:2]} & {*TANGLED} else ".".join(parts[:3])
+
+    for circle in _all_circles(modules, place_of):
+        yield f"{circle}: a circle of folders. Move what they share to a third one, or to a file."
+
+
+def _all_circles(modules: list[Module], place_of: Callable[[str], str]) -> list[str]:
+    """Return the circles of imports between the places of modules."""
     names = {module.name for module in modules}
-    edges = {
-        module.name: {
-            target
-            for imported in module.imports
-            for target in [_longest_module(imported.target, names)]
-            if target and target != module.name
-        }
-        for module in modules
-    }
+    edges: dict[str, set[str]] = {}
+    for module in modules:
+        targets = (_longest_module(imported.target, names) for imported in module.imports)
+        places = {place_of(target) for target in targets if target}
+        edges.setdefault(place_of(module.name), set()).update(places - {place_of(module.name)})
     found = [circle for name in sorted(edges, reverse=True) for circle in _circles(name, edges)]
-    circles = {frozenset(circle): circle for circle in found}
-    for circle in circles.values():
-        yield f"{' -> '.join(circle)}: a circle of imports. Move what they share to a third module."
+    return [" -> ".join(circle) for circle in {frozenset(each): each for each in found}.values()]
 
 
 def _longest_module(target: str, names: set[str]) -> str | None:
@@ -390,6 +407,7 @@ Rule = Callable[[list[Module]], Iterator[str]]
 RULES: tuple[Rule, ...] = (
     dependencies_point_one_way,
     imports_make_no_circles,
+    folders_make_no_circles,
     pyspark_stays_in_its_rooms,
     frameworks_are_imported_late,
     core_needs_the_standard_library_only,
@@ -482,6 +500,15 @@ BAD: tuple[tuple[Rule, dict[str, str], str], ...] = (
             "feed__b": "from house.feed.a import x",
         },
         "house.feed.a -> house.feed.b -> house.feed.a",
+    ),
+    (
+        folders_make_no_circles,
+        {
+            "feed__store__a": "import house.feed.transfer.a",
+            "feed__transfer__a": "",
+            "feed__transfer__b": "def f():\n  import house.feed.store.a",
+        },
+        "house.feed.store -> house.feed.transfer -> house.feed.store",
     ),
     (pyspark_stays_in_its_rooms, {"driver__launch": "import pyspark.sql"}, "driver/launch.py:1"),
     (
