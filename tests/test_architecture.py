@@ -43,7 +43,7 @@ BORROWED: dict[tuple[str, str], str] = {}  # the exceptions: who imports what, a
 TANGLED = {  # packages whose folders know each other, and why
     "driver": "the controller asks the history of feeds, and feeds ask the controller",
     "ml": "an estimator makes the model that scores, which is described and saved as it is",
-    "horovod": "the optimizers of Keras are those of TensorFlow, whose face has an elastic Keras",
+    "horovod": "horovod.tensorflow.keras is a second name for horovod.keras, as in Horovod",
 }
 
 PYSPARK = {  # who may import pyspark
