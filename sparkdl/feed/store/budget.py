@@ -226,6 +226,12 @@ class RetainedSegments:
         with self._budget.lock:
             return self._remove(lambda each: (each.segment.feed, each.segment.run) == (feed, run))
 
+    def free(self, feed: str) -> None:
+        """Free the segments of `feed`."""
+        with self._budget.lock:
+            for segment in self._remove(lambda each: each.segment.feed == feed):
+                self._budget.free(Use.RETAINED, segment)
+
     def forget(self, provenance: Provenance, epoch: int) -> None:
         """Free the segments of a log that only epochs before `epoch` have read."""
 

@@ -126,6 +126,8 @@ class Log:
         with self._budget.lock:
             self._last_epoch = max(self._last_epoch, last_epoch)
             if comes_again is not None:
+                if self._comes_again and not (comes_again or self._keeps):
+                    self._retained.free(self.feed)  # of a call that has ended early
                 self._comes_again = comes_again
 
     def append(self, batch: pa.RecordBatch, deadline: Deadline, request: AppendRequest) -> Appended:

@@ -161,11 +161,11 @@ class NodeFeeds:
         log = feed.log
         match message:
             case FeedBegin(name, epoch, last_epoch, run, retain):
-                log.expect(last_epoch, retain)
                 self._send_to_child(FeedStart(name, epoch), -1)
                 if run and (lots := self.store.recall(name, epoch, run)):
                     feed.lots.setdefault(epoch, []).extend(lots)
                     self._needs.call()  # before it is reported that the epoch has begun
+                log.expect(last_epoch, retain)
                 feed.began, feed.problem = epoch, ""
                 if run:
                     self._progress.call()

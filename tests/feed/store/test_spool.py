@@ -286,6 +286,24 @@ def test_rows_of_a_job_are_spooled_again_for_the_next_child() -> None:
         ]
 
 
+def test_rows_that_come_again_are_retained_until_none_do() -> None:
+    with node() as it:
+        log = it.store.log(FEED)
+        it.bring()
+        log.expect(2, comes_again=True)
+        it.store.grant(FEED, 0, 0, 100)
+        log.forget(9)  # a checkpoint covers them: the next epoch reads them all the same
+        log.release([0])
+        (lot,) = it.store.recall(FEED, 1, "run")
+        it.store.grant(FEED, lot.number, 0, 60)
+        log.release([1])
+        log.expect(3, comes_again=False)
+        assert it.store.recall(FEED, 2, "run") == [], "the call has ended early"
+        it.store.grant(FEED, lot.number, 60, 40)
+        log.release([2])
+        assert it.used == (0, 0, 0)
+
+
 def test_retained_rows_make_room_for_what_is_wanted() -> None:
     with node(2 * NBYTES, keeps=True) as it:
         it.bring()
