@@ -80,7 +80,7 @@ def main() -> None:
                 write(lines, {"event": "memory", "budget": budget} | seen)
             else:
                 starts = [moment()]
-                feed(name="cold")
+                feed(feed="cold")
                 starts.append(moment())
                 feed(epochs=parsed.epochs)
                 results = cluster.results(_DEADLINE_S)
