@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import NodeFailedError
 from sparkdl.core.options import Feeding
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
@@ -177,23 +176,3 @@ raise ValueError("of the user's")
     check_nesting(trace)
     assert spans_of(trace, "worker:0", "start agent")
     assert spans_of(trace, "cluster", "running")
-
-
-def test_node_that_fails_is_in_the_trace_with_its_error(tmp_path: Path) -> None:
-    def fail(args: Any, ctx: NodeContext) -> None:
-        with ctx.span("bad day"):
-            raise ValueError("of the user's")
-
-    path = tmp_path / "trace.json"
-    with (
-        pytest.raises(NodeFailedError, match="of the user's"),
-        launch(
-            fail, nodes=1, feeding=Feeding(fed=False), observe=Observe(timeline=str(path))
-        ) as cluster,
-    ):
-        cluster.results(SOON_S)
-    trace = json.loads(path.read_text())
-    assert spans_of(trace, "worker:0", "bad day")[0]["args"] == {"error": "ValueError"}
-    failed = [e["name"] for e in events_of(trace, "cluster") if e.get("cat") == "failure"]
-    assert len(failed) == 1
-    assert "of the user's" in failed[0]

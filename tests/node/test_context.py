@@ -102,24 +102,9 @@ def test_trainers_are_counted_without_ps_and_evaluator(port: socket.socket) -> N
     assert context(port).num_workers == 3
 
 
-def test_cluster_spec_is_tensorflows(port: socket.socket) -> None:
-    assert context(port).cluster_spec == {
-        "ps": ["a:7000"],
-        "master": ["b:7001"],
-        "evaluator": ["b:7002"],
-        "worker": ["a:7003", "b:7004"],
-    }
-
-
 def test_first_worker_leads_where_there_is_no_chief(port: socket.socket) -> None:
     world = world_of((PS, 0, "a"), (WORKER, 0, "a"), (WORKER, 1, "a"))
     assert [context(port, world, node_id).is_chief for node_id in range(3)] == [False, True, False]
-
-
-@pytest.mark.parametrize("url", ["hdfs://nn/x", "gs://bucket/x", "file:///x", "s3a://b/x/y"])
-@pytest.mark.parametrize("default_fs", ["file://", "hdfs://nn:8020"])
-def test_path_with_a_scheme_stays_as_it_is(port: socket.socket, url: str, default_fs: str) -> None:
-    assert context(port, default_fs=default_fs).absolute_path(url) == url
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from sparkdl import NodeContext
 
@@ -45,11 +43,6 @@ def steps_of_epochs(args: Any, ctx: NodeContext) -> list[list[int]]:
     """Return the rows of each batch, for each of `args` epochs."""
     batches = ctx.batches(args["batch_size"], even=True)
     return [[len(batch["id"]) for batch in batches] for _ in range(args["epochs"])]
-
-
-def wait_for_ever(args: Any, ctx: NodeContext) -> None:
-    """Neither return nor read."""
-    threading.Event().wait()
 
 
 def kill_yourself_at_rank_1(args: Any, ctx: NodeContext) -> None:
@@ -115,7 +108,6 @@ def forget(args: Any, ctx: NodeContext) -> None:
 RESULTS: dict[str, Any] = {
     "scalar": lambda row: row.id / 2,
     "list": lambda row: [float(i) for i in range(row.id % 4)],
-    "array": lambda row: np.arange(row.id % 3, dtype=np.float32),
     "tuple": lambda row: (row.id, str(row.id)),
     "dict": lambda row: {"half": row.id / 2, "name": f"n{row.id}"},
     "misfit": lambda row: "text" if row.id == 20 else 1.0,
@@ -125,13 +117,6 @@ RESULTS: dict[str, Any] = {
 def wait_in_the_first_world(args: Any, ctx: NodeContext) -> list[int]:
     """Print where this is and wait; return after a restart."""
     if ctx.generation == 0:
-        where_then_wait(args, ctx)
-    return [ctx.rank, ctx.generation, ctx.restarts]
-
-
-def wait_without_file(args: str, ctx: NodeContext) -> list[int]:
-    """Print where this is and wait; return if the file is there."""
-    if not Path(args).exists():
         where_then_wait(args, ctx)
     return [ctx.rank, ctx.generation, ctx.restarts]
 

@@ -144,17 +144,6 @@ def test_node_whose_task_has_ended_is_released() -> None:
     assert released(play.say(states.AgentDetached("stranger"))) == []
 
 
-@pytest.mark.parametrize("after", ["running", "failing", "gathering"])
-def test_task_may_end_in_any_state(after: str) -> None:
-    play = Play()
-    play.say(SHORT)
-    if after != "running":
-        play.say(play.broke("b"))
-    if after == "gathering":
-        play.expire()
-    assert released(play.say(states.AgentDetached("b"))) == ["worker:1"]
-
-
 def test_standby_goes_when_the_node_lives_on_without_its_task() -> None:
     """Not before: Spark would end the node's own attempt with it."""
     play = Play()
@@ -265,11 +254,3 @@ def test_words_of_the_log_are_warnings_only_where_something_changes_for_the_wors
     assert isinstance(play.say(SHORT)[0], states.Warn)
     assert isinstance(play.say(SHORT)[0], states.Report)
     assert isinstance(play.say(FEWER)[0], states.Warn)
-
-
-def test_slots_mean_nothing_after_the_end() -> None:
-    play = Play()
-    assert isinstance(play.state, states.Running)
-    returned = states.Finished(play.state.roster, play.state.world, {})
-    assert step(returned, SHORT, 9.0) == (returned, [])
-    assert step(returned, states.AgentDetached("a"), 9.0) == (returned, [])

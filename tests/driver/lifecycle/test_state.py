@@ -415,14 +415,6 @@ def test_a_standby_that_has_offered_lets_the_world_begin_when_it_is_promoted() -
     )
 
 
-def test_a_standby_whose_child_broke_begins_no_world_when_it_is_promoted() -> None:
-    state = with_agents(ALMOST, A, B, agent("c", None), standbys=(B2,))
-    gathering, actions = after(state, broke("b2"), left("b"), offered("c"))
-    assert isinstance(gathering, states.Gathering)
-    assert gathering.roster == roster(A, agent("b2", None), C)
-    assert actions == []
-
-
 def test_the_oldest_standby_of_the_node_is_promoted_and_no_other() -> None:
     twins = (agent("a2"), B2, agent("b3"))
     state, actions = step(with_agents(ALMOST, A, B, standbys=twins), left("b"), 10.0)
@@ -493,18 +485,6 @@ def test_ports_may_be_lost_only_so_often() -> None:
     note = "ports were lost to other processes 3 times in a row"
     assert state == states.Failed(before.roster, before.failures, None, {}, WORLD, note, GOES_S)
     assert actions == to(msg.StopChild(0, failure("b", "port").describe()), "a", "b", "c")
-
-
-def test_results_of_a_failed_cluster_are_kept() -> None:
-    state, _ = after(RUNNING, returned("c"), broke("b"), returned("a"), EXPIRED)
-    assert isinstance(state, states.Failed)
-    assert state.returned == results("c", "a")
-
-
-def test_an_agent_may_be_replaced_while_others_fail() -> None:
-    state, _ = after(RUNNING, left("b"), joined("b2"), offered("b2"), left("b2"))
-    assert isinstance(state, states.Failing)
-    assert (state.failures, state.roster) == ((LOST_B,), roster(A, C))
 
 
 def broken_link(agent_id: str) -> states.ChildBroke:
