@@ -178,15 +178,6 @@ def test_nodes_that_do_not_come_in_time_are_named_and_the_others_stopped() -> No
         assert agent.hears() == msg.StopChild(0)
 
 
-def test_a_job_that_cannot_carry_the_nodes_ends_the_wait(play: Play) -> None:
-    agent = play.agent(0)
-    play.until(lambda view: bool(ids_of(view)))
-    problem = errors.LaunchError("the Spark job failed")
-    play.controller.submit(states.LaunchBroke(problem))
-    assert agent.hears() == msg.StopChild(0)
-    assert play.controller.look(lambda view: failure_of(view.state)) is problem
-
-
 def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None:
     node = plan_nodes(2)[0]
     assert not play.controller.is_lost(node, 40), "it is coming up"
@@ -415,14 +406,6 @@ def test_a_driver_raises_its_soft_limit_as_far_as_its_nodes_need(
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
     with playing(3):
         assert limits == [(259, 1024)]
-
-
-def test_close_is_not_held_up_by_a_peer_that_says_nothing(play: Play) -> None:
-    address = play.url.removeprefix("ws://").split(":")
-    with socket.create_connection((address[0], int(address[1]))):
-        play.world()  # so the connection before it has been accepted
-        play.controller.close()
-        assert threads() == []
 
 
 # Events.

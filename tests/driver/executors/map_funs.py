@@ -72,21 +72,6 @@ def where_then_wait(args: Any, ctx: NodeContext) -> None:
     threading.Event().wait()
 
 
-def lose_the_port_once(args: Any, ctx: NodeContext) -> int:
-    """Take the own port away from TensorFlow in the first world; return the world's number."""
-    import socket
-
-    import tensorflow as tf
-
-    thief = socket.socket()
-    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if ctx.generation == 0 and ctx.rank == 0:
-        thief.bind((ctx.member.host, ctx.member.port))
-        thief.listen()
-    tf.distribute.MultiWorkerMirroredStrategy()
-    return ctx.generation
-
-
 def score(args: str, ctx: NodeContext) -> None:
     """Answer inference as the file `args` says by then: `kind`, `read` and `answer` at a time."""
     feed, how = ctx.get_data_feed(train_mode=False), {"read": 7}
