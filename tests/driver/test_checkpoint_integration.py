@@ -178,17 +178,6 @@ def test_chief_that_dies_after_the_rename_has_made_a_checkpoint_for_the_next_job
         assert cluster.results(SOON_S) == [2]
 
 
-def test_place_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for url, problem in [
-        (f"{tmp_path}/file/inside", "cannot be written"),
-        ("", "checkpoint_dir=''"),
-        ("ftp://host/checkpoints", "agents cannot read ftp://"),
-    ]:
-        with pytest.raises(ConfigError, match=problem):
-            launch(lambda args, ctx: None, checkpoint_dir=url)
-
-
 def test_folder_that_did_not_exist_is_said_to_have_been_created(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import sparkdl
 from sparkdl.core.errors import ConfigError, NodeLostError
 from sparkdl.driver import log_files
 from sparkdl.driver.log_files import LogFiles, check_folder
@@ -75,15 +74,9 @@ def test_log_of_a_node_that_is_lost_is_what_its_file_has(tmp_path: Path) -> None
         ("/dev/null/logs", "cannot be written to on the driver's machine: Not a directory"),
     ],
 )
-def test_a_folder_that_cannot_be_is_refused_before_anything_starts(log_dir: Any, why: str) -> None:
+def test_a_folder_that_cannot_be_is_refused(log_dir: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        sparkdl.launch(
-            None,
-            print,
-            framework="plain",
-            executor="local",
-            observe=sparkdl.Observe(log_dir=log_dir),
-        )
+        check_folder("log_dir", log_dir)
 
 
 def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,17 +107,6 @@ def test_cluster_trains_scores_and_answers_and_a_listener_learns_of_it_only_with
     assert in_the_clear == (secrets if how == "off" else dict.fromkeys(secrets, 0))
 
 
-def test_certificate_that_cannot_be_used_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", None)
-    company = Company(tmp_path)
-    with pytest.raises(ConfigError, match="certificate has expired"):
-        launch(train_and_score, startup=Startup(tls=company.issue("this-host", NAME, days=-1)))
-    with pytest.raises(ConfigError, match=r"cannot be read.*No such file"):
-        launch(train_and_score, startup=Startup(tls=TlsFiles("no", "no", "no")))
-
-
 @pytest.mark.parametrize("lacks", ["file", "name"])
 def test_executor_without_a_certificate_of_the_cluster_is_an_error_that_says_so(
     lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
