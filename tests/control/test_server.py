@@ -71,12 +71,7 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
     "authorizations",
     [
         (),
-        ("",),
-        (TOKEN,),
-        ("Bearer",),
         (f"Bearer {TOKEN}x",),
-        (f"Bearer {TOKEN[:-1]}",),
-        (f"Basic {TOKEN}",),
         ("Bearer \u00ff",),
         ("Bearer no", f"Bearer {TOKEN}"),
         (f"Bearer {TOKEN}", f"Bearer {TOKEN}"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import logging
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -123,22 +122,17 @@ def test_path_without_a_scheme_is_on_the_default_file_system(
     assert context(port, default_fs=default_fs).absolute_path(path) == expected
 
 
-def test_port_is_held_until_it_is_released(port: socket.socket) -> None:
+def test_port_is_held_until_it_is_released_and_a_second_release_only_says_so(
+    port: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
     ctx = context(port)
     assert ctx.tmp_socket is port
     assert port.fileno() >= 0
     ctx.release_port()
     assert ctx.tmp_socket is None
     assert port.fileno() == -1
-
-
-def test_second_release_does_nothing_but_say_so(
-    port: socket.socket, caplog: pytest.LogCaptureFixture
-) -> None:
-    ctx = context(port)
+    assert "released already" not in caplog.text
     ctx.release_port()
-    with caplog.at_level(logging.WARNING):
-        ctx.release_port()
     assert "released already" in caplog.text
 
 
