@@ -182,19 +182,7 @@ def test_folder_that_did_not_exist_is_said_to_have_been_created(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sparkdl")
-    for _ in range(2):
-        with launch(lambda args, ctx: None, nodes=1, checkpoint_dir=str(tmp_path / "new" / "it")):
-            pass
+    with launch(lambda args, ctx: None, nodes=1, checkpoint_dir=str(tmp_path / "new" / "it")):
+        pass
     said = [each.message for each in caplog.records if "was created" in each.message]
     assert said == [f"checkpoint_dir=file://{tmp_path}/new/it did not exist and was created"]
-
-
-def test_checkpoint_without_a_place_or_on_a_node_that_does_not_train(tmp_path: Path) -> None:
-    def train(args: Any, ctx: NodeContext) -> str:
-        with pytest.raises(ConfigError, match="checkpoint") as caught, ctx.checkpoint(1):
-            pass
-        Path(args, ctx.member.node.name).write_text(str(caught.value))
-        return str(caught.value)
-
-    with launch(train, str(tmp_path), nodes=1, feeding=Feeding(fed=False)) as cluster:
-        assert "launch the cluster with checkpoint_dir=" in cluster.results(SOON_S)[0]

@@ -46,7 +46,8 @@ def memory(folder: Path) -> CheckpointStore:
 @pytest.fixture(params=[disk, tree, memory])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
     opened: CheckpointStore = request.param(tmp_path)
-    opened.check_writable()
+    assert opened.check_writable(), "it creates the folder"
+    assert not opened.check_writable()
     return opened
 
 

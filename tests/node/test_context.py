@@ -171,3 +171,8 @@ def test_report_of_what_is_no_number_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         context(port, link=Said()).report(step, **metrics)
+
+
+def test_checkpoint_needs_a_place(port: socket.socket) -> None:
+    with pytest.raises(ConfigError, match="launch the cluster with checkpoint_dir="):
+        context(port, node_id=3).checkpoint(1).__enter__()
