@@ -110,6 +110,7 @@ def test_the_feeds_memory_is_an_eighth_of_what_there_is_shared_by_the_nodes(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
     monkeypatch.setattr(resources, "cgroup_limit", lambda: limit)
     assert resources.feed_memory(None, nodes) == budget
+    assert resources.feed_memory(12345, nodes) == 12345, "what was asked for"
 
 
 @pytest.fixture
