@@ -15,11 +15,8 @@ import pytest
 from sparkdl.core.options import Feeding
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
-from tests.doubles.gates import Gate
-from tests.doubles.limits import full_disk
 from tests.doubles.map_funs import die
 from tests.doubles.nodes import SOON_S, launch
-from tests.doubles.until import until
 
 ROWS, BATCH, FATAL_STEP = 400, 25, 3
 Event = dict[str, Any]
@@ -138,26 +135,6 @@ def test_a_collective_of_two_ranks_overlaps_in_time(tmp_path: Path) -> None:
     assert "gradients 0" in ours[0]["args"]["what"]
     waits = spans_of(trace, "worker:0", "wait for members")
     assert any(one["ts"] <= wait["ts"] <= one["ts"] + one["dur"] for one in ours for wait in waits)
-
-
-def test_full_disk_ends_the_trace_and_harms_no_node(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def step(args: Gate, ctx: NodeContext) -> str:
-        ctx.report(1)
-        args.wait()
-        return "well"
-
-    path, gate = tmp_path / "trace.json", Gate.at(tmp_path / "gate")
-    with (
-        launch(
-            step, gate, nodes=1, feeding=Feeding(fed=False), observe=Observe(timeline=str(path))
-        ) as cluster,
-        full_disk(),
-    ):
-        assert until(lambda: "ends here" in caplog.text)
-        gate.open()
-        assert cluster.results(SOON_S) == ["well"]
 
 
 def test_driver_that_ends_by_an_error_leaves_what_has_happened(tmp_path: Path) -> None:

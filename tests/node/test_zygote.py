@@ -185,11 +185,8 @@ def test_import_is_in_the_timeline_once_for_all_children(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("agents_are", ["stopped", "killed"])
-@pytest.mark.parametrize("how", [preloaded.HANGS, preloaded.HANGS_IN_C])
-def test_zygote_whose_import_hangs_ends_with_its_agents(
-    folder: Path, how: str, agents_are: str
-) -> None:
-    (folder / how).touch()
+def test_zygote_whose_import_hangs_ends_with_its_agents(folder: Path, agents_are: str) -> None:
+    (folder / preloaded.HANGS).touch()
     startup = Startup(preload=[preloaded.NAME], keep_warm_s=60.0)
     with launch(tell, startup=startup) as cluster:
         until(lambda: bool(importers(folder)))
