@@ -1,4 +1,4 @@
-"""Who waits for whom in real trainings: nodes that train from memory, late feeds, stragglers."""
+"""Who waits for whom in real trainings: late feeds, slow feeds, stragglers."""
 
 from __future__ import annotations
 
