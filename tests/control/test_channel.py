@@ -135,14 +135,6 @@ def test_descriptors_of_messages_that_never_came_whole_are_closed() -> None:
 Pair = tuple[socket.socket, socket.socket]
 
 
-def test_the_end_of_the_stream_is_none(pair: Pair) -> None:
-    channel.send(pair[0], channel.Imported())
-    pair[0].close()
-    unframer = channel.Unframer()
-    assert list(channel.receive(pair[1], unframer) or ()) == [(channel.Imported(), -1)]
-    assert channel.receive(pair[1], unframer) is None
-
-
 def test_a_descriptor_arrives_as_one_of_the_receivers_and_the_sender_keeps_its_own(
     pair: Pair,
 ) -> None:

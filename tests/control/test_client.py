@@ -82,13 +82,6 @@ async def test_a_coordinator_that_says_no_message_is_a_protocol_error(word: str 
 
 
 @on_loop
-async def test_a_wrong_token_is_a_launch_error() -> None:
-    async with room() as here:
-        with pytest.raises(LaunchError, match="401"):
-            await CoordinatorClient.connect(here.address.url, "wrong", SOON_S)
-
-
-@on_loop
 async def test_nobody_there_is_a_launch_error_that_names_address_and_settings() -> None:
     with closing(socket.socket()) as bound:  # but not listening
         bound.bind((LOOPBACK, 0))

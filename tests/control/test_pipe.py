@@ -8,8 +8,6 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-import pytest
-
 from sparkdl.control import channel as ch
 from sparkdl.control.messages import EpochEnd
 from tests.doubles.feeds import SOON_S
@@ -186,13 +184,6 @@ def test_descriptor_of_a_message_that_never_came_whole_is_closed() -> None:
         agent.turn()
         assert agent.heard == []
     assert set(os.listdir("/dev/fd")) == before
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_close_can_be_repeated(times: int) -> None:
-    with opened() as agent:
-        for _ in range(times):
-            agent.pipe.close()
 
 
 def test_child_that_says_no_message_has_failed_and_is_hung_up_on() -> None:

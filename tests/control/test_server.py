@@ -53,7 +53,7 @@ async def check_works(here: Room) -> None:
         assert await here.heard.next() == ("said", "good", msg.Offer(0, 8080))
         here.server.send("good", msg.NewRound(1))
         assert await receive(good) == msg.NewRound(1)
-    assert (await here.heard.next())[:2] == ("left", "good")
+    assert await here.heard.next() == ("left", "good", "its connection closed")
 
 
 async def read_all(reader: asyncio.StreamReader) -> bytes:
@@ -67,28 +67,11 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
 # Who is let in.
 
 
-@on_loop
-async def test_an_agent_is_told_of_from_hello_to_goodbye_in_order() -> None:
-    async with room() as here:
-        async with here.agent("a") as agent:
-            for message in (msg.Offer(0, 1), msg.ChildRunning(0, 2), msg.LogLines(("x",))):
-                await agent.send(msg.encode(message))
-            assert await here.heard.next() == ("said", "a", msg.Offer(0, 1))
-            assert await here.heard.next() == ("said", "a", msg.ChildRunning(0, 2))
-            assert await here.heard.next() == ("said", "a", msg.LogLines(("x",)))
-        assert await here.heard.next() == ("left", "a", "its connection closed")
-
-
 @pytest.mark.parametrize(
     "authorizations",
     [
         (),
-        ("",),
-        (TOKEN,),
-        ("Bearer",),
         (f"Bearer {TOKEN}x",),
-        (f"Bearer {TOKEN[:-1]}",),
-        (f"Basic {TOKEN}",),
         ("Bearer \u00ff",),
         ("Bearer no", f"Bearer {TOKEN}"),
         (f"Bearer {TOKEN}", f"Bearer {TOKEN}"),
@@ -363,17 +346,6 @@ async def test_an_agent_that_says_nothing_and_does_not_ping_has_left() -> None:
 
 
 # What an agent is told.
-
-
-@on_loop
-async def test_messages_reach_the_agent_they_are_for_in_order() -> None:
-    async with room() as here, here.agent("a") as one, here.agent("b", 1) as other:
-        for generation in range(500):
-            here.server.send("a", msg.NewRound(generation))
-        here.server.send("nobody", msg.Stop(0.0))
-        here.server.send("b", msg.Stop(9.0))
-        assert await receive(other) == msg.Stop(9.0)
-        assert [await receive(one) for _ in range(500)] == [msg.NewRound(g) for g in range(500)]
 
 
 @on_loop

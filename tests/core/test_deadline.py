@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass
 
 from sparkdl.core.deadline import Deadline
@@ -40,10 +39,3 @@ def test_zero_and_negative_timeouts_have_passed_at_once() -> None:
     assert Deadline.after(0.0, Clock()).has_passed
     assert Deadline.after(-1.0, Clock()).has_passed
     assert Deadline.after(-1.0, Clock()).wait_s == 0.0
-
-
-def test_wait_s_is_what_a_condition_takes() -> None:
-    condition = threading.Condition()
-    with condition:
-        assert not condition.wait_for(lambda: False, Deadline.after(0.0).wait_s)
-        assert condition.wait_for(lambda: True, Deadline.after(None).wait_s)

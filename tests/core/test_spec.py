@@ -12,11 +12,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import (
     CHIEF,
-    EVALUATOR,
-    PS,
-    WORKER,
     ClusterSpec,
-    NodeSpec,
     chief_named,
     plan_nodes,
 )
@@ -67,17 +63,6 @@ def test_plan_is_the_cluster_template_of_tensorflowonspark(
     assert planned == template
 
 
-def test_plan_is_ps_then_chief_then_evaluator_then_workers() -> None:
-    assert plan_nodes(5, Roles(ps=1, chief="chief", evaluator=True)) == (
-        NodeSpec(0, PS, 0),
-        NodeSpec(1, CHIEF, 0),
-        NodeSpec(2, EVALUATOR, 0),
-        NodeSpec(3, WORKER, 0),
-        NodeSpec(4, WORKER, 1),
-    )
-    assert [node.name for node in plan_nodes(3)] == ["worker:0", "worker:1", "worker:2"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -92,17 +77,11 @@ def test_plan_is_ps_then_chief_then_evaluator_then_workers() -> None:
             (2, Roles(ps=2, chief="chief", evaluator=True)),
             r"beside 2 ps, (a )?chief, (an )?evaluator; raise",
         ),
-        ((3, Roles(chief="worker")), "chief='worker'. cannot name the chief"),
-        ((3, Roles(chief="")), "chief=''. cannot name the chief"),
     ],
 )
 def test_plan_without_a_trainer_is_refused(arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         plan_nodes(*arguments)
-
-
-def test_a_chief_alone_is_a_cluster() -> None:
-    assert [node.name for node in plan_nodes(1, Roles(chief="master"))] == ["master:0"]
 
 
 @pytest.mark.parametrize("name", ["worker", "ps", "evaluator", "", "the chief", "7"])

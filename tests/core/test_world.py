@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.options import Roles
-from sparkdl.core.spec import CHIEF, PS, WORKER, NodeSpec, plan_nodes
+from sparkdl.core.spec import NodeSpec, plan_nodes
 from sparkdl.core.world import Address, Member, World, build_world
 
 
@@ -33,12 +33,6 @@ def test_ranks_are_chief_workers_then_ps_and_evaluator() -> None:
     ]  # fmt: skip
     assert [member.rank for member in world.members] == [0, 1, 2, 3, 4, 5]
     assert (world.generation, world.size) == (3, 6)
-
-
-def test_the_chief_is_rank_0_whatever_its_node() -> None:
-    nodes = (NodeSpec(0, WORKER, 0), NodeSpec(1, PS, 0), NodeSpec(2, CHIEF, 0))
-    world = world_of(nodes, ["a"] * 3)
-    assert [member.node.node_id for member in world.members] == [2, 0, 1]
 
 
 def test_local_ranks_count_the_members_of_a_host_in_the_order_of_ranks() -> None:

@@ -3,7 +3,7 @@
 Runs in: zygote, child
 
 The folder is that of the environment variable `FOLDER`. A file in it says what else an import does:
-`starts a thread`, `fails`, or `hangs`; `hangs in C` without letting go of the GIL.
+`starts a thread`, `fails`, or `hangs` in C without letting go of the GIL.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pathlib import Path
 
 NAME = __name__
 FOLDER = "SPARKDL_TEST_PRELOADED"
-STARTS_A_THREAD, FAILS = "starts a thread", "fails"
-HANGS, HANGS_IN_C = "hangs", "hangs in C"
+STARTS_A_THREAD, FAILS, HANGS = "starts a thread", "fails", "hangs"
 
 
 def importers(folder: Path) -> set[int]:
@@ -32,8 +31,6 @@ def _note() -> None:
     if (folder / STARTS_A_THREAD).exists():
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     if (folder / HANGS).exists():
-        threading.Event().wait()
-    if (folder / HANGS_IN_C).exists():
         ctypes.PyDLL(None).pause()
 
 

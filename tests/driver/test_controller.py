@@ -178,24 +178,6 @@ def test_nodes_that_do_not_come_in_time_are_named_and_the_others_stopped() -> No
         assert agent.hears() == msg.StopChild(0)
 
 
-def test_a_job_that_cannot_carry_the_nodes_ends_the_wait(play: Play) -> None:
-    agent = play.agent(0)
-    play.until(lambda view: bool(ids_of(view)))
-    problem = errors.LaunchError("the Spark job failed")
-    play.controller.submit(states.LaunchBroke(problem))
-    assert agent.hears() == msg.StopChild(0)
-    assert play.controller.look(lambda view: failure_of(view.state)) is problem
-
-
-def test_a_twin_of_a_living_agent_waits_and_takes_over_when_it_leaves(play: Play) -> None:
-    first, twin = play.agent(0), play.agent(0, "twin", offers=False)
-    first.leave()
-    play.until(lambda view: ids_of(view) == {"twin"})
-    twin.say(msg.Offer(0, 9000))
-    other = play.agent(1)
-    assert (twin.hears(), other.hears()) == (msg.Begin(world_of(2)), msg.Begin(world_of(2)))
-
-
 def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None:
     node = plan_nodes(2)[0]
     assert not play.controller.is_lost(node, 40), "it is coming up"
@@ -208,32 +190,7 @@ def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None
     assert not play.controller.is_lost(node, 41), "another process"
 
 
-def test_a_lost_port_begins_another_world_with_the_new_ports(play: Play) -> None:
-    agents = play.world()
-    agents[1].say(child_failed(1, "port", 5.0))
-    for agent in agents:
-        assert agent.hears() == msg.NewRound(1)
-        agent.say(msg.Offer(1, 9500 + agent.node_id))
-    for agent in agents:
-        assert agent.hears() == msg.Begin(world_of(2, 1, 9500))
-    play.until_is(states.Running)
-
-
 # Running, and what ends it.
-
-
-def test_results_of_all_nodes_finish_the_job(play: Play) -> None:
-    agents = play.world()
-    for agent in agents:
-        agent.say(msg.ChildRunning(0, 1))
-        agent.say(msg.ChildReturned(0, b"result of %d" % agent.node_id))
-    state = play.until_is(states.Finished)
-    assert isinstance(state, states.Finished)
-    assert {node_id: message.result for node_id, message in state.returned.items()} == {
-        0: b"result of 0",
-        1: b"result of 1",
-    }
-    assert failure_of(state) is None
 
 
 def test_an_agent_that_vanishes_is_a_lost_node_and_the_others_are_stopped(play: Play) -> None:
@@ -247,41 +204,6 @@ def test_an_agent_that_vanishes_is_a_lost_node_and_the_others_are_stopped(play: 
     assert (lost.node, lost.rank, lost.host, lost.pid) == ("worker:1", 1, "host-1", 41)
     assert lost.message.startswith("its connection broke")
     assert lost.time_s > 1e9
-
-
-def test_an_agent_that_says_no_message_is_a_lost_node_with_the_reason(play: Play) -> None:
-    agents = play.world()
-    agents[0].connection.send("what?")
-    heard = agents[1].hears()
-    error = play.controller.look(lambda view: failure_of(view.state))
-    assert type(error) is errors.NodeLostError
-    assert heard == msg.StopChild(0, error.root_cause.describe())
-    assert "an agent sent something that is no message" in str(error)
-
-
-def test_the_earliest_failure_is_the_root_cause_whoever_is_heard_first() -> None:
-    with playing(settings=Settings(settle_s=SOON_S)) as play:
-        agents = play.world()
-        agents[0].say(child_failed(0, "exit", 8.0))
-        agents[1].say(child_failed(1, "exception", 7.0))
-        play.until(lambda view: len(getattr(view.state, "failures", ())) == 2)
-        play.controller.submit(states.DeadlinePassed())
-        heard = [agent.hears() for agent in agents]
-        error = play.controller.look(lambda view: failure_of(view.state))
-        assert type(error) is errors.NodeFailedError
-        assert heard == [msg.StopChild(0, error.root_cause.describe())] * 2
-        assert [failure.node for failure in error.failures] == ["worker:1", "worker:0"]
-
-
-def test_who_comes_late_is_sent_away(play: Play) -> None:
-    agents = play.world()
-    agents[0].say(child_failed(0, "exception", 1.0))
-    play.until_is(states.Failed)
-    headers = {"Authorization": bearer(TOKEN)}
-    with connect(play.url, additional_headers=headers, proxy=None) as connection:
-        late = FakeAgent(connection, 0)
-        late.say(msg.Hello(0, 1, "late", "h", 1, "", "3", "task"))
-        assert late.hears() == msg.Stop(0.0)
 
 
 def test_an_event_out_of_place_is_logged_and_changes_nothing(
@@ -316,26 +238,6 @@ def test_host_that_a_feeder_does_not_reach_is_left_though_its_agent_answers() ->
 # The stop.
 
 
-def test_a_stop_reaches_everyone_and_is_over_when_all_have_gone(play: Play) -> None:
-    agents = [*play.world(), play.agent(0, "twin", offers=False)]
-    play.controller.submit(states.StopAsked(3.0, SOON_S))
-    for agent in agents:
-        assert agent.hears() == msg.Stop(3.0)
-        agent.leave()
-    state = play.until_is(states.Stopped)
-    assert isinstance(state, states.Stopped)
-    assert state.left_behind == ()
-
-
-def test_agents_that_do_not_go_in_time_are_named(play: Play) -> None:
-    agents = play.world()
-    play.controller.submit(states.StopAsked(0.0, 0.1))
-    assert [agent.hears() for agent in agents] == [msg.Stop(0.0)] * 2
-    state = play.until_is(states.Stopped)
-    assert isinstance(state, states.Stopped)
-    assert state.left_behind == ("worker:0", "worker:1")
-
-
 # Feeds, broadcasts, logs.
 
 
@@ -365,25 +267,6 @@ def test_progress_counts_news_only(play: Play) -> None:
     feeds, progress = play.controller.look(lambda view: (dict(view.feeds), view.progress))
     assert feeds == {(0, "x"): counts[0], (0, "y"): counts[1], (1, "x"): msg.FeedCount("x", 7, 7)}
     assert progress == 3
-
-
-def test_a_log_is_fetched_from_its_node(play: Play) -> None:
-    agents = play.world()
-    answers: queue.Queue[tuple[str, ...]] = queue.Queue()
-
-    def fetch() -> None:
-        answers.put(play.controller.questions.fetch_log(1, 20, Deadline.after(SOON_S)))
-
-    for text in ("first", "second"):
-        thread = threading.Thread(target=fetch)
-        thread.start()
-        asked = agents[1].hears()
-        assert isinstance(asked, msg.FetchLog)
-        assert asked.lines == 20
-        agents[1].say(msg.LogTail(asked.request + 1000, 0, ("not asked for",)))
-        agents[1].say(msg.LogTail(asked.request, 0, (text, "line")))
-        thread.join()
-        assert answers.get_nowait() == (text, "line")
 
 
 def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: Play) -> None:
@@ -461,19 +344,6 @@ def test_lines_of_the_children_are_handed_on_with_the_nodes_name() -> None:
         assert lines.get(timeout=SOON_S) == LogLine("worker:0", "c")
 
 
-def test_an_on_log_that_raises_costs_no_node(caplog: pytest.LogCaptureFixture) -> None:
-    def on_log(line: LogLine) -> None:
-        raise ValueError(line.text)
-
-    with playing(on_log=on_log) as play:
-        agents = play.world()
-        agents[0].say(msg.LogLines(("x",)))
-        agents[0].say(msg.ChildReturned(0, b""))
-        play.until(lambda view: bool(getattr(view.state, "returned", ())))
-        assert isinstance(play.controller.look(lambda view: view.state), states.Running)
-    assert "ValueError: x" in caplog.text
-
-
 # Its thread.
 
 
@@ -536,19 +406,6 @@ def test_a_driver_raises_its_soft_limit_as_far_as_its_nodes_need(
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
     with playing(3):
         assert limits == [(259, 1024)]
-
-
-def test_close_is_not_held_up_by_a_peer_that_says_nothing(play: Play) -> None:
-    address = play.url.removeprefix("ws://").split(":")
-    with socket.create_connection((address[0], int(address[1]))):
-        play.world()  # so the connection before it has been accepted
-        play.controller.close()
-        assert threads() == []
-
-
-def test_waiting_is_over_at_once_when_it_is_true_or_too_late(play: Play) -> None:
-    assert play.controller.wait_for(lambda view: True, Deadline.after(0.0))
-    assert not play.controller.wait_for(lambda view: False, Deadline.after(0.0))
 
 
 # Events.

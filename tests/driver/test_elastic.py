@@ -157,14 +157,6 @@ def test_nodes_that_are_lost_during_a_restart_are_brought_back_as_well() -> None
     assert play.say(states.LaunchBroke(LaunchError("no"))) == [states.Relaunch(play.spec.nodes[1:])]
 
 
-def test_without_restarts_nobody_is_brought_back() -> None:
-    play = Play(max_restarts=0)
-    play.say(play.left("b"))
-    assert sent(play.expire(), msg.StopChild) == ["a", "c"]
-    assert isinstance(play.state, states.Failed)
-    assert play.state.note == ""
-
-
 def test_node_that_does_not_come_back_is_the_end_with_the_first_failure_as_cause() -> None:
     play = Play()
     play.say(play.left("b"))
@@ -239,15 +231,6 @@ def test_all_run_again_whoever_had_returned() -> None:
     assert play.state.returned == {}
     play.say(*(states.ChildGaveResult(i, msg.ChildReturned(1, b"2")) for i in "abc"))
     assert isinstance(play.state, states.Finished)
-
-
-def test_who_watches_the_nodes_may_blame_one_of_this_world() -> None:
-    play = Play(on_hang="restart")
-    hang = play.failure("b", 0, "hang")
-    play.say(states.NodesBlamed(1, (hang,)))
-    assert isinstance(play.state, states.Running)
-    play.say(states.NodesBlamed(0, (hang,)))
-    assert "restart 1 of 3" in said(play.expire())
 
 
 def test_stop_during_a_restart_ends_it() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-import sparkdl
-from sparkdl.core.errors import ConfigError, NodeFailedError, NodeLostError
+from sparkdl.core.errors import ConfigError, NodeLostError
 from sparkdl.driver import log_files
 from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.options import Observe
@@ -45,22 +44,6 @@ def test_each_node_has_a_file_of_all_its_lines_and_nothing_is_printed(
     assert capsys.readouterr().out == ""
 
 
-def test_files_tell_of_a_failure_and_the_log_answers_after_it(tmp_path: Path) -> None:
-    def fail(args: None, ctx: NodeContext) -> None:
-        print("about to")
-        raise ValueError("of the user's")
-
-    with (
-        pytest.raises(NodeFailedError),
-        launch(fail, nodes=1, observe=Observe(log_dir=str(tmp_path))) as cluster,
-    ):
-        cluster.wait(SOON_S)
-    (file,) = tmp_path.glob("*/worker-0.log")
-    kept = file.read_text().splitlines()
-    assert (kept[0], kept[-1]) == ("about to", "ValueError: of the user's")
-    assert cluster.logs(0) == kept
-
-
 def test_log_of_a_node_that_is_lost_is_what_its_file_has(tmp_path: Path) -> None:
     def speak(args: Gate, ctx: NodeContext) -> None:
         print("last words")
@@ -91,15 +74,9 @@ def test_log_of_a_node_that_is_lost_is_what_its_file_has(tmp_path: Path) -> None
         ("/dev/null/logs", "cannot be written to on the driver's machine: Not a directory"),
     ],
 )
-def test_a_folder_that_cannot_be_is_refused_before_anything_starts(log_dir: Any, why: str) -> None:
+def test_a_folder_that_cannot_be_is_refused(log_dir: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        sparkdl.launch(
-            None,
-            print,
-            framework="plain",
-            executor="local",
-            observe=sparkdl.Observe(log_dir=log_dir),
-        )
+        check_folder("log_dir", log_dir)
 
 
 def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

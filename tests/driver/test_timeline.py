@@ -14,9 +14,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.trace import Span
 from sparkdl.driver.events import Changed, ClockRead, NodeMoved, Place, Problem, Spanned
-from sparkdl.driver.options import Observe
 from sparkdl.driver.timeline import Tracks, check_file
-from tests.doubles.nodes import launch
 
 ZERO_US = 1_000_000
 HOSTS_US = 7_000_000_000
@@ -97,7 +95,7 @@ def test_what_a_child_has_dropped_is_shown_where_it_is_missing() -> None:
     assert of.about()["dropped_spans"] == {"worker:0": 13}
 
 
-def test_path_that_cannot_be_a_file_is_an_error_before_anything_starts(tmp_path: Path) -> None:
+def test_path_that_cannot_be_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("a file")
     wrongs = {
         "hdfs://name/trace.json": "is a URL",
@@ -107,5 +105,5 @@ def test_path_that_cannot_be_a_file_is_an_error_before_anything_starts(tmp_path:
     }
     for path, words in wrongs.items():
         with pytest.raises(ConfigError, match=words):
-            launch(print, observe=Observe(timeline=path))
+            check_file("timeline", path)
     assert check_file("timeline", tmp_path / "new" / "t.json") == str(tmp_path / "new" / "t.json")

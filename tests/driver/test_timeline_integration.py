@@ -12,15 +12,11 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import NodeFailedError
 from sparkdl.core.options import Feeding
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
-from tests.doubles.gates import Gate
-from tests.doubles.limits import full_disk
 from tests.doubles.map_funs import die
 from tests.doubles.nodes import SOON_S, launch
-from tests.doubles.until import until
 
 ROWS, BATCH, FATAL_STEP = 400, 25, 3
 Event = dict[str, Any]
@@ -141,26 +137,6 @@ def test_a_collective_of_two_ranks_overlaps_in_time(tmp_path: Path) -> None:
     assert any(one["ts"] <= wait["ts"] <= one["ts"] + one["dur"] for one in ours for wait in waits)
 
 
-def test_full_disk_ends_the_trace_and_harms_no_node(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def step(args: Gate, ctx: NodeContext) -> str:
-        ctx.report(1)
-        args.wait()
-        return "well"
-
-    path, gate = tmp_path / "trace.json", Gate.at(tmp_path / "gate")
-    with (
-        launch(
-            step, gate, nodes=1, feeding=Feeding(fed=False), observe=Observe(timeline=str(path))
-        ) as cluster,
-        full_disk(),
-    ):
-        assert until(lambda: "ends here" in caplog.text)
-        gate.open()
-        assert cluster.results(SOON_S) == ["well"]
-
-
 def test_driver_that_ends_by_an_error_leaves_what_has_happened(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     program = f"""
@@ -177,23 +153,3 @@ raise ValueError("of the user's")
     check_nesting(trace)
     assert spans_of(trace, "worker:0", "start agent")
     assert spans_of(trace, "cluster", "running")
-
-
-def test_node_that_fails_is_in_the_trace_with_its_error(tmp_path: Path) -> None:
-    def fail(args: Any, ctx: NodeContext) -> None:
-        with ctx.span("bad day"):
-            raise ValueError("of the user's")
-
-    path = tmp_path / "trace.json"
-    with (
-        pytest.raises(NodeFailedError, match="of the user's"),
-        launch(
-            fail, nodes=1, feeding=Feeding(fed=False), observe=Observe(timeline=str(path))
-        ) as cluster,
-    ):
-        cluster.results(SOON_S)
-    trace = json.loads(path.read_text())
-    assert spans_of(trace, "worker:0", "bad day")[0]["args"] == {"error": "ValueError"}
-    failed = [e["name"] for e in events_of(trace, "cluster") if e.get("cat") == "failure"]
-    assert len(failed) == 1
-    assert "of the user's" in failed[0]

@@ -130,18 +130,6 @@ def test_the_tail_of_a_huge_log_is_read_from_its_end(log: ChildLog) -> None:
     assert log.tail(10) == ("late",)
 
 
-def test_a_line_is_new_once_and_only_when_it_is_whole(log: ChildLog) -> None:
-    write(log, b"one\ntw")
-    assert log.new_lines() == ("one",)
-    assert log.new_lines() == ()
-    write(log, b"o\nthree\nfo")
-    assert log.new_lines() == ("two", "three")
-    write(log, b"ur")
-    assert log.new_lines() == ()
-    assert log.new_lines(is_last=True) == ("four",)
-    assert log.new_lines(is_last=True) == ()
-
-
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]),
                         min_size=1), max_size=12),
        st.data())  # fmt: skip

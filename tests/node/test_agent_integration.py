@@ -18,7 +18,6 @@ from unittest.mock import Mock
 
 import cloudpickle
 import msgspec
-import psutil
 import pytest
 
 from sparkdl.control.auth import new_token
@@ -133,24 +132,12 @@ def heed_term(args: None, ctx: NodeContext) -> None:
     signal.pause()
 
 
-def leave_grandchild(args: None, ctx: NodeContext) -> int:
-    sleeper = [sys.executable, "-c", "import signal; signal.pause()"]
-    return subprocess.Popen(sleeper).pid
-
-
 def test_node_runs_from_hello_to_stop_and_leaves_no_file(node: NewNode, tmp_path: Path) -> None:
     one = node(lambda args, ctx: ctx.executor_id + 1).start()
     assert one.result() == 1
     assert list(tmp_path.glob("sparkdl-*")), "the log stays until the stop"
     assert one.stop(grace_s=SOON_S) == 0
     assert not list(tmp_path.glob("sparkdl-*"))
-
-
-def test_what_map_fun_started_ends_with_it(node: NewNode) -> None:
-    one = node(leave_grandchild).start()
-    pid = one.result()
-    assert not psutil.pid_exists(pid) or all_gone([psutil.Process(pid)])
-    one.stop(0)
 
 
 @pytest.mark.parametrize("map_fun", [heed_term, ignore_term])

@@ -46,7 +46,8 @@ def memory(folder: Path) -> CheckpointStore:
 @pytest.fixture(params=[disk, tree, memory])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
     opened: CheckpointStore = request.param(tmp_path)
-    opened.check_writable()
+    assert opened.check_writable(), "it creates the folder"
+    assert not opened.check_writable()
     return opened
 
 
@@ -171,20 +172,6 @@ def test_every_turned_bit_of_a_manifest_is_seen() -> None:
         hurt = bytearray(MANIFEST_TEXT)
         hurt[at // 8] ^= 1 << at % 8
         assert decode_manifest(bytes(hurt), "here") is None
-
-
-@pytest.mark.parametrize("hurt", [b"\xff\xfe", NEST, b"", b'{"format": 7}', b"\x00" * 500])
-def test_newest_checkpoint_whose_manifest_is_hurt_is_passed_over(
-    store: CheckpointStore, hurt: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    make(store, named(5))
-    make(store, named(6))
-    with store._system.open_output_stream(f"{store._path}/{named(6)}/manifest.json") as file:
-        file.write(hurt)
-    found = store.newest()
-    assert found is not None
-    assert found.ref.step == 5
-    assert f"{named(6)} has a broken manifest, and is left out" in caplog.text
 
 
 def test_manifest_of_a_newer_sparkdl_is_an_error() -> None:

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import FrameworkMissingError, NodeLostError, SparkConfigError
+from sparkdl.core.errors import NodeLostError, SparkConfigError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.node.context import NodeContext
-from sparkdl.node.gpus import claimant_of, has_driver, list_gpus, open_nvml
+from sparkdl.node.gpus import claimant_of, list_gpus, open_nvml
 from tests.doubles.map_funs import hang
 from tests.doubles.nodes import SOON_S, all_gone, launch, processes
 from tests.doubles.nvml import new_uuid, write_pynvml
@@ -130,29 +130,6 @@ def test_gpus_of_a_killed_agent_are_free_again(
         assert all_gone([them.agent, them.child])
         assert until(lambda: claimant_of(gpu) is None), "its last thread closes what it had"
         cluster.wait(SOON_S)
-
-
-def test_evaluator_gets_a_gpu_where_it_is_asked_for(host: Any, tmp_path: Path) -> None:
-    (gpu,) = host(1)
-    gpus, folder = {"evaluator": 1, "worker": 0}, folder_in(tmp_path, "told")
-    with launch(
-        see, folder, num_gpus=gpus, roles=Roles(evaluator=True), feeding=Feeding(fed=False)
-    ) as cluster:
-        cluster.results(SOON_S)
-    assert told(folder) == {"worker-0": (0, [""]), "evaluator-0": (1, [gpu])}
-
-
-def test_gpus_without_the_package_are_refused_as_what_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "pynvml.py").write_text("raise ImportError\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    kind: type[Exception] = SparkConfigError
-    words = "this host has no NVIDIA driver"
-    if has_driver():
-        kind, words = FrameworkMissingError, "pip install nvidia-ml-py"
-    with pytest.raises(kind, match=words):
-        launch(see, nodes=1, num_gpus=1)
 
 
 # a real one

@@ -144,15 +144,6 @@ def test_what_comes_is_sorted_into_feeds_in_order() -> None:
         assert row(other.take(other.claim())) == 1
 
 
-def test_end_of_all_feeds_ends_those_that_nobody_used_yet_too() -> None:
-    with linked() as ends:
-        used = ends.link.feeds.reader("used")
-        ends.send(channel.EndMark(""))
-        assert used.take(used.claim()) == channel.EndMark("used")
-        unused = ends.link.feeds.reader("unused")
-        assert unused.take(unused.claim()) == channel.EndMark("unused")
-
-
 def test_feed_of_a_cluster_that_nobody_feeds_is_refused_at_once_by_whatever_reads_it() -> None:
     with linked() as ends:
         ends.send(start(settings=Settings(feeding=Feeding(fed=False))))
@@ -227,15 +218,6 @@ def test_feed_that_may_still_come_is_waited_for(why: str) -> None:
         assert waiting.is_alive()
         ends.send(channel.EndMark(""))
         assert waiting.result() == []
-
-
-def test_end_of_one_feed_ends_no_other() -> None:
-    with linked() as ends:
-        ends.send(channel.EndMark("one"))
-        ends.send_segment(0, feed="two")
-        for feed, expected in (("one", channel.EndMark), ("two", Item)):
-            reader = ends.link.feeds.reader(feed)
-            assert isinstance(reader.take(reader.claim()), expected)
 
 
 def test_agent_that_asks_for_room_gets_what_was_read() -> None:

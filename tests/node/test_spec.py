@@ -67,22 +67,15 @@ def test_a_spec_arrives_as_it_was_given(echo: Path, spec: AgentSpec, payload: by
     assert stream.read() == b""
 
 
-def test_no_secret_stands_on_the_command_line_or_in_the_environment(echo: Path) -> None:
-    with started(AGENT, b"payload", []):
+def test_an_agent_shows_no_secret_imports_as_its_starter_and_has_a_session_of_its_own(
+    echo: Path,
+) -> None:
+    """The session keeps it out of the terminal's reach."""
+    with started(AGENT, b"payload", ["", "/a", "/b c", ""]):
         pass
     assert (echo / "argv").read_text() == "-m sparkdl.node.agent"
     assert AGENT.token not in (echo / "environ").read_text()
-
-
-def test_an_agent_imports_from_where_its_starter_does(echo: Path) -> None:
-    with started(PLAIN, b"", ["", "/a", "/b c", ""]):
-        pass
     assert (echo / "path").read_text() == f"/a{os.pathsep}/b c"
-
-
-def test_an_agent_has_a_session_of_its_own_out_of_the_terminals_reach(echo: Path) -> None:
-    with started(PLAIN, b"", []):
-        pass
     assert (echo / "session").read_text() == "True"
 
 

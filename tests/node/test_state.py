@@ -161,25 +161,6 @@ def test_what_no_child_and_no_timer_does_is_illegal() -> None:
         states.step(IDLE, EXITED, 0.0)
 
 
-def test_a_finished_node_does_another_round_with_a_new_child() -> None:
-    state: states.State = states.Ready(0)
-    story: list[states.Action] = []
-    for event in (
-        *(states.WorldBegan(World(0, ())), ENTERED, RETURNED, EXITED),
-        *(states.RoundRequested(1), BEGAN, ENTERED, RAISED, states.ChildExited(1), STOP),
-    ):
-        state, actions = states.step(state, event, 10.0)
-        story += actions
-    assert state == GONE
-    assert story == [
-        *(states.StartChild(World(0, ())), states.ReportRunning(0), *HAS_ENDED),
-        *(states.Kill(), states.ReportReturned(0, RESULT)),
-        *(states.Spawn(1), states.StartChild(WORLD), states.ReportRunning(1), *HAS_RAISED),
-        *(states.Kill(), states.ReportFailed(1, ERROR, None)),
-        states.End("stopped"),
-    ]
-
-
 # Whatever happens: random events never break what always holds.
 
 

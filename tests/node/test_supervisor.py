@@ -69,10 +69,6 @@ def line(child: Child, number: int = 1) -> str:
     return asyncio.run(asyncio.wait_for(look(), SOON_S))
 
 
-def test_exit_code_is_the_status(spawn: Spawn) -> None:
-    assert end_of(spawn("exits_7.py")) == 7
-
-
 def test_signal_is_the_negative_status(spawn: Spawn) -> None:
     assert end_of(spawn("segfaults.py")) == -signal.SIGSEGV
 
@@ -149,15 +145,6 @@ def test_child_that_jax_ends_for_a_lost_peer_is_a_consequence(status: int) -> No
         failure = child.failure(status)
     assert (failure.node, failure.kind, failure.signal_number) == ("worker:1", "signal", -status)
     assert failure.is_consequence is (status == -signal.SIGABRT)
-
-
-def test_cgroup_that_tells_nothing_blames_nobody(
-    spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resources, "memory_cgroups", lambda: [(tmp_path, "memory.events")])
-    child = spawn("ignores_term.py")
-    status = end_of(child, lambda: child.signal_group(signal.SIGKILL))
-    assert child.failure(status).kind == "signal"
 
 
 @pytest.fixture(params=["pidfd", "no pidfd"])

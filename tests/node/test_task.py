@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError, SparkConfigError
+from sparkdl.core.errors import LaunchError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.node import task
 from sparkdl.node.forking import CAN_FORK, ForkedAgent
@@ -35,34 +35,6 @@ def test_a_problem_is_found_again_in_whatever_spark_writes_around_it(
 ) -> None:
     problem = Problem(kind, text)
     assert parse_problem(f"{before}\n{problem.error()}\n{after}") == problem
-
-
-@given(st.text())
-def test_text_without_a_problem_has_none(text: str) -> None:
-    assert parse_problem(text) is None
-
-
-@pytest.mark.parametrize(
-    "text", ["[SPARKDL-RAISED", '[SPARKDL-RAISED "a" "b', 'SPARKDL-RAISED "a" "b"]', "[]"]
-)
-def test_half_a_problem_is_none(text: str) -> None:
-    assert parse_problem(text) is None
-
-
-@pytest.mark.parametrize(
-    ("kind", "cls"),
-    [
-        ("ConfigError", ConfigError),
-        ("FrameworkMissingError", FrameworkMissingError),
-        ("SparkConfigError", SparkConfigError),
-        ("LaunchError", LaunchError),
-        ("KeyError", LaunchError),
-        ("", LaunchError),
-    ],
-)
-def test_the_driver_raises_a_problem_as_what_it_is(kind: str, cls: type) -> None:
-    error = Problem(kind, "no GPU").at_driver()
-    assert (type(error), str(error)) == (cls, "no GPU")
 
 
 def test_an_executor_that_has_all_and_reaches_the_driver_passes() -> None:

@@ -11,8 +11,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from sparkdl import NodeContext
 
@@ -47,11 +45,6 @@ def steps_of_epochs(args: Any, ctx: NodeContext) -> list[list[int]]:
     return [[len(batch["id"]) for batch in batches] for _ in range(args["epochs"])]
 
 
-def wait_for_ever(args: Any, ctx: NodeContext) -> None:
-    """Neither return nor read."""
-    threading.Event().wait()
-
-
 def kill_yourself_at_rank_1(args: Any, ctx: NodeContext) -> None:
     """Die without a word on rank 1; wait elsewhere."""
     if ctx.rank == 1:
@@ -79,21 +72,6 @@ def where_then_wait(args: Any, ctx: NodeContext) -> None:
     threading.Event().wait()
 
 
-def lose_the_port_once(args: Any, ctx: NodeContext) -> int:
-    """Take the own port away from TensorFlow in the first world; return the world's number."""
-    import socket
-
-    import tensorflow as tf
-
-    thief = socket.socket()
-    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if ctx.generation == 0 and ctx.rank == 0:
-        thief.bind((ctx.member.host, ctx.member.port))
-        thief.listen()
-    tf.distribute.MultiWorkerMirroredStrategy()
-    return ctx.generation
-
-
 def score(args: str, ctx: NodeContext) -> None:
     """Answer inference as the file `args` says by then: `kind`, `read` and `answer` at a time."""
     feed, how = ctx.get_data_feed(train_mode=False), {"read": 7}
@@ -115,7 +93,6 @@ def forget(args: Any, ctx: NodeContext) -> None:
 RESULTS: dict[str, Any] = {
     "scalar": lambda row: row.id / 2,
     "list": lambda row: [float(i) for i in range(row.id % 4)],
-    "array": lambda row: np.arange(row.id % 3, dtype=np.float32),
     "tuple": lambda row: (row.id, str(row.id)),
     "dict": lambda row: {"half": row.id / 2, "name": f"n{row.id}"},
     "misfit": lambda row: "text" if row.id == 20 else 1.0,
@@ -125,13 +102,6 @@ RESULTS: dict[str, Any] = {
 def wait_in_the_first_world(args: Any, ctx: NodeContext) -> list[int]:
     """Print where this is and wait; return after a restart."""
     if ctx.generation == 0:
-        where_then_wait(args, ctx)
-    return [ctx.rank, ctx.generation, ctx.restarts]
-
-
-def wait_without_file(args: str, ctx: NodeContext) -> list[int]:
-    """Print where this is and wait; return if the file is there."""
-    if not Path(args).exists():
         where_then_wait(args, ctx)
     return [ctx.rank, ctx.generation, ctx.restarts]
 

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import subprocess
 import threading
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -17,7 +12,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedError, NodeLostError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedError
 from sparkdl.core.options import Feeding, Startup
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
@@ -106,23 +101,6 @@ def check_feeding(spark: SparkSession, nodes: int = 2) -> str:
     assert sum(result["total"] for result in results) == 3 * sum(range(1000))
     assert max(rows) - min(rows) <= 10
     return f"sparkdl {cluster.spec.cluster_id}"
-
-
-def test_an_executor_is_found_though_another_has_just_been_killed(tmp_path: Path) -> None:
-    """The killed one has no folder any more, and its parent has not asked for its end yet."""
-    java = tmp_path / "java"
-    java.symlink_to(shutil.which("sleep") or "/bin/sleep")
-    folder = tmp_path / "executor"
-    folder.mkdir()
-    processes = [subprocess.Popen([java, "60"], cwd=cwd) for cwd in (tmp_path, folder)]
-    try:
-        processes[0].kill()
-        os.waitid(os.P_PID, processes[0].pid, os.WEXITED | os.WNOWAIT)
-        assert java_in(str(folder)).pid == processes[1].pid
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def test_nodes_that_need_all_slots_are_fed_by_jobs_that_say_what_they_are(
@@ -241,23 +219,6 @@ def test_detached_nodes_give_their_slots_back_and_take_the_same_steps_on_uneven_
         assert sum(first[epoch]) + sum(second[epoch]) in (1001, 1002)  # one row may be given twice
 
 
-def test_nodes_know_their_roles_and_each_other(spark_local: SparkSession) -> None:
-    results = sparkdl.run(
-        spark_local,
-        map_funs.where,
-        {"x": 1},
-        nodes=2,
-        framework="plain",
-        timeout_s=60,
-        roles=sparkdl.Roles(chief="chief"),
-    )
-    assert [result["name"] for result in results] == ["chief:0", "worker:0"]
-    spec = results[0]["spec"]
-    assert spec == results[1]["spec"]
-    assert {job: len(addresses) for job, addresses in spec.items()} == {"chief": 1, "worker": 1}
-    assert results[0]["args"] == {"x": 1}
-
-
 def workers_of(spark: SparkSession) -> set[int]:
     """Return the process ids of as many Python workers of Spark's as there are slots."""
 
@@ -305,13 +266,6 @@ def test_too_few_slots_name_the_setting(spark_local: SparkSession) -> None:
         launch(spark_local, map_funs.where, nodes=9)
 
 
-def test_missing_framework_is_told_by_name(spark_local: SparkSession) -> None:
-    if find_spec("torch"):  # which takes seconds to import
-        pytest.skip("torch is installed")
-    with pytest.raises(FrameworkMissingError, match="torch"):
-        launch(spark_local, map_funs.where, framework="torch")
-
-
 def test_killed_child_is_reported_and_the_context_lives(spark_cluster: SparkSession) -> None:
     with (
         pytest.raises(NodeFailedError, match=r"worker:1 .* was killed by SIGKILL") as raised,
@@ -321,39 +275,6 @@ def test_killed_child_is_reported_and_the_context_lives(spark_cluster: SparkSess
     assert raised.value.root_cause.rank == 1
     assert spark_cluster.range(3).count() == 3
     check_feeding(spark_cluster)  # a second cluster after a failed one
-
-
-def test_killed_agent_takes_its_child_along(spark_cluster: SparkSession) -> None:
-    lines = Lines()
-    with (
-        pytest.raises(NodeLostError) as raised,
-        launch(spark_cluster, map_funs.where_then_wait, observe=Observe(on_log=lines)) as cluster,
-    ):
-        _, agents, children = node_processes(lines)
-        victim = min(agents)
-        os.kill(victim, signal.SIGKILL)
-        cluster.wait(GONE_S)
-    assert raised.value.root_cause.pid == victim
-    wait_until_gone(agents | children)
-
-
-def test_jobs_keep_the_users_own_words_and_group(spark_local: SparkSession) -> None:
-    context: Any = spark_local.sparkContext
-    context.setJobGroup("mine", "my own words")
-    try:
-        with launch(spark_local, map_funs.count_rows, nodes=1) as cluster:
-            cluster.feed(spark_local.range(10))
-            group = f"sparkdl {cluster.spec.cluster_id}"
-        told = [job for job in jobs_of(spark_local) if group in job.tags]
-        assert {job.group for job in told} == {"mine"}
-        assert {job.description for job in told} == {
-            f"my own words ({group}: nodes)",
-            f"my own words ({group}: feed 'input', epoch 0)",
-        }
-        assert context.getLocalProperty("spark.job.description") == "my own words"
-    finally:
-        context.setLocalProperty("spark.jobGroup.id", None)
-        context.setLocalProperty("spark.job.description", None)
 
 
 def test_slots_are_counted_where_there_is_no_context_to_ask(spark_local: SparkSession) -> None:

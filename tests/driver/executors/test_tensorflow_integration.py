@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import sparkdl
 from sparkdl import demo
 from tests.doubles.programs import output_of
-from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,14 +18,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.tensorflow
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.mark.deep  # test_launch.py has it with nodes of no framework
-def test_lost_port_is_answered_by_a_new_round() -> None:
-    generations = sparkdl.run(
-        None, map_funs.lose_the_port_once, nodes=2, executor="local", timeout_s=120
-    )
-    assert generations == [1, 1]
 
 
 @pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.deep)])

@@ -159,9 +159,3 @@ def test_no_agent_comes_back_from_a_host_that_was_given_up() -> None:
     refused = play.say(play.joined("b"))
     assert isinstance(play.state, states.Running)
     assert sent(refused, Stop) == ["b"]
-
-
-def test_decision_that_nothing_is_left_of_changes_nothing() -> None:
-    play = Play(min_nodes=1)
-    state, actions = play.state, play.say(states.DeadlinePassed())
-    assert (play.state, actions) == (state, [])

@@ -37,27 +37,27 @@ def test_without_restarts_whatever_is_no_port_fails_the_cluster(kind: FailureKin
     assert decide([Failure("ps:0", kind, "", 1.0)], History(), SETTINGS) == Fail()
 
 
-@pytest.mark.parametrize("retries", [0, 1])
-def test_a_lost_port_is_tried_again(retries: int) -> None:
-    assert decide([PORT], History(retries), SETTINGS) == Retry(
-        f"worker:1 lost its port to another process; retry {retries + 1} of 2 on new ports"
-    )
+RETRY = "worker:1 lost its port to another process; retry {} of 2 on new ports"
+LOST_PORTS = "ports were lost to other processes {} times in a row"
 
 
-def test_what_fails_because_another_lost_its_port_does_not_stop_the_retry() -> None:
-    failures = [Failure("chief:0", "exception", "cannot connect", 1.0), PORT]
-    assert isinstance(decide(failures, History(), SETTINGS), Retry)
-
-
-@pytest.mark.parametrize("retries", [2, 3])
-def test_after_so_many_retries_a_lost_port_is_a_failure(retries: int) -> None:
-    assert decide([PORT], History(retries), SETTINGS) == Fail(
-        f"ports were lost to other processes {retries + 1} times in a row"
-    )
-
-
-def test_without_retries_the_first_lost_port_is_a_failure() -> None:
-    assert isinstance(decide([PORT], History(), Settings(max_port_retries=0)), Fail)
+@pytest.mark.parametrize(
+    ("retries", "most", "decision"),
+    [
+        (0, 2, Retry(RETRY.format(1))),
+        (1, 2, Retry(RETRY.format(2))),
+        (2, 2, Fail(LOST_PORTS.format(3))),
+        (3, 2, Fail(LOST_PORTS.format(4))),
+        (0, 0, Fail(LOST_PORTS.format(1))),
+    ],
+)
+def test_lost_port_is_tried_again_so_many_times(
+    retries: int, most: int, decision: Decision
+) -> None:
+    settings = Settings(max_port_retries=most)
+    assert decide([PORT], History(retries), settings) == decision
+    because_of_it = Failure("chief:0", "exception", "cannot connect", 1.0)
+    assert decide([because_of_it, PORT], History(retries), settings) == decision
 
 
 def restart(number: int, failure: Failure, backoff_s: float = 0.0) -> Restart:

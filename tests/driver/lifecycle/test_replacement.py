@@ -54,15 +54,6 @@ def test_attached_nodes_keep_their_slots_while_some_are_left() -> None:
     assert not sent(actions, Detach)
 
 
-def test_nodes_give_their_slots_back_when_none_is_left_for_feeding() -> None:
-    """No node was lost: the executor that has gone only ran what feeds."""
-    play = Play(max_restarts=0)
-    actions = play.say(SHORT)
-    assert sent(actions, Detach) == ["a", "b", "c"]
-    assert said(actions).startswith("Placement: detached (3 slots for 3 nodes). Nodes would take")
-    assert isinstance(play.state, states.Running)
-
-
 def test_nodes_that_are_waited_for_give_theirs_back_when_the_world_begins() -> None:
     """Until then each slot is to get its one node."""
     play = Play()
@@ -103,19 +94,6 @@ def test_a_task_that_starts_another_agent_has_its_slot_asked_back_too() -> None:
     assert sent(actions, Detach) == ["b2"]
 
 
-def test_every_later_generation_is_detached() -> None:
-    play = Play()
-    play.say(SHORT, *(states.AgentDetached(agent_id) for agent_id in "abc"))
-    assert not [a for a in play.say(ENOUGH) if not isinstance(a, states.Report)]
-    for generation in (1, 2):
-        lose(play, f"b{generation - 1}" if generation > 1 else "b")
-        assert relaunched(play.actions) == ["worker:1"]
-        play.now_s += 10
-        play.expire() if play.state.is_held else None  # type: ignore[union-attr]
-        actions = come_back(play, f"b{generation}", "a", "c", generation=generation)
-        assert sent(actions, Detach) == [f"b{generation}"]
-
-
 def test_detached_placement_gives_the_slots_back_when_the_first_world_begins() -> None:
     play = Play()
     play.state = begin(replace(play.spec, placement="detached"), 0.0)
@@ -135,24 +113,6 @@ def test_local_processes_have_no_slot_to_give_back() -> None:
 
 
 # who brings nodes back then
-
-
-def test_node_whose_task_has_ended_is_released() -> None:
-    play = Play()
-    play.say(SHORT)
-    assert released(play.say(states.AgentDetached("b"))) == ["worker:1"]
-    assert released(play.say(states.AgentDetached("stranger"))) == []
-
-
-@pytest.mark.parametrize("after", ["running", "failing", "gathering"])
-def test_task_may_end_in_any_state(after: str) -> None:
-    play = Play()
-    play.say(SHORT)
-    if after != "running":
-        play.say(play.broke("b"))
-    if after == "gathering":
-        play.expire()
-    assert released(play.say(states.AgentDetached("b"))) == ["worker:1"]
 
 
 def test_standby_goes_when_the_node_lives_on_without_its_task() -> None:
@@ -196,13 +156,6 @@ def test_they_are_brought_back_when_there_is_room_again() -> None:
     assert relaunched(play.say(ENOUGH)) == ["worker:1"]
     assert sent(play.say(play.joined("b2")), Detach) == ["b2"]
     assert not sent(play.actions, Stop)
-
-
-def test_no_more_than_there_is_room_for_are_asked_for() -> None:
-    play = Play(min_nodes=1)
-    play.say(FEWER)
-    lose(play, "b", "c")
-    assert relaunched(play.actions) == ["worker:1"]
 
 
 @pytest.mark.parametrize("standing", [FEWER, NONE])
@@ -265,11 +218,3 @@ def test_words_of_the_log_are_warnings_only_where_something_changes_for_the_wors
     assert isinstance(play.say(SHORT)[0], states.Warn)
     assert isinstance(play.say(SHORT)[0], states.Report)
     assert isinstance(play.say(FEWER)[0], states.Warn)
-
-
-def test_slots_mean_nothing_after_the_end() -> None:
-    play = Play()
-    assert isinstance(play.state, states.Running)
-    returned = states.Finished(play.state.roster, play.state.world, {})
-    assert step(returned, SHORT, 9.0) == (returned, [])
-    assert step(returned, states.AgentDetached("a"), 9.0) == (returned, [])

@@ -207,7 +207,7 @@ STEPS: list[Row] = [
     *ignored(RUNNING, entered("b", 1), entered("stranger"), returned("b", 1),
              returned("stranger"), broke("b", generation=1), left("stranger"),
              states.LaunchBroke(PROBLEM), blamed("b", 1), cut("a", "b", 1), EXPIRED,
-             states.CheckpointMade(CheckpointRef("/c", 7, 1))),
+             states.CheckpointMade(CheckpointRef("/c", 7, 1)), states.AgentDetached("stranger")),
     # Failing: what else failed is awaited, then it is decided.
     (FAILING, joined("b2"), FAILING_BARE, []),
     (FAILING, offered("b", 1), with_agents(FAILING, A, agent("b", 1), C), []),
@@ -358,18 +358,6 @@ def test_only_a_deadline_that_a_state_does_not_have_is_illegal() -> None:
         step(STOPPED, EXPIRED, 0.0)
 
 
-def test_the_first_state_waits_for_everyone_until_the_reservation_timeout() -> None:
-    assert begin(SPEC, 100.0) == states.Gathering(Roster(SPEC), 0, 700.0)
-
-
-@pytest.mark.parametrize(
-    "state", [START, RUNNING, FAILING, FINISHED, FAILED, STOPPING, STOPPED], ids=type
-)
-def test_only_states_that_expire_have_a_deadline(state: states.State) -> None:
-    may_expire = (type(state), states.DeadlinePassed) in TRANSITIONS
-    assert math.isfinite(state.deadline_s) == (may_expire and state != RUNNING)  # see cut links
-
-
 # Stories of more than one step.
 
 
@@ -415,14 +403,6 @@ def test_a_standby_that_has_offered_lets_the_world_begin_when_it_is_promoted() -
     )
 
 
-def test_a_standby_whose_child_broke_begins_no_world_when_it_is_promoted() -> None:
-    state = with_agents(ALMOST, A, B, agent("c", None), standbys=(B2,))
-    gathering, actions = after(state, broke("b2"), left("b"), offered("c"))
-    assert isinstance(gathering, states.Gathering)
-    assert gathering.roster == roster(A, agent("b2", None), C)
-    assert actions == []
-
-
 def test_the_oldest_standby_of_the_node_is_promoted_and_no_other() -> None:
     twins = (agent("a2"), B2, agent("b3"))
     state, actions = step(with_agents(ALMOST, A, B, standbys=twins), left("b"), 10.0)
@@ -460,32 +440,6 @@ def test_standbys_take_part_in_another_round() -> None:
     assert step(before, EXPIRED, 10.0)[1] == [RETRY, *to(msg.NewRound(1), "a", "b", "c", "b2")]
 
 
-def test_another_round_is_waited_for_until_all_have_offered_again() -> None:
-    state, actions = after(SECOND, offered("a", 1), offered("b", 1))
-    assert isinstance(state, states.Gathering)
-    assert (state.roster.agents, actions) == ({0: agent("a", 1), 1: agent("b", 1), 2: C}, [])
-    second = roster(agent("a", 1), agent("b", 1), agent("c", 1), port_retries=1)
-    world = world_of(second.agents, 1)
-    assert step(state, offered("c", 1), 10.0) == (
-        states.Running(second, world),
-        [states.Report("World 1 begins: 3 nodes on 3 hosts"), *to(msg.Begin(world), "a", "b", "c")],
-    )
-
-
-def test_an_agent_that_joins_a_later_round_is_told_of_it() -> None:
-    state, actions = after(SECOND, left("b"), joined("b2"))
-    assert isinstance(state, states.Gathering)
-    assert (state.roster.agents[1], actions) == (agent("b2", None), to(msg.NewRound(1), "b2"))
-    running, _ = after(state, *(offered(a, 1) for a in ("a", "c")), offered("b2", 0))
-    assert isinstance(running, states.Gathering)
-    assert isinstance(after(running, offered("b2", 1))[0], states.Running)
-
-
-def test_news_of_the_round_before_means_nothing_in_the_next() -> None:
-    for old in (entered("b"), returned("b"), broke("b")):
-        assert step(SECOND, old, 10.0) == (SECOND, [])
-
-
 def test_ports_may_be_lost_only_so_often() -> None:
     retries = SPEC.settings.max_port_retries
     before = replace(LOST_PORT, roster=replace(ALL, history=History(retries)))
@@ -493,18 +447,6 @@ def test_ports_may_be_lost_only_so_often() -> None:
     note = "ports were lost to other processes 3 times in a row"
     assert state == states.Failed(before.roster, before.failures, None, {}, WORLD, note, GOES_S)
     assert actions == to(msg.StopChild(0, failure("b", "port").describe()), "a", "b", "c")
-
-
-def test_results_of_a_failed_cluster_are_kept() -> None:
-    state, _ = after(RUNNING, returned("c"), broke("b"), returned("a"), EXPIRED)
-    assert isinstance(state, states.Failed)
-    assert state.returned == results("c", "a")
-
-
-def test_an_agent_may_be_replaced_while_others_fail() -> None:
-    state, _ = after(RUNNING, left("b"), joined("b2"), offered("b2"), left("b2"))
-    assert isinstance(state, states.Failing)
-    assert (state.failures, state.roster) == ((LOST_B,), roster(A, C))
 
 
 def broken_link(agent_id: str) -> states.ChildBroke:

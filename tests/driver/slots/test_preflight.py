@@ -11,35 +11,12 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, ReservationTimeoutError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.driver.slots.placement import Placing, choose_placing
+from sparkdl.driver.slots.placement import choose_placing
 from sparkdl.driver.slots.preflight import (
     Pace,
     check_slots_over_connect,
-    node_profile,
     read_topology,
 )
-
-
-def test_without_cores_of_its_own_a_node_needs_no_profile() -> None:
-    assert node_profile(Placing(True, None, "")) is None
-
-
-def test_profiles_are_asked_of_spark_only_when_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    class Builder:
-        def require(self, requests: Any) -> Builder:
-            asked.append({name: request.amount for name, request in requests.requests.items()})
-            return self
-
-        build = "a profile"
-
-    monkeypatch.setattr("sparkdl.driver.slots.preflight.ResourceProfileBuilder", Builder)
-    profile: Any = node_profile(Placing(True, 3, ""))
-    assert (profile, asked) == ("a profile", [{"cpus": 3.0}])
-    node_profile(Placing(True, 3, "", 2))
-    assert asked[1:] == [{"cpus": 3.0, "gpu": 2.0}]
-
 
 # Executors that are still to come.
 

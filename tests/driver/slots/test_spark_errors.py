@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError, SparkConfigError
 from sparkdl.driver.slots.spark_errors import explain_job_failure
 from sparkdl.node.task import Problem
 
@@ -26,6 +26,7 @@ def in_spark(text: str) -> Exception:
     [
         ("FrameworkMissingError", FrameworkMissingError),
         ("ConfigError", ConfigError),
+        ("SparkConfigError", SparkConfigError),
         ("LaunchError", LaunchError),
         ("SomethingElse", LaunchError),
     ],
