@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sparkdl.core.errors import ConfigError
@@ -18,13 +19,7 @@ from sparkdl.ml.scoring.model import TFModel
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation"),  # Keras' about numpy
-]
+pytestmark = pytest.mark.tensorflow
 
 ROWS = 600
 Frames = Callable[["DataFrame"], "DataFrame"]

@@ -123,7 +123,6 @@ def test_what_a_task_raised_is_told_without_sparks_trace() -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras' about numpy
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 @pytest.mark.parametrize("proof", jobs_backend.PROOFS)
 def test_partitions_learn_with_keras_what_one_process_does(proof: Callable[[], None]) -> None:

@@ -24,10 +24,7 @@ from tests.doubles.programs import output_of
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation"),  # Keras' about numpy
-]
+pytestmark = pytest.mark.tensorflow
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 TYPES = (

@@ -19,10 +19,7 @@ from sparkdl.ml.scoring.task import Score, ScoreBatches, ScoreStructs
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation"),  # Keras' about numpy
-]
+pytestmark = pytest.mark.tensorflow
 
 FLOATS = pa.list_(pa.field("element", pa.float32()))
 X = np.arange(30, dtype=np.float32).reshape(10, 3)

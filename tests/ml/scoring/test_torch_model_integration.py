@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +11,13 @@ from pyspark.errors import PythonException
 from pyspark.ml import PipelineModel
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sparkdl import TorchModel, predict
 from sparkdl.core.errors import ConfigError
 from tests.ml.models import linear
 from tests.ml.torch_models import two_in_two_out
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.torch]
 
@@ -175,6 +173,7 @@ def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame)
         ({"schema": "a flot"}, "no schema of Spark"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"handle_invalid": "drop"}, "handle_invalid='drop' cannot be"),
+        ({"model_per": "gpu"}, "model_per='gpu' cannot be: choose one of 'auto', 'slot"),
         ({"make": lambda: lock}, "the variable 'lock' .*Create it inside the function instead"),
         ({"make": lambda: frame}, "'frame' .*: join its columns to the DataFrame that is scored"),
         ({"make": lambda: spark}, "'spark' .*: use it in the driver, and let the function use"),
