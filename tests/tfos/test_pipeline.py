@@ -9,7 +9,6 @@ import argparse
 import sys
 
 import pytest
-from pyspark.ml.base import Estimator, Model
 from pyspark.ml.param import Params
 
 from sparkdl.core.errors import RemovedError
@@ -28,11 +27,6 @@ def test_mixins_have_their_accessors(name: str) -> None:
     assert issubclass(mixin, Params)
     assert callable(getattr(mixin, f"set{name}"))
     assert callable(getattr(mixin, f"get{name}"))
-
-
-def test_stages_are_spark_mls() -> None:
-    assert issubclass(pipeline.TFEstimator, Estimator)
-    assert issubclass(pipeline.TFModel, Model)
 
 
 def test_own_stages_of_the_mixins_work() -> None:

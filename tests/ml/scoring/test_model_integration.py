@@ -7,27 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.ml.linalg import Vectors
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.scoring.model import TFModel
-from tests.ml.conftest import Saved
+from tests.ml.conftest import ROWS, Saved
 from tests.ml.models import linear
 
 pytestmark = pytest.mark.tensorflow
-
-ROWS = 50
-
-
-@pytest.fixture
-def frame(spark_ml: SparkSession) -> DataFrame:
-    """Columns `id`, `a.b` (text), `x` (array of 3 doubles); in one partition, for one worker."""
-    return spark_ml.range(ROWS, numPartitions=1).selectExpr(
-        "id",
-        "cast(id as string) as `a.b`",
-        "array(cast(id as double), 1d, cast(id * 2 as double)) as x",
-    )
 
 
 def model(path: str, **params: Any) -> Any:

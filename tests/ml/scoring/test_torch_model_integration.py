@@ -16,22 +16,11 @@ from pyspark.sql import functions as f
 
 from sparkdl import TorchModel, predict
 from sparkdl.core.errors import ConfigError
+from tests.ml.conftest import ROWS
 from tests.ml.models import linear
 from tests.ml.torch_models import two_in_two_out
 
 pytestmark = [pytest.mark.torch]
-
-ROWS = 50
-
-
-@pytest.fixture
-def frame(spark_ml: SparkSession) -> DataFrame:
-    """Columns `id`, `a.b` (text), `x` (array of 3 doubles), in one partition, for one worker."""
-    return spark_ml.range(ROWS, numPartitions=1).selectExpr(
-        "id",
-        "cast(id as string) as `a.b`",
-        "array(cast(id as double), 1d, cast(id * 2 as double)) as x",
-    )
 
 
 def expected() -> Any:
