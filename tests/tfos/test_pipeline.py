@@ -14,14 +14,8 @@ from pyspark.ml.param import Params
 from sparkdl.core.errors import RemovedError
 from sparkdl.tfos import pipeline
 
-MIXINS = (
-    "BatchSize", "ClusterSize", "Epochs", "GraceSecs", "InputMapping", "InputMode", "MasterNode",
-    "ModelDir", "NumPS", "OutputMapping", "Protocol", "Readers", "Steps", "Tensorboard",
-    "TFRecordDir", "ExportDir", "SignatureDefKey", "TagSet",
-)  # fmt: skip
 
-
-@pytest.mark.parametrize("name", MIXINS)
+@pytest.mark.parametrize("name", [name[3:] for name in pipeline.__all__ if name.startswith("Has")])
 def test_mixins_have_their_accessors(name: str) -> None:
     mixin = getattr(pipeline, f"Has{name}")
     assert issubclass(mixin, Params)
