@@ -1,4 +1,4 @@
-"""`KerasEstimator(mode="jobs")`: the nodes' face without nodes, also to Spark's tuning."""
+"""`KerasEstimator(mode="jobs")`: the nodes' face without nodes, to Spark's tuning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import SparkSession
 
-from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 
 pytestmark = [
@@ -19,16 +18,6 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer"),
 ]
-
-
-def linear() -> Any:
-    import keras
-
-    model = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros", name="y")]
-    )
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
-    return model
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
@@ -50,18 +39,3 @@ def test_spark_tunes_a_regression(spark_ml: SparkSession) -> None:
     gc.collect()  # Spark leaves a pool of threads to it
     assert tuned.validationMetrics[0] > 0.5
     assert tuned.transform(rows).dtypes[-1] == ("prediction", "double")
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"mode": "jobs", "num_gpus": 1}, "num_gpus: only mode='nodes' has this"),
-        ({"sync_every": 2}, "sync_every: only mode='jobs' has this"),
-    ],
-)
-def test_what_the_mode_has_not_is_refused_by_name(
-    spark_ml: SparkSession, options: Any, match: str
-) -> None:
-    data = spark_ml.createDataFrame([([0.0] * 3, 0.0)], "features array<double>, label double")
-    with pytest.raises(ConfigError, match=match):
-        KerasEstimator(linear(), **options).fit(data)
