@@ -88,6 +88,7 @@ def test_the_sum_is_the_same_by_tree_and_by_slices_in_whatever_order(
     keys = sorted({key for key, _ in pairs})
     assert len(keys) == max(1, groups)
     merged = [pair for key in keys for pair in added([p for p in pairs if p[0] == key])]
+    rng.shuffle(merged)
     whole = joined(merged, aggregation if groups else "tree")
     plain = total(sums)
     assert whole.weight == sum(range(1, partitions + 1))
