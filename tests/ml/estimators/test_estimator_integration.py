@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkdl.core.errors import (
-    ConfigError,
-    LaunchError,
-    NodeFailedError,
-    ShutdownTimeoutError,
-)
+from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ShutdownTimeoutError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.driver.options import Observe
 from sparkdl.ml.estimators import training

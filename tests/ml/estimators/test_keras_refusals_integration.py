@@ -17,11 +17,7 @@ from tests.doubles import sessions
 from tests.doubles.sessions import SparkSessions
 from tests.ml.models import WIDTH, network
 
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.usefixtures("spark_ml"),
-    pytest.mark.timeout(400),
-]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("spark_ml"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
