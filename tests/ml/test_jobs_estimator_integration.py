@@ -32,9 +32,12 @@ def test_spark_tunes_a_regression(spark_ml: SparkSession) -> None:
     rows = spark_ml.range(40, numPartitions=1).selectExpr(
         "array_repeat(id / 40, 10) as features", "id / 40 as label"
     )
-    grid: Any = ParamGridBuilder().addGrid(estimator.learning_rate, [0.05]).build()
-    evaluator = RegressionEvaluator(metricName="r2")
-    search = TrainValidationSplit(Pipeline(stages=[estimator]), grid, evaluator, seed=1)
+    search: Any = TrainValidationSplit(
+        estimator=Pipeline(stages=[estimator]),
+        estimatorParamMaps=ParamGridBuilder().addGrid(estimator.learning_rate, [0.05]).build(),
+        evaluator=RegressionEvaluator(metricName="r2"),
+        seed=1,
+    )
     tuned = search.fit(rows)
     gc.collect()  # Spark leaves a pool of threads to it
     assert tuned.validationMetrics[0] > 0.5

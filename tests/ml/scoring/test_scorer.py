@@ -297,7 +297,7 @@ X = np.arange(60, dtype=np.float32).reshape(20, 3)
 
 @pytest.mark.torch
 def test_answers_are_those_of_a_model_of_ones_own(connect: Connect) -> None:
-    given = {"left": X, "right": np.arange(20)}
+    given: dict[str, Any] = {"left": X, "right": np.arange(20)}
     source = source_of_content(module_content(torch_models.two_in_two_out()), "module")
     output = OutputColumn("output_0", "output_0", FLOATS)
     clients = [connect(source, output) for _ in range(2)]
