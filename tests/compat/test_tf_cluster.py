@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ShutdownTimeoutError
+from sparkdl.core.options import Startup
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
 from sparkdl.tfos.reservation import TOKEN_VARIABLE, Client
@@ -193,6 +194,11 @@ def check_that_command_lines_and_old_names_are_there(run: Run) -> None:
 
 
 def test_inference_gives_one_result_per_row_in_order_and_the_block_shuts_down(run: Run) -> None:
-    with run(double, None, 2, input_mode=SPARK) as cluster:
+    with run(double, None, 2, input_mode=SPARK, startup=Startup(tls=True)) as cluster:
+        assert all(info["addr"].startswith("grpc+tls://") for info in cluster.cluster_info)
+        address = cluster.cluster_meta["server_addr"]
+        assert address.trust is not None
+        with closing(Client(address)) as client:
+            assert client.get_reservations() == cluster.cluster_info
         assert list(cluster.inference(range(500))) == [2 * i for i in range(500)]
     assert not processes()

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from pyspark.sql import SparkSession
 
 import sparkdl
 from sparkdl.diagnosis import executors, measure, probe
 from sparkdl.diagnosis.report import Report
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def findings(report: Report) -> dict[str, str]:

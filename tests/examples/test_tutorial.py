@@ -7,12 +7,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "tutorial.md"

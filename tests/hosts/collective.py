@@ -16,7 +16,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from sparkdl.node.context import NodeContext
 from sparkdl.node.spec import AgentProcess, AgentSpec, start_agent
 from tests.doubles.ledger import table
 from tests.doubles.nodes import has_checkpoint
-from tests.hosts.train import has_begun_again, has_stopped, options_of
+from tests.hosts.train import has_begun_again, has_stopped, options_of, tell
 
 STEPS = 240
 ROWS = 3200
@@ -164,12 +163,6 @@ def _values(plan: Plan, ctx: NodeContext, steps_before: int) -> Iterator[float]:
 
 
 # in the driver
-
-
-def tell(event: str, **values: Any) -> None:
-    """Print a line, in one piece: what is logged goes to the same file."""
-    line = json.dumps({"event": event, "at_s": time.monotonic(), **values})
-    print(f"{line}\n", end="", flush=True)
 
 
 def start_nodes_on(hosts: list[list[str]]) -> None:

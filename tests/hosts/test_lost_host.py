@@ -77,9 +77,9 @@ def test_lost_host_costs_one_generation_and_no_row(
     lose_h2(bed, driver, lose)
     assert [*driver.wait_for("again", ENDED_S)["nodes"].values()] == [bed["h1"].address]
     assert_trained(driver)
-    noticed, fed = driver.wait_for("noticed")["s"], driver.wait_for("fed")["s"]
+    noticed, fed = driver.wait_for("noticed")["at_s"], driver.wait_for("fed")["at_s"]
     assert fed - noticed < FORGOTTEN_S, "a task fetched from the lost host"
-    trained, shut_down = driver.wait_for("trained")["s"], driver.wait_for("shut down")["s"]
+    trained, shut_down = driver.wait_for("trained")["at_s"], driver.wait_for("shut down")["at_s"]
     assert shut_down - trained < SHUT_DOWN_S, "it waited for the task on the lost host"
     assert driver.process.wait(ENDED_S) == 0
     said = driver.output.read_text(errors="replace")

@@ -2,7 +2,8 @@
 
 Runs in: the driver, on a host of the bed
 
-Each line that it prints is a JSON object with an `event`, and `s`, seconds since the start.
+Each line that it prints is a JSON object with an `event`, and `at_s` of the clock that all hosts
+share.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from tests.doubles.ledger import Plan, lost_and_doubled, train
 from tests.doubles.nodes import has_checkpoint
 
 _WAIT_S = 200.0
-_BEGAN_S = time.monotonic()
 
 
 def options_of(text: str) -> dict[str, Any]:
@@ -38,8 +38,8 @@ def options_of(text: str) -> dict[str, Any]:
 
 def tell(event: str, **values: Any) -> None:
     """Print a line, in one piece: what is logged goes to the same file."""
-    line = json.dumps({"event": event, "s": round(time.monotonic() - _BEGAN_S, 2), **values})
-    print(f"{line}\n", end="")
+    line = json.dumps({"event": event, "at_s": time.monotonic(), **values})
+    print(f"{line}\n", end="", flush=True)
 
 
 def has_stopped(view: View) -> bool:

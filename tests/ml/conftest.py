@@ -1,4 +1,4 @@
-"""The saved models that tests share, made once."""
+"""What tests of Spark ML share: saved models, made once, and a DataFrame."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.ml import models
+
+ROWS = 50
+"""Of `frame`."""
 
 
 @dataclass(frozen=True)
@@ -54,3 +58,13 @@ def _save(folder: Path) -> Saved:
     dense.save_weights(found.weights)
     models.two_in_two_out().save(found.two)
     return found
+
+
+@pytest.fixture
+def frame(spark_ml: SparkSession) -> DataFrame:
+    """Columns `id`, `a.b` (text), `x` (array of 3 doubles), in one partition, for one worker."""
+    return spark_ml.range(ROWS, numPartitions=1).selectExpr(
+        "id",
+        "cast(id as string) as `a.b`",
+        "array(cast(id as double), 1d, cast(id * 2 as double)) as x",
+    )

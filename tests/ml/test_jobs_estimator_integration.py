@@ -1,79 +1,44 @@
-"""`KerasEstimator(mode="jobs")`: the nodes' face without nodes, also to Spark's tuning."""
+"""`KerasEstimator(mode="jobs")`: the nodes' face without nodes, to Spark's tuning."""
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
-from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
+from pyspark.sql import SparkSession
 
-from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.timeout(400),
-    pytest.mark.filterwarnings("ignore:__array__ implementation"),  # Keras' about numpy
     pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer"),
 ]
 
 
-def linear() -> Any:
-    import keras
-
-    model = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros", name="y")]
-    )
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
-    return model
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
 @pytest.mark.deep
-@pytest.mark.parametrize("mode", ["jobs", "nodes"])
-def test_spark_tunes_a_regression(spark_ml: SparkSession, mode: Any) -> None:
+def test_spark_tunes_a_regression(spark_ml: SparkSession) -> None:
     import keras
 
     layer = keras.layers.Dense(1, kernel_initializer="zeros")
     model = keras.Sequential([keras.Input((10,)), layer])
     model.compile(keras.optimizers.SGD(1e-6), "mse")
-    estimator: Any = KerasEstimator(model, mode=mode, epochs=10)
-    choices: Any = {
-        "estimator": Pipeline(stages=[estimator]),
-        "estimatorParamMaps": ParamGridBuilder().addGrid(estimator.learning_rate, [0.05]).build(),
-        "evaluator": RegressionEvaluator(metricName="r2"),
-        "seed": 1,
-    }
+    estimator: Any = KerasEstimator(model, mode="jobs", epochs=10)
     rows = spark_ml.range(40, numPartitions=1).selectExpr(
         "array_repeat(id / 40, 10) as features", "id / 40 as label"
     )
-    if mode == "jobs":
-        tuned: Any = TrainValidationSplit(**choices).fit(rows)
-        found = tuned.validationMetrics
-    else:
-        tuned = CrossValidator(**choices, numFolds=2).fit(rows)
-        found = tuned.avgMetrics
+    search: Any = TrainValidationSplit(
+        estimator=Pipeline(stages=[estimator]),
+        estimatorParamMaps=ParamGridBuilder().addGrid(estimator.learning_rate, [0.05]).build(),
+        evaluator=RegressionEvaluator(metricName="r2"),
+        seed=1,
+    )
+    tuned = search.fit(rows)
     gc.collect()  # Spark leaves a pool of threads to it
-    assert found[0] > 0.5
+    assert tuned.validationMetrics[0] > 0.5
     assert tuned.transform(rows).dtypes[-1] == ("prediction", "double")
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"mode": "jobs", "num_gpus": 1}, "num_gpus: only mode='nodes' has this"),
-        ({"sync_every": 2}, "sync_every: only mode='jobs' has this"),
-    ],
-)
-def test_what_the_mode_has_not_is_refused_by_name(
-    spark_ml: SparkSession, options: Any, match: str
-) -> None:
-    data = spark_ml.createDataFrame([([0.0] * 3, 0.0)], "features array<double>, label double")
-    with pytest.raises(ConfigError, match=match):
-        KerasEstimator(linear(), **options).fit(data)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from sparkdl import predict
-from sparkdl.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 ROWS = 100
 PARTITIONS = 4
@@ -78,8 +73,3 @@ def test_slots_share_one_process_and_its_batches_and_spark_repeats_what_it_loses
     assert lost in {row.pid for row in found}
     assert np.array_equal([row.twice for row in again], [row.twice for row in found])
     assert lost not in {row.pid for row in again if row.partition == 0}
-
-
-def test_word_that_is_none_is_refused(spark_cluster: SparkSession) -> None:
-    with pytest.raises(ConfigError, match="model_per='gpu' cannot be: choose one of 'auto', 'slot"):
-        predict(spark_cluster.range(1), lambda: len, ["id"], "y long", model_per="gpu")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.regression import LinearRegression
+from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.tuning import search, search_estimator
 from tests.ml.train_fns import distance
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 optuna = pytest.importorskip("optuna")
 

@@ -101,12 +101,12 @@ def classifier() -> Any:
     )
 
 
-def softmax(classes: int) -> Any:
-    """Make a model of so many features and probabilities; its input has no name."""
+def softmax() -> Any:
+    """Make a model of two features and probabilities; its input has no name."""
     import keras
 
-    layer = keras.layers.Dense(classes, activation="softmax", kernel_initializer="zeros")
-    return keras.Sequential([keras.Input((classes,)), layer])
+    layer = keras.layers.Dense(2, activation="softmax", kernel_initializer="zeros")
+    return keras.Sequential([keras.Input((2,)), layer])
 
 
 def difference() -> Any:
@@ -180,12 +180,6 @@ def adam(parameters: Any) -> Any:
     import torch
 
     return torch.optim.Adam(parameters, 0.02, weight_decay=0.01)
-
-
-def momentum(parameters: Any) -> Any:
-    import torch
-
-    return torch.optim.SGD(parameters, 0.05, momentum=0.9, nesterov=True)
 
 
 def loss_that_kills(folder: str) -> Any:

@@ -58,20 +58,6 @@ FIT = """
 fit = TFEstimator(lambda args, ctx: hang(gate, ctx)).setFramework("plain").setClusterSize(1)
 fit.fit(spark.range(100))
 """
-FIT_KERAS = """
-def make():
-    import keras
-
-    from sparkdl.node.context import current
-
-    if current():  # the driver looks at the model, too
-        gate.open()
-    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-
-few = spark.range(100).selectExpr("cast(id as float) as features", "1.0 as label")
-KerasEstimator(make, loss="mse", epochs=1_000_000).fit(few)
-"""
-
 AFTERWARDS = """
 import time
 
@@ -143,13 +129,4 @@ def test_interrupt_ends_a_shutdown_and_a_fit(kernel: Kernel, gate: Gate) -> None
     kernel.run(session(gate))
     for code in (SHUTDOWN, FIT):
         interrupted(kernel, gate, code)
-    assert "jobs []\n" in kernel.run(AFTERWARDS).text
-
-
-@pytest.mark.deep
-@pytest.mark.spark
-@pytest.mark.tensorflow
-def test_interrupt_ends_the_fit_of_a_keras_model(kernel: Kernel, gate: Gate) -> None:
-    kernel.run(session(gate))
-    interrupted(kernel, gate, FIT_KERAS)
     assert "jobs []\n" in kernel.run(AFTERWARDS).text

@@ -64,11 +64,3 @@ def test_a_folder_without_records_is_an_error(spark_local: SparkSession, tmp_pat
         dfutil.loadTFRecords(spark_local.sparkContext, str(tmp_path))
     with pytest.raises(ConfigError, match="no such file or folder"):
         dfutil.loadTFRecords(spark_local.sparkContext, str(tmp_path / "none"))
-
-
-def test_the_mapping_functions_run_in_spark(spark_local: SparkSession, tmp_path: Path) -> None:
-    frame = spark_local.sql("select id, cast(id as string) as text from range(10)")
-    records = frame.rdd.mapPartitions(dfutil.toTFExample(frame.dtypes))
-    schema = dfutil.infer_schema(records.first()[0])
-    again = records.mapPartitions(dfutil.fromTFExample).toDF(schema)
-    assert sorted(again.collect()) == sorted(frame.collect())

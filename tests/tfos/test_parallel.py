@@ -7,18 +7,16 @@ import sys
 import threading
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError
 from sparkdl.driver.executors import local
 from sparkdl.tfos import TFParallel
 from sparkdl.tfos.TFSparkNode import TFNodeContext
 from tests.doubles.until import until
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def tell(args: Any, ctx: TFNodeContext) -> Any:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
 from sparkdl.tfos.reservation import Client
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @pytest.fixture

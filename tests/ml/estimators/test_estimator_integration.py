@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
-from sparkdl.core.errors import (
-    ConfigError,
-    FeedTimeoutError,
-    LaunchError,
-    NodeFailedError,
-    ShutdownTimeoutError,
-)
+from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ShutdownTimeoutError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.driver.options import Observe
 from sparkdl.ml.estimators import training
 from sparkdl.ml.estimators.estimator import TFEstimator
 from sparkdl.ml.scoring.model import TFModel
-from tests.doubles.map_funs import hang
 from tests.ml import train_fns
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 ROWS = 40
 
@@ -90,11 +81,6 @@ def test_train_fn_that_does_not_return_is_ended_with_an_error(frame: DataFrame) 
 def test_error_of_train_fn_reaches_the_driver(frame: DataFrame) -> None:
     with pytest.raises(NodeFailedError, match="the user's own mistake"):
         plain(train_fns.fail).fit(frame)
-
-
-def test_train_fn_that_reads_nothing_is_ended_after_the_feed_timeout(frame: DataFrame) -> None:
-    with pytest.raises(FeedTimeoutError, match="no progress for 1 s: chief:0 has read 0 rows"):
-        plain(hang).setFeeding(Feeding(timeout_s=1)).fit(frame)
 
 
 @pytest.mark.parametrize(

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import pytest
+from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators import training
 from sparkdl.ml.estimators.describe import ask_keras_process
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from tests.doubles import sessions
+from tests.doubles.sessions import SparkSessions
 from tests.ml.models import WIDTH, network
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from tests.doubles.sessions import SparkSessions
-
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.usefixtures("spark_ml"),
-    pytest.mark.timeout(400),
-    pytest.mark.filterwarnings("ignore:__array__ implementation"),  # Keras' about numpy
-]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("spark_ml"), pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +67,6 @@ def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "launch", launch)
 
 
-@pytest.mark.parametrize("mode", ["nodes", "jobs"])
 @pytest.mark.parametrize(
     ("params", "match"),
     [
@@ -105,12 +96,18 @@ def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
             {"loss": "mse", "metrics": ["acc", "mean_absolute_eror"]},
             "metrics: Keras has no 'mean_absolute_eror'; did you mean",
         ),
+        ({"mode": "jobs", "loss": "mean_squared_eror"}, "loss: Keras has no 'mean_squared_eror'"),
+        ({"mode": "jobs", "features_col": "text"}, "column 'text' is of type string, which cannot"),
+        ({"mode": "jobs", "label_col": "gap"}, "column 'gap' holds a null"),
+        ({"mode": "jobs", "validation_indicator_col": "none"}, "0 rows to validate with"),
+        ({"mode": "jobs", "num_gpus": 1}, "num_gpus: only mode='nodes' has this"),
+        ({"sync_every": 2}, "sync_every: only mode='jobs' has this"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_name_before_nodes_start(
-    frame: DataFrame, model: Any, params: Any, match: str, mode: str
+    frame: DataFrame, model: Any, params: Any, match: str
 ) -> None:
-    params = {"features_col": "good", "mode": mode, **params}
+    params = {"features_col": "good", **params}
     with pytest.raises(ConfigError, match=match):
         KerasEstimator(model, **params).fit(frame)
 

@@ -81,13 +81,6 @@ def test_stages_that_were_saved_earlier_name_modules_that_still_have_them(former
     assert getattr(import_module(f"sparkdl.ml.{module}"), name) is getattr(sparkdl, name)
 
 
-def test_accessors_are_named_as_they_always_were() -> None:
-    estimator = TFEstimator(train_fn, {})
-    for name in ("NumPS", "DriverPSNodes", "TFRecordDir", "InputMapping", "GraceSecs", "ModelDir"):
-        assert callable(getattr(estimator, f"get{name}"))
-    assert TFModel({}).getSignatureDefKey() is None
-
-
 def test_set_parameters_beat_arguments_which_beat_defaults() -> None:
     args = argparse.Namespace(batch_size=64, epochs=5, mine="x", steps=None)
     estimator = TFEstimator(train_fn, args).setEpochs(7)

@@ -88,6 +88,7 @@ def test_the_sum_is_the_same_by_tree_and_by_slices_in_whatever_order(
     keys = sorted({key for key, _ in pairs})
     assert len(keys) == max(1, groups)
     merged = [pair for key in keys for pair in added([p for p in pairs if p[0] == key])]
+    rng.shuffle(merged)
     whole = joined(merged, aggregation if groups else "tree")
     plain = total(sums)
     assert whole.weight == sum(range(1, partitions + 1))
@@ -123,7 +124,6 @@ def test_what_a_task_raised_is_told_without_sparks_trace() -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras' about numpy
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 @pytest.mark.parametrize("proof", jobs_backend.PROOFS)
 def test_partitions_learn_with_keras_what_one_process_does(proof: Callable[[], None]) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.jobs import loop as jobs_checkpoint
 from sparkdl.ml.jobs.fit import fit_in_jobs
 from sparkdl.ml.jobs.rows import num_steps
 from tests.doubles.sessions import jobs_of
-from tests.ml.train_fns import adam, loss_fn, loss_that_kills, model_fn, momentum
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from tests.ml.train_fns import adam, loss_fn, loss_that_kills, model_fn
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -83,23 +81,14 @@ def test_it_equals_one_process_also_when_a_worker_and_an_executor_are_killed(
     spark_cluster: SparkSession, tmp_path: Path
 ) -> None:
     data = data_of(spark_cluster)
-    options: Any = {"batch_size": BATCH, "shuffle": False, "validation": data}
-    killed = fit_in_jobs(data, model_fn, loss_that_kills(str(tmp_path)), adam, epochs=2, **options)
+    options: Any = {"batch_size": BATCH, "shuffle": False, "aggregation": "slices"}
+    loss = loss_that_kills(str(tmp_path))
+    killed = fit_in_jobs(data, model_fn, loss, adam, epochs=2, validation=data, **options)
     assert len(list(tmp_path.iterdir())) > 9  # both have been killed, and more was done after
     assert same(killed.model, alone(adam, 2))
     assert killed.history["loss"][-1] < killed.history["loss"][0]
     assert killed.history["val_loss"][0] < killed.history["loss"][0]
     assert killed.iterations == 2 * num_steps(SIZES, BATCH * len(SIZES))
-
-
-@pytest.mark.deep
-def test_gradients_that_travel_in_slices_give_the_same(spark_cluster: SparkSession) -> None:
-    data = data_of(spark_cluster)
-    options: Any = {"batch_size": BATCH, "shuffle": False, "validation": data}
-    sliced = fit_in_jobs(
-        data, model_fn, loss_fn, momentum, epochs=1, aggregation="slices", **options
-    )
-    assert same(sliced.model, alone(momentum, 1))
 
 
 @pytest.mark.deep  # a call that goes on at its checkpoint equals one process as well
@@ -116,10 +105,8 @@ def test_local_steps_of_one_partition_are_those_of_one_process(data: DataFrame) 
 def test_the_same_call_goes_on_at_its_checkpoint_and_another_does_not(
     data: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: Any = {
-        **{"batch_size": BATCH, "shuffle": False, "epochs": 2},
-        "checkpoint_dir": str(tmp_path),
-    }
+    options: Any = {"batch_size": BATCH, "shuffle": False, "epochs": 2}
+    options["checkpoint_dir"] = str(tmp_path)
     write = jobs_checkpoint.Checkpoints.write
 
     def write_and_die(self: Any, progress: Any) -> None:

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.scoring.model import TFModel
-from tests.ml.conftest import Saved
+from tests.ml.conftest import ROWS, Saved
 from tests.ml.models import linear
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation"),  # Keras' about numpy
-]
-
-ROWS = 50
-
-
-@pytest.fixture
-def frame(spark_ml: SparkSession) -> DataFrame:
-    """Columns `id`, `a.b` (text), `x` (array of 3 doubles); in one partition, for one worker."""
-    return spark_ml.range(ROWS, numPartitions=1).selectExpr(
-        "id",
-        "cast(id as string) as `a.b`",
-        "array(cast(id as double), 1d, cast(id * 2 as double)) as x",
-    )
+pytestmark = pytest.mark.tensorflow
 
 
 def model(path: str, **params: Any) -> Any:
@@ -43,12 +26,8 @@ def expected() -> Any:
     return linear([[i, 1, 2 * i] for i in range(ROWS)])
 
 
-@pytest.mark.parametrize("kind", ["exported", "keras", "weights"])
-def test_every_format_scores_and_keeps_the_columns(
-    saved: Saved, frame: DataFrame, kind: str
-) -> None:
-    stage = model(getattr(saved, kind)).setInputMapping({"x": "x"}).setBatchSize(7)
-    stage.setModelConfig(saved.config)
+def test_saved_model_scores_and_keeps_the_columns(saved: Saved, frame: DataFrame) -> None:
+    stage = model(saved.exported).setInputMapping({"x": "x"}).setBatchSize(7)
     (output,) = stage.transform(frame.limit(0)).columns[3:]
     scored = stage.setOutputMapping({output: "y"}).transform(frame)
     assert scored.dtypes == [*frame.dtypes, ("y", "array<float>")]
@@ -97,40 +76,6 @@ def test_several_inputs_and_outputs_of_declared_types(saved: Saved, frame: DataF
     assert stage.setKeep(False).transform(
         frame.withColumn("l", f.array(f.lit(1), f.lit(2)))
     ).columns == ["t", "s"]
-
-
-def test_text_and_bytes_that_are_no_text_go_in_and_out(saved: Saved, frame: DataFrame) -> None:
-    stage = model(saved.functions, signature_def_key="upper").setInputMapping({"a.b": "text"})
-    scored = stage.transform(frame.withColumn("a.b", f.concat(f.lit("é"), "`a.b`")))
-    assert scored.dtypes[3:] == [("length", "int"), ("upper", "string")]
-    assert {row.upper for row in scored.collect()} == {f"é{i}" for i in range(ROWS)}
-    raw = frame.withColumn("a.b", f.expr("concat(X'FF00', cast(`a.b` as binary))"))
-    rows = stage.setOutputTypes({"upper": "binary"}).transform(raw).collect()
-    found = [(bytes(row["a.b"]), bytes(row.upper)) for row in rows]
-    assert found == [(b"\xff\x00%d" % i, b"\xff\x00%d" % i) for i in range(ROWS)]
-
-
-def test_vectors_go_in_and_images_of_nested_arrays_out(
-    saved: Saved, spark_ml: SparkSession
-) -> None:
-    vectors = spark_ml.createDataFrame(
-        [(Vectors.dense(1, 2, 3, 4),), (Vectors.sparse(4, {1: 9.0}),)], ["v"]
-    ).coalesce(1)
-    stage = model(saved.functions, signature_def_key="transpose").setInputMapping({"v": "image"})
-    scored = stage.setOutputMapping({"turned": "turned"}).transform(vectors)
-    assert scored.dtypes[1:] == [("turned", "array<array<float>>")]
-    assert [row.turned for row in scored.collect()] == [[[1, 3], [2, 4]], [[0, 0], [9, 0]]]
-
-
-def test_null_rows_follow_the_policy(saved: Saved, frame: DataFrame) -> None:
-    holes = frame.withColumn("x", f.expr("if(id % 5 = 0, null, x)"))
-    stage = model(saved.keras).setInputMapping({"x": "x"}).setOutputTypes({"y": "vector"})
-    kept = stage.setHandleInvalid("keep").transform(holes).collect()
-    assert {row.id for row in kept if row.y is None} == set(range(0, ROWS, 5))
-    full = {row.id: row.y for row in kept if row.y is not None}
-    assert all(np.allclose(y.toArray(), expected()[i]) for i, y in full.items())
-    skipped = stage.setHandleInvalid("skip").transform(holes)
-    assert {row.id for row in skipped.collect()} == full.keys()
 
 
 def test_filters_and_aggregates_over_outputs_are_right(saved: Saved, frame: DataFrame) -> None:

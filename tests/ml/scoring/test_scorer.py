@@ -21,7 +21,7 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
-from sparkdl.ml.estimators.source import ANY, ModelSource, Tensor, source_of, source_of_content
+from sparkdl.ml.estimators.source import ANY, ModelSource, Tensor, source_of_content
 from sparkdl.ml.scoring.client import ScorerClient, _start
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn
 from sparkdl.ml.scoring.held import load
@@ -32,7 +32,6 @@ from sparkdl.ml.scoring.task import Score, ScoreStructs
 from sparkdl.ml.scoring.torch import module_content
 from tests.doubles.until import until
 from tests.ml import torch_models
-from tests.ml.conftest import Saved
 
 SIZE = 8
 END_S = 30.0
@@ -296,34 +295,14 @@ FLOATS = pa.list_(pa.field("element", pa.float32()))
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("module", marks=pytest.mark.torch),
-        pytest.param("saved_model", marks=[pytest.mark.tensorflow, pytest.mark.deep]),
-        pytest.param("keras", marks=[pytest.mark.tensorflow, pytest.mark.deep]),
-    ],
-)
-def test_answers_are_those_of_a_model_of_ones_own(
-    kind: str, connect: Connect, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.torch
+def test_answers_are_those_of_a_model_of_ones_own(connect: Connect) -> None:
     given: dict[str, Any] = {"left": X, "right": np.arange(20)}
-    if kind == "module":
-        content = module_content(torch_models.two_in_two_out())
-        source, names = source_of_content(content, "module"), ["output_0"]
-    else:
-        saved: Saved = request.getfixturevalue("saved")
-        source = source_of(saved.exported if kind == "saved_model" else saved.keras)
-        signature = load(source).signature
-        given = {signature.inputs[0].name: X}
-        names = [signature.outputs[0].name]
-    outputs = [OutputColumn(name, name, FLOATS) for name in names]
-    clients = [connect(source, *outputs) for _ in range(2)]
-    halves = [{name: x[part] for name, x in given.items()} for part in (np.s_[:9], np.s_[9:])]
-    for client, half in zip(clients, halves, strict=True):
-        client.send(half, {})
+    source = source_of_content(module_content(torch_models.two_in_two_out()), "module")
+    output = OutputColumn("output_0", "output_0", FLOATS)
+    clients = [connect(source, output) for _ in range(2)]
+    for client, part in zip(clients, (np.s_[:9], np.s_[9:]), strict=True):
+        client.send({name: x[part] for name, x in given.items()}, {})
         client.end()
-    own = load(source)(given, names)
-    expected = [output.column(own[output.tensor]) for output in outputs]
-    found = [pa.concat_arrays(both) for both in zip(*(c.receive() for c in clients), strict=True)]
-    assert found == expected
+    found = pa.concat_arrays([array for client in clients for array in client.receive()])
+    assert found == output.column(load(source)(given, ["output_0"])["output_0"])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkdl.core.errors import ConfigError, FeedTypeError, InferenceError
+from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.ml.estimators.source import (
     NUMBER,
     ModelSource,
@@ -21,7 +21,7 @@ from sparkdl.ml.estimators.source import (
     torch_source,
 )
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn
-from sparkdl.ml.scoring.held import load, predictor
+from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.task import Score, ScoreStructs
 from sparkdl.ml.scoring.torch import module_content
 from tests.ml.torch_models import KINDS, named, two_in_two_out
@@ -135,25 +135,6 @@ def test_a_model_that_changes_its_input_does_not_change_the_rows() -> None:
     assert x.tolist() == [[-1.0, 1.0]]
 
 
-def test_a_model_that_fails_names_itself_and_the_rows(sources: dict[str, ModelSource]) -> None:
-    source = sources["module"]
-    left, right = load(source).signature.inputs
-    score = Score(
-        source,
-        "TorchModel_1",
-        (InputColumn("l", left), InputColumn("r", right)),
-        (OutputColumn("n", "output_1", pa.int64()),),
-        2,
-        "error",
-    )
-    wide = pa.array([[1.0] * 4] * 4, pa.list_(pa.float64()))
-    with pytest.raises(InferenceError, match=r"TorchModel_1 failed on rows 0 to 1: RuntimeError"):
-        list(ScoreStructs(score).structs(iter([(wide, pa.array([1, 2, 3, 4]))])))
-    ragged = pa.array([[1.0] * 3, [1.0] * 4], pa.list_(pa.float64()))
-    with pytest.raises(FeedTypeError, match=r"TorchModel_1, rows 0 to 1: column 'l' holds arrays"):
-        list(ScoreStructs(score).structs(iter([(ragged, pa.array([1, 2]))])))
-
-
 def test_a_type_that_an_output_has_not_is_refused_with_its_shape() -> None:
     values = np.zeros((2, 3), np.float32)
     for kind in (pa.float32(), pa.list_(pa.string()), pa.list_(pa.list_(pa.float32()))):
@@ -177,10 +158,3 @@ def test_what_cannot_be_used_says_why(tmp_path: Path) -> None:
     torch.export.save(fixed, tmp_path / "fixed.pt2")
     with pytest.raises(ConfigError, match=r"a fixed number of rows: input \[4, 3\]. .*Dim.DYNAMIC"):
         load(torch_source(str(tmp_path / "fixed.pt2")))
-
-
-def test_a_worker_keeps_one_model(sources: dict[str, ModelSource]) -> None:
-    held = predictor(sources["module"])
-    assert predictor(sources["module"]) is held
-    predictor(sources["torchscript"])
-    assert predictor(sources["module"]) is not held

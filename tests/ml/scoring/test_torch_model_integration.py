@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,29 +11,16 @@ from pyspark.errors import PythonException
 from pyspark.ml import PipelineModel
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sparkdl import TorchModel, predict
 from sparkdl.core.errors import ConfigError
+from tests.ml.conftest import ROWS
 from tests.ml.models import linear
 from tests.ml.torch_models import two_in_two_out
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 pytestmark = [pytest.mark.torch]
-
-ROWS = 50
-
-
-@pytest.fixture
-def frame(spark_ml: SparkSession) -> DataFrame:
-    """Columns `id`, `a.b` (text), `x` (array of 3 doubles), in one partition, for one worker."""
-    return spark_ml.range(ROWS, numPartitions=1).selectExpr(
-        "id",
-        "cast(id as string) as `a.b`",
-        "array(cast(id as double), 1d, cast(id * 2 as double)) as x",
-    )
 
 
 def expected() -> Any:
@@ -175,6 +162,7 @@ def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame)
         ({"schema": "a flot"}, "no schema of Spark"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"handle_invalid": "drop"}, "handle_invalid='drop' cannot be"),
+        ({"model_per": "gpu"}, "model_per='gpu' cannot be: choose one of 'auto', 'slot"),
         ({"make": lambda: lock}, "the variable 'lock' .*Create it inside the function instead"),
         ({"make": lambda: frame}, "'frame' .*: join its columns to the DataFrame that is scored"),
         ({"make": lambda: spark}, "'spark' .*: use it in the driver, and let the function use"),
