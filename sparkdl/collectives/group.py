@@ -24,7 +24,6 @@ from sparkdl.collectives.agreement import (
     last_to_join,
     objection,
 )
-from sparkdl.collectives.memory import BufferPool
 from sparkdl.collectives.seal import open_sealed, sealed
 from sparkdl.collectives.serial import SerialExecutor
 from sparkdl.collectives.transport import (
@@ -91,9 +90,6 @@ class Group(SerialExecutor):
         key: a secret of the members, which seals the objects that they send each other.
         subwire: connects the members of a subgroup by its number, and the rank and the number of
             members in it.
-
-    Attributes:
-        memory: for results, to be used in turn.
     """
 
     def __init__(
@@ -107,7 +103,6 @@ class Group(SerialExecutor):
     ) -> None:
         self.rank = rank
         self.ranks = tuple(ranks)
-        self.memory = BufferPool()
         self._wire = wire
         self._key = key
         self._subwire = subwire
