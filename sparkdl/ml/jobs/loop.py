@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from zipfile import BadZipFile
 
 import msgspec
 import numpy as np
@@ -239,7 +240,7 @@ class Checkpoints:
                 about, *arrays = (found[f"arr_{n}"] for n in range(len(found.files)))
             epochs, history = msgspec.msgpack.decode(about.tobytes(), type=_ABOUT)
             progress = Progress(epochs, arrays, history)
-        except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, KeyError, BadZipFile, msgspec.MsgspecError) as error:
             raise CheckpointError(
                 f"the checkpoint {self.url}/{_FILE} cannot be read: {error}. Delete the folder to "
                 "train from the start"
