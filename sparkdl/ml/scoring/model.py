@@ -105,8 +105,6 @@ class _ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_siz
     def _set_summary(self, metadata: dict[str, Any]) -> None:
         if "summary" in metadata:
             self._summary = TrainingSummary.loaded(metadata["summary"])
-        elif "history" in metadata:  # saved by a version before
-            self._summary = TrainingSummary(metadata["history"])
 
 
 class TFModel(
