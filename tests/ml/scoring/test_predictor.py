@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -189,41 +188,3 @@ def test_sources_of_urls_are_asked_each_time(saved: Saved) -> None:
     far = source_of("s3://bucket/model.keras")
     assert (far.path, far.fingerprint) == ("s3://bucket/model.keras", "")
     assert replace(far, fingerprint="x") != far
-
-
-_NOISE = "I0000 port.cc:1] oneDNN custom operations are on\n"
-_STARTS = f"""
-import os, sys
-from sparkdl.ml.scoring.tensorflow import without_startup_noise
-
-with without_startup_noise():
-    os.write(2, {_NOISE.encode()!r})
-    if "with TensorFlow" in sys.argv:
-        import tensorflow as tf
-
-        tf.function(tf.keras.layers.Dense(1))(tf.zeros((2, 3)))
-    print("a line of Python", file=sys.stderr)
-    os.write(2, b"a line of C\\n")
-print("a line of later", file=sys.stderr)
-with without_startup_noise():
-    os.write(2, {_NOISE.encode()!r} + b"last words of C\\n")
-    os.abort()
-"""
-_LINES = ["a line of Python", "a line of C", "a line of later", "last words of C"]
-
-
-def started(*arguments: str, **env: str) -> list[str]:
-    """Return what a process prints on standard error that starts TensorFlow, and dies."""
-    own = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    command = [sys.executable, "-c", _STARTS, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=own | env, check=False)
-    return done.stderr.splitlines()
-
-
-def test_startup_lines_are_kept_off_and_all_others_come_also_before_a_crash() -> None:
-    assert started("with TensorFlow") == _LINES
-
-
-def test_startup_lines_come_where_they_are_asked_for() -> None:
-    noise = _NOISE.strip()
-    assert started(TF_CPP_MIN_LOG_LEVEL="0") == [noise, *_LINES[:3], noise, _LINES[3]]
