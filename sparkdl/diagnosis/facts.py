@@ -8,10 +8,13 @@ Executors send it as JSON, of these names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from sparkdl.core.listing import listed
+
+T = TypeVar("T")
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -132,10 +135,10 @@ class Facts(msgspec.Struct, frozen=True):
         return f"{self.host} ({self.address})" if self.address else self.host
 
 
-def grouped(facts: Iterable[Facts], key: Callable[[Facts], str]) -> dict[str, list[Facts]]:
-    """Return the facts by what `key` says of each, in the order of that."""
-    found: dict[str, list[Facts]] = {}
-    for one in facts:
+def grouped(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+    """Return the items by what `key` says of each, in the order of that."""
+    found: dict[str, list[T]] = {}
+    for one in items:
         found.setdefault(key(one), []).append(one)
     return dict(sorted(found.items()))
 

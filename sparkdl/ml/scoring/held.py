@@ -105,16 +105,16 @@ def outputs_of(
     Raises:
         RowsFailedError: if the model fails.
     """
-    rows = len(next(iter(values.values())))
     wanted = [output.tensor for output in outputs]
     found: list[dict[str, Any]] = []
-    start, stop = 0, rows
+    start = stop = 0
     try:
+        rows = len(next(iter(values.values())))
         for start in range(0, rows, batch_size):
             stop = min(start + batch_size, rows)
             found.append(model({name: x[start:stop] for name, x in values.items()}, wanted))
             check_rows(found[-1], stop - start)
-        start = 0
+        start, stop = 0, rows
         return [_column(each, [part[each.tensor] for part in found]) for each in outputs]
     except (Exception, SystemExit) as error:
         raise RowsFailedError(in_words(error), number, start, stop) from error
