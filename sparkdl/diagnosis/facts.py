@@ -97,8 +97,6 @@ class Facts(msgspec.Struct, frozen=True):
         versions: of installed packages, by name; of Python as well.
         package: the folder of what is imported as sparkdl there; empty if there is none.
         foreign: folders in it that belong to another package named sparkdl.
-        clock_s: how far its clock is ahead of the driver's, `None` if unknown.
-        clock_bound_s: how much of that may be the time that messages took.
         peers: how many other executors it has tried to reach.
         machine: `None` if that could not be looked at; `machine_error` says why.
         imports: by framework.
@@ -115,8 +113,6 @@ class Facts(msgspec.Struct, frozen=True):
     versions: dict[str, str] = {}
     package: str = ""
     foreign: tuple[str, ...] = ()
-    clock_s: float | None = None
-    clock_bound_s: float = 0.0
     peers: int = 0
     cut: tuple[Cut, ...] = ()
     machine: Machine | None = None
