@@ -11,7 +11,6 @@ import inspect
 import logging
 import tempfile
 from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,10 +20,10 @@ from sparkdl.core.options import Feeding
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
 from sparkdl.driver.payload import pickled
-from sparkdl.torch_program import OnRows, Program, Returned, script_of, value_of
+from sparkdl.torch_program import Program, Returned, script_of, value_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from sparkdl.driver.handle import Cluster
 
@@ -149,23 +148,6 @@ class TorchDistributor:
                 "feed=, and call cluster.feed(data, epochs=…) or cluster.feed_async"
             )
         return self._launch(self._program("plain", train_object, args, kwargs, None), is_fed=True)
-
-    def _train_on_dataframe(
-        self, train_function: Callable[..., Any], spark_dataframe: DataFrame, *args: Any, **kw: Any
-    ) -> Any:
-        """Run a function whose processes share the rows; pyspark's own estimators call this.
-
-        The function reads them by `pyspark.ml.torch.distributor._get_spark_partition_data_loader`.
-        Each process has about as many, however the rows are partitioned.
-
-        Raises:
-            ValueError: with `local_mode`; and what `run` raises.
-        """
-        if self.local_mode:
-            raise ConfigError("TorchDistributor._train_on_dataframe needs local_mode=False")
-        fed = copy(self)
-        fed._feed, fed._epochs = spark_dataframe, 1
-        return fed.run(OnRows.of(train_function, spark_dataframe), *args, **kw)
 
     def _run(
         self, returned: Returned, train_object: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

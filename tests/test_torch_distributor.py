@@ -186,55 +186,6 @@ def test_any_picklable_value_comes_back_and_others_are_named() -> None:
         alone.run(lock)
 
 
-@pytest.mark.deep
-def test_pysparks_own_estimators_train_by_it(
-    spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("sklearn")
-    from pyspark.ml.connect import classification
-
-    monkeypatch.setattr(classification, "TorchDistributor", sparkdl.TorchDistributor)
-    rows = [([8.0 * (i % 2) - 4.0, 1.0], i % 2) for i in range(24)]
-    frame = spark_cluster.createDataFrame(rows, "features array<double>, label int")
-    estimator = classification.LogisticRegression(
-        maxIter=3, numTrainWorkers=2, batchSize=4, learningRate=0.5
-    )
-    model: Any = estimator.fit(frame)
-    assert (model.numFeatures, model.numClasses) == (2, 2)
-    scored = model.transform(frame.toPandas())
-    assert (scored["prediction"] == scored["label"]).all()
-
-
-def loaded(samples: int) -> list[Any]:
-    from pyspark.ml.torch.distributor import _get_spark_partition_data_loader
-
-    loader = _get_spark_partition_data_loader(samples, 1, num_workers=0)
-    return [[features.tolist(), label.tolist()] for features, label in loader]
-
-
-def test_rows_of_a_dataframe_are_shared_however_it_is_partitioned(
-    spark_cluster: SparkSession,
-) -> None:
-    from pyspark.ml.linalg import Vectors
-
-    rows = [(Vectors.dense(1.0, 2.0), 7), (Vectors.sparse(2, [0], [3.0]), 8)]
-    frame = spark_cluster.createDataFrame(rows, ["features", "label"]).repartition(1)
-    distributor = sparkdl.TorchDistributor(1, local_mode=False, use_gpu=False)
-    found = distributor._train_on_dataframe(loaded, frame, samples=3)
-    assert sorted(found[:2]) == [[[[1.0, 2.0]], [7]], [[[3.0, 0.0]], [8]]]
-    assert found[2] == found[0]  # pyspark's loader begins again at the first row
-    with pytest.raises(ConfigError, match="needs local_mode=False"):
-        sparkdl.TorchDistributor(use_gpu=False)._train_on_dataframe(loaded, frame, 1)
-
-
-@pytest.mark.deep
-def test_rank_without_rows_is_an_error(spark_cluster: SparkSession) -> None:
-    frame = spark_cluster.createDataFrame([([1.0], 7)], "features array<double>, label int")
-    distributor = sparkdl.TorchDistributor(1, local_mode=False, use_gpu=False)
-    with pytest.raises((ConfigError, NodeFailedError), match="no rows"):
-        distributor._train_on_dataframe(loaded, frame.limit(0), 1)
-
-
 def test_machine_without_gpus_is_a_runtime_error(spark_cluster: SparkSession) -> None:
     amount = "spark.driver.resource.gpu.amount"
     spark_cluster.conf.set(amount, "1")  # which is not true

@@ -24,7 +24,6 @@ from sparkdl.collectives.agreement import (
     last_to_join,
     objection,
 )
-from sparkdl.collectives.memory import BufferPool
 from sparkdl.collectives.seal import open_sealed, sealed
 from sparkdl.collectives.serial import SerialExecutor
 from sparkdl.collectives.transport import (
@@ -82,7 +81,7 @@ class Group(SerialExecutor):
 
     Before each operation the members exchange 64 bytes that say what they are about to do. So a
     mismatch is an error that says what each of them called, and those that have joined add zeros.
-    Little data travels with these bytes, and then the operation is done.
+    What little data is reduced, gathered or broadcast travels with these bytes.
 
     Args:
         rank: of this member, within the group.
@@ -91,9 +90,6 @@ class Group(SerialExecutor):
         key: a secret of the members, which seals the objects that they send each other.
         subwire: connects the members of a subgroup by its number, and the rank and the number of
             members in it.
-
-    Attributes:
-        memory: for results, to be used in turn.
     """
 
     def __init__(
@@ -107,7 +103,6 @@ class Group(SerialExecutor):
     ) -> None:
         self.rank = rank
         self.ranks = tuple(ranks)
-        self.memory = BufferPool()
         self._wire = wire
         self._key = key
         self._subwire = subwire
@@ -231,28 +226,14 @@ class Group(SerialExecutor):
 
         tensor = _rows(tensor)
         sent = even_splits(len(tensor), self.size, splits)
-        shape, size = list(tensor.shape[1:]), row_nbytes(tensor)
+        shape = list(tensor.shape[1:])
         what = f"{what}, {tensor.dtype} [rows, {shape}]"
         call = Call(Kind.ALL_TO_ALL, what, on_device=tensor.is_cuda)
-        agreed = self._agree(call, tensor, bytes_of(torch.tensor(sent)))
-        all_sent = [
-            torch.frombuffer(bytearray(data[: 8 * self.size]), dtype=torch.int64).tolist()
-            for data in agreed.data
-        ]
-        got = [counts[self.rank] for counts in all_sent]
+        agreed = self._agree(call, torch.tensor(sent), is_needed=True)
+        counts = [torch.frombuffer(bytearray(d), dtype=torch.int64) for d in agreed.data]
+        got = [int(each[self.rank]) for each in counts]
         out = tensor.new_empty((sum(got), *shape))
-        parts = [data[8 * self.size :] for data in agreed.data]
-        if all(
-            len(part) == sum(counts) * size for part, counts in zip(parts, all_sent, strict=True)
-        ):
-            starts = [sum(counts[: self.rank]) * size for counts in all_sent]
-            mine = bytearray().join(
-                part[start : start + count * size]
-                for part, start, count in zip(parts, starts, got, strict=True)
-            )
-            if mine:
-                bytes_of(out).copy_(torch.frombuffer(mine, dtype=torch.uint8))
-        else:
+        if any(map(torch.any, counts)):
             with self._wire.named_errors("all_to_all"):
                 self._wire.exchange(tensor, out, sent, got)
         return out, got
@@ -268,16 +249,11 @@ class Group(SerialExecutor):
         """
         tensor = _rows(tensor)
         what = f"{what}, {how}, {tensor.dtype} {list(tensor.shape)}"
-        agreed = self._agree(Call(Kind.REDUCE_SCATTER, what, on_device=tensor.is_cuda), tensor)
+        self._agree(Call(Kind.REDUCE_SCATTER, what, on_device=tensor.is_cuda))
         sent = shares(len(tensor), self.size)
         mine = sent[self.rank]
-        whole = joined(agreed, tensor.nbytes)
-        if whole is not None:
-            start = sum(sent[: self.rank])
-            parts = whole.view(tensor.dtype).view(self.size, *tensor.shape)[:, start : start + mine]
-            parts = parts.clone() if how.prescale != 1.0 else parts
-        else:
-            parts = tensor.new_empty((self.size, mine, *tensor.shape[1:]))
+        parts = tensor.new_empty((self.size, mine, *tensor.shape[1:]))
+        if tensor.numel():
             with self._wire.named_errors("reduce_scatter"):
                 self._wire.exchange(tensor, parts, sent, [mine] * self.size)
         return self._finished_(reduced(scale_(parts, how.prescale), how.op), how)
@@ -349,26 +325,21 @@ class Group(SerialExecutor):
         return not tensor.is_cuda and tensor.nbytes * self.size <= SMALL_NBYTES
 
     def _agree(
-        self, call: Call, data: torch.Tensor | None = None, head: torch.Tensor | None = None
+        self, call: Call, data: torch.Tensor | None = None, is_needed: bool = False
     ) -> Agreed:
         """Compare with what the other members are about to do; return it, by rank.
 
         Args:
-            data: sent with the announcement if it is small.
-            head: bytes that are sent before the data in any case.
+            data: sent with the announcement if it is small, or `is_needed` there.
 
         Raises:
             MismatchError: on all members but those that have joined, if it cannot be done; it
                 says what each called.
         """
         announcement = call.announcement()
-        mine = WORDS.pack(*announcement)
-        sent = [mine]
-        if head is not None:
-            sent.append(bytes_of(head).numpy().tobytes())
-        if data is not None and self._is_small(data):
-            sent.append(bytes_of(data).numpy().tobytes())
-        message = b"".join(sent)
+        mine = message = WORDS.pack(*announcement)
+        if data is not None and (is_needed or self._is_small(data)):
+            message += bytes_of(data).numpy().tobytes()
         what = call.kind.name.lower()
         with self._wire.named_errors(what), trace.span("collective", "wait for members", call=what):
             everyone = self._wire.announce(message)

@@ -170,7 +170,7 @@ def read_file(
                 stream.seek(0)
             source: Readable = stream
             if SUFFIXES[compression]:
-                source = Inflated(stream, compression, path)
+                source = Inflated(stream, path)
             yield from read_chunks(source, path, nbytes)
     except (OSError, pa.ArrowException) as error:
         raise ReadError(

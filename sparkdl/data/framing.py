@@ -29,7 +29,6 @@ from sparkdl.data.wire import Bytes, Ints, contents, from_contents, join
 CHUNK_NBYTES = 4 * 1024 * 1024
 _READ_NBYTES = 64 * 1024 * 1024
 """The most that is read at once, so that memory grows with what is there, not with what is said."""
-_DEFLATED_NBYTES = 256 * 1024
 HEAD_NBYTES = 12
 _FOOT_NBYTES = 4
 _LENGTH = struct.Struct("<Q")
@@ -214,18 +213,15 @@ def compression_of(head: bytes) -> str:
 
 
 class Inflated:
-    """A compressed stream, read as what it was before; parts that follow each other are one.
+    """A stream compressed with gzip or zlib, read as what it was before.
 
     Args:
         path: for messages.
     """
 
-    def __init__(self, stream: Readable, compression: str, path: str) -> None:
-        self._stream = stream
-        self._bits = _WINDOW_BITS[compression]
+    def __init__(self, stream: Readable, path: str) -> None:
+        self._stream = pa.CompressedInputStream(stream, "gzip")  # which takes zlib's as well
         self._path = path
-        self._engine: Any = None
-        self._rest = b""  # compressed
         self._offset = 0
 
     def read(self, nbytes: int, /) -> bytes:
@@ -234,33 +230,17 @@ class Inflated:
         Raises:
             RecordError: if it is damaged or ends too early.
         """
-        while True:
-            self._rest = self._rest or self._stream.read(_DEFLATED_NBYTES)
-            if self._engine is None:
-                if not self._rest:
-                    return b""
-                self._engine = zlib.decompressobj(self._bits)
-            if not self._rest:
-                raise RecordError(
-                    self._path,
-                    self._offset,
-                    "the compressed file ends too early (bytes are counted decompressed). Was it "
-                    "copied whole, and had its writer closed it?",
-                )
-            try:
-                data: bytes = self._engine.decompress(self._rest, nbytes)
-            except zlib.error as error:
-                raise RecordError(
-                    self._path,
-                    self._offset,
-                    f"it cannot be decompressed (bytes are counted decompressed): {error}",
-                ) from error
-            self._rest = self._engine.unconsumed_tail
-            if self._engine.eof:
-                self._engine, self._rest = None, self._engine.unused_data
-            self._offset += len(data)
-            if data:
-                return data
+        try:
+            data: bytes = self._stream.read(nbytes)
+        except OSError as error:
+            raise RecordError(
+                self._path,
+                self._offset,
+                f"it cannot be decompressed (bytes are counted decompressed): {error}. Was it "
+                "copied whole, and had its writer closed it?",
+            ) from error
+        self._offset += len(data)
+        return data
 
 
 class Deflater:

@@ -13,7 +13,6 @@ import json
 import secrets
 import socket
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,8 +171,6 @@ class Desk:
             return None
         port = int(hello.pop("port", 0))
         facts = msgspec.convert(hello, Facts)
-        while "clock" in await asyncio.wait_for(_hear(reader), _HELLO_S):
-            _say(writer, {"clock": time.time()})
         self.tasks += 1
         is_first = facts.executor not in self.visitors and not self._all_there.is_set()
         if is_first:

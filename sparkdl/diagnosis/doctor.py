@@ -328,7 +328,6 @@ def _survey(
     others = [one for one in known if (one.host, one.package) != here]
     yield from _guarded("package", judges.judge_packages, others)
     yield from _guarded("addresses", judges.judge_addresses, told.facts, told.url)
-    yield from _guarded("clocks", judges.judge_clocks, told.facts)
     yield from _judge_facts(told.facts, paths, asked, size.topology)
     bad = [url for url, error in driver.storage.items() if error]
     at_driver = msgspec.structs.replace(driver, host="the driver")

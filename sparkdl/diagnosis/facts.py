@@ -8,10 +8,13 @@ Executors send it as JSON, of these names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from sparkdl.core.listing import listed
+
+T = TypeVar("T")
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -94,8 +97,6 @@ class Facts(msgspec.Struct, frozen=True):
         versions: of installed packages, by name; of Python as well.
         package: the folder of what is imported as sparkdl there; empty if there is none.
         foreign: folders in it that belong to another package named sparkdl.
-        clock_s: how far its clock is ahead of the driver's, `None` if unknown.
-        clock_bound_s: how much of that may be the time that messages took.
         peers: how many other executors it has tried to reach.
         machine: `None` if that could not be looked at; `machine_error` says why.
         imports: by framework.
@@ -112,8 +113,6 @@ class Facts(msgspec.Struct, frozen=True):
     versions: dict[str, str] = {}
     package: str = ""
     foreign: tuple[str, ...] = ()
-    clock_s: float | None = None
-    clock_bound_s: float = 0.0
     peers: int = 0
     cut: tuple[Cut, ...] = ()
     machine: Machine | None = None
@@ -132,10 +131,10 @@ class Facts(msgspec.Struct, frozen=True):
         return f"{self.host} ({self.address})" if self.address else self.host
 
 
-def grouped(facts: Iterable[Facts], key: Callable[[Facts], str]) -> dict[str, list[Facts]]:
-    """Return the facts by what `key` says of each, in the order of that."""
-    found: dict[str, list[Facts]] = {}
-    for one in facts:
+def grouped(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+    """Return the items by what `key` says of each, in the order of that."""
+    found: dict[str, list[T]] = {}
+    for one in items:
         found.setdefault(key(one), []).append(one)
     return dict(sorted(found.items()))
 

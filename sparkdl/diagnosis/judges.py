@@ -17,9 +17,6 @@ from sparkdl.driver.slots.advice import Advice
 from sparkdl.driver.slots.placement import Topology
 from sparkdl.node.task import cannot_reach_driver
 
-CLOCK_WARNING_S = 2.0
-CLOCK_PROBLEM_S = 300.0
-"""Kerberos refuses whoever is five minutes off, and S3 after fifteen."""
 _FRAMEWORKS = ("tensorflow", "keras", "torch", "jax")
 _SAME = ("Python", "sparkdl", "pyspark")
 """What a launch does not do without: other versions refuse each other, or fail later."""
@@ -171,34 +168,6 @@ def _judge_ways_between(facts: Sequence[Facts]) -> Iterator[Check]:
     elif facts:
         why = "there is one executor" if len(facts) == 1 else "they have told no addresses"
         yield Check("ways between executors", "skipped", why)
-
-
-def judge_clocks(facts: Sequence[Facts]) -> Iterator[Check]:
-    """Compare clocks with the driver's, allowing for the time that messages took."""
-    known = [one for one in facts if one.clock_s is not None]
-    if not known:
-        return
-    worst = max(known, key=_off_s)
-    off_s = _off_s(worst)
-    if off_s < CLOCK_WARNING_S:
-        most = max(abs(one.clock_s or 0.0) + one.clock_bound_s for one in known)
-        yield Check("clocks", "ok", f"they differ from the driver's by {most * 1e3:.3g} ms at most")
-        return
-    side = "ahead of" if (worst.clock_s or 0) > 0 else "behind"
-    many = sum(_off_s(one) >= CLOCK_WARNING_S for one in known)
-    yield Check(
-        "clocks",
-        "problem" if off_s >= CLOCK_PROBLEM_S else "warning",
-        f"{worst.place} is {abs(worst.clock_s or 0):.1f} s {side} the driver"
-        + (f", and {many - 1} more differ" if many > 1 else "")
-        + "; logs are hard to compare, and Kerberos, S3 and certificates refuse clocks that are "
-        "minutes off. sparkdl itself needs no common clock",
-        "Run chrony or ntpd on all hosts",
-    )
-
-
-def _off_s(facts: Facts) -> float:
-    return max(0.0, abs(facts.clock_s or 0.0) - facts.clock_bound_s)
 
 
 def judge_imports(facts: Sequence[Facts], wanted: Collection[str]) -> Iterator[Check]:

@@ -55,7 +55,7 @@ def judge_gpus(
             f"no NVIDIA driver on {places(without)}, and other executors have one",
             "Keep the nodes on alike hosts, or train with num_gpus=0",
         )
-    for has, them in _alike(with_driver, _describe_gpus).items():
+    for has, them in grouped(with_driver, lambda pair: _describe_gpus(pair[1])).items():
         yield _judge_gpus_of(them, has, num_gpus)
     yield from _judge_seen_gpus(with_driver, num_gpus)
 
@@ -288,15 +288,6 @@ def judge_tls(facts: Sequence[Facts]) -> Iterator[Check]:
         if machine.tls_error:
             check = Check.of_error("TLS", machine.tls_error)
             yield Check("TLS", "problem", f"{one.place}: {check.finding}", check.advice)
-
-
-def _alike(
-    machines: Iterable[tuple[Facts, Machine]], describe: Callable[[Machine], str]
-) -> dict[str, list[tuple[Facts, Machine]]]:
-    found: dict[str, list[tuple[Facts, Machine]]] = {}
-    for one, machine in machines:
-        found.setdefault(describe(machine), []).append((one, machine))
-    return found
 
 
 def _machines(facts: Iterable[Facts]) -> list[tuple[Facts, Machine]]:

@@ -6,8 +6,8 @@ This module travels by value, and needs no more than Python, so that it also tel
 without sparkdl, or with another one. Whatever needs sparkdl is done by processes of their own
 (`diagnosis/look.py`), each with a time limit: a hanging import must not be this task's.
 
-A task says hello to the driver, compares clocks, and waits until all tasks are there, or are not
-expected any more. One for each executor then looks around; the others end.
+A task says hello to the driver, and waits until all tasks are there, or are not expected any more.
+One for each executor then looks around; the others end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ PACKAGES = {
 """What is compared, and the distributions that bring it."""
 _FOREIGN_FOLDERS = ("transformers", "graph", "xgboost", "image")
 """Those of another package that is imported as sparkdl: `core/namesakes.py`."""
-_CLOCK_ROUNDS = 7
 _CONNECT_S = 5.0
 _MARGIN_S = 10.0
 _LINE_CHARS = 400
@@ -99,12 +98,10 @@ def _connect(order: dict[str, Any], held: ExitStack) -> tuple[Any, socket.socket
 
 
 def _meet(stream: Any, token: str, found: dict[str, Any], held: ExitStack) -> dict[str, Any]:
-    """Say hello, compare clocks, and wait until it begins; return what is to be done."""
+    """Say hello, and wait until it begins; return what is to be done."""
     listener = _listen(found)
     port = held.enter_context(listener).getsockname()[1] if listener else 0
     _say(stream, {"token": token, "port": port, **found})
-    found.update(_compare_clocks(stream))
-    _say(stream, {"is_ready": True})
     return _hear(stream)
 
 
@@ -240,20 +237,6 @@ def _reach(peers: list[list[Any]]) -> dict[str, Any]:
         except OSError as error:
             cut.append({"address": address, "error": str(error)})
     return {"peers": len(peers), "cut": cut}
-
-
-def _compare_clocks(stream: Any) -> dict[str, float]:
-    """Return by how much this clock is ahead, of the round with the shortest way: as NTP does."""
-    best: tuple[float, float] | None = None
-    for _ in range(_CLOCK_ROUNDS):
-        asked_s, before_s = time.time(), time.monotonic()
-        _say(stream, {"clock": True})
-        driver_s = _hear(stream)["clock"]
-        took_s = time.monotonic() - before_s
-        ahead_s = asked_s + took_s / 2 - driver_s
-        best = min(best or (took_s, ahead_s), (took_s, ahead_s))
-    assert best is not None
-    return {"clock_s": best[1], "clock_bound_s": best[0] / 2}
 
 
 def _say(stream: Any, message: dict[str, Any]) -> None:

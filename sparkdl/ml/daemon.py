@@ -18,7 +18,6 @@ import os
 from importlib import import_module
 
 from sparkdl.core.imports import quick_imports
-from sparkdl.ml.scoring.tensorflow import without_startup_noise
 
 _log = logging.getLogger(__name__)
 
@@ -27,10 +26,11 @@ def main() -> None:
     """Import what workers will want, then do what `pyspark.daemon` does."""
     from pyspark.daemon import manager
 
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     stdout = os.dup(1)
     os.dup2(2, 1)  # Spark reads a port from the standard output, which is no place for a log line
     try:
-        with quick_imports(), without_startup_noise():
+        with quick_imports():
             for name in filter(None, os.environ.get("SPARKDL_PRELOAD", "tensorflow").split(",")):
                 import_module(name.strip())
     except ImportError as error:

@@ -124,11 +124,11 @@ def test_compression_is_found_out(compression: str, records: list[bytes]) -> Non
         assert framing.compression_of(packed[: framing.HEAD_NBYTES]) == compression
     if compression != framing.NONE:
         assert (gzip if compression == framing.GZIP else zlib).decompress(packed) == data
-        assert read(packed, stream=lambda raw: inflated(raw, compression)) == records
+        assert read(packed, stream=inflated) == records
 
 
-def inflated(raw: bytes, compression: str) -> framing.Readable:
-    return framing.Inflated(Dripping(raw), compression, "file")
+def inflated(raw: bytes) -> framing.Readable:
+    return framing.Inflated(io.BytesIO(raw), "file")
 
 
 def test_a_length_that_looks_like_gzip_is_none() -> None:
@@ -138,16 +138,16 @@ def test_a_length_that_looks_like_gzip_is_none() -> None:
 
 def test_parts_compressed_one_by_one_are_one_file() -> None:
     packed = gzip.compress(framed([b"a"])) + gzip.compress(framed([b"b", b"c"]))
-    assert read(packed, stream=lambda raw: inflated(raw, framing.GZIP)) == [b"a", b"b", b"c"]
+    assert read(packed, stream=inflated) == [b"a", b"b", b"c"]
 
 
 @pytest.mark.parametrize("compression", [framing.GZIP, framing.ZLIB])
 def test_a_compressed_file_that_ends_early_or_is_damaged_is_found(compression: str) -> None:
     good = (gzip if compression == framing.GZIP else zlib).compress(framed([bytes(1000)] * 20))
     for size in (1, 5, len(good) // 2, len(good) - 1):
-        with pytest.raises(RecordError, match="ends too early"):
-            read(good[:size], stream=lambda raw: inflated(raw, compression))
+        with pytest.raises(RecordError, match=r"cannot be decompressed .*Truncated"):
+            read(good[:size], stream=inflated)
     bad = bytearray(good)
     bad[-1] ^= 1
     with pytest.raises(RecordError, match="cannot be decompressed"):
-        read(bytes(bad), stream=lambda raw: inflated(raw, compression))
+        read(bytes(bad), stream=inflated)

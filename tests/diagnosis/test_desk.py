@@ -50,8 +50,6 @@ class Task:
 
 def test_all_begin_when_all_are_there_and_know_of_each_other(desk: Desk) -> None:
     a, b = Task(desk, "a", 1), Task(desk, "b", 2)
-    for task in (a, b):
-        task.say({"is_ready": True})
     assert a.hear() == {"is_first": True, "peers": [["10.0.0.2", 2]]}
     assert b.hear() == {"is_first": True, "peers": [["10.0.0.1", 1]]}
     for task in (a, b):
@@ -65,8 +63,6 @@ def test_all_begin_when_all_are_there_and_know_of_each_other(desk: Desk) -> None
 
 def test_second_task_of_an_executor_has_nothing_to_do(desk: Desk) -> None:
     tasks = [Task(desk, "a"), Task(desk, "a")]
-    for task in tasks:
-        task.say({"is_ready": True})
     assert sorted(task.hear()["is_first"] for task in tasks) == [False, True]
     for task in tasks:
         task.close()
@@ -74,9 +70,7 @@ def test_second_task_of_an_executor_has_nothing_to_do(desk: Desk) -> None:
 
 def test_executor_that_goes_without_a_word_is_not_waited_for(desk: Desk) -> None:
     a, b = Task(desk, "a"), Task(desk, "b")
-    for task in (a, b):
-        task.say({"is_ready": True})
-        assert task is b or not desk.wait(Deadline.after(0.0))
+    assert not desk.wait(Deadline.after(0.0))
     assert a.hear()["is_first"]
     a.close()
     b.say(b.hello)
@@ -88,7 +82,6 @@ def test_executor_that_goes_without_a_word_is_not_waited_for(desk: Desk) -> None
 
 def test_those_that_come_are_not_kept_by_those_that_do_not(desk: Desk) -> None:
     a = Task(desk, "a")
-    a.say({"is_ready": True})
     assert until(lambda: desk.tasks)
     desk.begin()  # as after `wait_s`, or when the job has ended
     assert a.hear()["is_first"]
@@ -105,7 +98,7 @@ def test_stranger_is_not_heard(desk: Desk) -> None:
     assert not desk.visitors
 
 
-def test_own_task_tells_clock_and_versions(desk: Desk) -> None:
+def test_own_task_tells_versions(desk: Desk) -> None:
     order = {
         "host": "127.0.0.1",
         "port": desk.address[1],
@@ -119,7 +112,6 @@ def test_own_task_tells_clock_and_versions(desk: Desk) -> None:
     (visitor,) = desk.visitors.values()
     assert visitor.facts is not None
     assert visitor.facts.versions["sparkdl"]
-    assert abs(found["clock_s"]) < SOON_S  # it is one clock
     assert found["address"] == "127.0.0.1"
     assert "unreachable" not in found
 

@@ -23,7 +23,6 @@ def test_all_executors_are_looked_at(spark_cluster: SparkSession) -> None:
     assert found["ways between executors"] == "ok: 2 connections tried, all stand"
     assert "driver and 2 executors: Python 3." in found["versions"]
     assert found["path /etc"] == "ok: found from all 2 executors"
-    assert found["clocks"].startswith("ok")
 
 
 def test_problems_do_not_hide_each_other(

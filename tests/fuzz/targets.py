@@ -149,7 +149,7 @@ def _read(data: bytes) -> None:
     stream: Any = io.BytesIO(data)
     compression = compression_of(data[:12])
     if compression != NONE:
-        stream = Inflated(stream, compression, "here")
+        stream = Inflated(stream, "here")
     for chunk in read_chunks(stream, "here", nbytes=64):
         assert all(start <= end for start, end in zip(chunk.starts, chunk.ends, strict=True))
     if compression == NONE and len(data) > 12:  # and with a length that is sealed, true or not

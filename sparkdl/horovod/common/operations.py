@@ -118,7 +118,7 @@ def _reduce(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tuple
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
         numbers = [i for i, t in enumerate(tensors) if (t.dtype, t.device) == kind]
         alike = [tensors[i] for i in numbers]
-        row = flat(group, alike, in_place)
+        row = flat(alike, in_place)
         what = f"{call.what} {[list(tensor.shape) for tensor in alike]}"
         group.all_reduce_(row, call.how, what)
         if in_place:
@@ -152,7 +152,7 @@ def _broadcast(
 ) -> tuple[Tensors, Counts]:
     member, results = root_in(group, call.root), []
     for tensor in tensors:
-        row = flat(group, [tensor], in_place)
+        row = flat([tensor], in_place)
         group.broadcast_(row.view(tensor.shape), member, call.what)
         if in_place:
             spread(row, [tensor])
@@ -201,7 +201,7 @@ def fill(group: Group, tensors: Tensors, root_rank: int) -> None:
     slots = [slot_of(tensor) for tensor in tensors]
     for bucket in plan(slots, range(len(slots))).buckets:
         part = [tensors[number] for number in bucket]
-        row = flat(group, part, in_place=True)
+        row = flat(part, in_place=True)
         group.broadcast_(row, root, f"of {[list(tensor.shape) for tensor in part]}")
         spread(row, part)
 
@@ -232,15 +232,14 @@ def check_reducible(tensors: Tensors) -> None:
             raise ConfigError("a sparse tensor: use sparse_allreduce_async, or .to_dense()")
 
 
-def flat(group: Group, tensors: Tensors, in_place: bool) -> torch.Tensor:
+def flat(tensors: Tensors, in_place: bool) -> torch.Tensor:
     """Return all numbers in a row: a copy, or the tensor's own if it may be changed."""
     import torch
 
-    first, numel = tensors[0], sum(tensor.numel() for tensor in tensors)
+    first = tensors[0]
     if in_place and len(tensors) == 1 and first.is_contiguous():
         return first.view(-1)
-    row = first.new_empty(numel) if first.is_cuda else group.memory.empty(numel, first.dtype)
-    return torch.cat([tensor.reshape(-1) for tensor in tensors], out=row)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def spread(row: torch.Tensor, tensors: Tensors) -> None:

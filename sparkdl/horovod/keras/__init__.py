@@ -8,7 +8,8 @@ Runs in: child
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 from sparkdl.collectives.transport import Op
@@ -26,7 +27,6 @@ from sparkdl.horovod.tensorflow.functions import (
     broadcast_object,
     broadcast_variables,
 )
-from sparkdl.horovod.tensorflow.gradients import Groups
 from sparkdl.horovod.tensorflow.mpi_ops import barrier, join
 
 __all__ = [
@@ -50,73 +50,38 @@ __all__ = [
 ]
 
 
-def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: Op | str = Average,
-    num_groups: int = 0,
-    groups: Groups | None = None,
-    **options: Any,
-) -> Any:
-    """Return an optimizer like this one that reduces gradients over all members.
+_ARGUMENTS = {
+    **signature(_tensorflow.DistributedOptimizer).parameters,
+    "local_layers": Parameter("local_layers", Parameter.POSITIONAL_OR_KEYWORD, default=None),
+}
 
-    Args:
-        optimizer: see `sparkdl.horovod.tensorflow.DistributedOptimizer`, as for all arguments.
-        options: further ones of it: `backward_passes_per_step`, `average_aggregated_gradients`,
-            `process_set`, `scale_local_gradients`.
+
+def in_order(function: Callable[..., Any], *first: str) -> Callable[..., Any]:
+    """Return an optimizer of `sparkdl.horovod.tensorflow` whose arguments begin with these.
+
+    Horovod's modules have the same arguments, each in an order of its own.
     """
-    return _tensorflow.DistributedOptimizer(
-        optimizer,
-        name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        num_groups=num_groups,
-        groups=groups,
-        **options,
-    )
+    others = [name for name in _ARGUMENTS if name != "local_layers"]
+    names = dict.fromkeys([*first, *others])
+    own = Signature([_ARGUMENTS[name] for name in names])
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(**own.bind(*args, **kwargs).arguments)
+
+    call.__signature__ = own  # type: ignore[attr-defined]
+    return call
 
 
-def PartialDistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: type[Compressor] = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: Op | str = Average,
-    groups: Groups | None = None,
-    process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
-    scale_local_gradients: bool = True,
-    **options: Any,
-) -> Any:
-    """Return a `DistributedOptimizer` that leaves the gradients of some layers alone.
-
-    Args:
-        local_layers: a layer of Keras, or several; built.
-        options: as of `DistributedOptimizer`.
-    """
-    return _tensorflow.PartialDistributedOptimizer(
-        optimizer,
-        name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        groups=groups,
-        process_set=process_set,
-        local_layers=local_layers,
-        scale_local_gradients=scale_local_gradients,
-        **options,
-    )
+_FIRST = (
+    *("optimizer", "name", "device_dense", "device_sparse", "compression", "sparse_as_dense"),
+    *("gradient_predivide_factor", "op"),
+)
+DistributedOptimizer = in_order(_tensorflow.DistributedOptimizer, *_FIRST, "num_groups", "groups")
+PartialDistributedOptimizer = in_order(
+    _tensorflow.PartialDistributedOptimizer,
+    *(*_FIRST, "groups", "process_set", "local_layers", "scale_local_gradients"),
+)
 
 
 def allreduce(

@@ -19,7 +19,7 @@ from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
 from sparkdl.ml.scoring.share import task_share
-from sparkdl.ml.scoring.tensorflow import output_names, prepare_worker, without_startup_noise
+from sparkdl.ml.scoring.tensorflow import output_names, prepare_worker
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -180,8 +180,7 @@ def _keeper(name: str) -> Any:
 def _share_threads(backend: str) -> None:
     """In a Spark task: as many threads as it has cores; frameworks take all cores otherwise."""
     if backend == "tensorflow":
-        with without_startup_noise():
-            prepare_worker(task_share())
+        prepare_worker(task_share())
     elif backend == "torch":
         from sparkdl.ml.jobs.torch import share_threads
 

@@ -20,7 +20,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from zipfile import BadZipFile
 
+import msgspec
 import numpy as np
 import pyarrow.fs as pafs
 from pyspark.sql import DataFrame
@@ -36,6 +38,8 @@ from sparkdl.storage import locate, open_storage
 
 _log = logging.getLogger(__name__)
 _FILE = "epoch.npz"
+_ABOUT = tuple[int, dict[str, list[float]]]
+"""Of a file's first array: how many epochs are done, and the history."""
 
 
 @dataclass(frozen=True)
@@ -233,11 +237,10 @@ class Checkpoints:
             with self._system.open_input_file(path) as file:
                 content = file.read()
             with np.load(io.BytesIO(content), allow_pickle=False) as found:
-                arrays = [found[f"array_{n}"] for n in range(int(found["arrays"]))]
-                names = [str(name) for name in found["metrics"]]
-                values = {name: found[f"metric_{n}"].tolist() for n, name in enumerate(names)}
-                progress = Progress(int(found["epochs"]), arrays, values)
-        except (OSError, ValueError, KeyError) as error:
+                about, *arrays = (found[f"arr_{n}"] for n in range(len(found.files)))
+            epochs, history = msgspec.msgpack.decode(about.tobytes(), type=_ABOUT)
+            progress = Progress(epochs, arrays, history)
+        except (OSError, ValueError, KeyError, BadZipFile, msgspec.MsgspecError) as error:
             raise CheckpointError(
                 f"the checkpoint {self.url}/{_FILE} cannot be read: {error}. Delete the folder to "
                 "train from the start"
@@ -252,16 +255,8 @@ class Checkpoints:
             CheckpointError: if it cannot be written; what was there before still is.
         """
         file = io.BytesIO()
-        history = progress.history
-        np.savez(
-            file,
-            allow_pickle=False,
-            epochs=np.array(progress.epochs),
-            arrays=np.array(len(progress.arrays)),
-            metrics=np.array(list(history), str),
-            **{f"array_{n}": np.asarray(array) for n, array in enumerate(progress.arrays)},
-            **{f"metric_{n}": np.asarray(values) for n, values in enumerate(history.values())},
-        )
+        about = msgspec.msgpack.encode((progress.epochs, progress.history))
+        np.savez(file, np.frombuffer(about, np.uint8), *progress.arrays, allow_pickle=False)
         try:
             self._system.create_dir(self._folder, recursive=True)
             draft = f"{self._folder}/draft"

@@ -26,12 +26,13 @@ from sparkdl.feed.store.session import Session
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring import protocol
-from sparkdl.ml.scoring.batching import MAX_PIECES
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.share import task_share
 from sparkdl.node.resources import executor_jvm_pid, oom_kills
 
+_MAX_PIECES = 2
+"""Of a task that are not answered: one that is scored, one that waits. Bounds the memory."""
 _START_S = 120.0
 """Until a scorer can be connected to, which is before it loads its model."""
 _WELCOME_S = 60.0
@@ -135,7 +136,7 @@ class ScorerClient:
     @property
     def is_full(self) -> bool:
         """Whether no more pieces may be sent before an answer has come."""
-        return not self._pieces.may_send(MAX_PIECES)
+        return not self._pieces.may_send(_MAX_PIECES)
 
     def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> None:
         """Send a piece, see `protocol.write_inputs`.
@@ -149,14 +150,6 @@ class ScorerClient:
         finally:
             os.close(fd)
         self._pieces.send(1)
-
-    def end(self) -> None:
-        """There will be no more pieces.
-
-        Raises:
-            InferenceError, ScorerLostError: as `receive`.
-        """
-        self._say(protocol.End())
 
     def receive(self) -> list[pa.Array]:
         """Wait for the answer to the oldest piece that is not answered.

@@ -73,9 +73,6 @@ class OwnModel:
         self._values = values
         self._pieces.send(1)
 
-    def end(self) -> None:
-        """There will be no more pieces."""
-
     def close(self) -> None:
         """Leave the model to the next partition."""
 
@@ -88,20 +85,39 @@ class OwnModel:
         values, number = self._values, self._pieces.answered
         self._values = {}
         self._pieces.answer(1)
+        model = predictor(self._source)
+        return outputs_of(model, values, self._batch_size, self._outputs, number)
+
+
+def outputs_of(
+    model: Predictor,
+    values: Mapping[str, Array],
+    batch_size: int,
+    outputs: Sequence[OutputColumn],
+    number: int,
+) -> list[pa.Array]:
+    """Return the columns of outputs for a piece of rows, scored in batches.
+
+    Args:
+        values: the model's inputs, by name.
+        number: of the piece, for the error.
+
+    Raises:
+        RowsFailedError: if the model fails.
+    """
+    wanted = [output.tensor for output in outputs]
+    found: list[dict[str, Any]] = []
+    start = stop = 0
+    try:
         rows = len(next(iter(values.values())))
-        wanted = [output.tensor for output in self._outputs]
-        found: list[dict[str, Any]] = []
+        for start in range(0, rows, batch_size):
+            stop = min(start + batch_size, rows)
+            found.append(model({name: x[start:stop] for name, x in values.items()}, wanted))
+            check_rows(found[-1], stop - start)
         start, stop = 0, rows
-        try:
-            for start in range(0, rows, self._batch_size):
-                stop = min(start + self._batch_size, rows)
-                given = {name: array[start:stop] for name, array in values.items()}
-                found.append(predictor(self._source)(given, wanted))
-                check_rows(found[-1], stop - start)
-            start = 0
-            return [_column(each, [part[each.tensor] for part in found]) for each in self._outputs]
-        except Exception as error:
-            raise RowsFailedError(in_words(error), number, start, stop) from error
+        return [_column(each, [part[each.tensor] for part in found]) for each in outputs]
+    except (Exception, SystemExit) as error:
+        raise RowsFailedError(in_words(error), number, start, stop) from error
 
 
 def _column(output: OutputColumn, parts: Sequence[Any]) -> pa.Array:

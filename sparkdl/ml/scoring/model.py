@@ -105,8 +105,6 @@ class _ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_siz
     def _set_summary(self, metadata: dict[str, Any]) -> None:
         if "summary" in metadata:
             self._summary = TrainingSummary.loaded(metadata["summary"])
-        elif "history" in metadata:  # saved by a version before
-            self._summary = TrainingSummary(metadata["history"])
 
 
 class TFModel(
@@ -118,7 +116,7 @@ class TFModel(
 
     `input_mapping` names the column for each of the model's inputs, `output_mapping` the column
     for each output that is wanted; without it all outputs are there under their own names. The
-    model's file says what its inputs and outputs are, or else a process of its own that loads it;
+    a SavedModel's file says what its inputs and outputs are, else a process that loads the model;
     no Spark job runs.
 
     Each Python worker of Spark loads the model once and keeps it until it is given another one;

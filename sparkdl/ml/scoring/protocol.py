@@ -69,10 +69,6 @@ class Rows(msgspec.Struct, frozen=True, tag=True):
     """A piece; its segment comes with it."""
 
 
-class End(msgspec.Struct, frozen=True, tag=True):
-    """The task has no more pieces."""
-
-
 class Leave(msgspec.Struct, frozen=True, tag=True):
     """Another scorer wants the memory: end, unless tasks are there."""
 
@@ -99,7 +95,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     stop: int = 0
 
 
-Message = Join | Rows | End | Leave | Welcome | Answer | Failed
+Message = Join | Rows | Leave | Welcome | Answer | Failed
 _encode = msgspec.msgpack.Encoder(enc_hook=type_encoded).encode
 _decode = msgspec.msgpack.Decoder(Message, dec_hook=type_decoded).decode
 

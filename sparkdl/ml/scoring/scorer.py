@@ -19,25 +19,22 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 import psutil
 import pyarrow as pa
 
 from sparkdl.control.descriptors import close_fd, peer_of
 from sparkdl.core.errors import ProtocolError, in_words
 from sparkdl.core.imports import quick_imports
-from sparkdl.feed.store.session import Session
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.scoring import protocol
-from sparkdl.ml.scoring.batching import Batcher, Part, Piece, shares
-from sparkdl.ml.scoring.columns import OutputColumn
-from sparkdl.ml.scoring.held import load
-from sparkdl.ml.scoring.predictor import Predictor, check_rows
+from sparkdl.ml.scoring.held import load, outputs_of
+from sparkdl.ml.scoring.predictor import Predictor, RowsFailedError
 from sparkdl.ml.scoring.share import Share
 
 _IDLE_S = 300.0
@@ -51,29 +48,25 @@ _STDOUT, _STDERR = 1, 2
 
 
 @dataclass(frozen=True)
-class Group:
-    """What pieces have in common that can share a batch.
-
-    Attributes:
-        layout: name, dtype, and shape of a row, of each input.
-    """
-
-    outputs: tuple[OutputColumn, ...]
-    batch_size: int
-    layout: tuple[tuple[str, str, tuple[int, ...]], ...]
-
-
-@dataclass(frozen=True)
 class _Task:
-    """A task that is connected.
-
-    Attributes:
-        pieces: how many it has sent and got; belongs to the scorer's lock.
-    """
+    """A task that is connected."""
 
     sock: socket.socket
     wants: protocol.Join
-    pieces: Session
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of one task.
+
+    Attributes:
+        number: counts the task's pieces.
+        values: the model's inputs, by name.
+    """
+
+    task: int
+    number: int
+    values: Mapping[str, Array]
 
 
 class Scorer:
@@ -87,7 +80,7 @@ class Scorer:
         self._start = start
         self._listener = listener
         self._changed = threading.Condition()
-        self._batcher = Batcher()
+        self._pieces: deque[_Piece] = deque()
         self._tasks: dict[int, _Task] = {}
         self._count = 0
         self._failed: set[int] = set()
@@ -109,8 +102,8 @@ class Scorer:
             except (Exception, SystemExit) as error:  # noqa: BLE001 (each task raises it)
                 self._fail_all(f"it cannot be loaded: {in_words(error)}")
                 return
-            while batch := self._next():
-                self._score(model, batch)
+            while piece := self._next():
+                self._score(model, piece)
         finally:
             self._close()
             self._has_ended.set()
@@ -132,7 +125,7 @@ class Scorer:
             ).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        number = 0
+        number = pieces = 0
         try:
             if peer_of(sock).uid != os.geteuid():
                 return
@@ -141,15 +134,12 @@ class Scorer:
                 if message is None:
                     return
                 if isinstance(message, protocol.Rows):
-                    self._add(number, protocol.read_inputs(fd))
+                    self._add(_Piece(number, pieces, protocol.read_inputs(fd)))
+                    pieces += 1
                     continue
                 close_fd(fd)
                 if isinstance(message, protocol.Join) and not number:
                     number = self._join(sock, message)
-                elif isinstance(message, protocol.End):
-                    with self._changed:
-                        self._batcher.end(number)
-                        self._changed.notify_all()
                 elif isinstance(message, protocol.Leave):
                     self._leave()
                     return
@@ -166,20 +156,15 @@ class Scorer:
             if self._is_closed:
                 raise ConnectionAbortedError  # it starts another scorer
             self._count += 1
-            self._tasks[self._count] = _Task(sock, message, self._batcher.join(self._count))
+            self._tasks[self._count] = _Task(sock, message)
             protocol.send(sock, protocol.Welcome(), _STDERR)
             return self._count
 
-    def _add(self, number: int, values: dict[str, Array]) -> None:
-        layout = tuple((name, x.dtype.str, x.shape[1:]) for name, x in values.items())
-        rows = len(next(iter(values.values()), ()))
+    def _add(self, piece: _Piece) -> None:
         with self._changed:
-            if (task := self._tasks.get(number)) is None:
+            if piece.task not in self._tasks:
                 raise ProtocolError("rows of a task that is not there")
-            size = task.wants.batch_size
-            group = Group(task.wants.outputs, size, layout)
-            piece = Piece(number, task.pieces.sent, rows, size, group, values)
-            self._batcher.add(piece, time.monotonic())
+            self._pieces.append(piece)
             self._changed.notify_all()
 
     def _leave(self) -> None:
@@ -195,7 +180,7 @@ class Scorer:
 
     def _forget(self, number: int) -> None:
         self._tasks.pop(number, None)
-        self._batcher.leave(number)
+        self._pieces = deque(piece for piece in self._pieces if piece.task != number)
         self._changed.notify_all()
 
     def _say(self, number: int, message: protocol.Message, fd: int = -1) -> None:
@@ -210,55 +195,42 @@ class Scorer:
 
     # the model
 
-    def _next(self) -> tuple[Part, ...]:
-        """Wait for a batch; empty if there will be none."""
+    def _next(self) -> _Piece | None:
+        """Wait for a piece, the oldest of all tasks; None if there will be none."""
         with self._changed:
             idle_s = time.monotonic() + _IDLE_S
-            while True:
+            while not self._pieces:
                 now_s = time.monotonic()
-                if parts := self._batcher.take(now_s):
-                    return parts
                 if not self._tasks and (self._is_closed or now_s >= idle_s):
-                    return ()
+                    return None
                 if self._tasks:
                     idle_s = now_s + _IDLE_S
-                wait_s = self._batcher.wait_s(now_s)
-                self._changed.wait(idle_s - now_s if wait_s is None else wait_s)
+                self._changed.wait(idle_s - now_s)
+            return self._pieces.popleft()
 
-    def _score(self, model: Predictor, batch: tuple[Part, ...]) -> None:
-        """Answer a batch; if the model fails, each share of it, so that the guilty one fails."""
+    def _score(self, model: Predictor, piece: _Piece) -> None:
+        with self._changed:
+            task = self._tasks.get(piece.task)
+        if task is None:
+            return
         try:
-            columns = _columns(model, batch)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (the task raises it)
-            if len(batch) == 1:
-                self._fail(batch[0], in_words(error))
-            for share in shares(batch):
-                self._score(model, share)
+            columns = outputs_of(
+                model, piece.values, task.wants.batch_size, task.wants.outputs, piece.number
+            )
+        except RowsFailedError as error:
+            self._fail(piece.task, error)
             return
         self._failed.clear()
-        start = 0
-        for part in batch:
-            self._answer(part, [column.slice(start, part.rows) for column in columns])
-            start += part.rows
-
-    def _answer(self, part: Part, columns: list[pa.Array]) -> None:
-        piece = part.piece
-        piece.answers.append(columns)
-        if part.stop < piece.rows:
-            return
-        joined = [pa.concat_arrays(each) for each in zip(*piece.answers, strict=True)]
-        fd = protocol.write_answer(joined)
+        fd = protocol.write_answer(columns)
         try:
-            with self._changed:
-                self._batcher.answer(piece)
-                self._say(piece.task, protocol.Answer(), fd)
+            self._say(piece.task, protocol.Answer(), fd)
         finally:
             os.close(fd)
 
-    def _fail(self, part: Part, text: str) -> None:
-        number = part.piece.task
+    def _fail(self, number: int, error: RowsFailedError) -> None:
         with self._changed:
-            self._say(number, protocol.Failed(text, part.piece.number, part.start, part.stop))
+            told = protocol.Failed(str(error), error.number, error.start, error.stop)
+            self._say(number, told)
             self._forget(number)
             self._failed.add(number)
             if len(self._failed) >= _MAX_FAILED:  # the model's state may be broken, or the GPU's
@@ -310,18 +282,6 @@ class Scorer:
                     os.kill(os.getpid(), signal.SIGKILL)  # the model's call does not return
             passed = _pass_on(passed)
         _pass_on(passed)
-
-
-def _columns(model: Predictor, batch: tuple[Part, ...]) -> Sequence[pa.Array]:
-    values = [part.values for part in batch]
-    given = values[0]
-    if len(values) > 1:
-        given = {name: np.concatenate([each[name] for each in values]) for name in given}
-    group = batch[0].piece.group
-    assert isinstance(group, Group)
-    found = model(given, [output.tensor for output in group.outputs])
-    check_rows(found, sum(part.rows for part in batch))
-    return [output.column(found[output.tensor]) for output in group.outputs]
 
 
 def _pass_on(start: int) -> int:

@@ -127,8 +127,6 @@ class Score:
                         scorer.send(chunk.values, chunk.given)
                 while sent and (scorer.is_full or not sent[0][1].values):
                     yield received()
-            with self._explained(sent):
-                scorer.end()
             while sent:
                 yield received()
 

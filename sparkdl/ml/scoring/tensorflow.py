@@ -6,11 +6,8 @@ Runs in: feeder, child. Also in the process that describes a model to the driver
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,11 +20,6 @@ from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.saved_model import signature_key
 from sparkdl.ml.scoring.share import Share
 
-_FILTER_END_S = 5.0
-_NOISE = (
-    "^WARNING: All log messages before absl::InitializeLog|port.cc:[0-9]+] oneDNN custom operations"
-)
-
 
 def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
     """Load a SavedModel, or a model of Keras.
@@ -38,9 +30,8 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
     Raises:
         ConfigError: if it is of no kind that can be used; it says what to change.
     """
-    with without_startup_noise():
-        prepare_worker(share)
-        found = _loaded(source)
+    prepare_worker(share)
+    found = _loaded(source)
     import tensorflow as tf
 
     found.is_waited_for = bool(tf.config.list_logical_devices("GPU"))
@@ -157,43 +148,13 @@ def _numpy(tensor: Any) -> Array:
     return np.asarray(values)
 
 
-@contextmanager
-def without_startup_noise() -> Iterator[None]:
-    """Keep off standard error what TensorFlow prints at each start, in each of Spark's workers.
-
-    `TF_CPP_MIN_LOG_LEVEL` is set to 2 if it is not set, and the lines that do not heed it are
-    filtered; set it to 0 to see all. The filter is a process, for a thread of this one would not
-    pass on what is printed just before a crash.
-    """
-    level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    grep = shutil.which("grep")
-    if grep is None or level == "0":
-        yield
-        return
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    try:
-        command = [grep, "--line-buffered", "-vE", _NOISE]
-        lines = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stderr)
-        assert lines.stdin is not None
-        with lines.stdin as pipe:
-            os.dup2(pipe.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(stderr, 2)
-            with suppress(subprocess.TimeoutExpired):  # a process that was started has the pipe
-                lines.wait(_FILTER_END_S)
-    finally:
-        os.close(stderr)
-
-
 def prepare_worker(share: Share | None) -> None:
     """Take as many threads as a share has cores, its own GPUs, no more memory than needed.
 
-    TensorFlow takes all cores and all memory of all GPUs otherwise, in each of Spark's workers.
+    TensorFlow takes all cores and all memory of all GPUs otherwise, in each of Spark's workers. Its
+    level of logging is 2, unless `TF_CPP_MIN_LOG_LEVEL` is set.
     """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if share is None:
         return
     import tensorflow as tf

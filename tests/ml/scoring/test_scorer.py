@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -30,7 +28,6 @@ from sparkdl.ml.scoring.protocol import Start
 from sparkdl.ml.scoring.share import Share, Sharing
 from sparkdl.ml.scoring.task import Score, ScoreStructs
 from sparkdl.ml.scoring.torch import module_content
-from tests.doubles.until import until
 from tests.ml import torch_models
 
 SIZE = 8
@@ -100,39 +97,25 @@ def wait_for_end(pid: int) -> None:
         return
 
 
-def test_two_tasks_share_a_process_and_a_batch(connect: Connect, tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-
-    def waits() -> Any:
-        until(flag.exists, END_S)
-        return double()
-
-    first, second = connect(function(waits), *ALL), connect(function(waits), *ALL)
+def test_two_tasks_share_a_process(connect: Connect) -> None:
+    first, second = connect(function(double), *ALL), connect(function(double), *ALL)
     assert first.pid == second.pid != os.getpid()
-    for _ in range(2):  # as many as they may have unanswered, so nobody waits for more
+    for _ in range(2):
         send(first, 1, 2, 3)
-        send(second, 4, 5, 6)
+        send(second, *range(SIZE + 1))
     assert first.is_full
-    wait_for_segments(first.pid, 4)
-    flag.touch()
-    found = {x: [answer(client) for _ in range(2)] for x, client in ((1, first), (4, second))}
-    for x, answers in found.items():
-        assert [y for y, _, _ in answers] == [[2 * x, 2 * x + 2, 2 * x + 4]] * 2
-        assert {pid for _, _, pids in answers for pid in pids} == {first.pid}
-    sizes = chain.from_iterable(sizes for answers in found.values() for _, sizes, _ in answers)
-    assert sorted(sizes) == [4] * 4 + [SIZE] * SIZE
-
-
-def wait_for_segments(pid: int, count: int) -> None:
-    """Wait until a scorer has so many pieces."""
-    maps = Path(f"/proc/{pid}/maps")
-    assert until(lambda: maps.read_text().count("memfd:sparkdl-segment") >= count, END_S)
+    for client, values in ((first, [1, 2, 3]), (second, list(range(SIZE + 1)))):
+        for _ in range(2):
+            twice, sizes, pids = answer(client)
+            assert twice == [2 * x for x in values]
+            assert sizes == [min(SIZE, len(values))] * len(sizes[:SIZE]) + [1] * len(sizes[SIZE:])
+            assert {*pids} == {first.pid}
 
 
 def test_only_the_task_with_the_wrong_rows_fails(connect: Connect) -> None:
     good, bad = connect(function(double), Y), connect(function(double), Y)
     send(good, 1, 2)
-    send(bad, 11, 12, 13, 14, 15, 16)  # a full batch, of both
+    send(bad, 11, 12, 13, 14, 15, 16)
     assert answer(good) == [[2, 4]]
     with pytest.raises(RowsFailedError, match="ValueError: thirteen") as caught:
         bad.receive()
@@ -142,8 +125,6 @@ def test_only_the_task_with_the_wrong_rows_fails(connect: Connect) -> None:
     again = connect(function(double), Y)
     assert again.pid == good.pid
     send(again, 3, 4)
-    again.end()
-    good.end()
     assert answer(again) == [[6, 8]]
 
 
@@ -249,7 +230,6 @@ def test_text_and_arrays_of_any_length_arrive_as_they_are(connect: Connect) -> N
     given = {"text": pa.array(["a", "ß"]), "ragged": pa.array([[1.5], [2.0, 3.0]])}
     values = {"text": np.array(["a", "ß"], object), "ragged": np.empty(2, object)}
     client.send(values, given)
-    client.end()
     assert answer(client) == [["a float64 [1.5]", "ß float64 [2.0, 3.0]"]]
 
 
@@ -303,6 +283,5 @@ def test_answers_are_those_of_a_model_of_ones_own(connect: Connect) -> None:
     clients = [connect(source, output) for _ in range(2)]
     for client, part in zip(clients, (np.s_[:9], np.s_[9:]), strict=True):
         client.send({name: x[part] for name, x in given.items()}, {})
-        client.end()
     found = pa.concat_arrays([array for client in clients for array in client.receive()])
     assert found == output.column(load(source)(given, ["output_0"])["output_0"])
