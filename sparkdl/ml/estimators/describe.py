@@ -3,7 +3,7 @@
 Runs in: driver
 
 TensorFlow costs seconds, memory and the memory of a GPU. A driver that has imported it already is
-asked itself, and the file of a SavedModel says it.
+asked itself, and most files of models say it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -26,11 +27,17 @@ from sparkdl.core.paths import python_path
 from sparkdl.ml.estimators.keras_model import Made, compiled, costs_nothing, inputs_of
 from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.held import load
+from sparkdl.ml.scoring.keras_file import signature_in_keras_file
 from sparkdl.ml.scoring.saved_model import signature_in_file
 
 _log = logging.getLogger(__name__)
 _SAVED_DEADLINE_S = 600.0
 _KERAS_DEADLINE_S = 120.0
+_IN_FILES: Mapping[str, Callable[[ModelSource], Signature | None]] = {
+    "saved_model": signature_in_file,
+    "keras": signature_in_keras_file,
+    "weights": signature_in_keras_file,
+}
 _MISSING = 3
 _REFUSED = 4
 
@@ -46,7 +53,8 @@ def signature_of(source: ModelSource) -> Signature:
 
 
 def _ask(source: ModelSource) -> Signature:
-    if source.format == "saved_model" and (found := signature_in_file(source)) is not None:
+    in_file = _IN_FILES.get(source.format)
+    if in_file is not None and (found := in_file(source)) is not None:
         return found
     if _framework(source) not in sys.modules:
         return _ask_process(source)

@@ -116,7 +116,7 @@ class TFModel(
 
     `input_mapping` names the column for each of the model's inputs, `output_mapping` the column
     for each output that is wanted; without it all outputs are there under their own names. The
-    a SavedModel's file says what its inputs and outputs are, else a process that loads the model;
+    model's file says what its inputs and outputs are, or else a process of its own that loads it;
     no Spark job runs.
 
     Each Python worker of Spark loads the model once and keeps it until it is given another one;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.describe import signature_of
 from sparkdl.ml.estimators.source import Signature, Tensor, source_of, source_of_content
 from sparkdl.ml.scoring.held import load, predictor
+from sparkdl.ml.scoring.keras_file import signature_in_keras_file
 from sparkdl.ml.scoring.saved_model import signature_in_file
 from tests.doubles.programs import output_of
 from tests.ml.conftest import Saved
@@ -73,6 +75,71 @@ def test_file_of_a_saved_model_tells_what_loading_it_would(
     sources += map(source_of, (saved.exported, functions_of_all_types))
     for source in sources:
         assert signature_in_file(source) == load(source).signature
+
+
+def test_file_of_a_keras_model_tells_what_loading_it_would(tmp_path: Path) -> None:
+    for number, model in enumerate(_telling_models()):
+        path = str(tmp_path / f"{number}.keras")
+        model.save(path)
+        found = signature_in_keras_file(source_of(path))
+        assert found == load(source_of(path)).signature
+        weights = str(tmp_path / f"{number}.weights.h5")
+        model.save_weights(weights)
+        assert signature_in_keras_file(source_of(weights, config=model.to_json())) == found
+
+
+def _telling_models() -> Iterator[Any]:
+    import keras
+    from keras import layers
+
+    yield keras.Sequential(
+        [
+            keras.Input((28, 28, 1), name="image"),
+            layers.Conv2D(4, 3),
+            layers.Flatten(),
+            layers.Dense(10),
+            layers.Dropout(0.1),
+            layers.Softmax(),
+        ]
+    )
+    yield keras.Sequential([keras.Input(batch_shape=(8, 4), dtype="float64"), layers.Dense(2)])
+    yield keras.Sequential(
+        [keras.Input((None,), dtype="int32"), layers.Embedding(9, 4), layers.Dense(1)]
+    )
+    left, right = keras.Input((4,), name="left"), keras.Input((None, 3), name="right")
+    shared = layers.Dense(4)
+    twice = shared(shared(left))
+    scores = layers.Activation("softmax", name="scores")(layers.Dense(5)(right))
+    yield keras.Model([left, right], [scores, twice])
+    yield keras.Model(left, layers.Dense(3, activation="relu")(left))
+
+
+def test_keras_file_that_does_not_tell_is_left_to_keras(tmp_path: Path) -> None:
+    for number, model in enumerate(_unclear_models()):
+        path = str(tmp_path / f"{number}.keras")
+        model.save(path)
+        assert signature_in_keras_file(source_of(path)) is None, number
+    broken = tmp_path / "broken.keras"
+    broken.write_bytes(Path(path).read_bytes()[:-10])
+    assert signature_in_keras_file(source_of(str(broken))) is None
+
+
+def _unclear_models() -> Iterator[Any]:
+    import keras
+    from keras import layers
+
+    given = keras.Input((4,), name="given")
+    yield keras.Model({"given": given}, {"named": layers.Dense(2)(given)})
+    yield keras.Model(given, layers.Lambda(lambda x: x * 2)(given))
+    yield keras.Model(given, keras.Sequential([keras.Input((4,)), layers.Dense(2)])(given))
+    yield keras.Model(given, layers.Dense(2, dtype="mixed_float16")(given))
+    yield keras.Model(given, layers.Dense(2, activation=_last)(given))
+    yield keras.Sequential([keras.Input((8, 8, 1)), layers.Conv2D(4, 3)])
+    yield keras.Sequential([keras.Input((4,)), layers.Activation("relu")])
+
+
+def _last(values: Any) -> Any:
+    return values[..., -1]
 
 
 def test_file_that_does_not_tell_is_left_to_tensorflow(saved: Saved, tmp_path: Path) -> None:
