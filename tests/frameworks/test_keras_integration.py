@@ -173,18 +173,11 @@ def test_private_files_are_deleted(saved: Results) -> None:
     assert [result["left"] for result in saved] == [[], []]
 
 
-@pytest.mark.parametrize("strategy", ["none", "mirrored"])
-def test_shim_changes_nothing_on_one_node(alone: dict[str, Results], strategy: str) -> None:
-    stock, shimmed = alone[strategy]
+def test_shim_changes_nothing_on_one_node(single: Lab, tmp_path: Path) -> None:
+    single.begin(program, ("keras_alone", tmp_path))
+    ((stock, shimmed),) = single.results()
     assert stock == shimmed
     assert stock["saved"]
-
-
-@pytest.fixture(scope="module")
-def alone(single: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    single.begin(program, ("keras_alone", tmp_path_factory.mktemp("alone")))
-    found: dict[str, Any] = single.results()[0]
-    return found
 
 
 def uses_a_wrapper(args: None, ctx: NodeContext) -> tuple[bool, str, bool]:
