@@ -1,21 +1,16 @@
-"""Trainings as runs of MLflow: a real server, read through its REST API; and one that is none."""
+"""Trainings as runs of MLflow: a database, read by its own client; and a server that is none."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -91,83 +86,10 @@ class Store:
         return Path(run.artifacts.removeprefix("file://"), name).read_text()
 
 
-@dataclass(frozen=True)
-class Server:
-    """A tracking server, asked as any client may ask it."""
-
-    uri: str
-
-    def ask(self, what: str, **fields: Any) -> Any:
-        data = json.dumps(fields).encode() if fields else None
-        request = Request(f"{self.uri}/api/2.0/{what}", data, {"Content-Type": "application/json"})
-        with urlopen(request, timeout=SOON_S) as answer:
-            return answer.read()
-
-    def runs(self, experiment: str) -> dict[str, Found]:
-        asked = json.loads(self.ask(f"mlflow/experiments/get-by-name?experiment_name={experiment}"))
-        ids = [asked["experiment"]["experiment_id"]]
-        found = json.loads(self.ask("mlflow/runs/search", experiment_ids=ids))
-        return {run["info"]["run_name"]: self._found(run) for run in found["runs"]}
-
-    def _found(self, run: Any) -> Found:
-        data = {
-            kind: {each["key"]: each["value"] for each in run["data"].get(kind, [])}
-            for kind in ("params", "metrics", "tags")
-        }
-        info = run["info"]
-        return Found(info["run_id"], info["status"], **data, artifacts=info["artifact_uri"])
-
-    def history(self, run: Found, metric: str) -> dict[int, float]:
-        query = f"run_id={run.run_id}&metric_key={metric}"
-        found = json.loads(self.ask(f"mlflow/metrics/get-history?{query}"))
-        return {int(each.get("step", 0)): each["value"] for each in found["metrics"]}
-
-    def artifact(self, run: Found, name: str) -> str:
-        path = run.artifacts.removeprefix("mlflow-artifacts:/")
-        content: bytes = self.ask(f"mlflow-artifacts/artifacts/{path}/{name}")
-        return content.decode()
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    pytest.importorskip("flask_cors", reason="what MLflow's server needs is not installed")
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        port = listener.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/runs.db"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    process = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-        cwd=folder,
-    )
-    with process:
-        assert process.stderr
-        said: list[str] = []
-        while not any("Application startup complete" in line for line in said):
-            line = process.stderr.readline()
-            assert line, f"MLflow's server has ended: {said}"
-            said.append(line)
-        drain = threading.Thread(target=process.stderr.read)
-        drain.start()
-        yield Server(f"http://127.0.0.1:{port}")
-        process.terminate()
-        drain.join(SOON_S)
-
-
-@pytest.fixture(scope="module", params=["store", pytest.param("server", marks=pytest.mark.deep)])
-def place(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Store | Server]:
-    """Where runs are: a database, or a server."""
-    folder = tmp_path_factory.mktemp("mlflow")
-    if request.param == "server":
-        with serving(folder) as server:
-            yield server
-    else:
-        yield Store(f"sqlite:///{folder}/runs.db")
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Where runs are."""
+    return Store(f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/runs.db")
 
 
 @pytest.fixture
@@ -211,7 +133,7 @@ def falling(args: float, ctx: NodeContext) -> float:
 
 @pytest.mark.usefixtures("tracked")
 def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
-    place: Store | Server, choose: Choose, tmp_path: Path
+    place: Store, choose: Choose, tmp_path: Path
 ) -> None:
     import mlflow
 
@@ -238,7 +160,7 @@ def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
 
 @pytest.mark.usefixtures("tracked")
 def test_a_failure_is_told_with_its_root_cause_and_an_interrupt_is_none(
-    place: Store | Server, choose: Choose
+    place: Store, choose: Choose
 ) -> None:
     def fail(args: None, ctx: NodeContext) -> None:
         if ctx.rank == 1:
@@ -262,9 +184,7 @@ def test_a_failure_is_told_with_its_root_cause_and_an_interrupt_is_none(
 
 
 @pytest.mark.usefixtures("tracked")
-def test_trials_are_nested_in_the_run_of_their_search(
-    place: Store | Server, choose: Choose
-) -> None:
+def test_trials_are_nested_in_the_run_of_their_search(place: Store, choose: Choose) -> None:
     pytest.importorskip("optuna")
     from sparkdl import search
 

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, EndOfFeedError
-from sparkdl.core.options import Feeding
 from sparkdl.feed.adapters.tensorflow import readers_of
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
@@ -22,7 +21,6 @@ from tests.frameworks.programs.models import strategy_of_workers
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
 SOON_S = 120.0
-LITTLE = 1 << 14
 _NOISE = 1e-5
 
 Results = list[dict[str, Any]]
@@ -38,9 +36,8 @@ def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture(scope="module")
 def single(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One node of two devices, whose feeds have little room."""
-    little = Feeding(memory_nbytes=LITTLE, disk_nbytes=0)
-    with lab(tmp_path_factory.mktemp("single"), "tensorflow", 1, feeding=little) as made:
+    """One node of two devices."""
+    with lab(tmp_path_factory.mktemp("single"), "tensorflow", 1) as made:
         made.begin(have_two_devices, None)
         made.results()
         yield made
@@ -66,7 +63,7 @@ def program(args: tuple[str, Path], ctx: NodeContext) -> Any:
 def programs(pair: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     """What the programs gave that the pair ran, one after the other."""
     folder, found = tmp_path_factory.mktemp("programs"), {}
-    for name in ("keras_stock", "keras_trains", "keras_saves"):
+    for name in ("keras_trains", "keras_saves"):
         pair.begin(program, (name, folder))
         found[name] = pair.results()
     return found
@@ -82,14 +79,14 @@ def saved(programs: dict[str, Results]) -> Results:
     return programs["keras_saves"]
 
 
-@pytest.mark.parametrize("case", ["arrays", "weighted", "dicts", "stream", "executions"])
+@pytest.mark.parametrize("case", ["arrays", "dicts", "stream", "executions"])
 def test_workers_end_with_the_same_weights_and_losses(trained: Results, case: str) -> None:
     chief, worker = (result[case] for result in trained)
     assert chief["weights"] == worker["weights"]
     assert chief.get("history") == worker.get("history")
 
 
-@pytest.mark.parametrize("case", ["arrays", "weighted"])
+@pytest.mark.parametrize("case", ["arrays", "dicts"])
 def test_two_workers_train_as_one_process_with_the_global_batch(
     trained: Results, case: str
 ) -> None:
@@ -134,7 +131,7 @@ def test_several_steps_per_execution_are_taken_as_one(trained: Results) -> None:
 
 
 def test_model_without_strategy_trains_beside_a_cluster(trained: Results) -> None:
-    assert [result["weighted"]["predicted"] for result in trained] == [5, 5]
+    assert [result["dicts"]["predicted"] for result in trained] == [5, 5]
 
 
 def test_only_the_chief_saves(saved: Results) -> None:
@@ -176,23 +173,11 @@ def test_private_files_are_deleted(saved: Results) -> None:
     assert [result["left"] for result in saved] == [[], []]
 
 
-def test_stock_keras_fails_with_two_workers(programs: dict[str, Results]) -> None:
-    """Once this fails, Keras trains on several workers by itself: shrink the shim."""
-    assert all("PerReplica" in str(result["error"]) for result in programs["keras_stock"])
-
-
-@pytest.mark.parametrize("strategy", ["none", "mirrored"])
-def test_shim_changes_nothing_on_one_node(alone: dict[str, Results], strategy: str) -> None:
-    stock, shimmed = alone[strategy]
+def test_shim_changes_nothing_on_one_node(single: Lab, tmp_path: Path) -> None:
+    single.begin(program, ("keras_alone", tmp_path))
+    ((stock, shimmed),) = single.results()
     assert stock == shimmed
     assert stock["saved"]
-
-
-@pytest.fixture(scope="module")
-def alone(single: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    single.begin(program, ("keras_alone", tmp_path_factory.mktemp("alone")))
-    found: dict[str, Any] = single.results()[0]
-    return found
 
 
 def uses_a_wrapper(args: None, ctx: NodeContext) -> tuple[bool, str, bool]:
@@ -221,45 +206,29 @@ def tables(*sizes: int) -> list[pa.Table]:
 
 
 def fit(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
-    """Fit a model on the feed, under a strategy if there are several nodes.
+    """Fit a model on the feed; return the history.
 
-    Args: `feed`, `eval` (a feed to validate with), `prefetch`, `stop_after` so many epochs, and
-        `epochs`, 3 by default.
-
-    Returns the history, and the rows that the model has seen by epoch.
+    Args: `feed`, `eval` (a feed to validate with), `stop_after` so many epochs, and `epochs`, 3 by
+        default.
     """
-    import contextlib
-
     import keras
-    import tensorflow as tf
-
-    several = ctx.num_workers > 1
-    strategy = strategy_of_workers() if several else None
 
     class Stop(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = epoch + 1 == args.get("stop_after")
 
-    with strategy.scope() if strategy else contextlib.nullcontext():
+    with strategy_of_workers().scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        count = keras.metrics.MeanMetricWrapper(lambda y, p: tf.ones_like(p), name="ones")
-        model.compile("sgd", "mse", metrics=[count])
-    counts: list[int] = []
-
-    class Count(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if not several:
-                counts.append(int(count.count.numpy()))
-
+        model.compile("sgd", "mse")
     validation = ctx.dataset(8, x="x", y="y", feed=args["eval"]) if "eval" in args else None
     history = model.fit(
-        ctx.dataset(8, x="x", y="y", feed=args["feed"], prefetch=args.get("prefetch", 2)),
+        ctx.dataset(8, x="x", y="y", feed=args["feed"]),
         validation_data=validation,
         epochs=args.get("epochs", 3),
-        callbacks=[Count(), Stop()],
+        callbacks=[Stop()],
         verbose=0,
     )
-    return {"history": history.history, "rows": counts}
+    return {"history": history.history}
 
 
 def test_two_workers_fit_uneven_partitions_without_a_number_of_steps(pair: Lab) -> None:
@@ -289,32 +258,15 @@ def test_one_fit_of_two_workers_goes_on_over_all_micro_batches_of_a_stream(pair:
     assert chief["history"] == worker["history"]
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_no_row_is_lost_to_the_look_at_the_first_batch(single: Lab, prefetch: int) -> None:
-    feed = f"prefetch-{prefetch}"
-    single.begin(fit, {"feed": feed, "prefetch": prefetch})
-    report = single.cluster.feed(tables(*[50] * 10), 3, feed=feed, timeout_s=SOON_S)
-    (result,) = single.results()
-    assert (report.rows_used, report.passes) == (1500, 3)
-    assert result["rows"] == [500] * 3
-
-
-@pytest.fixture(scope="module", params=["single", "pair"])
-def nodes(request: pytest.FixtureRequest) -> Lab:
-    """One of the labs, which is up before the test begins."""
-    found: Lab = request.getfixturevalue(request.param)
-    return found
-
-
-def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(nodes: Lab) -> None:
+def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(pair: Lab) -> None:
     feeds = {"feed": "stopped", "eval": "stopped-eval"}
-    nodes.begin(fit, {**feeds, "stop_after": 2, "epochs": 1000})
-    cluster = nodes.cluster
+    pair.begin(fit, {**feeds, "stop_after": 2, "epochs": 1000})
+    cluster = pair.cluster
     evaluating = cluster.feed_async(tables(20), 1000, feed=feeds["eval"], timeout_s=SOON_S)
     cluster.feed(tables(50, 50), 1000, feed=feeds["feed"], timeout_s=SOON_S)
     evaluating.result(SOON_S)
-    results = nodes.results()
-    assert [len(result["history"]["loss"]) for result in results] == [2] * nodes.size
+    results = pair.results()
+    assert [len(result["history"]["loss"]) for result in results] == [2, 2]
 
 
 def beyond(library: str, ctx: NodeContext) -> dict[str, Any]:
@@ -322,7 +274,7 @@ def beyond(library: str, ctx: NodeContext) -> dict[str, Any]:
     keras = import_module(library)
 
     def fed(feed: str) -> Any:
-        return ctx.dataset(8, x="x", y="y", feed=f"{library}-{feed}")
+        return ctx.dataset(8, x="x", y="y", feed=f"{library}-{feed}", prefetch=0)
 
     def fitted(feed: str, **options: Any) -> Any:
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

@@ -1,4 +1,7 @@
-"""Every way of torch.distributed to share a model out, on two nodes, beside one process alone."""
+"""Ways of torch.distributed to share a model out, on two nodes, beside one process alone.
+
+FSDP is in `test_torch_checkpoint_integration.py`.
+"""
 
 from __future__ import annotations
 
@@ -57,17 +60,6 @@ def by_ddp(rank: int) -> list[Any]:
     from torch.nn.parallel import DistributedDataParallel
 
     return _train(DistributedDataParallel(_net()), rank)
-
-
-def by_fsdp(rank: int) -> list[Any]:
-    from torch.distributed.fsdp import fully_shard
-
-    net = _net()
-    for layer in (net[0], net[2]):
-        fully_shard(layer)
-    fully_shard(net)
-    assert net[0].weight.to_local().shape[0] == 32 // SIZE
-    return _train(net, rank)
 
 
 def by_tensor_parallel(rank: int) -> list[Any]:
@@ -152,7 +144,7 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = ctx.rank
-    ways = (by_ddp, by_fsdp, by_tensor_parallel, by_pipeline, by_rpc)
+    ways = (by_ddp, by_tensor_parallel, by_pipeline, by_rpc)
     found: dict[str, Any] = {way.__name__: way(rank) for way in ways}
     return {
         **found,
@@ -171,7 +163,7 @@ def test_each_way_trains_as_one_process_does() -> None:
     expected = first["alone"]
     cores = len(os.sched_getaffinity(0))
     assert first["threads"] == int(os.environ.get("OMP_NUM_THREADS", max(1, cores // SIZE)))
-    for way in ("by_ddp", "by_fsdp", "by_tensor_parallel"):
+    for way in ("by_ddp", "by_tensor_parallel"):
         _same(first[way], expected)
         _same(second[way], expected)
     _same(first["by_pipeline"] + second["by_pipeline"], expected)

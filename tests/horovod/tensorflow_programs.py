@@ -377,19 +377,6 @@ def trains_in_a_loop_of_its_own() -> Any:
     return np.concatenate([weight.ravel() for weight in model.get_weights()])
 
 
-def fits() -> list[Any]:
-    import tensorflow as tf
-
-    hvd = begin()
-    tf.keras.utils.set_random_seed(1)
-    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
-    before = model.get_weights()
-    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
-    x = np.full([4, 2], hvd.rank() + 1.0, np.float32)
-    model.fit(x, x[:, :1], batch_size=2, verbose=0)
-    return [before, model.get_weights()]
-
-
 def refuses() -> dict[str, Any]:
     """Ask for what cannot be, alike on all members; then see that they still work together."""
     import tensorflow as tf
@@ -515,7 +502,6 @@ CASES = (
     sends_objects_and_variables,
     normalizes_over_all_rows,
     trains_in_a_loop_of_its_own,
-    fits,
     refuses,
     raises_tensorflows_errors,
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark import run, run_elastic
 
 pytestmark = pytest.mark.torch
@@ -150,18 +150,3 @@ def test_run_returns_what_all_processes_returned(
             run(place, num_proc=2, **{**LOCAL, **wrong})
     with pytest.raises(ConfigError, match="needs num_proc"):
         run(place, **LOCAL)
-
-
-def fail() -> None:
-    from sparkdl.node.context import current
-
-    ctx = current()
-    assert ctx is not None
-    if ctx.rank:
-        raise OSError("no luck")
-    ctx.barrier()
-
-
-def test_failure_names_its_cause() -> None:
-    with pytest.raises(NodeFailedError, match="no luck"):
-        run(fail, num_proc=2, verbose=0, **{**LOCAL, "framework": "plain"})

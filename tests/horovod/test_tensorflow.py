@@ -216,13 +216,6 @@ def test_loop_with_a_tape_ends_with_the_same_weights(ranks: list[dict[str, Any]]
     np.testing.assert_array_equal(first, second)
 
 
-def test_fit_ends_with_the_same_weights(ranks: list[dict[str, Any]]) -> None:
-    (before, first), (_, second) = both(ranks, "fits")
-    for start, one, other in zip(before, first, second, strict=True):
-        np.testing.assert_array_equal(one, other)
-        assert not np.array_equal(start, one)
-
-
 _REFUSED = {
     "adasum": "RemovedError: op=hvd.Adasum",
     "both": "average and op cannot both be given",

@@ -206,7 +206,7 @@ def fed(train: Any, framework: str, *feeds: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.torch
-@pytest.mark.deep  # transfer/test_groups.py has the rows, an example one of the trainings
+@pytest.mark.deep
 def test_torch_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
     results = fed(train_torch, "torch", "uneven")
     assert all(found["held"] == [HIDDEN // 4, FEATURES] for found in results)

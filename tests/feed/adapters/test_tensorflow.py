@@ -69,17 +69,6 @@ def test_elements_have_the_types_of_the_rows() -> None:
         assert dataset(it, "x", ["y", "s"]).element_spec == (features, {"y": labels, "s": names})
 
 
-def test_each_iteration_is_one_epoch() -> None:
-    with Arrivals() as it:
-        for epoch in range(2):
-            it.batch(rows(epoch * 6, epoch * 6 + 6), epoch)
-            it.end_epoch(epoch)
-        data = dataset(it, "y")
-        assert [batch.numpy().tolist() for batch in data] == [[0, 1, 2, 3], [4, 5]]
-        assert [batch.numpy().tolist() for batch in data] == [[6, 7, 8, 9], [10, 11]]
-        assert it.consumed == (12, 2)
-
-
 def test_strings_and_shapes_arrive() -> None:
     with Arrivals() as it:
         it.batch(rows(0, 2))

@@ -12,7 +12,6 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ import pytest
 from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError, FrameworkMissingError
 from sparkdl.feed.adapters.torch import let_accelerate_keep_batches, torch_dataset
 from sparkdl.feed.reader.batches import EpochBatches
-from tests.doubles.feeds import Arrivals, Running, labelled
+from tests.doubles.feeds import Arrivals, labelled
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -134,18 +133,12 @@ def test_writing_to_a_tensor_changes_nothing_but_itself(workers: int) -> None:
         (pa.array([0, 1], pa.timestamp("us")), "'c' is of type datetime64"),
     ],
 )
-@pytest.mark.parametrize("workers", [0, 2])
-def test_column_that_is_no_tensor_is_refused_by_name(
-    column: pa.Array, words: str, workers: int
-) -> None:
-    from torch.utils.data import DataLoader
-
+def test_column_that_is_no_tensor_is_refused_by_name(column: pa.Array, words: str) -> None:
     with Arrivals() as it:
         it.batch(pa.record_batch({"c": column}))
         it.end_epoch(0)
-        data = DataLoader(dataset(it), batch_size=None, num_workers=workers)
         with pytest.raises(FeedTypeError, match=words):
-            raise error_of(data)
+            list(dataset(it))
 
 
 def test_strings_of_all_kinds_are_lists() -> None:
@@ -178,22 +171,6 @@ def test_workers_share_each_epoch_and_end_with_it(is_persistent: bool) -> None:
         assert values(data) == []
 
 
-def test_without_workers_each_iteration_is_one_epoch() -> None:
-    with Arrivals() as it:
-        feed(it, epochs=2, count=6)
-        data = loader(it, workers=0)
-        assert [batch.tolist() for batch in data] == [[0, 1, 2, 3], [4, 5]]
-        assert [batch.tolist() for batch in data] == [[6, 7, 8, 9], [10, 11]]
-
-
-def test_epoch_of_fewer_batches_than_workers_ends_for_all() -> None:
-    with Arrivals() as it:
-        feed(it, epochs=2, count=3)
-        data = loader(it, persistent_workers=True)
-        assert values(data) == [0, 1, 2]
-        assert values(data) == [3, 4, 5]
-
-
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_loop_that_is_left_gives_its_rows_back(is_persistent: bool) -> None:
     import torch
@@ -208,14 +185,6 @@ def test_loop_that_is_left_gives_its_rows_back(is_persistent: bool) -> None:
         torch.manual_seed(0)
         assert values(data) == list(range(100))
         assert values(data) == list(range(100, 200))
-
-
-def test_rows_may_come_while_workers_wait_for_them() -> None:
-    with Arrivals() as it:
-        reading = Running(partial(values, loader(it)))
-        it.waits.wait_for_waiter()
-        feed(it, epochs=1, count=30)
-        assert reading.result() == list(range(30))
 
 
 # what goes wrong

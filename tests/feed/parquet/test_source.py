@@ -443,13 +443,6 @@ def test_nulls_and_lists_survive_being_cut_between_nodes(tmp_path: Path) -> None
     assert read(list_files(str(path)), 7).to_pydict() == {"x": lists, "y": [None, 1] * 50}
 
 
-def test_a_node_without_rows_reads_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path / "a", {"x": [1]})
-    shares = list_files(str(path)).shares(3)
-    assert sorted(share.num_rows for share in shares) == [0, 0, 1]
-    assert sum(len(list(read_share(share))) for share in shares) == 1
-
-
 def parquet_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "sparkdl-parquet"]
 

@@ -24,20 +24,6 @@ def flat(batches: Iterator[Any] | EpochBatches) -> list[int]:
     return [value for batch in values(batches) for value in batch]
 
 
-def test_each_iter_is_one_epoch() -> None:
-    with Arrivals() as it:
-        batches = EpochBatches(it.reader, 4)
-        it.rows(3, 3, epoch=0)
-        it.end_epoch(0)
-        it.rows(5, epoch=1)
-        it.end_epoch(1)
-        assert values(batches) == [[0, 1, 2, 3], [4, 5]]
-        assert it.consumed == (6, 1)
-        assert values(batches) == [[6, 7, 8, 9], [10]]
-        assert it.consumed == (11, 2)
-        assert it.released == 3
-
-
 def test_epoch_without_rows_has_no_batches() -> None:
     with Arrivals() as it:
         it.end_epoch(0, {0: 0})
