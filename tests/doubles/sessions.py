@@ -223,6 +223,7 @@ class Job:
 def jobs_of(spark: SparkSession) -> list[Job]:
     """Return all jobs of the application, the latest first."""
     context: Any = spark.sparkContext
+    context._jsc.sc().listenerBus().waitUntilEmpty()  # by which the store hears of them
     found = context._jsc.sc().statusStore().jobsList(None)
     return [
         Job(
