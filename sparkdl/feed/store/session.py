@@ -1,13 +1,13 @@
 """A session: a task sends rows to somebody who answers them in order, and both count.
 
-Runs in: feeder, agent. Also in scorers.
+Runs in: feeder, agent
 
     task ── rows, in pieces ──▶ peer: a node, whose `map_fun` answers, or a scorer, whose model does
     task ◀── answers, in order ── peer
 
-Answers say nothing of which rows they are for: they are counted off against what was sent. So all
-four ends know by a `Session` what is owed, since when, whether there is room for more, and whether
-all is answered.
+Answers say nothing of which rows they are for: they are counted off against what was sent. So a
+task and a node know by a `Session` what is owed, since when, whether there is room for more, and
+whether all is answered.
 """
 
 from __future__ import annotations
