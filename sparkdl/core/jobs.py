@@ -40,11 +40,10 @@ def named_jobs(spark: Any, group: str, what: str) -> Iterator[None]:
     name, context = f"{group}: {what}", context_of(spark)
     with ExitStack() as after:
         if context is None:
-            for tag in (_TAG, group, name.replace(",", "")):  # which a tag may not hold
-                _tagged(after, tag, spark.getTags, spark.addTag, spark.removeTag)
+            tags = (_TAG, group, name.replace(",", ""))  # which a tag may not hold
+            after.enter_context(tagged_jobs(spark, *tags))
         else:
-            for tag in (_TAG, group):
-                _tagged(after, tag, context.getJobTags, context.addJobTag, context.removeJobTag)
+            after.enter_context(tagged_jobs(spark, _TAG, group))
             theirs = context.getLocalProperty(_DESCRIPTION)
             _local(after, context, _DESCRIPTION, f"{theirs} ({name})" if theirs else name)
             _local(after, context, _GROUP, context.getLocalProperty(_GROUP) or group)
@@ -55,12 +54,6 @@ def is_ours(context: Any, job: int) -> bool:
     """Whether `named_jobs` has named a job of this context."""
     tags = context._jsc.sc().statusStore().job(job).jobTags()
     return bool(tags.contains(_TAG))
-
-
-def _tagged(after: ExitStack, tag: str, tags: Any, add: Any, remove: Any) -> None:
-    if tag not in tags():  # else it is removed by whoever has added it
-        add(tag)
-        after.callback(_unless_gone, remove, tag)
 
 
 def _local(after: ExitStack, context: Any, key: str, value: str) -> None:
@@ -93,15 +86,15 @@ def interruptible_jobs(spark: Any) -> Iterator[None]:
 def tagged_jobs(spark: Any, *tags: str) -> Iterator[None]:
     """Have `cancel_jobs` find the jobs that this thread starts, in whatever session."""
     context = context_of(spark)
-    add = spark.addTag if context is None else context.addJobTag
-    remove = spark.removeTag if context is None else context.removeJobTag
-    for tag in tags:
-        add(tag)
-    try:
+    if context is None:
+        there, add, remove = spark.getTags, spark.addTag, spark.removeTag
+    else:
+        there, add, remove = context.getJobTags, context.addJobTag, context.removeJobTag
+    with ExitStack() as after:
+        for tag in {*tags} - {*there()}:  # those are removed by whoever has added them
+            add(tag)
+            after.callback(_unless_gone, remove, tag)
         yield
-    finally:
-        for tag in tags:
-            remove(tag)
 
 
 def cancel_jobs(spark: Any, tag: str) -> None:

@@ -13,9 +13,9 @@ MOST = 10
 _FIRST = 5
 
 
-def listed(texts: Collection[str], separator: str = ", ", most: int = MOST) -> str:
+def listed(texts: Collection[str], separator: str = ", ") -> str:
     """Return the texts in a row; of many the first ones, and how many more there are."""
-    if len(texts) <= most:
+    if len(texts) <= MOST:
         return separator.join(texts)
     return f"{separator.join(islice(texts, _FIRST))} and {len(texts) - _FIRST} more"
 

@@ -74,8 +74,8 @@ def advice_on(found: Iterable[Culprit], advice: Mapping[str, str]) -> str:
     return " ".join(dict.fromkeys(advice[each.spark] for each in found)) or advice[""]
 
 
-def check_arity(function: Callable[..., Any], name: str = "map_fun") -> None:
-    """Check that a function can be called with `(args, ctx)`, as far as its signature shows.
+def check_arity(function: Callable[..., Any]) -> None:
+    """Check that `map_fun` can be called with `(args, ctx)`, as far as its signature shows.
 
     Raises:
         ConfigError: if it cannot.
@@ -89,8 +89,9 @@ def check_arity(function: Callable[..., Any], name: str = "map_fun") -> None:
     except TypeError as error:
         called = getattr(function, "__name__", type(function).__name__)
         raise ConfigError(
-            f"{name} is called as {called}(args, ctx), and {called}{signature} does not take these "
-            f"two: {error}. Give it the parameters args and ctx; functools.partial adds others"
+            f"map_fun is called as {called}(args, ctx), and {called}{signature} does not take "
+            f"these two: {error}. Give it the parameters args and ctx; functools.partial adds "
+            "others"
         ) from None
 
 
