@@ -127,7 +127,11 @@ def test_it_is_known_how_many_rows_there_are_left_to_read(tmp_path: Path) -> Non
         for call in (1, 2):
             feeding = pool.submit(cluster.feed, range(100), epochs=2)
             known = cluster._controller.wait_for(
-                lambda view: "input" in view.calls and view.calls["input"].rows > 0,
+                lambda view: (
+                    "input" in view.calls
+                    and view.calls["input"].rows > 0
+                    and "input" in sampled(cluster.spec, 0.0, view).feeds
+                ),
                 Deadline.after(SOON_S),
             )
             assert known

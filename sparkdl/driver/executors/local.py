@@ -300,9 +300,10 @@ def _with_gpus(
 def _until(
     cancelled: threading.Event, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    """Yield what there is; what was cancelled must not be taken for a partition's end."""
     for batch in batches:
         if cancelled.is_set():
-            return
+            raise FeederError("it was cancelled")
         yield batch
 
 

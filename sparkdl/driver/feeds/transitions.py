@@ -450,7 +450,7 @@ def _delivering_ended(
     if event.job != state.job:
         return state, []
     feed, run = state.feed, state.run
-    if not run.is_unwanted and state.error is None:
+    if not run.is_unwanted and state.error is None and not _is_pointless(feed, run):
         try:
             state.spec.check_partitions(len(event.fed))
         except ConfigError as error:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from sparkdl.core.options import Feeding, Roles, Startup
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.executors import local
 from sparkdl.driver.executors.local import LocalExecutor
+from sparkdl.feed.transfer.messages import FeederError
+from tests.doubles.feeds import numbers
 from tests.doubles.frameworks import KILLS_ITS_AGENT
 from tests.doubles.map_funs import hang
 from tests.doubles.nodes import SOON_S, all_gone, launch, processes
@@ -187,3 +190,12 @@ def test_interrupt_ends_everything_in_order(program: str) -> None:
         assert out == "Stopped\n"
         assert run.returncode in (-signal.SIGINT, 130)
         assert all_gone(them, within_s=0)
+
+
+def test_partition_of_which_the_reading_was_cancelled_has_not_ended() -> None:
+    cancelled = threading.Event()
+    batches = local._until(cancelled, iter([numbers(0, 10), numbers(10, 20)]))
+    assert next(batches).num_rows == 10
+    cancelled.set()
+    with pytest.raises(FeederError, match="it was cancelled"):
+        next(batches)

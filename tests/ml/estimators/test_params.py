@@ -7,7 +7,6 @@ import inspect
 import json
 import pickle
 from dataclasses import asdict
-from importlib import import_module
 from typing import Any
 
 import cloudpickle
@@ -71,14 +70,6 @@ def test_stages_are_found_by_a_module_that_does_not_move(kind: type[Any]) -> Non
     assert getattr(sparkdl, kind.__name__) is kind
     assert pickle.loads(pickle.dumps(kind)) is kind  # noqa: TID251 (as Spark ships a closure)
     assert cloudpickle.loads(cloudpickle.dumps(kind)) is kind
-
-
-@pytest.mark.parametrize(
-    "former", ["model.TFModel", "estimator.TFEstimator", "keras_estimator.KerasEstimator"]
-)
-def test_stages_that_were_saved_earlier_name_modules_that_still_have_them(former: str) -> None:
-    module, _, name = former.partition(".")
-    assert getattr(import_module(f"sparkdl.ml.{module}"), name) is getattr(sparkdl, name)
 
 
 def test_set_parameters_beat_arguments_which_beat_defaults() -> None:
