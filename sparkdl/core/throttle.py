@@ -15,6 +15,8 @@ LOTS_PER_S = 3000
 """Likewise, of reports by which rows are assigned. Nodes wait for these."""
 LOOK_SHARE = 0.02
 """Of the driver's loop, for each kind of look at all nodes: one takes longer the more there are."""
+WORK_SHARE = 0.25
+"""Likewise, for looks after which there was something to do."""
 
 
 def period_s(shortest_s: float, nodes: int, per_s: int = REPORTS_PER_S) -> float:
@@ -26,9 +28,9 @@ def period_s(shortest_s: float, nodes: int, per_s: int = REPORTS_PER_S) -> float
     return max(shortest_s, nodes / per_s)
 
 
-def rest_s(took_s: float) -> float:
+def rest_s(took_s: float, share: float = LOOK_SHARE) -> float:
     """Return how long to wait after a look that took so long on a core."""
-    return took_s * (1 - LOOK_SHARE) / LOOK_SHARE
+    return took_s * (1 - share) / share
 
 
 class Throttle:

@@ -29,7 +29,7 @@ from sparkdl.control.messages import FeedEnd, Spooled
 from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
-from sparkdl.core.throttle import rest_s
+from sparkdl.core.throttle import WORK_SHARE, rest_s
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import EpochsFed, Stepped
 from sparkdl.driver.executors.executor import Executor
@@ -278,10 +278,10 @@ class FeedRunner:
     def _look(self) -> None:
         """Report to the feeds what is known of the nodes now, if that is news.
 
-        Only looks after which there is nothing to do are made seldom: the more nodes there are, the
-        more of them there would be, and the longer each would take.
+        Looks after which there is nothing to do are made seldom: the more nodes there are, the more
+        of them there would be, and the longer each would take.
         """
-        self._is_looking, in_vain_s = False, 0.0
+        self._is_looking, in_vain_s, first_s = False, 0.0, time.thread_time()
         spooled: dict[str, list[tuple[int, Spooled]]] = {}
         while self._controller.view.spooled:
             node_id, report = self._controller.view.spooled.popleft()
@@ -294,7 +294,9 @@ class FeedRunner:
             if nodes == state.feed.nodes or not self._handle(feed, NodesSeen(nodes)):
                 in_vain_s += time.thread_time() - begun_s
         self._announce_ends()
-        self._rests_until_s = time.monotonic() + rest_s(in_vain_s)
+        took_s = time.thread_time() - first_s
+        wait_s = max(rest_s(in_vain_s), rest_s(took_s, WORK_SHARE))
+        self._rests_until_s = time.monotonic() + wait_s
 
     def _handle(self, name: str, event: Event) -> bool:
         """Take an event; return whether there was something to do."""
