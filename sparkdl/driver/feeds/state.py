@@ -131,8 +131,7 @@ class Feed:
         spec: what holds for every call: the token, the feed timeout where a call names none.
         reason_s: how long to wait for what explains that feeders have lost a node.
         answer_s: how long nodes may take to say what they have of an epoch, or which one they read:
-            longer than an agent may be silent. So one that stands still is lost before it is
-            blamed, and the call goes on without it.
+            longer than an agent may be silent, so that one that stands still is lost, not blamed.
         requests: those that wait, in order. The first `FeedAsked` may be under way.
         last_job: the number of the Spark job that was started last.
     """
@@ -229,11 +228,16 @@ class Run:
         """Whether each epoch is dealt anew over all nodes."""
         return self.call.request.shuffle is not None
 
-    def with_table(self, left: EpochLeft) -> Run:
+    @property
+    def now(self) -> EpochLeft:
+        """What is left of `epoch`."""
+        return self.left[self.epoch - self.first]
+
+    def with_table(self) -> Run:
         """Return the run with an empty table for what is left of its epoch."""
         return replace(
             self,
-            table=RowTable(self.ahead, left.done, Random() if self.is_shuffled else None),
+            table=RowTable(self.ahead, self.now.done, Random() if self.is_shuffled else None),
             sent=added(self.sent, self.table.assigned),
             moved=self.moved + self.table.rows_moved,
         )
@@ -316,7 +320,6 @@ class Explaining:
     """Feeding has failed, or rows were refused; a node may be about to say why.
 
     Attributes:
-        spec: the instructions of the feeders.
         error: of the job; `None` if rows were refused.
     """
 

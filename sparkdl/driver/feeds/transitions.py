@@ -251,9 +251,8 @@ def _begin(
 
 def _open(feed: Feed, run: Run, now_s: float) -> Step[Opening]:
     """Have agents report which rows of the run's epoch they still hold."""
-    left = run.left[run.epoch - run.first]
-    begin = structs.replace(_beginning(run), run=run.call.jobs[left.epoch])
-    return Opening(feed, run.with_table(left), now_s + feed.answer_s), [_to_nodes(run, begin)]
+    begin = structs.replace(_beginning(run), run=run.call.jobs[run.now.epoch])
+    return Opening(feed, run.with_table(), now_s + feed.answer_s), [_to_nodes(run, begin)]
 
 
 def _beginning(run: Run) -> FeedBegin:
@@ -271,8 +270,7 @@ def _look_opening(
     run = state.run
     if not is_over and not all(count.began >= run.epoch for count in counts.values()):
         return state, []
-    name = run.call.jobs[run.left[run.epoch - run.first].epoch]
-    return _deliver(state.feed, run, now_s, name)
+    return _deliver(state.feed, run, now_s, run.call.jobs[run.now.epoch])
 
 
 # bringing the rows of an epoch
@@ -291,7 +289,7 @@ def _deliver(
     if not run.is_shuffled:
         left = left[: 1 + _whole_epochs(run)]  # what one pass over the data serves
     if not name:
-        run = run.with_table(left[0])
+        run = run.with_table()
         name = f"{call.run}.{run.spec.generation}.{left[0].epoch}"
     call.jobs.update(dict.fromkeys([each.epoch for each in left], name))
     known = run.table.known
@@ -522,7 +520,7 @@ def _look_cutting(
         return _cut_short(feed, run, error, now_s)
     if any(count.cut < run.epoch for count in cut.values()):
         return _cut_short(feed, run, None, now_s) if run.is_unwanted else _watch(state, now_s)
-    now, said = run.left[run.epoch - run.first], list[Action]()
+    now, said = run.now, list[Action]()
     has_rows = any(run.table.assigned.values()) or any(count.cut_rows for count in cut.values())
     if now.done and not has_rows:
         run = replace(run, epoch=run.epoch + 1)

@@ -117,18 +117,17 @@ class Log:
         """Return how many rows of an epoch that was not counted yet are here."""
         return self._rows[epoch]
 
-    def expect(self, last_epoch: int, comes_again: bool | None = None) -> None:
-        """Epochs up to `last_epoch` are to come: those that a `close_call` refuses.
-
-        Args:
-            comes_again: whether rows that are read are assigned anew for another epoch.
-        """
+    def expect(self, last_epoch: int) -> None:
+        """Epochs up to `last_epoch` are to come: those that a `close_call` refuses."""
         with self._budget.lock:
             self._last_epoch = max(self._last_epoch, last_epoch)
-            if comes_again is not None:
-                if self._comes_again and not (comes_again or self._keeps):
-                    self._retained.free(self.feed)  # of a call that has ended early
-                self._comes_again = comes_again
+
+    def retain_read(self, comes_again: bool) -> None:
+        """Retain rows that are read from now on, if they are assigned anew for another epoch."""
+        with self._budget.lock:
+            if self._comes_again and not (comes_again or self._keeps):
+                self._retained.free(self.feed)  # of a call that has ended early
+            self._comes_again = comes_again
 
     def append(self, batch: pa.RecordBatch, deadline: Deadline, request: AppendRequest) -> Appended:
         """Add a batch, waiting for room."""

@@ -165,7 +165,8 @@ class NodeFeeds:
                 if run and (lots := self.store.recall(name, epoch, run)):
                     feed.lots.setdefault(epoch, []).extend(lots)
                     self._needs.call()  # before it is reported that the epoch has begun
-                log.expect(last_epoch, retain)
+                log.expect(last_epoch)
+                log.retain_read(retain)
                 feed.began, feed.problem = epoch, ""
                 if run:
                     self._progress.call()

@@ -290,14 +290,14 @@ def test_rows_that_come_again_are_retained_until_none_do() -> None:
     with node() as it:
         log = it.store.log(FEED)
         it.bring()
-        log.expect(2, comes_again=True)
+        log.retain_read(comes_again=True)
         it.store.grant(FEED, 0, 0, 100)
         log.forget(9)  # a checkpoint covers them: the next epoch reads them all the same
         log.release([0])
         (lot,) = it.store.recall(FEED, 1, "run")
         it.store.grant(FEED, lot.number, 0, 60)
         log.release([1])
-        log.expect(3, comes_again=False)
+        log.retain_read(comes_again=False)
         assert it.store.recall(FEED, 2, "run") == [], "the call has ended early"
         it.store.grant(FEED, lot.number, 60, 40)
         log.release([2])
