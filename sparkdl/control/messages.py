@@ -53,7 +53,8 @@ class Hello(Message, frozen=True):
     """An agent introduces itself. `agent_id` is unique per agent process."""
 
     node_id: int
-    attempt: int
+    task: str
+    """Of Spark, that started it; its attempts share this. Empty without Spark."""
     agent_id: str
     host: str
     pid: int

@@ -293,7 +293,7 @@ class Agent:
             address = self._feeds.listen(self._child.host, own_tls)
         return messages.Hello(
             node_id=agent_spec.node_id,
-            attempt=agent_spec.attempt,
+            task=agent_spec.task,
             agent_id=uuid.uuid4().hex,
             host=self._child.host,
             pid=os.getpid(),

@@ -40,7 +40,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     Attributes:
         url, token: the coordinator's.
         tls: what the cluster's servers show; `None` without TLS.
-        attempt: which attempt of the Spark task this is.
+        task: which task of Spark this is, see `Hello.task`.
         owner: what starts it and holds the other end of its standard input; it ends with that.
         executor_pid: whose end it is instead once the agent has been detached from its task;
             `None` if it could not be found, so that the driver alone ends the agent then.
@@ -53,7 +53,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     node_id: int
     spec: ClusterSpec
     owner: Owner
-    attempt: int = 0
+    task: str = ""
     executor_pid: int | None = None
     gpus: tuple[str, ...] | None = None
     tls: Tls | None = None

@@ -158,7 +158,7 @@ class NodeTask:
         try:
             check_executor(self.spec, self.url)
             has_been_there = True
-            self._run(node_id, attempt)
+            self._run(node_id, f"{context.stageId()}.{context.partitionId()}")
         except LaunchError as error:
             problem = parse_problem(str(error))
             # If the driver was there before and is gone now, the cluster has ended: not an error.
@@ -181,14 +181,14 @@ class NodeTask:
             return False
         return True
 
-    def _run(self, node_id: int, attempt: int) -> None:
+    def _run(self, node_id: int, task: str) -> None:
         agent_spec = AgentSpec(
             url=self.url,
             token=self.token,
             node_id=node_id,
             spec=self.spec,
             owner="task",
-            attempt=attempt,
+            task=task,
             executor_pid=_jvm_pid(self.spec),
             gpus=assigned_gpus(),
             tls=self.tls,

@@ -45,7 +45,7 @@ def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 
 def hello(agent_id: str = "a", node_id: int = 0, host: str = "h") -> Hello:
     """What an agent says first."""
-    return Hello(node_id, 0, agent_id, host, 42, f"grpc://{agent_id}", "3.11", "process")
+    return Hello(node_id, "", agent_id, host, 42, f"grpc://{agent_id}", "3.11", "process")
 
 
 @dataclass

@@ -53,10 +53,10 @@ class Play(Played):
     def node_id(self, agent_id: str) -> int:
         return ord(agent_id[0]) - ord("a")
 
-    def joined(self, agent_id: str) -> states.AgentJoined:
+    def joined(self, agent_id: str, task: str = "0.0") -> states.AgentJoined:
         node_id = self.node_id(agent_id)
         return states.AgentJoined(
-            msg.Hello(node_id, 0, agent_id, f"host-{agent_id}", 1, "x", "3", "task")
+            msg.Hello(node_id, task, agent_id, f"host-{agent_id}", 1, "x", "3", "task")
         )
 
     def offered(self, agent_id: str, generation: int = 0, port: int = 80) -> states.AgentOffered:

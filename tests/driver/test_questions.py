@@ -16,7 +16,7 @@ from sparkdl.driver.view import View
 from tests.doubles.nodes import SOON_S
 
 NODES = plan_nodes(3)
-SEATS = Seats({n: Agent(Hello(n, 0, f"agent-{n}", "h", n, "", "3", "task")) for n in (0, 1)})
+SEATS = Seats({n: Agent(Hello(n, "", f"agent-{n}", "h", n, "", "3", "task")) for n in (0, 1)})
 VIEW = View(states.Gathering(Roster(ClusterSpec("c", NODES), SEATS), 0, 0.0))
 
 

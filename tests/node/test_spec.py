@@ -30,7 +30,7 @@ SPEC = ClusterSpec(
         *(1.5, 2, Recovery(min_nodes=3, on_hang="fail"), Feeding(fed=False, disk_nbytes=0), 5.5, 6)
     ),
 )
-AGENT = AgentSpec("ws://[::1]:5", "tök-en", 2, SPEC, "task", 3, 4242, ("0", "1"))
+AGENT = AgentSpec("ws://[::1]:5", "tök-en", 2, SPEC, "task", "7.2", 4242, ("0", "1"))
 PLAIN = AgentSpec("ws://h:1", "t", 0, ClusterSpec("c", plan_nodes(1)), "process")
 
 

@@ -20,6 +20,7 @@ from sparkdl.driver.lifecycle.state import (
     Action,
     AgentDetached,
     AgentJoined,
+    Failing,
     ForgetTask,
     Gathering,
     LeaveHost,
@@ -61,20 +62,21 @@ def has_begun(state: Gathering | Running) -> bool:
     return not is_first and state.roster.spec.settings.max_restarts > 0
 
 
-def is_too_many(state: Gathering | Running, event: AgentJoined) -> bool:
+def is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> bool:
     """Whether an agent is to go at once: it would take a slot, and is not needed.
 
-    There is no room for its node; or that has an agent, which lives on without its task; or its
-    host was given up.
+    There is no room for its node; or that has an agent, which lives on without its task, or which
+    another task carries: where Spark kills an executor while its tasks end in order, it repeats
+    some of them, and a job of ours brings the same nodes; or its host was given up.
     """
     roster, node_id = state.roster, event.hello.node_id
     if event.hello.host in roster.left_hosts:
         return True
     holder = roster.agents.get(node_id)
     if holder is not None:
-        return holder.is_detached
+        return holder.is_detached or holder.hello.task != event.hello.task
     is_unknown = not 0 <= node_id < len(roster.spec.nodes)
-    if is_unknown or not has_begun(state):
+    if is_unknown or isinstance(state, Failing) or not has_begun(state):
         return False
     return node_id not in {node.node_id for node in roster.wanted()}
 

@@ -426,7 +426,7 @@ def _ending_joined(state: S, event: AgentJoined, now_s: float) -> Step[S]:
 
 
 def _failing_joined(state: Failing, event: AgentJoined, now_s: float) -> Step[Failing]:
-    if event.hello.host in state.roster.left_hosts:
+    if is_too_many(state, event):
         return refused(state, event)
     return replace(state, roster=state.roster.seated(Agent(event.hello))), []
 

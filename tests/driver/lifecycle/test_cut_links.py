@@ -91,7 +91,7 @@ def test_host_that_cannot_be_done_without_stays() -> None:
 
 def test_stranger_on_a_host_that_is_given_up_goes_too_and_no_task_is_forgotten_for_it() -> None:
     play = Play(min_nodes=1)
-    play.say(states.AgentJoined(Hello(7, 0, "stranger", "host-b", 1, "x", "3", "task")))
+    play.say(states.AgentJoined(Hello(7, "", "stranger", "host-b", 1, "x", "3", "task")))
     actions = decide(play, cut(play, "a", "b"))
     assert sent(actions, Stop) == ["b", "stranger"]
     assert [a.node.name for a in actions if isinstance(a, states.ForgetTask)] == ["worker:1"]

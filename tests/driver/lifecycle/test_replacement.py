@@ -105,7 +105,7 @@ def test_detached_placement_gives_the_slots_back_when_the_first_world_begins() -
 
 def test_local_processes_have_no_slot_to_give_back() -> None:
     play = Play(1)
-    hello = Hello(0, 0, "a2", "here", 1, "x", "3", "process")
+    hello = Hello(0, "", "a2", "here", 1, "x", "3", "process")
     play.say(play.left("a"))
     play.expire()
     play.say(SHORT, states.AgentJoined(hello))
@@ -127,6 +127,20 @@ def test_standby_goes_when_the_node_lives_on_without_its_task() -> None:
     assert released(play.actions) == ["worker:1"]
     assert not sent(play.say(play.left("b3")), Stop)
     assert isinstance(play.state, states.Running)
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_second_task_of_a_node_goes_at_once_in_order(is_failing: bool) -> None:
+    """Spark has repeated a task that had ended in order, and a job of ours brings the node too."""
+    play = Play()
+    lose(play, "b")
+    come_back(play, "b2", "a", "c")
+    if is_failing:
+        play.say(play.broke("a", 1))
+    actions = play.say(play.joined("b3", task="5.0"))
+    assert (sent(actions, Stop), released(actions)) == (["b3"], ["worker:1"])
+    play.say(play.left("b3"))
+    assert states.agents_of(play.state)[1].agent_id == "b2"
 
 
 # with fewer nodes

@@ -31,7 +31,7 @@ def test_index_of_a_roster_is_what_a_scan_finds(events: list[tuple[str, str, int
     for what, agent_id, number in events:
         there = {a.agent_id for a in (*roster.agents.values(), *roster.standbys)}
         if what == "joins" and agent_id not in there:
-            hello = Hello(number, 0, agent_id, "h", 1, "", "3", "task")
+            hello = Hello(number, "", agent_id, "h", 1, "", "3", "task")
             roster = roster.seated(Agent(hello))
         elif what == "leaves":
             roster = roster.without(agent_id)

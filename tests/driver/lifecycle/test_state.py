@@ -46,7 +46,7 @@ MADE = states.CheckpointMade(CheckpointRef("/c/step-7", 7))
 def hello(agent_id: str) -> msg.Hello:
     node_id = ord(agent_id[0]) - ord("a")
     return msg.Hello(
-        node_id, 0, agent_id, f"host-{agent_id}", 40 + node_id, "grpc://x", "3", "task"
+        node_id, "", agent_id, f"host-{agent_id}", 40 + node_id, "grpc://x", "3", "task"
     )
 
 
@@ -421,7 +421,7 @@ def test_an_agent_of_no_node_never_gets_a_seat(node_id: int) -> None:
 
 
 def hello_of(agent_id: str, node_id: int) -> msg.Hello:
-    return msg.Hello(node_id, 0, agent_id, "h", 1, "", "3", "task")
+    return msg.Hello(node_id, "", agent_id, "h", 1, "", "3", "task")
 
 
 LOST_PORT = replace(FAILING, failures=(failure("b", "port"),))
