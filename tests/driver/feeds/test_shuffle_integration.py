@@ -22,14 +22,14 @@ from tests.driver.feeds.test_parquet_integration import each_once, read_epochs, 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CLASSES, DIMENSIONS, ROWS = 10, 8, 4000
+CLASSES, DIMENSIONS, ROWS = 20, 16, 4000
 EPOCHS = 3
 Array = np.ndarray[Any, Any]
 
 
 def samples(seed: int, rows: int) -> tuple[Array, Array]:
     """Return points around the centers of their classes, float64, and those, sorted by class."""
-    centers = 1.5 * np.random.default_rng(0).normal(size=(CLASSES, DIMENSIONS))
+    centers = np.random.default_rng(0).normal(size=(CLASSES, DIMENSIONS))
     y = np.sort(np.arange(rows) % CLASSES)
     return centers[y] + np.random.default_rng(seed).normal(size=(rows, DIMENSIONS)), y
 
