@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from typing import Any
 import cloudpickle
 
 import sparkdl
+from sparkdl.core.errors import ShutdownTimeoutError
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
 Body = Callable[[Any, NodeContext], Any]
-_DONE_S = 60.0
+_DONE_S, _LATER_S = 60.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Lab:
 
     def begin(self, body: Body, args: Any) -> None:
         """Have all nodes run `body(args, ctx)`."""
+        assert self.cluster.status() == "Running", "a function before did not return on all nodes"
         for rank in range(self.size):
             _asks(self.folder, rank).write_bytes(cloudpickle.dumps((body, args)))
 
@@ -47,14 +50,25 @@ class Lab:
         return self.results()
 
     def results(self) -> list[Any]:
-        """Wait for what `body` returned on each node, by rank; raise what it raised."""
-        found = [
-            cloudpickle.loads(_answers(self.folder, rank).read_bytes()) for rank in range(self.size)
-        ]
-        for result in found:
-            if isinstance(result, Exception):
-                raise result
-        return found
+        """Wait for what `body` returned on each node, by rank; raise what it raised.
+
+        Others may wait for that node for ever: without their answers the cluster is shut down.
+        """
+        found: dict[int, Any] = {}
+        with ThreadPoolExecutor(self.size) as readers:
+            answers = {
+                readers.submit(_answers(self.folder, rank).read_bytes): rank
+                for rank in range(self.size)
+            }
+            for answer in as_completed(answers):
+                found[answers[answer]] = result = cloudpickle.loads(answer.result())
+                if isinstance(result, Exception):
+                    for late in wait(answers, _LATER_S).not_done:
+                        with suppress(ShutdownTimeoutError):
+                            self.cluster.shutdown(grace_s=0.0)
+                        _answers(self.folder, answers[late]).write_bytes(b"")
+                    raise result
+        return [found[rank] for rank in range(self.size)]
 
 
 @contextmanager
@@ -71,6 +85,8 @@ def lab(
         os.mkfifo(_answers(folder, rank))
     with launch(_run_bodies, folder, nodes or size, framework=framework, **options) as cluster:
         yield Lab(cluster, folder, size)
+        if cluster.status() != "Running":
+            return
         for rank in range(size):
             _asks(folder, rank).write_bytes(b"")
         cluster.results(_DONE_S)
