@@ -10,7 +10,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts coverage docs soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale bench-hosts bench-job bench-dashboard bench-timeline bench-waits bench-search screenshots browser peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts coverage docs soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-timeline bench-waits bench-search screenshots browser peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -168,6 +168,9 @@ bench-waits: setup  ## measure steps/s with the thread that looks what a node wa
 
 bench-tls: setup  ## measure MB/s of a feed through sockets, with TLS and without
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/tls.py $(ARGS)
+
+bench-volume: setup  ## measure a feed of more than memory: 1, 3 and 30 GB
+	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/volume.py $(ARGS)
 
 bench-scale: setup  ## measure what thousands of nodes cost the driver, with simulated agents
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/scale.py $(ARGS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -56,7 +57,7 @@ _SPARK_FIXTURES = {
 }
 _LARGEST = (
     *("spark_local", "spark_ml", "spark_cluster"),
-    *("spark_standalone", "spark_session_on"),
+    *("spark_standalone", "001-test_keras_integration.py", "spark_session_on"),
 )
 """Groups of tests that take longest, see `_group`: no worker may come to one of them last."""
 
@@ -147,7 +148,10 @@ def _group(item: pytest.Item) -> str:
 def _size(item: pytest.Item) -> int:
     """Return the place of the item's group in the order from the largest to the smallest."""
     group = _group(item)
-    return _LARGEST.index(group) if group in _LARGEST else len(_LARGEST)
+    if group in _LARGEST:
+        return _LARGEST.index(group)
+    turn = _turn(item)
+    return sys.maxsize if turn == _LAST else len(_LARGEST) + 1 - turn  # slow frameworks come sooner
 
 
 def _turn(item: pytest.Item) -> int:

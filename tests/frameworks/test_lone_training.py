@@ -50,8 +50,8 @@ def train(how: str, ctx: NodeContext) -> int:
         ("alone", {}, True),
         ("alone", {"roles": Roles(independent_models=True)}, False),
         ("ddp", {}, False),
-        ("averages", {}, False),
-        ("scores", {}, False),
+        pytest.param("averages", {}, False, marks=pytest.mark.deep),
+        pytest.param("scores", {}, False, marks=pytest.mark.deep),
     ],
 )
 def test_loops_that_exchange_nothing_are_warned_of_once(
