@@ -20,8 +20,8 @@ import pyarrow.flight as flight
 from sparkdl.control.messages import Grant
 from sparkdl.control.tls import Trust
 from sparkdl.core.errors import ReadError
-from sparkdl.feed.store.admission import append_in_time
-from sparkdl.feed.store.log import AppendRequest, Log
+from sparkdl.feed.store.held import AppendRequest
+from sparkdl.feed.store.log import Log
 from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch
 from sparkdl.feed.transfer.messages import (
     TAKEN,
@@ -194,7 +194,7 @@ class Fetcher(threading.Thread):
             here = fetches[: up_to.index(batch.num_rows) + 1]
             spans = tuple(span for fetch in here for span in fetch.grant.spans)
             request = AppendRequest(first.epoch, keep=first.keep, spans=spans, run=first.run)
-            append_in_time(lambda deadline: self._log.append(batch, deadline, request))
+            self._log.append_in_time(batch, request)
             self._call(here, _confirm)
         except (pa.ArrowException, ReadError, OSError) as error:
             return (

@@ -29,11 +29,10 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, SparkdlError
 from sparkdl.core.row_ranges import count_rows
 from sparkdl.core.world import host_port
-from sparkdl.feed.store.admission import Appended
-from sparkdl.feed.store.log import AppendRequest
+from sparkdl.feed.store.held import Appended, AppendRequest
 from sparkdl.feed.store.segment import join
 from sparkdl.feed.store.session import Exchange
-from sparkdl.feed.store.spool import Spool, SpoolRequest
+from sparkdl.feed.store.spool import Spool
 from sparkdl.feed.store.store import NodeStore
 from sparkdl.feed.transfer.messages import (
     ExchangeHeader,
@@ -100,9 +99,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
             piece = _decode(chunk.app_metadata or b"", PutPiece)
-            request = SpoolRequest(
-                header.epoch, header.run, header.partition, piece.ranges, header.keep
-            )
+            spans = tuple((header.partition, *rows) for rows in piece.ranges)
+            request = AppendRequest(header.epoch, keep=header.keep, spans=spans, run=header.run)
             outcome = self._spool(spool, chunk, piece, request)
             is_closed = outcome is Appended.CLOSED or not spool.takes(header.epoch)
             shortage = OUT_OF_DESCRIPTORS if outcome is Appended.SHORT else ""
@@ -110,7 +108,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             writer.write(msgspec.json.encode(ack))
 
     def _spool(
-        self, spool: Spool, chunk: flight.FlightStreamChunk, piece: PutPiece, request: SpoolRequest
+        self, spool: Spool, chunk: flight.FlightStreamChunk, piece: PutPiece, request: AppendRequest
     ) -> Appended:
         batch = None if piece.key else _rows(chunk)
         rows = piece.rows if batch is None else batch.num_rows

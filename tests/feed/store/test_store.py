@@ -9,8 +9,8 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError
-from sparkdl.feed.store.admission import Appended
-from sparkdl.feed.store.log import AppendRequest, Log
+from sparkdl.feed.store.held import Appended, AppendRequest
+from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import SOON_S, noting, numbers
