@@ -93,7 +93,7 @@ class Budget:
 
     @property
     def num_segments(self) -> int:
-        """HeldSegments of all feeds."""
+        """Segments of all feeds."""
         return self._segments.total()
 
     def acquire(self, use: Use, feed: str, nbytes: int, may_spill: Callable[[], bool]) -> Room:
@@ -183,7 +183,7 @@ class Budget:
 
 
 class RetainedSegments:
-    """HeldSegments retained for a restarted child, evicted oldest first.
+    """Segments retained for a restarted child, evicted oldest first.
 
     What the child has read, or had not read when it ended, is retained as long as there is room.
     """
