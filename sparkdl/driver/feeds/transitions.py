@@ -93,7 +93,6 @@ from sparkdl.driver.feeds.state import (
     with_feed,
     with_run,
 )
-from sparkdl.driver.feeds.table import Need
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.messages import MAX_COUNT_S, FeedSpec, Target
 
@@ -333,23 +332,26 @@ def _share_out(
 def _look_delivering(
     state: Delivering, now_s: float
 ) -> Step[Delivering | Explaining | Cutting | CuttingShort | Idle]:
+    """Assign rows as they come; those that are left once agents have reported all of them."""
     feed, run = state.feed, state.run
-    if not state.is_job_running:
-        return _look_spooled(state, now_s)
     if state.is_cancelled:
         return _look_cancelled(state, now_s)
-    # The next generation's job needs the slots of this one.
-    if _is_pointless(feed, run) or state.error is not None:
-        return _cancel(state, now_s)
-    if not run.is_unwanted:
-        if problem := _problem(feed, run):
-            return replace(state, error=problem), []
-        return _then(_assign(state, now_s), _watch(state, now_s))
-    if now_s >= run.counts_until_s:
-        return _cancel(with_run(state, is_cut=True), now_s)
-    if state.deadline_s == run.counts_until_s:  # feeders count the rows that are left
-        return state, []
-    return replace(state, deadline_s=run.counts_until_s), []
+    if state.is_job_running:
+        # The next generation's job needs the slots of this one.
+        if _is_pointless(feed, run) or state.error is not None:
+            return _cancel(state, now_s)
+        if run.is_unwanted and now_s >= run.counts_until_s:
+            return _cancel(with_run(state, is_cut=True), now_s)
+        if run.is_unwanted:  # feeders count the rows that are left
+            is_known = state.deadline_s == run.counts_until_s
+            return state if is_known else replace(state, deadline_s=run.counts_until_s), []
+    elif after := _after_job(state, now_s):
+        return after
+    if problem := _problem(feed, run):
+        return replace(state, error=problem), []
+    if not state.is_job_running and run.table.is_complete(state.num_rows or {}):
+        return _assign_rest(state, now_s)
+    return _then(_assign(state, now_s), _watch(state, now_s))
 
 
 def _look_cancelled(state: Delivering, now_s: float) -> Step[Delivering | CuttingShort | Idle]:
@@ -360,20 +362,6 @@ def _look_cancelled(state: Delivering, now_s: float) -> Step[Delivering | Cuttin
     if now_s < state.deadline_s:
         return state, []
     return replace(state, deadline_s=now_s + CANCEL_S), [CancelJob(state.job)]
-
-
-def _look_spooled(
-    state: Delivering, now_s: float
-) -> Step[Delivering | Explaining | Cutting | CuttingShort | Idle]:
-    """Once agents have reported all rows that the job has brought, assign those that are left."""
-    feed, run = state.feed, state.run
-    if after := _after_job(state, now_s):
-        return after
-    if problem := _problem(feed, run):
-        return replace(state, error=problem), []
-    if not run.table.is_complete(state.num_rows or {}):
-        return _then(_assign(state, now_s), _watch(state, now_s))
-    return _assign_rest(state, now_s)
 
 
 def _assign_rest(state: Delivering | Explaining, now_s: float) -> Step[Cutting]:
@@ -389,17 +377,18 @@ def _assign(state: Delivering, now_s: float) -> list[Action]:
     if not run.table.rows_waiting:
         return []
     counts = state.feed.nodes.staying(run.node_ids)
-    needs = {node_id: _need(run, node_id, count) for node_id, count in counts.items()}
-    return _granting(run.spec, run.table.assign(needs, now_s))
+    unread = {node_id: _unread(run, node_id, count) for node_id, count in counts.items()}
+    return _granting(run.spec, run.table.assign(unread, now_s))
 
 
-def _need(run: Run, node_id: int, count: FeedCount) -> Need:
+def _unread(run: Run, node_id: int, count: FeedCount) -> int:
+    """Return how many rows a node has left to read; none if user code waits for a row."""
     before, assigned = run.before[node_id], run.table.assigned[node_id]
     read = count.rows_consumed + count.rows_dropped - before.rows_consumed - before.rows_dropped
     sent = run.sent.get(node_id, 0) + assigned
     has_all = count.rows_received - before.rows_received >= sent
     unread = run.expected.get(node_id, 0) + assigned - read
-    return Need(max(0, unread), count.waits and has_all)
+    return 0 if count.waits and has_all else max(0, unread)
 
 
 def _granting(spec: FeedSpec, grants: Mapping[int, list[Grant]]) -> list[Action]:
@@ -750,9 +739,7 @@ def _is_pointless(feed: Feed, run: Run) -> bool:
 def _is_unwanted(feed: Feed, run: Run) -> bool:
     """Whether user code of a node has terminated this call or its stream, or all are gone."""
     nodes = feed.nodes
-    if run.is_micro_batch and (
-        feed.stream is None or feed.stream.is_stopped or _is_stream_terminated(feed)
-    ):
+    if run.is_micro_batch and is_stream_over(feed):
         return True
     counts = nodes.counts_of(run.node_ids).values()
     if nodes.world is not None and any(c.closed_to >= run.first for c in counts):
