@@ -151,53 +151,39 @@ class DirectLoader(ParquetLoader):
                 f"ctx.parquet: the files of {', '.join(order.paths)} have no rows, so there is "
                 "nothing to read. Check the path, and the job that wrote them"
             )
-        has_begun = False
+        has_begun = is_whole = False
+        rows: dict[int, int] = {}
         for epoch in itertools.takewhile(lambda e: e != order.epochs, itertools.count()):
             done = order.done.get(epoch, {}).get(0, ())
             if done == ((0, source.num_rows),):
                 self._send_to_child(self, FeedStart(log.feed, epoch + 1))
                 continue
-            if has_begun and not self._wait_for(epoch - 1):
+            if has_begun and not self._wait_for(epoch - (_MARKS_AHEAD if is_whole else 1)):
                 return
-            has_begun = True
-            is_last = self._is_last(epoch)
-            # All nodes plan the same, for all epochs: some may read again what others still have.
-            shares = source.shares(len(order.nodes), order.seed, done=done)
-            rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
-            if len(rows) > 1:
-                self._send_to_child(self, Granted(log.feed, epoch, min(rows.values())))
-            share = _shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
-            request = AppendRequest(epoch, keep=not (is_last or done))
-            if not (self._read(share, log, request) and log.takes(epoch)):
-                return
-            if log.cut(epoch).is_whole and not is_last and not self._has_done_from(epoch):
-                self._read_again(epoch, rows)
-                return
-            log.settle(epoch)
+            is_last, has_begun = epoch + 1 == order.epochs, True
+            if not is_whole:
+                # All nodes plan the same, for all epochs: some may read again what others have.
+                shares = source.shares(len(order.nodes), order.seed, done=done)
+                rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
+                if len(rows) > 1:
+                    self._send_to_child(self, Granted(log.feed, epoch, min(rows.values())))
+                share = _shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
+                request = AppendRequest(epoch, keep=not (is_last or done))
+                if not (self._read(share, log, request) and log.takes(epoch)):
+                    return
+                is_whole = log.cut(epoch).is_whole and not self._has_done_from(epoch)
+            is_again = is_whole and not is_last
+            if not is_again:
+                log.settle(epoch)
             # If fewer rows than nodes are left, they come first in the next epoch.
             continues = bool(done) and not all(rows.values())
-            self._send_to_child(self, EpochEnd(log.feed, epoch, rows, goes_on=continues))
+            end = EpochEnd(log.feed, epoch, rows, again=is_again, goes_on=continues)
+            self._send_to_child(self, end)
         self._send_to_child(self, EndMark(log.feed))
 
     def _has_done_from(self, epoch: int) -> bool:
         """Whether some rows of `epoch` or a later one are not to be read."""
         return any(each >= epoch and rows for each, rows in self._order.done.items())
-
-    def _read_again(self, first: int, rows: dict[int, int]) -> None:
-        """Let all further epochs read what is in the log."""
-        log = self._log
-        for epoch in itertools.count(first):
-            if not self._wait_for(epoch - _MARKS_AHEAD):
-                return
-            is_last = self._is_last(epoch)
-            self._send_to_child(self, EpochEnd(log.feed, epoch, rows, again=not is_last))
-            if is_last:
-                log.settle(epoch)
-                self._send_to_child(self, EndMark(log.feed))
-                return
-
-    def _is_last(self, epoch: int) -> bool:
-        return epoch + 1 == self._order.epochs
 
     def _wait_for(self, epoch: int) -> bool:
         """Wait until the child has reached `epoch`; return whether to continue."""

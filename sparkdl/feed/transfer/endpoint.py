@@ -109,7 +109,7 @@ class NodeFeeds:
 
     def listen(self, host: str, tls: Tls | None = None) -> str:
         """Start receiving; return the Flight URI."""
-        self._receiver = FlightServer(host, self._peers.token, self.store, tls)
+        self._receiver = FlightServer(host, self._peers.spec.token, self.store, tls)
         return self._receiver.uri
 
     def _feed(self, name: str) -> NodeFeed:
@@ -197,14 +197,13 @@ class NodeFeeds:
 
     def _assign(self, feed: NodeFeed, order: Assign) -> None:
         """Pass rows of the own spool to the child; have those of others fetched."""
-        name, fetches = order.feed, []
+        name, fetches = order.feed, list[Fetch]()
         try:
             for grant in order.grants:
                 if grant.holder == self._peers.node_id:
                     self.store.grant(name, grant.number, grant.skip, grant.rows)
                 else:
-                    uri = order.uris[grant.holder]
-                    fetches.append(Fetch(grant, uri, order.epoch, order.run, order.keep))
+                    fetches.append((grant, order))
         except (FeedClosedError, OSError) as error:
             own = self._peers.names[self._peers.node_id]
             self._note_problem(feed, f"{own} cannot read rows that it holds: {error}")

@@ -250,13 +250,14 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             outcome = log.append(
                 last, Deadline.after(timeout_s), AppendRequest(exchange=header.exchange)
             )
-            if outcome is Appended.FULL:
-                exchange.fail(f"the node's feed memory stayed full for {timeout_s:g} s")
-            elif outcome is Appended.SHORT:
-                exchange.fail(OUT_OF_DESCRIPTORS)
-            elif outcome is Appended.CLOSED:
-                exchange.fail("the node takes no more rows")
             if outcome is not Appended.STORED:
+                exchange.fail(
+                    {
+                        Appended.FULL: f"the node's feed memory stayed full for {timeout_s:g} s",
+                        Appended.SHORT: OUT_OF_DESCRIPTORS,
+                        Appended.CLOSED: "the node takes no more rows",
+                    }[outcome]
+                )
                 return
         if last is not None:
             end = AppendRequest(exchange=header.exchange, is_last=True)
