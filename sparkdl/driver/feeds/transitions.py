@@ -44,14 +44,16 @@ from sparkdl.core.errors import (
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call
-from sparkdl.driver.feeds.remarks import (
+from sparkdl.driver.feeds.report import (
     check_size,
+    covered_report,
+    no_rows,
+    report,
     standstill,
     warn_of_lost,
     warn_of_nothing,
     warn_of_reader,
 )
-from sparkdl.driver.feeds.report import covered_report, no_rows, report
 from sparkdl.driver.feeds.state import (
     Action,
     Answer,

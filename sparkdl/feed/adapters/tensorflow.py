@@ -99,10 +99,14 @@ def readers_of(dataset: Any) -> list[FeedReader]:
     """Return the readers of the feeds that `dataset` comes from, none for anything else."""
     if reader := getattr(dataset, _READER, None):
         return [reader]
-    inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
-    if (loaded := getattr(dataset, "dataset", None)) is not None:  # by a DataLoader of PyTorch
-        inputs = [loaded]
+    loaded = getattr(dataset, "dataset", None)  # by a DataLoader of PyTorch
+    inputs = _inputs(dataset) if loaded is None else [loaded]
     return [reader for part in inputs for reader in readers_of(part)]
+
+
+def _inputs(dataset: Any) -> list[Any]:
+    inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
+    return inputs
 
 
 def text_labels(dataset: Any) -> list[str]:
@@ -117,8 +121,7 @@ def text_labels(dataset: Any) -> list[str]:
 
     is_text = [getattr(leaf, "dtype", None) == tf.string for leaf in tf.nest.flatten(spec[1])]
     while any(is_text) and (names := getattr(dataset, _TEXT_LABELS, None)) is None:
-        inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
-        if len(inputs) != 1:
+        if len(inputs := _inputs(dataset)) != 1:
             return []
         dataset = inputs[0]
     return list(names or []) if any(is_text) else []
@@ -181,5 +184,5 @@ def _is_step_batched(dataset: Any) -> bool:
         return True
     if "batch" in type(dataset).__name__.lower():
         return False
-    inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
+    inputs = _inputs(dataset)
     return len(inputs) == 1 and _is_step_batched(inputs[0])
