@@ -100,6 +100,9 @@ class Log(HeldSegments):
             the child, with the lock held; must not block.
         keeps: whether segments that were read are retained, also where the rows are not to be
             assigned anew.
+
+    Attributes:
+        is_whole: nothing of the epoch that is received had to be released for want of room.
     """
 
     def __init__(
@@ -122,13 +125,8 @@ class Log(HeldSegments):
         self._segments: dict[int, StoredSegment] = {}
         self._rows: Counter[int] = Counter()
         self._last_epoch = 0
-        self._is_whole = True
+        self.is_whole = True
         self._is_pinned = False
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing of the epoch that is received had to be released for want of room."""
-        return self._is_whole
 
     def rows_of(self, epoch: int) -> int:
         """Return how many rows of an epoch that was not counted yet are here."""
@@ -173,7 +171,7 @@ class Log(HeldSegments):
         with self._budget.lock:
             if self._is_pinned:
                 return False
-            self._is_whole = False
+            self.is_whole = False
             return True
 
     def cut(self, epoch: int) -> EpochCount:
@@ -183,9 +181,9 @@ class Log(HeldSegments):
         """
         with self._budget.lock:
             if epoch > self.last_cut.epoch:
-                self.last_cut = EpochCount(epoch, self._rows[epoch], self._is_whole)
+                self.last_cut = EpochCount(epoch, self._rows[epoch], self.is_whole)
                 self.closed_to = max(self.closed_to, epoch)
-                self._is_pinned = self._is_whole
+                self._is_pinned = self.is_whole
                 self._rows = Counter({e: rows for e, rows in self._rows.items() if e > epoch})
             self._budget.wake()
             return self.last_cut
@@ -195,7 +193,7 @@ class Log(HeldSegments):
         with self._budget.lock:
             self._provenance.settle(epoch)
             self._is_pinned = False
-            self._is_whole = True
+            self.is_whole = True
 
     def release(self, numbers: Iterable[int]) -> None:
         """Free segments that the child needs no more, or retain them for another child."""
@@ -246,7 +244,7 @@ class Log(HeldSegments):
         with self._budget.lock:
             self.closed_to = max(self.closed_to, epoch)
             self._is_pinned = False
-            self._is_whole = True
+            self.is_whole = True
             gone = [s for s in self._segments.values() if self.is_closed or not s.exchange]
             for segment in gone:
                 del self._segments[segment.number]
@@ -257,7 +255,7 @@ class Log(HeldSegments):
         return not self.is_closed if request.exchange else self.takes(request.epoch)
 
     def _may_spill(self, request: AppendRequest) -> bool:
-        return request.keep and self._is_whole
+        return request.keep and self.is_whole
 
     def _enter(self, segment: StoredSegment) -> None:
         """Number a segment, count its rows, and report it to the listener."""

@@ -189,10 +189,6 @@ class NodeStore:
             self._close_spools()
             self.budget.retained.free(lambda *_: True)
 
-    def press_again(self) -> None:
-        """Call `on_pressure` once more if an append waits for room."""
-        self.budget.wake()
-
     def _close_spools(self) -> None:
         for feed, spool in self._spools.items():
             for segment in spool.close():

@@ -214,7 +214,7 @@ class NodeFeeds:
             # After an epoch the child has forgotten that it was to release.
             if feed.consumed.epochs != message.epochs:
                 feed.is_reclaimed = False
-                self.store.press_again()
+                self.store.budget.wake()  # what waits for room presses again
             feed.consumed, feed.waits, feed.has_told_wait = message, message.waits, False
             if feed.direct is not None:
                 feed.direct.reached(message.epochs)
@@ -373,7 +373,7 @@ class NodeFeeds:
         """
         feed = self._feed(name)
         if feed.log.is_whole:
-            self.store.press_again()
+            self.store.budget.wake()  # what waits for room presses again
         elif not feed.is_reclaimed:
             feed.is_reclaimed = True
             self._send_to_child(channel.Reclaim(name), -1)

@@ -193,8 +193,11 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         """Hand one inference partition to the child and return its results."""
         self._strangers.welcome(context.peer())
         header = _decode(descriptor.command, ExchangeHeader)
-        exchange = self._open_exchange(header.exchange)
-        is_answered = threading.Event()
+        try:
+            exchange = self._store.open_exchange(header.exchange)
+        except FeedClosedError as error:
+            raise flight.FlightServerError(_fitting(str(error))) from None
+        is_answered = threading.Event()  # `Thread.join` would leave a note of gRPC's thread behind
 
         def answer() -> None:
             try:
@@ -215,12 +218,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             self._store.close_exchange(header.exchange)
         if exchange.failure:
             raise flight.FlightServerError(_fitting(exchange.failure))
-
-    def _open_exchange(self, name: str) -> Exchange:
-        try:
-            return self._store.open_exchange(name)
-        except FeedClosedError as error:
-            raise flight.FlightServerError(_fitting(str(error))) from None
 
     def _answer(
         self, header: ExchangeHeader, exchange: Exchange, writer: flight.MetadataRecordBatchWriter

@@ -64,7 +64,7 @@ def test_every_feed_is_pressed_when_an_append_waits_and_again_when_asked() -> No
     for _ in range(2):
         assert heard.is_pressed.acquire(timeout=SOON_S)
     assert sorted(heard.pressed) == ["a", "b"]
-    store.press_again()
+    store.budget.wake()
     for _ in range(2):
         assert heard.is_pressed.acquire(timeout=SOON_S)
     store.log("b").release([0])
