@@ -86,6 +86,7 @@ class RowTable:
 
     Attributes:
         assigned: rows of this epoch by node.
+        rows_waiting: rows that are in spools, and of no node yet.
         rows_moved: rows that were assigned to a node of which another agent holds them.
         due_s: when to assign again though nothing has happened.
     """
@@ -99,18 +100,13 @@ class RowTable:
         self._ahead = dict(ahead)
         self._known: dict[int, list[Range]] = {p: merge_ranges(r) for p, r in done.items()}
         self._spools: dict[int, _Spool] = {}
-        self._rows = self._nbytes = self._seen = self._lots = 0
+        self.rows_waiting = self._nbytes = self._seen = self._lots = 0
         self._room_nbytes: dict[int, int] = {}
         self._least_room_nbytes = sys.maxsize
         self._short_since_s: float | None = None
         self._rests_until_s = -math.inf
         self._random = random
         self._waits_for_all = random is not None
-
-    @property
-    def rows_waiting(self) -> int:
-        """Rows that are in spools, and of no node yet."""
-        return self._rows
 
     @property
     def has_rows(self) -> bool:
@@ -142,7 +138,7 @@ class RowTable:
                 if first > at:
                     unwanted.append(_part(lot, at, first))
                 spool.add(_part(lot, first, last))
-                self._rows += last - first
+                self.rows_waiting += last - first
                 at = last
             if at < stop:
                 unwanted.append(_part(lot, at, stop))
@@ -168,7 +164,7 @@ class RowTable:
         if self._waits_for_all:
             return grants
         if now_s < self._rests_until_s:
-            self.due_s = self._rests_until_s if self._rows else math.inf
+            self.due_s = self._rests_until_s if self.rows_waiting else math.inf
             return grants
         now = Counter(unread)
         while granted := self._assign_once(now, now_s):
@@ -180,7 +176,7 @@ class RowTable:
 
     def _assign_once(self, unread: Mapping[int, int], now_s: float) -> dict[int, list[Grant]]:
         self.due_s = math.inf
-        if not self._rows:
+        if not self.rows_waiting:
             return {}
         rooms = {node: self._window(node) - rows for node, rows in unread.items()}
         open_to = [node for node, room in rooms.items() if room > 0]
@@ -196,7 +192,7 @@ class RowTable:
         if aim > least:
             self._short_since_s = None
             lacking = sum(max(0, aim - total) for total in totals.values())
-            shares = level(min(self._rows, lacking), [*totals.values()])
+            shares = level(min(self.rows_waiting, lacking), [*totals.values()])
             return self._grant({n: r for n, r in zip(open_to, shares, strict=True) if r})
         some = {node: -(-self._window(node) // _MOVED_SHARE) for node in open_to}
         if not any(unread[node] < some[node] for node in open_to):
@@ -209,22 +205,24 @@ class RowTable:
         if now_s < due_s:
             self.due_s = due_s
             return {}
-        shares = level(min(self._rows, sum(some.values())), [totals[node] for node in open_to])
+        shares = level(
+            min(self.rows_waiting, sum(some.values())), [totals[node] for node in open_to]
+        )
         return self._grant({n: min(rooms[n], r) for n, r in zip(open_to, shares, strict=True)})
 
     def assign_rest(self, nodes: Sequence[int]) -> dict[int, list[Grant]]:
         """Assign all rows that are left, so that these nodes have equally many."""
         nodes = sorted(nodes)
-        if not nodes or not self._rows:
+        if not nodes or not self.rows_waiting:
             return {}
-        shares = level(self._rows, [self._total(node) for node in nodes])
+        shares = level(self.rows_waiting, [self._total(node) for node in nodes])
         return self._grant(dict(zip(nodes, shares, strict=True)))
 
     def withdraw(self) -> dict[int, list[Lot]]:
         """Remove the rows that are of no node; return them by the agent that holds them."""
         left = {holder: [*spool.pieces] for holder, spool in self._spools.items() if spool.pieces}
         self._spools.clear()
-        self._rows = 0
+        self.rows_waiting = 0
         return left
 
     def _total(self, node: int) -> int:
@@ -270,13 +268,13 @@ class RowTable:
         pieces = self._spools[holder].take(rows, from_end=node != holder)
         grants.setdefault(node, []).extend(_windows(holder, pieces))
         self.assigned[node] += rows
-        self._rows -= rows
+        self.rows_waiting -= rows
 
     def _deal(self, shares: Mapping[int, int], random: Random) -> dict[int, list[Grant]]:
         """Give each node so many rows: blocks of all spools, in random order."""
-        nbytes = self._nbytes * self._rows // max(1, self._seen)
+        nbytes = self._nbytes * self.rows_waiting // max(1, self._seen)
         blocks = min(MAX_BLOCKS, max(MIN_BLOCKS, nbytes // len(shares) // BLOCK_NBYTES))
-        most = max(1, self._rows // (len(shares) * blocks))
+        most = max(1, self.rows_waiting // (len(shares) * blocks))
         deck = [
             (holder, block)
             for holder, spool in self._spools.items()
@@ -296,7 +294,7 @@ class RowTable:
                 self.rows_moved += block.rows if holder != node else 0
                 left -= block.rows
             self.assigned[node] += rows
-            self._rows -= rows
+            self.rows_waiting -= rows
         for holder, block in deck:
             self._spools[holder].add(block)
         return grants
