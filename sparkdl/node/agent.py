@@ -71,6 +71,7 @@ class Agent:
         from sparkdl.feed.store.store import StoreLimits
         from sparkdl.feed.transfer.endpoint import NodeFeeds
         from sparkdl.feed.transfer.fetch import Peers
+        from sparkdl.feed.transfer.messages import FeedSpec
 
         spec, settings, report = agent_spec.spec, agent_spec.spec.settings, self._report
         self._agent_spec, self._spec = agent_spec, spec
@@ -86,14 +87,14 @@ class Agent:
         memory = feed_memory(settings.feeding.memory_nbytes)
         disk = feed_disk(settings.feeding.disk_nbytes, work_dir)
         store = StoreLimits(memory, disk, work_dir, keeps=settings.max_restarts > 0)
-        peers = Peers(
-            agent_spec.node_id,
-            tuple(node.name for node in spec.nodes),
-            agent_spec.token,
-            agent_spec.url,
-            agent_spec.tls.trust if agent_spec.tls else None,
-            settings.recovery.host_timeout_s,
+        feed_spec = FeedSpec(
+            *("", 0, "", (), agent_spec.token),
+            host_timeout_s=settings.recovery.host_timeout_s,
+            coordinator=agent_spec.url,
+            trust=agent_spec.tls.trust if agent_spec.tls else None,
         )
+        names = tuple(node.name for node in spec.nodes)
+        peers = Peers(agent_spec.node_id, names, feed_spec)
         self._feeds = NodeFeeds(peers, store, settings.feeding.timeout_s, child.send, report)
         budget = self._feeds.store.budget
         self._observation = Observation(

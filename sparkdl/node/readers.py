@@ -14,19 +14,16 @@ from sparkdl.control.channel import (
     FeedStart,
     Local,
     ReadFailed,
-    Reclaim,
-    Reopened,
     Segment,
     Start,
 )
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
-from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.world import FIRST_TIME
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.reader.reader import FeedReader
+from sparkdl.feed.reader.reader import FeedMessage, FeedReader
 from sparkdl.feed.reader.supply import Supply
 from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 
@@ -57,13 +54,10 @@ class FeedReaders:
             reader = self._readers.get(feed)
             if reader is None:
                 supply = None if feed in self._own else self._supply
-                reader = FeedReader(feed, self._send, tracks=self._tracks, supply=supply)
-                self._readers[feed] = reader
-                reader.watch = self.watch
-                if self._is_resumed:
-                    reader.resume()
+                reader = self._readers[feed] = FeedReader(feed, self._send, supply=supply)
+                reader.begin(self.watch, self._tracks, self._is_resumed)
                 if self._has_ended and feed not in self._own:
-                    reader.end()
+                    reader.hear(EndMark(feed))
                 if self._is_lost:
                     reader.lose()
             return reader
@@ -126,13 +120,9 @@ class FeedReaders:
             self.watch = watch
             self._tracks, self._is_resumed = start.spec.checkpoint_dir is not None, is_resumed
             for reader in self._readers.values():
-                reader.watch = watch
-                if self._tracks:
-                    reader.track()
-                if is_resumed:
-                    reader.resume()
+                reader.begin(watch, self._tracks, is_resumed)
 
-    def take(self, message: Local, fd: int) -> None:  # noqa: C901 (one case each)
+    def take(self, message: Local, fd: int) -> None:
         """Sort a message to the reader of its feed; `fd` is ours."""
         match message:
             case Segment(feed):
@@ -141,25 +131,14 @@ class FeedReaders:
                     self.reader(feed).fail(ReadError(f"rows are lost: {OUT_OF_DESCRIPTORS}"))
                 else:
                     self.reader(feed).add(Item(message, fd))
-            case FeedStart(feed, epoch):
-                self._supply.begin(feed)
-                self.reader(feed).start(epoch)
-            case Granted(feed, epoch, rows):
-                self.reader(feed).grant(epoch, rows)
-            case EpochEnd(feed):
-                self.reader(feed).mark(message)
-            case FeedHold(feed, epoch):
-                self.reader(feed).hold(epoch)
-            case Reopened(feed, epoch):
-                self.reader(feed).reopen(epoch)
             case ReadFailed(feed, problem, is_config):
                 self.reader(feed).fail((ConfigError if is_config else ReadError)(problem))
-            case FeedCovered(feed, epoch):
-                self.reader(feed).forget(epoch)
-            case Reclaim(feed):
-                self.reader(feed).reclaim()
-            case EndMark(feed):
-                self._end(feed)
+            case EndMark(""):
+                self._end_all()
+            case _ if isinstance(message, FeedMessage):
+                if isinstance(message, FeedStart):
+                    self._supply.begin(message.feed)
+                self.reader(message.feed).hear(message)
 
     def lose(self) -> None:
         """Fail all waits: the agent is gone."""
@@ -173,15 +152,12 @@ class FeedReaders:
             self._supply.move()
         self._send_to_agent(message)
 
-    def _end(self, feed: str) -> None:
-        if feed:
-            self.reader(feed).end()
-            return
+    def _end_all(self) -> None:
         with self._lock:
             self._has_ended = True
             readers = [r for feed, r in self._readers.items() if feed not in self._own]
         for reader in readers:
-            reader.end()
+            reader.hear(EndMark(reader.feed))
 
 
 def _meant(read: list[str], batches: int) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.control.channel import ChildPipe, Consumed, Local, Release, Segment
+from sparkdl.control.channel import ChildPipe, Consumed, EndMark, Local, Release, Segment
 from sparkdl.control.messages import (
     Assign,
     EpochEnd,
@@ -35,6 +35,7 @@ from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
+from sparkdl.feed.reader.watch import UNWATCHED
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.endpoint import NodeFeeds
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TOKEN = "secret"
+SPEC = FeedSpec("", 0, "", (), TOKEN)
 FEED = "input"
 SOON_S = 20.0
 """Deadline of what takes a moment; a machine may be slow, so it is no measure of speed."""
@@ -176,11 +178,11 @@ class Arrivals(Sent):
         goes_on: bool = False,
     ) -> None:
         """Let the end of an epoch arrive."""
-        self.reader.mark(EpochEnd(FEED, epoch, rows or {}, again, goes_on))
+        self.reader.hear(EpochEnd(FEED, epoch, rows or {}, again, goes_on))
 
     def end(self) -> None:
         """Let the end of the feed arrive."""
-        self.reader.end()
+        self.reader.hear(EndMark(FEED))
 
     @property
     def released(self) -> int:
@@ -233,7 +235,7 @@ class LocalNode(Sent):
         self.call(self._begin)
         self.link = AgentLink(child_end)
         if self._tracks:
-            self.reader().track()
+            self.reader().begin(UNWATCHED, tracks=True, is_resumed=False)
         return self
 
     def __exit__(
@@ -324,7 +326,7 @@ class LocalNode(Sent):
 
     def _begin(self) -> None:
         self.feeds = NodeFeeds(
-            Peers(self.node_id, tuple(f"worker:{n}" for n in range(self.node_id + 9)), TOKEN),
+            Peers(self.node_id, tuple(f"worker:{n}" for n in range(self.node_id + 9)), SPEC),
             StoreLimits(self._limit_nbytes, keeps=self._keeps),
             self._timeout_s,
             self._send,

@@ -25,6 +25,7 @@ from sparkdl.control.messages import Assign, FeedProgress, Grant, Spooled
 from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.endpoint import NodeFeeds
 from sparkdl.feed.transfer.fetch import Peers
+from sparkdl.feed.transfer.messages import FeedSpec
 from tests.doubles.feeds import SOON_S, TOKEN
 
 
@@ -40,7 +41,7 @@ async def main(descriptors: int, fd: int) -> None:
             )
             feeds.on_driver_message(Assign(message.feed, message.epoch, "run", grants))
 
-    peers = Peers(0, ("worker:0",), TOKEN)
+    peers = Peers(0, ("worker:0",), FeedSpec("", 0, "", (), TOKEN))
     limits = StoreLimits(1 << 28)
     feeds = NodeFeeds(peers, limits, SOON_S, lambda message, fd: pipe.send(message, fd), report)
     sock = socket.socket(fileno=fd)

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.control.channel import Reclaim
+from sparkdl.control.messages import Granted
 from sparkdl.feed.reader.batches import EpochBatches, Tail
-from tests.doubles.feeds import Arrivals, Running, numbers
+from tests.doubles.feeds import FEED, Arrivals, Running, numbers
 
 TIMEOUT_S = 5.0
 """A node that waits so long in vain is one of a deadlock."""
@@ -133,7 +135,7 @@ def _events(
             row = last
             for rows in sorted(mix.sample(range(1001), 5)):
                 if rows <= min(each.rows):
-                    grant = partial(it.reader.grant, epoch, rows)
+                    grant = partial(it.reader.hear, Granted(FEED, epoch, rows))
                     events.insert(mix.randint(0, len(events)), grant)
             for later in range(each.epochs):
                 by_node, again = dict(enumerate(each.rows)), later + 1 < each.epochs
@@ -231,7 +233,8 @@ def _stream(
                 for start in range(row, last, 3):
                     queue.append(partial(it.batch, numbers(start, min(last, start + 3)), epoch))
                 row = last
-                grant = partial(it.reader.grant, epoch, mix.randint(0, min(counts)))
+                granted = Granted(FEED, epoch, mix.randint(0, min(counts)))
+                grant = partial(it.reader.hear, granted)
                 queue.insert(mix.randint(0, len(queue)), grant)
                 goes_on = epoch < len(micro_batches)
                 by_node = dict(enumerate(counts))
@@ -303,9 +306,9 @@ def test_node_that_carries_rows_makes_room_while_it_lacks_rows_of_the_epoch() ->
         it.rows(3)
         it.end_epoch(0, {0: 3, 1: 3})
         it.rows(3, epoch=1)
-        it.reader.grant(1, 2)
+        it.reader.hear(Granted(FEED, 1, 2))
         it.wait_sent(lambda _: it.consumed[0] == 4)
-        it.reader.reclaim()
+        it.reader.hear(Reclaim(FEED))
         it.wait_sent(lambda _: it.released == 2)
         it.rows(1, epoch=1)
         it.end_epoch(1, {0: 4, 1: 4})

@@ -22,7 +22,7 @@ from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import FeederError
-from sparkdl.feed.values.row_codec import RowEncoder
+from sparkdl.feed.values.row_codec import encode_rows
 from tests.doubles.feeds import SOON_S, LevelDriver, LocalNode, Running, numbers, order, values
 
 
@@ -170,7 +170,7 @@ def infer(
     node: LocalNode, name: str, rows: Iterator[Any] | list[Any], timeout_s: float = SOON_S
 ) -> list[Any]:
     """Do what a Spark task does for inference."""
-    sent = RowEncoder(max_rows=10).batches(rows)
+    sent = encode_rows(rows, max_rows=10)
     asked = replace(order([node.target], timeout_s=timeout_s), patience_s=0.0)
     answers = exchange(asked, name, node.target, sent)
     return [row for data in answers for row in decode_results(data)]
@@ -246,7 +246,7 @@ def test_too_many_results_are_an_error_and_the_node_lives_on() -> None:
         def map_fun() -> None:
             feed = DataFeed(node.reader(), node.link.send, train_mode=False)
             feed.next_batch(5)
-            (encoded,) = RowEncoder().batches(range(100))
+            (encoded,) = encode_rows(range(100))
             fd, _ = write_segment(encoded)
             node.link.send(Results("0.a", 100), fd)
             os.close(fd)
@@ -301,7 +301,7 @@ def test_whoever_stops_asking_does_not_leave_the_node_waiting(
             is_forgotten.set()
 
         def stuck() -> Iterator[pa.RecordBatch]:
-            yield from RowEncoder().batches(range(10))
+            yield from encode_rows(range(10))
             is_over.wait(SOON_S)
 
         monkeypatch.setattr(store, "close_exchange", close_exchange)

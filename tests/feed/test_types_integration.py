@@ -23,7 +23,7 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import FeedTypeError
 from sparkdl.feed.values.columns import concat, to_columns
-from sparkdl.feed.values.row_codec import RowEncoder, rows
+from sparkdl.feed.values.row_codec import encode_rows, rows
 
 POINT = t.StructType(
     [t.StructField("x", t.DoubleType()), t.StructField("tags", t.ArrayType(t.StringType()))]
@@ -121,7 +121,7 @@ def test_rows_of_an_rdd_come_back_from_the_encoder(spark_local: SparkSession) ->
     df = frame(spark_local, nulls=True)
 
     def there_and_back(given: Iterable[Row]) -> Iterable[Row]:
-        return (row for batch in RowEncoder().batches(given) for row in rows(batch))
+        return (row for batch in encode_rows(given) for row in rows(batch))
 
     found = df.rdd.mapPartitions(there_and_back).collect()
     pickled = df.rdd.map(lambda row: row).collect()  # which makes a matrix's False a 0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sparkdl
-from sparkdl.control.channel import Terminated
+from sparkdl.control.channel import Reopened, Terminated
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -29,7 +29,7 @@ from sparkdl.frameworks.tensorflow_server import (
 )
 from sparkdl.node.context import NodeContext
 from sparkdl.node.link import AgentLink
-from tests.doubles.feeds import Arrivals
+from tests.doubles.feeds import FEED, Arrivals
 from tests.doubles.frameworks import SERVES
 from tests.doubles.gates import Gate
 from tests.doubles.map_funs import hang
@@ -190,7 +190,7 @@ def test_terminated_stream_goes_on_with_a_later_feeding(feed: Arrivals, stream: 
     stream.terminate()
     assert any(isinstance(message, Terminated) for message in feed.sent)
     assert stream.next() == NO_ROW
-    feed.reader.reopen(1)
+    feed.reader.hear(Reopened(FEED, 1))
     feed.rows(2, epoch=1)
     feed.end_epoch(1)
     assert numbers(stream) == [40, 41]

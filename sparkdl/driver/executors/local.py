@@ -30,7 +30,7 @@ from sparkdl.feed.infer.task import answers, decode_results
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
-from sparkdl.feed.values.row_codec import RowEncoder
+from sparkdl.feed.values.row_codec import encode_rows
 from sparkdl.node.gpus import split_gpus
 from sparkdl.node.resources import assigned_gpus
 from sparkdl.node.spec import AgentProcess, AgentSpec, StatusLine, start_agent, tail_of
@@ -323,4 +323,4 @@ def _partitions(data: Any) -> Sequence[Any]:
 def _batches(partition: Any) -> Iterator[pa.RecordBatch]:
     if isinstance(partition, pa.Table):
         return iter(partition.to_batches())
-    return RowEncoder().batches(partition)
+    return encode_rows(partition)

@@ -1,6 +1,6 @@
 """The calls of all feeds: what was fed as which epochs, and which rows no checkpoint covers.
 
-Runs in: driver. Pure, but for a lock: the controller asks as well.
+Runs in: driver. Pure; all of it runs on the controller's loop.
 
     call 0            call 1                              call 2
     ▓▓▓▓▓▓ ▓▓▓▓▓▓     ▓▓▓▓▓▓ ▓▓▓▒▒▒ ▒░░░░░ ░░░░░░         ░░░░░░      one block: one epoch
@@ -14,14 +14,12 @@ An epoch that is covered as a whole is not fed at all; of others only the rows t
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import structs
 
@@ -36,9 +34,6 @@ from sparkdl.control.rows import (
 )
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.transfer.messages import WHAT_TO_DO, other_data
-
-M = TypeVar("M", bound=Callable[..., Any])
-
 
 READERS = ("auto", "spark", "nodes")
 """Who reads the Parquet files that a DataFrame is a scan of."""
@@ -184,17 +179,6 @@ def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
     return CallShape(now.partitions or before.partitions, rows, now.numbering)
 
 
-def _locked(method: M) -> M:
-    """Let one thread at a time into a history."""
-
-    @wraps(method)
-    def call(history: Any, *args: Any, **options: Any) -> Any:
-        with history._lock:
-            return method(history, *args, **options)
-
-    return call  # type: ignore[return-value]
-
-
 class CallHistory:
     """The calls of one feed, oldest first, without those that a checkpoint covers.
 
@@ -204,7 +188,6 @@ class CallHistory:
 
     def __init__(self, feed: str, keeps: bool = True) -> None:
         self._feed = feed
-        self._lock = threading.RLock()
         self._keeps = keeps
         self._calls: dict[int, Call] = {}
         self._next_number = 0
@@ -221,7 +204,6 @@ class CallHistory:
         """Start from what a checkpoint of an earlier run covers; before the first call."""
         self._restored = coverage
 
-    @_locked
     def add(self, request: FeedRequest) -> Call:
         """Enter a call.
 
@@ -248,7 +230,6 @@ class CallHistory:
         self._calls[number] = call
         return call
 
-    @_locked
     def begin(self, generation: int) -> list[Call]:
         """Begin a generation if it is new: what no checkpoint covers is to be fed again.
 
@@ -267,7 +248,6 @@ class CallHistory:
             del self._calls[call.number]
         return lost
 
-    @_locked
     def next(self, up_to: Call | None = None) -> Call | None:
         """Return the first call of which this generation has to be fed rows; none after `up_to`."""
         for call in self._calls.values():
@@ -277,7 +257,6 @@ class CallHistory:
                 break
         return None
 
-    @_locked
     def open_epochs(self, call: Call | None, epochs: Sequence[int]) -> int:
         """Number epochs of `call` in this generation; return the number of the first.
 
@@ -291,24 +270,20 @@ class CallHistory:
                 self._owners[first + i] = (call.number, epoch)
         return first
 
-    @_locked
     def measured(self, call: Call, partitions: int, rows: Mapping[int, int]) -> None:
         """Note what a pass over the data has shown: its partitions, and rows of some of them."""
         call.shape = CallShape(partitions, {**call.shape.rows, **rows})
 
-    @_locked
     def fed(self, call: Call, has_ended_early: bool) -> None:
         """Note that this generation has all rows of `call`, or that its nodes want no more."""
         call.fed_in, call.has_ended_early = self._generation, has_ended_early
         self._forget()
 
-    @_locked
     def broke(self, call: Call) -> None:
         """Note that feeding `call` has failed."""
         call.is_broken = True
         self._forget()
 
-    @_locked
     def coverage(
         self, generation: int, parts: Iterable[EpochRows], used: Mapping[str, int] = NONE_USED
     ) -> FeedCoverage:
@@ -354,7 +329,6 @@ class CallHistory:
             up_to = {n: min(count, call.began_at.get(n, count)) for n, count in up_to.items()}
         return found
 
-    @_locked
     def covered_to(self, generation: int) -> int:
         """Return the first epoch of a generation that the last checkpoint leaves rows of."""
         if generation != self._generation:
@@ -364,7 +338,6 @@ class CallHistory:
                 return epoch
         return self._next_epoch
 
-    @_locked
     def cover(self, coverage: FeedCoverage) -> None:
         """Note that a checkpoint that covers this is complete."""
         for number, call in self._calls.items():
@@ -404,11 +377,6 @@ class CoverageStore:
         self._keeps = keeps
         self._histories: dict[str, CallHistory] = {}
         self._restored: dict[str, FeedCoverage] = {}
-
-    @property
-    def by_feed(self) -> dict[str, CallHistory]:
-        """The histories by feed, of feeds that have been fed."""
-        return dict(self._histories)
 
     def history(self, feed: str) -> CallHistory:
         """Return the history of a feed, a new one when it is first named."""
@@ -453,7 +421,7 @@ class CoverageStore:
 
     def covered_to(self, generation: int) -> dict[str, int]:
         """Return by feed the first epoch of `generation` that is not covered as a whole."""
-        return {feed: history.covered_to(generation) for feed, history in self.by_feed.items()}
+        return {feed: history.covered_to(generation) for feed, history in self._histories.items()}
 
     def cover(self, coverage: Mapping[str, FeedCoverage]) -> None:
         """Note that a checkpoint that covers this is complete."""

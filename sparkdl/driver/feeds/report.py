@@ -1,4 +1,4 @@
-"""What became of the rows of one `feed` call. Pure.
+"""What is said of a feed: what became of a call's rows, errors and warnings, what to do. Pure.
 
 Runs in: driver
 """
@@ -8,12 +8,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 
-from sparkdl.control.messages import FeedCount
-from sparkdl.core.errors import ConfigError
+from sparkdl.control.messages import MAX_MESSAGE_NBYTES, FeedCount, ReadShare, encode
+from sparkdl.core.errors import ConfigError, FeedTimeoutError
 from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
-from sparkdl.driver.feeds.coverage import Call
+from sparkdl.driver.feeds.coverage import Call, FeedRequest
+from sparkdl.driver.feeds.state import (
+    Action,
+    Cutting,
+    Delivering,
+    Feed,
+    LogFetched,
+    Reading,
+    Run,
+    Warn,
+)
 from sparkdl.driver.lifecycle.state import Running, State, generation_of
 
 
@@ -64,53 +74,14 @@ class FeedReport:
         return self.rows_covered + sum(self.rows.values())
 
 
-@dataclass(frozen=True)
-class Fed:
-    """How far a call has come.
-
-    Attributes:
-        delivered: rows of all epochs by node id, if none was ended early.
-        steps_before: batches that earlier generations used and a checkpoint covers, by node name.
-        wanted: epochs that the call asked for.
-        asked: rows of all epochs that were to be fed, 0 if that is not known.
-        epoch_rows: rows of one epoch where the call has ended before its last, 0 otherwise.
-        continues: rows that were not used yet may be: more of the stream is to come.
-        is_cut: no node wanted more, and the rows that were left have not been counted.
-        left_by: the nodes, by id, that take no more rows.
-        stopped: those of them whose `map_fun` has not returned: the others had finished the job.
-        moved: rows that went from one node to another.
-    """
-
-    feed: str
-    epochs: int
-    passes: int
-    rows_refused: int
-    delivered: Mapping[int, int]
-    rows_covered: int = 0
-    steps_before: Mapping[str, int] = field(default_factory=dict)
-    wanted: int = 1
-    asked: int = 0
-    epoch_rows: int = 0
-    continues: bool = False
-    is_cut: bool = False
-    left_by: Collection[int] = ()
-    stopped: Collection[int] = ()
-    moved: int = 0
-
-
-def report(
-    fed: Fed,
-    names: Mapping[int, str],
-    before: Mapping[int, FeedCount],
-    after: Mapping[int, FeedCount],
-) -> tuple[FeedReport, str]:
-    """Return what became of the rows, from what the nodes had reported before and report now.
+def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
+    """Return what became of a call's rows, from what nodes had reported before and report now.
 
     With it comes a warning about rows that were not used; empty if there are none.
-
-    Args:
-        names: the nodes that were fed, by node id.
     """
+    names = {member.node.node_id: member.node.name for member in run.members}
+    before, after = run.before, feed.nodes.counts_of(names)
+    call = run.call
 
     def since(field_: str, node_id: int) -> int:
         return int(getattr(after[node_id], field_) - getattr(before[node_id], field_))
@@ -123,41 +94,37 @@ def report(
         received = since("rows_received", node_id)
         read = since("rows_consumed", node_id) + since("rows_dropped", node_id)
         # A call also reads what one before it has carried, so that `read` may be more.
-        rows[name] = max(received, fed.delivered.get(node_id, read))
+        rows[name] = max(received, read if run.is_unwanted else run.expected.get(node_id, read))
         unread[node_id] = max(0, rows[name] - read)
     used = total("rows_consumed") + total("rows_dropped")
-    unused = max(fed.rows_refused + sum(unread.values()), fed.asked - used)
-    epochs = fed.epochs
-    if fed.epoch_rows:  # of epochs that nodes read from their logs it is not known which they began
-        epochs = min(epochs, (fed.rows_covered + used) // fed.epoch_rows)
-    is_left = names.keys() <= set(fed.left_by)
+    unused = max(run.refused + sum(unread.values()), run.rows - used)
+    epochs = call.request.epochs - len(run.left) + min(run.epoch, run.last + 1) - run.first
+    is_short = run.is_unwanted and run.rows > 0
+    if is_short:  # of epochs that nodes read from their logs it is not known which they began
+        epochs = min(epochs, (run.covered + used) // sum(call.shape.rows.values()))
+    left_by = feed.nodes.gone(names)
+    is_unknown = run.is_unwanted and not run.rows and run.epoch < run.last
+    is_cut = run.epoch <= run.last and (run.is_cut or is_unknown)
     warning = ""
-    if (unused or (is_left and fed.is_cut)) and not fed.continues:
+    if (unused or (is_cut and names.keys() <= left_by)) and not (
+        run.is_micro_batch and not run.is_unwanted  # more of the stream is to come
+    ):
+        stopped = feed.nodes.stopped(run.members)
         reasons = [
-            _why(fed, node_id, name, unread[node_id], after[node_id])
+            _why(after[node_id], name, unread[node_id], node_id in stopped, node_id in left_by)
             for node_id, name in names.items()
-            if unread[node_id] or node_id in fed.left_by
+            if unread[node_id] or node_id in left_by
         ]
-        why = listed(reasons, "; ")
-        least = "at least " * fed.is_cut
-        why = why or "no node wanted them"
-        warning = f"Feed {fed.feed!r}: {least}{unused} rows were not used: {why}"
-        if fed.epoch_rows and epochs < fed.wanted > 1:
-            warning += f". Used were {epochs} of {fed.wanted} epochs"
+        why = listed(reasons, "; ") or "no node wanted them"
+        least = "at least " * is_cut
+        warning = f"Feed {feed.name!r}: {least}{unused} rows were not used: {why}"
+        if is_short and epochs < call.request.epochs > 1:
+            warning += f". Used were {epochs} of {call.request.epochs} epochs"
+    steps = {n: call.batches_before.get(n, 0) + since("steps", i) for i, n in names.items()}
     result = FeedReport(
-        epochs,
-        rows,
-        {
-            **fed.steps_before,
-            **{n: fed.steps_before.get(n, 0) + since("steps", i) for i, n in names.items()},
-        },
-        fed.rows_covered + total("rows_consumed"),
-        total("rows_padded"),
-        total("rows_dropped"),
-        unused,
-        fed.passes,
-        fed.rows_covered,
-        fed.moved,
+        *(epochs, rows, {**call.batches_before, **steps}),
+        *(run.covered + total("rows_consumed"), total("rows_padded"), total("rows_dropped")),
+        *(unused, run.passes, run.covered, run.moved + run.table.rows_moved),
     )
     return result, warning
 
@@ -187,12 +154,12 @@ def covered_report(call: Call) -> FeedReport:
     )
 
 
-def _why(fed: Fed, node_id: int, node: str, unread: int, now: FeedCount) -> str:
+def _why(now: FeedCount, node: str, unread: int, is_stopped: bool, has_left: bool) -> str:
     """Return why a node has not read all rows, in words."""
     received = f", which left {unread} unread that it had received" if unread else ""
-    if node_id in fed.stopped:
+    if is_stopped:
         return f"{node} was stopped, because the nodes that finish the job had returned{received}"
-    if node_id in fed.left_by:
+    if has_left:
         return f"map_fun has returned on {node}{received}"
     if now.closed_to >= now.cut >= 0:
         return f"map_fun has called terminate() on {node}{received}"
@@ -303,3 +270,77 @@ def gone_beyond(
         f"`while ctx.has_epoch({now.feed!r})`; to validate, feed the validation rows as another "
         "feed: cluster.feed_async(rows, epochs=…, feed='validation')"
     )
+
+
+def standstill(state: Delivering | Cutting | Reading, event: LogFetched) -> FeedTimeoutError:
+    """Return the error of a call in which nothing has moved for the feed timeout."""
+    counts = state.feed.nodes.counts_of(state.run.node_ids)
+    count, name = counts[event.node_id], state.run.name_of(event.node_id)
+    is_job = isinstance(state, Delivering) and state.is_job_running
+    has_rows = state.run.table.has_rows or any(each.rows_received for each in counts.values())
+    if is_job and not has_rows:
+        return FeedTimeoutError(
+            f"feed {state.feed.name!r}: its Spark job has brought no row to any node for "
+            f"{state.run.spec.timeout_s:g} s. It still computes the rows, or waits for a task slot "
+            "that nodes or other jobs hold: look at it in the Spark UI. Raise the timeout of the "
+            "feed in the first case; in the second add executors or cores, or launch with "
+            "Startup(placement='detached')"
+        )
+    tail = "".join(f"\n  | {line}" for line in event.lines) or " (nothing)"
+    return FeedTimeoutError(
+        f"feed {state.feed.name!r} made no progress for {state.run.spec.timeout_s:g} s: {name} "
+        f"has read {count.rows_consumed} rows in {count.steps} steps, and received "
+        f"{count.rows_received}. Raise the feed's timeout if a step may take longer; otherwise "
+        f"see what it waits for{event.unfed and f' ({event.unfed})'}. Last log lines of "
+        f"{name}:{tail}"
+    )
+
+
+def check_size(message: ReadShare) -> None:
+    """Check that a node's share of files fits into a message.
+
+    Raises:
+        ConfigError: if it does not.
+    """
+    nbytes = len(encode(message))
+    if nbytes > MAX_MESSAGE_NBYTES:
+        files, ranges = len(message.share.files), len(message.share.ranges)
+        raise ConfigError(
+            f"a node's share, {ranges} row groups in {files} files, takes {nbytes} bytes to tell, "
+            f"and {MAX_MESSAGE_NBYTES} are allowed. Write fewer and larger files (row groups of "
+            "some 100 MB), feed a part of the files at a time, or use more nodes"
+        )
+
+
+def warn_of_reader(name: str, request: FeedRequest, call: Call) -> list[Action]:
+    """Return a warning if the nodes could read the rows themselves, and must not."""
+    if call.request.data is request.data:
+        return []
+    return [
+        Warn(
+            f"Feed {name!r}: the rows cross Spark all the same, because the checkpoint says which "
+            "of them have been used by their numbers in Spark's partitions"
+        )
+    ]
+
+
+def warn_of_nothing(feed: Feed) -> list[Action]:
+    """Return a warning if a stream has ended that has brought no row."""
+    brought = feed.stream.brought.values() if feed.stream is not None else ()
+    if feed.stream is None or any(sum(rows.values()) for rows in brought):
+        return []
+    return [Warn(f"Feed {feed.name!r}: the stream has ended without having brought a row")]
+
+
+def warn_of_lost(name: str, calls: list[Call]) -> list[Action]:
+    """Return a warning if micro-batches are lost to the model."""
+    rows = sum(max(0, sum(call.shape.rows.values()) - call.rows_covered) for call in calls)
+    if not rows:
+        return []
+    return [
+        Warn(
+            f"Feed {name!r}: the nodes begin anew at their last checkpoint. Since then they have "
+            f"had {rows} rows in {len(calls)} micro-batches of a stream, which are lost to the "
+            "model: Spark does not bring them again. Make checkpoints more often where that matters"
+        )
+    ]

@@ -33,36 +33,9 @@ from sparkdl.core.throttle import WORK_SHARE, rest_s
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import EpochsFed, Stepped
 from sparkdl.driver.executors.executor import Executor
+from sparkdl.driver.feeds import state as fs
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import awaited_by_all, waits_in_vain
-from sparkdl.driver.feeds.state import (
-    Action,
-    Answer,
-    CancelJob,
-    DeadlinePassed,
-    Delivering,
-    Event,
-    Feed,
-    FetchLines,
-    Idle,
-    JobBroke,
-    JobEnded,
-    KeepProblem,
-    LogFetched,
-    Nodes,
-    NodesSeen,
-    Reading,
-    Request,
-    Requested,
-    RowsSpooled,
-    Send,
-    ShowEpochs,
-    StartJob,
-    State,
-    StreamStopped,
-    Warn,
-    wakes_s,
-)
 from sparkdl.driver.feeds.transitions import REASON_S, is_stream_over, step
 from sparkdl.driver.lifecycle.state import (
     Finished,
@@ -164,7 +137,7 @@ class FeedRunner:
         self._executor = executor
         self._coverage = coverage
         self._spec = spec
-        self._states: dict[str, State] = {}
+        self._states: dict[str, fs.State] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tickets = count()
         self._answers: dict[int, Any] = {}
@@ -183,7 +156,7 @@ class FeedRunner:
     def ask(
         self,
         feed: str,
-        request: Callable[[int], Request],
+        request: Callable[[int], fs.Request],
         carrier: JobThread | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Any:
@@ -200,7 +173,7 @@ class FeedRunner:
         ticket = next(self._tickets)
         if carrier is not None:
             self._carriers[ticket] = carrier
-        self._controller.soon(self._handle, feed, Requested(request(ticket)))
+        self._controller.soon(self._handle, feed, fs.Requested(request(ticket)))
         while not self._controller.wait_for(
             lambda view: ticket in self._answers, Deadline.after(_MEANWHILE_S)
         ):
@@ -215,7 +188,7 @@ class FeedRunner:
     def rows_to_read(self, feed: str) -> int:
         """Return how many rows the call that is being fed has; 0 if that is not known."""
         state = self._states.get(feed)
-        if state is None or isinstance(state, Idle) or not state.run.rows:
+        if state is None or isinstance(state, fs.Idle) or not state.run.rows:
             return 0
         return state.run.covered + state.run.rows
 
@@ -226,7 +199,7 @@ class FeedRunner:
         nothing is fed, between two generations for example.
         """
         state = self._states.get(feed)
-        if state is None or isinstance(state, Idle):
+        if state is None or isinstance(state, fs.Idle):
             return None
         run, counts = state.run, state.feed.nodes.counts_of(state.run.node_ids)
         since = (count.rows_consumed - run.before[n].rows_consumed for n, count in counts.items())
@@ -234,7 +207,7 @@ class FeedRunner:
 
     def stop_stream(self, feed: str) -> None:
         """Bring no more of a stream: the micro-batch that is being fed is cut short."""
-        self._controller.soon(self._handle, feed, StreamStopped())
+        self._controller.soon(self._handle, feed, fs.StreamStopped())
 
     def is_stream_over(self, feed: str) -> bool:
         """Whether no more micro-batches are wanted."""
@@ -287,76 +260,76 @@ class FeedRunner:
             node_id, report = self._controller.view.spooled.popleft()
             spooled.setdefault(report.feed, []).append((node_id, report))
         for feed, reports in spooled.items():
-            self._handle(feed, RowsSpooled(tuple(reports)))
+            self._handle(feed, fs.RowsSpooled(tuple(reports)))
         for feed, state in [*self._states.items()]:
             begun_s = time.thread_time()
             nodes = _nodes(self._controller.view, feed)
-            if nodes == state.feed.nodes or not self._handle(feed, NodesSeen(nodes)):
+            if nodes == state.feed.nodes or not self._handle(feed, fs.NodesSeen(nodes)):
                 in_vain_s += time.thread_time() - begun_s
         self._announce_ends()
         took_s = time.thread_time() - first_s
         wait_s = max(rest_s(in_vain_s), rest_s(took_s, WORK_SHARE))
         self._rests_until_s = time.monotonic() + wait_s
 
-    def _handle(self, name: str, event: Event) -> bool:
+    def _handle(self, name: str, event: fs.Event) -> bool:
         """Take an event; return whether there was something to do."""
         before = self._states.get(name) or self._new(name)
         state, actions = step(before, event, time.monotonic())
         if state is not before:
             with self._controller.changed:
                 self._states[name] = state
-                if isinstance(state, Idle):
+                if isinstance(state, fs.Idle):
                     self._controller.view.calls.pop(name, None)
                 else:
-                    is_delivered = isinstance(state, Reading)
+                    is_delivered = isinstance(state, fs.Reading)
                     call = Call(state.run.before, state.run.rows, is_delivered=is_delivered)
-                    if isinstance(state, Delivering) and state.is_job_running:
+                    if isinstance(state, fs.Delivering) and state.is_job_running:
                         call = replace(call, received={})
                     self._controller.view.calls[name] = call
                 self._controller.changed.notify_all()
         for action in actions:
             self._perform(name, action)
-        self._arm(name, wakes_s(state))
-        if isinstance(state, Idle):
+        self._arm(name, fs.wakes_s(state))
+        if isinstance(state, fs.Idle):
             self._announce_ends()
         return bool(actions)
 
-    def _new(self, name: str) -> Idle:
+    def _new(self, name: str) -> fs.Idle:
         spec = replace(self._spec, feed=name)
         settings = self._controller.spec.settings
         patience_s = driver_patience_s(settings.lease_s, len(self._controller.spec.nodes))
         answer_s = patience_s + REASON_S
         reason_s = answer_s if settings.max_restarts else REASON_S
         nodes = _nodes(self._controller.view, name)
-        return Idle(Feed(self._coverage.history(name), spec, reason_s, answer_s, nodes))
+        return fs.Idle(fs.Feed(self._coverage.history(name), spec, reason_s, answer_s, nodes))
 
-    def _perform(self, name: str, action: Action) -> None:
+    def _perform(self, name: str, action: fs.Action) -> None:
         match action:
-            case Send(message, node_ids, generation):
+            case fs.Send(message, node_ids, generation):
                 self._controller.broadcast(message, set(node_ids), generation)
-            case StartJob():
+            case fs.StartJob():
                 self._start(name, action)
-            case CancelJob(job):
+            case fs.CancelJob(job):
                 self._cancelled.add((name, job))
                 self._spawner.submit(partial(self._executor.cancel_feeds, name))
-            case FetchLines(node_id):
+            case fs.FetchLines(node_id):
                 threading.Thread(
                     target=self._fetch,
                     args=(name, node_id),
                     name=f"sparkdl-blame-{name}",
                     daemon=True,
                 ).start()
-            case Answer():
+            case fs.Answer():
                 self._answer(action)
-            case KeepProblem(error):
+            case fs.KeepProblem(error):
                 _log.error("Feed %r could not be fed again: %s", name, error)
                 self._problem = self._problem or error
-            case ShowEpochs():
+            case fs.ShowEpochs():
                 self._controller.events.publish(EpochsFed, name, *astuple(action))
-            case Warn(text):
+            case fs.Warn(text):
                 _log.warning("%s", text)
 
-    def _start(self, name: str, action: StartJob) -> None:
+    def _start(self, name: str, action: fs.StartJob) -> None:
         job = partial(self._run_job, name, action)
         carrier = self._carriers.get(-1 if action.ticket is None else action.ticket)
         if carrier is not None:
@@ -368,7 +341,7 @@ class FeedRunner:
             spawn = partial(begin, job, f"sparkdl-renewal-{name}", self._executor.thread)
             self._spawner.submit(spawn)
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: fs.Answer) -> None:
         self._carriers.pop(answer.ticket, None)
         with self._controller.changed:
             self._answers[answer.ticket] = answer.value
@@ -380,7 +353,7 @@ class FeedRunner:
         if not math.isinf(deadline_s):
             wait_s = max(0.0, deadline_s - time.monotonic())
             self._timers[name] = self._controller.later(
-                wait_s, self._handle, name, DeadlinePassed()
+                wait_s, self._handle, name, fs.DeadlinePassed()
             )
 
     def _end(self, feed: str) -> None:
@@ -416,7 +389,7 @@ class FeedRunner:
         state = self._states.get(feed)
         if state is None or (is_asked_now and state.feed.requests):
             return True
-        return isinstance(state, Idle) and state.generation == generation
+        return isinstance(state, fs.Idle) and state.generation == generation
 
     def _is_announced(self, view: View, feed: str) -> bool:
         return (
@@ -426,18 +399,18 @@ class FeedRunner:
 
     # in threads of their own
 
-    def _run_job(self, name: str, action: StartJob) -> None:
-        event: Event
+    def _run_job(self, name: str, action: fs.StartJob) -> None:
+        event: fs.Event
         try:
             if (name, action.job) in self._cancelled:
-                event = JobBroke(action.job, FeedClosedError(f"feed {name!r} was cancelled"))
+                event = fs.JobBroke(action.job, FeedClosedError(f"feed {name!r} was cancelled"))
             else:
                 fed = self._executor.feed(action.data, action.spec)
-                event = JobEnded(action.job, tuple(fed))
+                event = fs.JobEnded(action.job, tuple(fed))
         except Exception as error:  # noqa: BLE001 (raised in the call that waits for the job)
             is_of_data = isinstance(error, (ConfigError, FeedTypeError))
             is_cut_off = Code.FEED_LOST.is_in(error)
-            event = JobBroke(action.job, error, is_of_data, is_cut_off)
+            event = fs.JobBroke(action.job, error, is_of_data, is_cut_off)
         self._cancelled.discard((name, action.job))
         self._controller.soon(self._handle, name, event)
 
@@ -447,7 +420,7 @@ class FeedRunner:
         )
         spec = self._controller.spec
         unfed = self._controller.look(lambda view: waits_in_vain(spec, view.feeds))
-        self._controller.soon(self._handle, name, LogFetched(node_id, tuple(lines), unfed))
+        self._controller.soon(self._handle, name, fs.LogFetched(node_id, tuple(lines), unfed))
 
 
 def failure_behind(controller: Controller, error: BaseException) -> SparkdlError | None:
@@ -470,13 +443,13 @@ def never_fed(controller: Controller) -> str:
     return controller.look(lambda view: awaited_by_all(view.state, view.feeds))
 
 
-def _nodes(view: View, feed: str) -> Nodes:
+def _nodes(view: View, feed: str) -> fs.Nodes:
     """Return what concerns a feed in what is known of the cluster."""
     state = view.state
     counts: Mapping[int, Any] = {
         node_id: reported for (node_id, name), reported in view.feeds.items() if name == feed
     }
-    return Nodes(
+    return fs.Nodes(
         generation=generation_of(state),
         world=state.world if isinstance(state, (Running, Finished)) else None,
         problem=feed_problem_of(state),

@@ -19,7 +19,6 @@ from sparkdl.control.messages import FeedCount, Granted, Spooled, ToAgent
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, CallHistory, EpochLeft, FeedRequest
-from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.table import RowTable
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 
@@ -157,7 +156,8 @@ class Run:
 
     Attributes:
         left: the epochs of which there are rows to feed.
-        spec: the instructions of feeders; its `epoch` is the number of the first of them.
+        first: the number of the first of them.
+        spec: the instructions of feeders.
         members: the nodes that are fed.
         before: their counts when it began.
         covered: rows of the call that a checkpoint covered when it began.
@@ -181,6 +181,7 @@ class Run:
 
     call: Call
     left: tuple[EpochLeft, ...]
+    first: int
     spec: FeedSpec
     members: tuple[Member, ...]
     before: Mapping[int, FeedCount]
@@ -204,14 +205,9 @@ class Run:
     granted: Granted | None = None
 
     @property
-    def first(self) -> int:
-        """The number of the first epoch."""
-        return self.spec.epoch
-
-    @property
     def last(self) -> int:
         """The number of the last epoch."""
-        return self.spec.epoch + len(self.left) - 1
+        return self.first + len(self.left) - 1
 
     @property
     def rows(self) -> int:
@@ -269,35 +265,52 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class Opening:
-    """The agents report which rows they still have from the generation before."""
-
-    feed: Feed
-    run: Run
-    deadline_s: float
-
-
-@dataclass(frozen=True)
-class Delivering:
-    """A Spark job brings the rows of one epoch.
+class _OfRun:
+    """What a feed does for a run.
 
     Attributes:
-        job: the number of the Spark job; 0 where none is needed.
-        num_rows: by partition, once the job has ended.
-        error: what the call ends with once the job has ended, if that is an error.
-        gives_up_s: when a job that is to end is not waited for any more.
-        blamed: a node that stands still, whose last log lines are awaited until the deadline.
+        error: what the call ends with, if that is an error.
     """
 
     feed: Feed
     run: Run
-    spec: FeedSpec
-    job: int
     deadline_s: float
-    num_rows: Mapping[int, int] | None = None
     error: Exception | None = None
-    gives_up_s: float = math.inf
+
+
+class Opening(_OfRun):
+    """The agents report which rows they still have from the generation before."""
+
+
+@dataclass(frozen=True)
+class _Watched(_OfRun):
+    """Rows are to move within the feed timeout.
+
+    Attributes:
+        blamed: a node that stands still, whose last log lines are awaited until the deadline.
+    """
+
     blamed: int | None = None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the deadline is that of the feed timeout."""
+        return self.blamed is None
+
+
+@dataclass(frozen=True)
+class Delivering(_Watched):
+    """A Spark job brings the rows of one epoch; what it ends with waits for its end.
+
+    Attributes:
+        job: the number of the Spark job; 0 where none is needed.
+        num_rows: by partition, once the job has ended.
+        gives_up_s: when a job that is to end is not waited for any more.
+    """
+
+    job: int = 0
+    num_rows: Mapping[int, int] | None = None
+    gives_up_s: float = math.inf
 
     @property
     def is_job_running(self) -> bool:
@@ -312,70 +325,27 @@ class Delivering:
     @property
     def is_watched(self) -> bool:
         """Whether the deadline is that of the feed timeout."""
-        return not self.is_cancelled and self.blamed is None
+        return not self.is_cancelled and super().is_watched
 
 
-@dataclass(frozen=True)
-class Explaining:
-    """Feeding has failed, or rows were refused; a node may be about to say why.
-
-    Attributes:
-        error: of the job; `None` if rows were refused.
-    """
-
-    feed: Feed
-    run: Run
-    spec: FeedSpec
-    error: Exception | None
-    deadline_s: float
+class Explaining(_OfRun):
+    """The job has failed, or rows were refused (no error); a node may be about to say why."""
 
 
-@dataclass(frozen=True)
-class _Assigned:
-    """All rows are the nodes'. The last two attributes are those of `Delivering`."""
-
-    feed: Feed
-    run: Run
-    deadline_s: float
-    error: Exception | None = None
-    blamed: int | None = None
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether the deadline is that of the feed timeout."""
-        return self.blamed is None
-
-
-class Cutting(_Assigned):
+class Cutting(_Watched):
     """All rows of an epoch are the nodes', which count them once they have fetched them."""
 
 
-class Reading(_Assigned):
+class Reading(_Watched):
     """The nodes read the rows of all epochs, or those of one before they are dealt anew."""
 
 
-@dataclass(frozen=True)
-class CuttingShort:
-    """The call ends within an epoch: the nodes count what they have of it.
-
-    Attributes:
-        error: what the call ends with; `None` if the nodes want no more.
-    """
-
-    feed: Feed
-    run: Run
-    error: Exception | None
-    deadline_s: float
+class CuttingShort(_OfRun):
+    """The call ends within an epoch: the nodes count what they have of it."""
 
 
-@dataclass(frozen=True)
-class Holding:
+class Holding(_OfRun):
     """The call ends while nodes read epochs from their logs: each says which one it reads."""
-
-    feed: Feed
-    run: Run
-    error: Exception | None
-    deadline_s: float
 
 
 Running = Opening | Delivering | Explaining | Cutting | Reading | CuttingShort | Holding
@@ -502,10 +472,10 @@ class FetchLines:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer the request of `ticket`."""
+    """Answer the request of `ticket`: with a report, a stream, an error to raise, or nothing."""
 
     ticket: int
-    value: FeedReport | Stream | Exception | None
+    value: Any
 
 
 @dataclass(frozen=True)

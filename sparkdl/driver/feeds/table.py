@@ -25,7 +25,6 @@ import math
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from random import Random
 
 from sparkdl.control.messages import Grant, Lot
@@ -49,65 +48,28 @@ _WINDOW_SHARE = 4
 """A window is no more than this part of the memory of an agent."""
 
 
-@dataclass(frozen=True)
-class Need:
-    """What a node has left to read.
-
-    Attributes:
-        unread: rows that are assigned to the node, and that user code has not been given.
-        waits: user code waits for a row.
-    """
-
-    unread: int = 0
-    waits: bool = True
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Rows of a segment that wait in a spool."""
-
-    number: int
-    partition: int
-    start: int
-    skip: int
-    rows: int
-
-    def blocks(self, rows: int) -> Iterator[_Piece]:
-        """Yield all rows in pieces of at most `rows` rows."""
-        rest = self
-        while rest.rows > rows:
-            block, rest = rest.split(rows)
-            yield block
-        yield rest
-
-    def split(self, rows: int) -> tuple[_Piece, _Piece]:
-        """Return the first `rows` rows, and the others."""
-        rest = replace(self, start=self.start + rows, skip=self.skip + rows, rows=self.rows - rows)
-        return replace(self, rows=rows), rest
-
-
 class _Spool:
     """The rows that wait at one agent, in the order in which they came."""
 
     def __init__(self) -> None:
         self.rows = 0
-        self.pieces: deque[_Piece] = deque()
+        self.pieces: deque[Lot] = deque()
 
-    def add(self, piece: _Piece) -> None:
+    def add(self, piece: Lot) -> None:
         self.rows += piece.rows
         self.pieces.append(piece)
 
-    def take(self, rows: int, from_end: bool) -> list[_Piece]:
+    def take(self, rows: int, from_end: bool) -> list[Lot]:
         """Remove and return `rows` rows, the oldest or the newest ones."""
-        taken: list[_Piece] = []
+        taken: list[Lot] = []
         self.rows -= rows
         while rows:
             piece = self.pieces.pop() if from_end else self.pieces.popleft()
             if piece.rows > rows and from_end:
-                rest, piece = piece.split(piece.rows - rows)
+                rest, piece = _split(piece, piece.rows - rows)
                 self.pieces.append(rest)
             elif piece.rows > rows:
-                piece, rest = piece.split(rows)
+                piece, rest = _split(piece, rows)
                 self.pieces.appendleft(rest)
             taken.append(piece)
             rows -= piece.rows
@@ -124,6 +86,7 @@ class RowTable:
 
     Attributes:
         assigned: rows of this epoch by node.
+        rows_waiting: rows that are in spools, and of no node yet.
         rows_moved: rows that were assigned to a node of which another agent holds them.
         due_s: when to assign again though nothing has happened.
     """
@@ -137,18 +100,13 @@ class RowTable:
         self._ahead = dict(ahead)
         self._known: dict[int, list[Range]] = {p: merge_ranges(r) for p, r in done.items()}
         self._spools: dict[int, _Spool] = {}
-        self._rows = self._nbytes = self._seen = self._lots = 0
+        self.rows_waiting = self._nbytes = self._seen = self._lots = 0
         self._room_nbytes: dict[int, int] = {}
         self._least_room_nbytes = sys.maxsize
         self._short_since_s: float | None = None
         self._rests_until_s = -math.inf
         self._random = random
         self._waits_for_all = random is not None
-
-    @property
-    def rows_waiting(self) -> int:
-        """Rows that are in spools, and of no node yet."""
-        return self._rows
 
     @property
     def has_rows(self) -> bool:
@@ -179,9 +137,8 @@ class RowTable:
             for first, last in add_range(known, lot.start, stop):
                 if first > at:
                     unwanted.append(_part(lot, at, first))
-                skip = lot.skip + first - lot.start
-                spool.add(_Piece(lot.number, lot.partition, first, skip, last - first))
-                self._rows += last - first
+                spool.add(_part(lot, first, last))
+                self.rows_waiting += last - first
                 at = last
             if at < stop:
                 unwanted.append(_part(lot, at, stop))
@@ -196,34 +153,34 @@ class RowTable:
             not rows or self._known.get(part) == [(0, rows)] for part, rows in num_rows.items()
         )
 
-    def assign(self, needs: Mapping[int, Need], now_s: float) -> dict[int, list[Grant]]:
+    def assign(self, unread: Mapping[int, int], now_s: float) -> dict[int, list[Grant]]:
         """Assign rows to nodes that run short of them; return the grants by node.
 
         Args:
-            needs: of the nodes that take rows.
+            unread: of the nodes that take rows, those that are assigned to each and that user code
+                has not been given; none if it waits for a row.
         """
         grants: dict[int, list[Grant]] = {}
         if self._waits_for_all:
             return grants
         if now_s < self._rests_until_s:
-            self.due_s = self._rests_until_s if self._rows else math.inf
+            self.due_s = self._rests_until_s if self.rows_waiting else math.inf
             return grants
-        needs = dict(needs)
-        while granted := self._assign_once(needs, now_s):
+        now = Counter(unread)
+        while granted := self._assign_once(now, now_s):
             for node, more in granted.items():
                 grants.setdefault(node, []).extend(more)
-                rows = sum(grant.rows for grant in more)
-                needs[node] = Need(self._unread(needs[node]) + rows, waits=False)
+                now[node] += sum(grant.rows for grant in more)
         self._rests_until_s = now_s + len(grants) / ASSIGNS_PER_S
         return grants
 
-    def _assign_once(self, needs: Mapping[int, Need], now_s: float) -> dict[int, list[Grant]]:
+    def _assign_once(self, unread: Mapping[int, int], now_s: float) -> dict[int, list[Grant]]:
         self.due_s = math.inf
-        if not self._rows:
+        if not self.rows_waiting:
             return {}
-        rooms = {node: self._room(node, need) for node, need in needs.items()}
-        open_to = [node for node in needs if rooms[node] > 0]
-        if not any(self._is_short(node, needs[node]) for node in open_to):
+        rooms = {node: self._window(node) - rows for node, rows in unread.items()}
+        open_to = [node for node, room in rooms.items() if room > 0]
+        if not any(2 * unread[node] < self._window(node) for node in open_to):
             return {}
         totals = {node: self._total(node) for node in open_to}
         least = min(totals.values())
@@ -235,39 +192,37 @@ class RowTable:
         if aim > least:
             self._short_since_s = None
             lacking = sum(max(0, aim - total) for total in totals.values())
-            shares = level(min(self._rows, lacking), [*totals.values()])
+            shares = level(min(self.rows_waiting, lacking), [*totals.values()])
             return self._grant({n: r for n, r in zip(open_to, shares, strict=True) if r})
         some = {node: -(-self._window(node) // _MOVED_SHARE) for node in open_to}
-        if not any(self._unread(needs[node]) < some[node] for node in open_to):
+        if not any(unread[node] < some[node] for node in open_to):
             return {}
         if self._short_since_s is None:
             self._short_since_s = now_s
         has_begun = all(self.assigned[node] for node in open_to)
-        grace_s = max(GRACE_S, 2 * period_s(0.0, len(needs), LOTS_PER_S))
+        grace_s = max(GRACE_S, 2 * period_s(0.0, len(unread), LOTS_PER_S))
         due_s = self._short_since_s + (grace_s if has_begun else FIRST_GRACE_S)
         if now_s < due_s:
             self.due_s = due_s
             return {}
-        shares = level(min(self._rows, sum(some.values())), [totals[node] for node in open_to])
+        shares = level(
+            min(self.rows_waiting, sum(some.values())), [totals[node] for node in open_to]
+        )
         return self._grant({n: min(rooms[n], r) for n, r in zip(open_to, shares, strict=True)})
 
     def assign_rest(self, nodes: Sequence[int]) -> dict[int, list[Grant]]:
         """Assign all rows that are left, so that these nodes have equally many."""
         nodes = sorted(nodes)
-        if not nodes or not self._rows:
+        if not nodes or not self.rows_waiting:
             return {}
-        shares = level(self._rows, [self._total(node) for node in nodes])
+        shares = level(self.rows_waiting, [self._total(node) for node in nodes])
         return self._grant(dict(zip(nodes, shares, strict=True)))
 
     def withdraw(self) -> dict[int, list[Lot]]:
         """Remove the rows that are of no node; return them by the agent that holds them."""
-        left = {
-            holder: [Lot(p.number, p.partition, p.start, p.skip, p.rows) for p in spool.pieces]
-            for holder, spool in self._spools.items()
-            if spool.pieces
-        }
+        left = {holder: [*spool.pieces] for holder, spool in self._spools.items() if spool.pieces}
         self._spools.clear()
-        self._rows = 0
+        self.rows_waiting = 0
         return left
 
     def _total(self, node: int) -> int:
@@ -281,15 +236,6 @@ class RowTable:
         room_nbytes = self._room_nbytes.get(node, self._least_room_nbytes)
         nbytes = min(WINDOW_NBYTES, room_nbytes // _WINDOW_SHARE)
         return max(nbytes * self._seen // max(1, self._nbytes), self._seen // self._lots)
-
-    def _unread(self, need: Need) -> int:
-        return 0 if need.waits else need.unread
-
-    def _room(self, node: int, need: Need) -> int:
-        return self._window(node) - self._unread(need)
-
-    def _is_short(self, node: int, need: Need) -> bool:
-        return 2 * self._unread(need) < self._window(node)
 
     def _grant(self, shares: Mapping[int, int]) -> dict[int, list[Grant]]:
         """Give each node so many rows: of its own agent's spool, then of the fullest ones."""
@@ -322,18 +268,18 @@ class RowTable:
         pieces = self._spools[holder].take(rows, from_end=node != holder)
         grants.setdefault(node, []).extend(_windows(holder, pieces))
         self.assigned[node] += rows
-        self._rows -= rows
+        self.rows_waiting -= rows
 
     def _deal(self, shares: Mapping[int, int], random: Random) -> dict[int, list[Grant]]:
         """Give each node so many rows: blocks of all spools, in random order."""
-        nbytes = self._nbytes * self._rows // max(1, self._seen)
+        nbytes = self._nbytes * self.rows_waiting // max(1, self._seen)
         blocks = min(MAX_BLOCKS, max(MIN_BLOCKS, nbytes // len(shares) // BLOCK_NBYTES))
-        most = max(1, self._rows // (len(shares) * blocks))
+        most = max(1, self.rows_waiting // (len(shares) * blocks))
         deck = [
             (holder, block)
             for holder, spool in self._spools.items()
             for piece in spool.take(spool.rows, from_end=False)
-            for block in piece.blocks(most)
+            for block in _blocks(piece, most)
         ]
         random.shuffle(deck)
         grants: dict[int, list[Grant]] = {}
@@ -342,21 +288,21 @@ class RowTable:
             while left:
                 holder, block = deck.pop()
                 if block.rows > left:
-                    block, rest = block.split(left)
+                    block, rest = _split(block, left)
                     deck.append((holder, rest))
                 grants.setdefault(node, []).append(_window(holder, [block]))
                 self.rows_moved += block.rows if holder != node else 0
                 left -= block.rows
             self.assigned[node] += rows
-            self._rows -= rows
+            self.rows_waiting -= rows
         for holder, block in deck:
             self._spools[holder].add(block)
         return grants
 
 
-def _windows(holder: int, pieces: Iterable[_Piece]) -> Iterator[Grant]:
+def _windows(holder: int, pieces: Iterable[Lot]) -> Iterator[Grant]:
     """Yield grants of pieces; those that follow each other in a segment are one window of it."""
-    window: list[_Piece] = []
+    window: list[Lot] = []
     for piece in pieces:
         last = window[-1] if window else piece
         if window and (piece.number, piece.skip) != (last.number, last.skip + last.rows):
@@ -367,7 +313,7 @@ def _windows(holder: int, pieces: Iterable[_Piece]) -> Iterator[Grant]:
         yield _window(holder, window)
 
 
-def _window(holder: int, pieces: Sequence[_Piece]) -> Grant:
+def _window(holder: int, pieces: Sequence[Lot]) -> Grant:
     spans = tuple((p.partition, p.start, p.start + p.rows) for p in pieces)
     rows = sum(piece.rows for piece in pieces)
     return Grant(holder, pieces[0].number, pieces[0].skip, rows, spans)
@@ -402,6 +348,20 @@ def level(num_rows: int, totals: Sequence[int]) -> list[int]:
     for position, (total, node) in enumerate(by_total[:wet]):
         shares[node] = surface - total + (position < remainder)
     return shares
+
+
+def _blocks(lot: Lot, rows: int) -> Iterator[Lot]:
+    """Yield all rows of a lot in lots of at most `rows` rows."""
+    while lot.rows > rows:
+        block, lot = _split(lot, rows)
+        yield block
+    yield lot
+
+
+def _split(lot: Lot, rows: int) -> tuple[Lot, Lot]:
+    """Return the first `rows` rows, and the others."""
+    middle = lot.start + rows
+    return _part(lot, lot.start, middle), _part(lot, middle, lot.start + lot.rows)
 
 
 def _part(lot: Lot, start: int, stop: int) -> Lot:

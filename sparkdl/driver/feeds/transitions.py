@@ -44,14 +44,16 @@ from sparkdl.core.errors import (
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call
-from sparkdl.driver.feeds.remarks import (
+from sparkdl.driver.feeds.report import (
     check_size,
+    covered_report,
+    no_rows,
+    report,
     standstill,
     warn_of_lost,
     warn_of_nothing,
     warn_of_reader,
 )
-from sparkdl.driver.feeds.report import Fed, covered_report, no_rows, report
 from sparkdl.driver.feeds.state import (
     Action,
     Answer,
@@ -93,7 +95,6 @@ from sparkdl.driver.feeds.state import (
     with_feed,
     with_run,
 )
-from sparkdl.driver.feeds.table import Need
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.messages import MAX_COUNT_S, FeedSpec, Target
 
@@ -216,9 +217,10 @@ def _begin(
     _check_can_be_fed(feed.name, call)
     left = tuple(call.left())
     timeout_s = call.request.timeout_s or feed.spec.timeout_s
+    first = feed.history.open_epochs(call, [each.epoch for each in left])
     spec = replace(
         feed.spec,
-        epoch=feed.history.open_epochs(call, [each.epoch for each in left]),
+        last_epoch=first + len(left) - 1,
         targets=feed_targets(members),
         timeout_s=timeout_s,
         generation=world.generation,
@@ -227,16 +229,8 @@ def _begin(
     before = feed.nodes.counts_of(_ids(members))
     call.began_at = {member.node.name: before[member.node.node_id].steps for member in members}
     run = Run(
-        call,
-        left,
-        spec,
-        members,
-        before,
-        call.rows_covered,
-        _brought_before(feed, members),
-        spec.epoch,
-        feed.nodes.progress,
-        now_s + timeout_s,
+        *(call, left, first, spec, members, before, call.rows_covered),
+        *(_brought_before(feed, members), first, feed.nodes.progress, now_s + timeout_s),
         expected=dict.fromkeys(before, 0),
     )
     if call.jobs.get(left[0].epoch):
@@ -296,32 +290,33 @@ def _deliver(
     spec = replace(
         run.spec,
         epoch=run.epoch,
-        last_epoch=run.last,
         run=name,
         keep=len(left) > 1,
         done=known,
         skipped=call.covered_partitions(known) if known else frozenset(),
     )
+    run = replace(run, spec=spec)
     if spec.skipped and len(spec.skipped) == call.shape.partitions:  # all rows are in the table
-        return Delivering(feed, run, spec, 0, run.quiet_s, num_rows={}), []
+        return Delivering(feed, run, run.quiet_s, num_rows={}), []
     run = replace(run, passes=run.passes + 1)
     if isinstance(call.request.data, ParquetSource):
-        return _share_out(feed, run, spec, call.request.data, now_s)
+        return _share_out(feed, run, call.request.data, now_s)
     feed = replace(feed, last_job=feed.last_job + 1)
     head = feed.requests[0] if feed.requests else None
     ticket = head.ticket if isinstance(head, FeedAsked) and head.call is not None else None
     start = StartJob(feed.last_job, call.request.data, spec, ticket)
-    return Delivering(feed, run, spec, feed.last_job, run.quiet_s), [start]
+    return Delivering(feed, run, run.quiet_s, job=feed.last_job), [start]
 
 
 def _share_out(
-    feed: Feed, run: Run, spec: FeedSpec, source: ParquetSource, now_s: float
+    feed: Feed, run: Run, source: ParquetSource, now_s: float
 ) -> Step[Delivering | Explaining | CuttingShort]:
     """Have the agent of each node that takes rows read a share of the files."""
+    spec = run.spec
     counts, done = feed.nodes.staying(run.node_ids), spec.done.get(0, ())
     if not counts:  # one may be about to say why
         refused = run.refused + source.num_rows - num_rows({0: done})
-        return Explaining(feed, replace(run, refused=refused), spec, None, now_s + REASON_S), []
+        return Explaining(feed, replace(run, refused=refused), now_s + REASON_S), []
     shares = {
         node_id: ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep)
         for node_id, share in zip(counts, source.shares(len(counts), done=done), strict=True)
@@ -333,29 +328,32 @@ def _share_out(
         return _cut_short(feed, run, error, now_s)
     said = [Send(share, frozenset({n}), spec.generation) for n, share in shares.items()]
     rows = {0: source.num_rows}
-    return Delivering(feed, run, spec, 0, run.quiet_s, num_rows=rows), [*said]
+    return Delivering(feed, run, run.quiet_s, num_rows=rows), [*said]
 
 
 def _look_delivering(
     state: Delivering, now_s: float
 ) -> Step[Delivering | Explaining | Cutting | CuttingShort | Idle]:
+    """Assign rows as they come; those that are left once agents have reported all of them."""
     feed, run = state.feed, state.run
-    if not state.is_job_running:
-        return _look_spooled(state, now_s)
     if state.is_cancelled:
         return _look_cancelled(state, now_s)
-    # The next generation's job needs the slots of this one.
-    if _is_pointless(feed, run) or state.error is not None:
-        return _cancel(state, now_s)
-    if not run.is_unwanted:
-        if problem := _problem(feed, run):
-            return replace(state, error=problem), []
-        return _then(_assign(state, now_s), _watch(state, now_s))
-    if now_s >= run.counts_until_s:
-        return _cancel(with_run(state, is_cut=True), now_s)
-    if state.deadline_s == run.counts_until_s:  # feeders count the rows that are left
-        return state, []
-    return replace(state, deadline_s=run.counts_until_s), []
+    if state.is_job_running:
+        # The next generation's job needs the slots of this one.
+        if _is_pointless(feed, run) or state.error is not None:
+            return _cancel(state, now_s)
+        if run.is_unwanted and now_s >= run.counts_until_s:
+            return _cancel(with_run(state, is_cut=True), now_s)
+        if run.is_unwanted:  # feeders count the rows that are left
+            is_known = state.deadline_s == run.counts_until_s
+            return state if is_known else replace(state, deadline_s=run.counts_until_s), []
+    elif after := _after_job(state, now_s):
+        return after
+    if problem := _problem(feed, run):
+        return replace(state, error=problem), []
+    if not state.is_job_running and run.table.is_complete(state.num_rows or {}):
+        return _assign_rest(state, now_s)
+    return _then(_assign(state, now_s), _watch(state, now_s))
 
 
 def _look_cancelled(state: Delivering, now_s: float) -> Step[Delivering | CuttingShort | Idle]:
@@ -368,25 +366,11 @@ def _look_cancelled(state: Delivering, now_s: float) -> Step[Delivering | Cuttin
     return replace(state, deadline_s=now_s + CANCEL_S), [CancelJob(state.job)]
 
 
-def _look_spooled(
-    state: Delivering, now_s: float
-) -> Step[Delivering | Explaining | Cutting | CuttingShort | Idle]:
-    """Once agents have reported all rows that the job has brought, assign those that are left."""
-    feed, run = state.feed, state.run
-    if after := _after_job(state, now_s):
-        return after
-    if problem := _problem(feed, run):
-        return replace(state, error=problem), []
-    if not run.table.is_complete(state.num_rows or {}):
-        return _then(_assign(state, now_s), _watch(state, now_s))
-    return _assign_rest(state, now_s)
-
-
 def _assign_rest(state: Delivering | Explaining, now_s: float) -> Step[Cutting]:
     """Assign all rows that are left: no more will come of the epoch."""
     feed, run = state.feed, state.run
     rest = run.table.assign_rest([*feed.nodes.staying(run.node_ids)])
-    return _then(_granting(state.spec, rest), _cut(feed, run, now_s))
+    return _then(_granting(run.spec, rest), _cut(feed, run, now_s))
 
 
 def _assign(state: Delivering, now_s: float) -> list[Action]:
@@ -395,17 +379,18 @@ def _assign(state: Delivering, now_s: float) -> list[Action]:
     if not run.table.rows_waiting:
         return []
     counts = state.feed.nodes.staying(run.node_ids)
-    needs = {node_id: _need(run, node_id, count) for node_id, count in counts.items()}
-    return _granting(state.spec, run.table.assign(needs, now_s))
+    unread = {node_id: _unread(run, node_id, count) for node_id, count in counts.items()}
+    return _granting(run.spec, run.table.assign(unread, now_s))
 
 
-def _need(run: Run, node_id: int, count: FeedCount) -> Need:
+def _unread(run: Run, node_id: int, count: FeedCount) -> int:
+    """Return how many rows a node has left to read; none if user code waits for a row."""
     before, assigned = run.before[node_id], run.table.assigned[node_id]
     read = count.rows_consumed + count.rows_dropped - before.rows_consumed - before.rows_dropped
     sent = run.sent.get(node_id, 0) + assigned
     has_all = count.rows_received - before.rows_received >= sent
     unread = run.expected.get(node_id, 0) + assigned - read
-    return Need(max(0, unread), count.waits and has_all)
+    return 0 if count.waits and has_all else max(0, unread)
 
 
 def _granting(spec: FeedSpec, grants: Mapping[int, list[Grant]]) -> list[Action]:
@@ -450,7 +435,7 @@ def _delivering_ended(
     feed, run = state.feed, state.run
     if not run.is_unwanted and state.error is None and not _is_pointless(feed, run):
         try:
-            state.spec.check_partitions(len(event.fed))
+            run.spec.check_partitions(len(event.fed))
         except ConfigError as error:
             return _cut_short(feed, run, error, now_s)
         rows = {each.partition: each.num_rows for each in event.fed if each.num_rows >= 0}
@@ -462,7 +447,7 @@ def _delivering_ended(
     if after := _after_job(state, now_s):
         return after
     if refused:  # the nodes are about to report why
-        return Explaining(feed, state.run, state.spec, None, now_s + REASON_S), []
+        return Explaining(feed, state.run, now_s + REASON_S), []
     num_rows = {each.partition: each.num_rows for each in event.fed if each.num_rows > 0}
     return replace(state, num_rows=num_rows), []
 
@@ -477,7 +462,7 @@ def _delivering_broke(
     if event.is_of_data:
         return _cut_short(state.feed, state.run, event.error, now_s)
     wait_s = state.feed.reason_s if event.is_cut_off else REASON_S
-    return Explaining(state.feed, state.run, state.spec, event.error, now_s + wait_s), []
+    return Explaining(state.feed, state.run, now_s + wait_s, event.error), []
 
 
 def _after_job(state: Delivering, now_s: float) -> Step[CuttingShort | Idle] | None:
@@ -618,7 +603,7 @@ def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> S
     left, of = run.table.withdraw(), run.spec
     said = [_freeing(n, of.feed, run.epoch, lots, of.generation) for n, lots in left.items()]
     run = replace(run, refused=refused)
-    return CuttingShort(feed, run, error, now_s + feed.answer_s), [*said, cut]
+    return CuttingShort(feed, run, now_s + feed.answer_s, error), [*said, cut]
 
 
 def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[Holding | Idle]:
@@ -629,7 +614,7 @@ def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[H
     if run.repeated is None:
         return _finish(feed, run, error)
     hold = _to_nodes(run, FeedHold(feed.name, run.last))
-    return Holding(feed, run, error, now_s + feed.answer_s), [hold]
+    return Holding(feed, run, now_s + feed.answer_s, error), [hold]
 
 
 def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort | Idle]:
@@ -667,26 +652,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
     if error is not None:
         feed, said = _broke(feed, run.call, error)
         return Idle(feed), said
-    fed = Fed(
-        feed.name,
-        epochs=run.call.request.epochs - len(run.left) + min(run.epoch, run.last + 1) - run.first,
-        passes=run.passes,
-        rows_refused=run.refused,
-        delivered={} if run.is_unwanted else run.expected,
-        rows_covered=run.covered,
-        steps_before=run.call.batches_before,
-        wanted=run.call.request.epochs,
-        asked=run.rows,
-        epoch_rows=sum(run.call.shape.rows.values()) if run.is_unwanted and run.rows else 0,
-        continues=run.is_micro_batch and not run.is_unwanted,
-        is_cut=run.epoch <= run.last
-        and (run.is_cut or (run.is_unwanted and not run.rows and run.epoch < run.last)),
-        left_by=feed.nodes.gone(run.node_ids),
-        stopped=feed.nodes.stopped(run.members),
-        moved=run.moved + run.table.rows_moved,
-    )
-    names = {member.node.node_id: member.node.name for member in run.members}
-    result, warning = report(fed, names, run.before, feed.nodes.counts_of(run.node_ids))
+    result, warning = report(feed, run)
     said = [Warn(warning)] if warning else []
     feed.history.fed(run.call, run.is_unwanted)
     feed = _note_brought(feed, run, result.rows)
@@ -775,9 +741,7 @@ def _is_pointless(feed: Feed, run: Run) -> bool:
 def _is_unwanted(feed: Feed, run: Run) -> bool:
     """Whether user code of a node has terminated this call or its stream, or all are gone."""
     nodes = feed.nodes
-    if run.is_micro_batch and (
-        feed.stream is None or feed.stream.is_stopped or _is_stream_terminated(feed)
-    ):
+    if run.is_micro_batch and is_stream_over(feed):
         return True
     counts = nodes.counts_of(run.node_ids).values()
     if nodes.world is not None and any(c.closed_to >= run.first for c in counts):

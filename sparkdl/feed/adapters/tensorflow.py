@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.core.errors import FeedTypeError
+from sparkdl.core.patch import Function, Patch
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT, EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.values.columns import ARRAYS_ADVICE, is_text, objects_in, to_columns
@@ -98,10 +99,14 @@ def readers_of(dataset: Any) -> list[FeedReader]:
     """Return the readers of the feeds that `dataset` comes from, none for anything else."""
     if reader := getattr(dataset, _READER, None):
         return [reader]
-    inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
-    if (loaded := getattr(dataset, "dataset", None)) is not None:  # by a DataLoader of PyTorch
-        inputs = [loaded]
+    loaded = getattr(dataset, "dataset", None)  # by a DataLoader of PyTorch
+    inputs = _inputs(dataset) if loaded is None else [loaded]
     return [reader for part in inputs for reader in readers_of(part)]
+
+
+def _inputs(dataset: Any) -> list[Any]:
+    inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
+    return inputs
 
 
 def text_labels(dataset: Any) -> list[str]:
@@ -116,8 +121,7 @@ def text_labels(dataset: Any) -> list[str]:
 
     is_text = [getattr(leaf, "dtype", None) == tf.string for leaf in tf.nest.flatten(spec[1])]
     while any(is_text) and (names := getattr(dataset, _TEXT_LABELS, None)) is None:
-        inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
-        if len(inputs) != 1:
+        if len(inputs := _inputs(dataset)) != 1:
             return []
         dataset = inputs[0]
     return list(names or []) if any(is_text) else []
@@ -153,27 +157,25 @@ def let_strategies_keep_batches() -> None:
     cluster, assuming that every node reads the same global batches. A node's feed holds that node's
     rows only, so its datasets go in as per-node datasets.
     """
-    import tensorflow as tf
+    _KEEP_BATCHES.apply()
 
-    original = tf.distribute.Strategy.experimental_distribute_dataset
-    if getattr(original, _MARK, False):
-        return
 
-    def experimental_distribute_dataset(
-        self: tf.distribute.Strategy, dataset: Any, options: Any = None
-    ) -> Any:
-        spans_nodes = getattr(self.extended, "_num_workers", 1) > 1
-        if spans_nodes and _is_step_batched(dataset):
-            found = self.distribute_datasets_from_function(lambda _context: dataset, options)
-        else:
-            found = original(self, dataset, options)
-        with suppress(AttributeError):  # without a strategy it is a dataset of TensorFlow's own
-            setattr(found, _SOURCE, dataset)
-        return found
+def _distribute(stock: Function, strategy: Any, dataset: Any, options: Any = None) -> Any:
+    spans_nodes = getattr(strategy.extended, "_num_workers", 1) > 1
+    if spans_nodes and _is_step_batched(dataset):
+        found = strategy.distribute_datasets_from_function(lambda _context: dataset, options)
+    else:
+        found = stock(strategy, dataset, options)
+    with suppress(AttributeError):  # without a strategy it is a dataset of TensorFlow's own
+        setattr(found, _SOURCE, dataset)
+    return found
 
-    experimental_distribute_dataset.__doc__ = original.__doc__
-    setattr(experimental_distribute_dataset, _MARK, True)
-    tf.distribute.Strategy.experimental_distribute_dataset = experimental_distribute_dataset
+
+_KEEP_BATCHES = Patch(
+    "tensorflow:distribute.Strategy.experimental_distribute_dataset",
+    ("self", "dataset"),
+    _distribute,
+)
 
 
 def _is_step_batched(dataset: Any) -> bool:
@@ -182,5 +184,5 @@ def _is_step_batched(dataset: Any) -> bool:
         return True
     if "batch" in type(dataset).__name__.lower():
         return False
-    inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
+    inputs = _inputs(dataset)
     return len(inputs) == 1 and _is_step_batched(inputs[0])

@@ -19,7 +19,7 @@ from sparkdl.feed.reader.consumed import Part, part_of
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.store.segment import write_segment
-from sparkdl.feed.values.row_codec import RowEncoder, rows
+from sparkdl.feed.values.row_codec import encode_rows, rows
 
 SendLocal = Callable[[Local, int], None]
 
@@ -155,7 +155,7 @@ class DataFeed:
                 self._parts += part_of(self._item.origin, stop - moved, stop)
 
     def _answer(self, exchange: str, results: Sequence[Any]) -> None:
-        for encoded in RowEncoder().batches(results):
+        for encoded in encode_rows(results):
             fd, _nbytes = write_segment(encoded)
             try:
                 self._send(Results(exchange, encoded.num_rows), fd)

@@ -41,15 +41,8 @@ import msgspec
 import numpy as np
 
 from sparkdl.control.descriptors import nameless_file, receive_with_fds
-from sparkdl.core.errors import (
-    ConfigError,
-    EndOfFeedError,
-    FeedClosedError,
-    FeedTimeoutError,
-    FeedTypeError,
-    SparkdlError,
-    UnfedError,
-)
+from sparkdl.core import errors
+from sparkdl.core.errors import FeedClosedError, SparkdlError
 from sparkdl.feed.reader.batches import EpochBatches
 
 _BATCH, _FAILED, _END = b"b", b"f", b"e"
@@ -66,8 +59,8 @@ _ALIGNED_NBYTES = 64
 _ERRORS = {
     kind.__name__: kind
     for kind in (
-        *(ConfigError, FeedClosedError, EndOfFeedError, FeedTimeoutError, UnfedError),
-        FeedTypeError,
+        *(errors.ConfigError, errors.FeedClosedError, errors.EndOfFeedError),
+        *(errors.FeedTimeoutError, errors.UnfedError, errors.FeedTypeError),
     )
 }
 

@@ -65,7 +65,7 @@ def result_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
     column is declared it may as well be that column's value: a number, an array, a struct, a map.
 
     Args:
-        batch: results as `RowEncoder` encoded them.
+        batch: results as `encode_rows` encoded them.
 
     Raises:
         InferenceError: if a result does not fit; it names the column and the value's type, and the
@@ -87,7 +87,7 @@ def fitting_schema(batch: pa.RecordBatch, declared: Sequence[str] = ()) -> str:
     """Return the schema that results fit, as Spark writes it; empty if they do not say it.
 
     Args:
-        batch: results as `RowEncoder` encoded them.
+        batch: results as `encode_rows` encoded them.
         declared: the names of columns, for results without names of their own.
     """
     encoded = row_schema(batch)
@@ -146,7 +146,7 @@ def _parts(batch: pa.RecordBatch, schema: pa.Schema) -> list[tuple[Any, Codec | 
     encoded = row_schema(batch)
     names = batch.schema.names
     if encoded is None:
-        raise InferenceError("the node sent results that no RowEncoder has made")
+        raise InferenceError("the node sent results that encode_rows has not made")
     only = schema.field(0).type if len(schema) == 1 else None
     is_named = encoded.kind in ("row", "dict")
     if encoded.kind == "value":

@@ -38,9 +38,9 @@ from sparkdl.feed.transfer.messages import (
     FeedSpec,
     Target,
     flight_reason,
-    is_listening,
+    knock,
 )
-from sparkdl.feed.values.row_codec import RowEncoder, rows
+from sparkdl.feed.values.row_codec import encode_rows, rows
 
 RESULT_SCHEMA = "ipc binary"
 """Spark schema of what `InferRows` returns: Arrow IPC streams of encoded result rows."""
@@ -125,7 +125,7 @@ class InferRdd:
 
     def __call__(self, values: Iterable[Any]) -> Iterator[Any]:
         """Answer one partition."""
-        for data in _spark_answers(self.spec, RowEncoder().batches(values)):
+        for data in _spark_answers(self.spec, encode_rows(values)):
             yield from decode_results(data)
 
 
@@ -270,7 +270,7 @@ class _Call:
 
     def results(self) -> Iterator[bytes]:
         """Send the partition and yield what comes back."""
-        with self._spec.connect(self._target) as client:
+        with self._spec.connect(self._target.uri) as client:
             try:
                 writer, reader = client.do_exchange(
                     flight.FlightDescriptor.for_command(self._command), self._spec.options()
@@ -346,7 +346,7 @@ class _Call:
                     break
                 self._changed.wait(min(_LOOK_S, limit_s - owed_s))
             # The kernel tells nothing of a link that is cut while nothing is sent.
-            if owed_s < _LOOK_S or is_listening(self._target):
+            if owed_s < _LOOK_S or knock(self._target) == "accepts":
                 silent_since_s = None
             elif now_s - (silent_since_s := silent_since_s or now_s) >= self._spec.host_timeout_s:
                 limit_s = now_s - silent_since_s

@@ -12,26 +12,23 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
+from dataclasses import replace
 from itertools import chain, groupby
 
 import msgspec
-import pyarrow as pa
 
 from sparkdl.control.channel import EndMark, FeedStart, Local, ReadFailed, ReadParquet
 from sparkdl.control.messages import EpochEnd, Granted, ReadShare
 from sparkdl.control.rows import Share
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
-from sparkdl.core.row_ranges import Range, take_rows
-from sparkdl.feed.store.admission import Appended, append_in_time
-from sparkdl.feed.store.log import AppendRequest, Log
-from sparkdl.feed.store.spool import Spool, SpoolRequest
+from sparkdl.core.row_ranges import take_rows
+from sparkdl.feed.store.held import AppendRequest, HeldSegments
+from sparkdl.feed.store.log import Log
+from sparkdl.feed.store.spool import Spool
 
 _log = logging.getLogger(__name__)
 
 _MIN_BATCH_NBYTES = 1 << 16
-Append = Callable[[pa.RecordBatch, tuple[Range, ...], Deadline], Appended]
 _MARKS_AHEAD = 4
 """So many epochs ahead the child knows that they read the same rows again."""
 
@@ -51,11 +48,10 @@ class ParquetLoader(threading.Thread):
     def stop(self) -> None:
         """Wait no longer: what is read is refused from now on."""
 
-    def _read(self, share: Share, append: Append) -> bool:
+    def _read(self, share: Share, into: HeldSegments, request: AppendRequest) -> bool:
         """Read a share to its end; return whether all of it was wanted.
 
-        Args:
-            append: takes a batch and which rows of the data set it has.
+        Its rows are those of partition 0, numbered through all files.
 
         Raises:
             ReadError: if a file cannot be read, or there have been no descriptors for a minute.
@@ -70,8 +66,8 @@ class ParquetLoader(threading.Thread):
         batches = read_share(share, batch_nbytes=batch_nbytes, prefetch_nbytes=prefetch_nbytes)
         with closing(batches):
             for batch in batches:
-                rows = tuple(take_rows(numbers, batch.num_rows))
-                if not append_in_time(partial(append, batch, rows)):
+                spans = tuple((0, *rows) for rows in take_rows(numbers, batch.num_rows))
+                if not into.append_in_time(batch, replace(request, spans=spans)):
                     return False
         return True
 
@@ -94,13 +90,9 @@ class ShareLoader(ParquetLoader):
     def run(self) -> None:
         """Read the share."""
         order = self._order
-
-        def append(batch: pa.RecordBatch, rows: tuple[Range, ...], deadline: Deadline) -> Appended:
-            request = SpoolRequest(order.epoch, order.run, 0, rows, order.keep)
-            return self._spool.append(batch, deadline, request)
-
+        request = AppendRequest(order.epoch, keep=order.keep, run=order.run)
         try:
-            self._read(order.share, append)
+            self._read(order.share, self._spool, request)
         except Exception as error:  # noqa: BLE001 (the driver has to know)
             self._on_problem(_problem_text(error))
 
@@ -159,59 +151,39 @@ class DirectLoader(ParquetLoader):
                 f"ctx.parquet: the files of {', '.join(order.paths)} have no rows, so there is "
                 "nothing to read. Check the path, and the job that wrote them"
             )
-        has_begun = False
+        has_begun = is_whole = False
+        rows: dict[int, int] = {}
         for epoch in itertools.takewhile(lambda e: e != order.epochs, itertools.count()):
             done = order.done.get(epoch, {}).get(0, ())
             if done == ((0, source.num_rows),):
                 self._send_to_child(self, FeedStart(log.feed, epoch + 1))
                 continue
-            if has_begun and not self._wait_for(epoch - 1):
+            if has_begun and not self._wait_for(epoch - (_MARKS_AHEAD if is_whole else 1)):
                 return
-            has_begun = True
-            is_last = self._is_last(epoch)
-            # All nodes plan the same, for all epochs: some may read again what others still have.
-            shares = source.shares(len(order.nodes), order.seed, done=done)
-            rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
-            if len(rows) > 1:
-                self._send_to_child(self, Granted(log.feed, epoch, min(rows.values())))
-            share = _shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
-            if not self._read_epoch(share, epoch, keep=not (is_last or done)):
-                return
-            if log.cut(epoch).is_whole and not is_last and not self._has_done_from(epoch):
-                self._read_again(epoch, rows)
-                return
-            log.settle(epoch)
+            is_last, has_begun = epoch + 1 == order.epochs, True
+            if not is_whole:
+                # All nodes plan the same, for all epochs: some may read again what others have.
+                shares = source.shares(len(order.nodes), order.seed, done=done)
+                rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
+                if len(rows) > 1:
+                    self._send_to_child(self, Granted(log.feed, epoch, min(rows.values())))
+                share = _shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
+                request = AppendRequest(epoch, keep=not (is_last or done))
+                if not (self._read(share, log, request) and log.takes(epoch)):
+                    return
+                is_whole = log.cut(epoch).is_whole and not self._has_done_from(epoch)
+            is_again = is_whole and not is_last
+            if not is_again:
+                log.settle(epoch)
             # If fewer rows than nodes are left, they come first in the next epoch.
             continues = bool(done) and not all(rows.values())
-            self._send_to_child(self, EpochEnd(log.feed, epoch, rows, goes_on=continues))
+            end = EpochEnd(log.feed, epoch, rows, again=is_again, goes_on=continues)
+            self._send_to_child(self, end)
         self._send_to_child(self, EndMark(log.feed))
-
-    def _read_epoch(self, share: Share, epoch: int, keep: bool) -> bool:
-        def append(batch: pa.RecordBatch, rows: tuple[Range, ...], deadline: Deadline) -> Appended:
-            spans = tuple((0, *each) for each in rows)
-            return self._log.append(batch, deadline, AppendRequest(epoch, keep=keep, spans=spans))
-
-        return self._read(share, append) and self._log.takes(epoch)
 
     def _has_done_from(self, epoch: int) -> bool:
         """Whether some rows of `epoch` or a later one are not to be read."""
         return any(each >= epoch and rows for each, rows in self._order.done.items())
-
-    def _read_again(self, first: int, rows: dict[int, int]) -> None:
-        """Let all further epochs read what is in the log."""
-        log = self._log
-        for epoch in itertools.count(first):
-            if not self._wait_for(epoch - _MARKS_AHEAD):
-                return
-            is_last = self._is_last(epoch)
-            self._send_to_child(self, EpochEnd(log.feed, epoch, rows, again=not is_last))
-            if is_last:
-                log.settle(epoch)
-                self._send_to_child(self, EndMark(log.feed))
-                return
-
-    def _is_last(self, epoch: int) -> bool:
-        return epoch + 1 == self._order.epochs
 
     def _wait_for(self, epoch: int) -> bool:
         """Wait until the child has reached `epoch`; return whether to continue."""

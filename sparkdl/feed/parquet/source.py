@@ -68,24 +68,16 @@ class ParquetSource:
         return sum(map(sum, self.row_groups))
 
     def shares(
-        self,
-        num_nodes: int,
-        seed: int | None = None,
-        epoch: int = 0,
-        done: Sequence[Range] = (),
+        self, num_nodes: int, seed: int | None = None, done: Sequence[Range] = ()
     ) -> list[Share]:
         """Return what each node reads, see `plan`."""
         schema = self.schema.serialize().to_pybytes()
         return [
             Share(
-                self.storage,
-                schema,
-                self.partitions,
-                *own_files(self.files, ranges),
-                self.picks,
-                self.condition,
+                *(self.storage, schema, self.partitions, *own_files(self.files, ranges)),
+                *(self.picks, self.condition),
             )
-            for ranges in plan(self.row_groups, num_nodes, seed, epoch, done)
+            for ranges in plan(self.row_groups, num_nodes, seed, done)
         ]
 
 
@@ -284,7 +276,6 @@ def plan(
     row_groups: Sequence[Sequence[int]],
     num_nodes: int,
     seed: int | None = None,
-    epoch: int = 0,
     done: Sequence[Range] = (),
 ) -> list[list[FileRange]]:
     """Share out all rows but those that are `done` so that the nodes' totals differ by at most one.
@@ -296,9 +287,7 @@ def plan(
     Args:
         row_groups: for each file the rows of each of its row groups; `FileRange.file` counts them.
         num_nodes: at least 1.
-        seed: shuffles the row groups first, differently in each epoch; None keeps their order,
-            and with it each node's rows.
-        epoch: has no meaning without a seed.
+        seed: shuffles the row groups first; None keeps their order.
         done: numbers of rows, counted through all files.
 
     Returns:
@@ -308,7 +297,7 @@ def plan(
         raise ValueError(f"num_nodes is {num_nodes}; it must be at least 1")
     groups = list(_groups(row_groups))
     if seed is not None:
-        random.Random(f"{seed}/{epoch}").shuffle(groups)
+        random.Random(f"{seed}/0").shuffle(groups)
     left = [
         FileRange(part.file, part.row_group, first - part.first, last - part.first, first)
         for part in groups

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -28,6 +28,29 @@ Columns = dict[str, np.ndarray[Any, Any]]
 """Arrays by column name, all with the same first dimension: `[rows, …]`."""
 Names = str | Sequence[str]
 Tail = Literal["short", "pad", "drop", "carry"]
+
+
+@dataclass
+class _Part:
+    """Rows `start` to `stop` of `columns`."""
+
+    columns: Columns
+    start: int
+    stop: int
+    origin: Origin
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def positions(self) -> list[Part]:
+        return part_of(self.origin, self.start, self.stop)
+
+    def first(self, rows: int) -> _Part:
+        """Cut off and return the first rows."""
+        start, self.start = self.start, self.start + rows
+        return _Part(self.columns, start, self.start, self.origin)
 
 
 @dataclass
@@ -60,9 +83,7 @@ class EpochBatches:
     tail: Tail = "short"
     shuffle: bool | int = False
     seed: int = 0
-    _carried: list[tuple[Columns, int, Origin]] = field(
-        default_factory=list, init=False, repr=False
-    )
+    _carried: list[_Part] = field(default_factory=list, init=False, repr=False)
     _carried_by_node: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,9 +119,7 @@ class _Epoch:
         self._of = of
         self._reader = of.reader
         self._owner = owner
-        self._rows = GatheredRows()
-        for columns, rows, origin in of._carried:
-            self._rows.add(columns, rows, origin)
+        self._rows = GatheredRows(of._carried)
         self._is_over = False
         self._mark: EpochEnd | None = None
         self._steps = 0
@@ -135,7 +154,7 @@ class _Epoch:
             # Grants count the rows of this epoch alone. A node that waits for a grant therefore
             # holds the carried rows already; a node without them consumes what it has, which frees
             # memory for more.
-            return sum(rows for _, rows, _ in of._carried)
+            return sum(part.rows for part in of._carried)
         return 0
 
     def _fill(self, rows: int | None) -> bool:
@@ -257,8 +276,9 @@ class _Epoch:
         mark = self._mark
         carries = mark is not None and self._carries(mark)
         rest = self._rows.rest()
-        dropped = [] if carries else [(rows, origin) for _, rows, origin in rest]
-        if self._reader.finish_epoch(self._owner, dropped):
+        dropped = 0 if carries else sum(part.rows for part in rest)
+        parts = [] if carries else [each for part in rest for each in part.positions]
+        if self._reader.finish_epoch(self._owner, dropped, parts):
             self._of._carried = rest if carries else []
             self._carry(mark if carries else None, steps * size)
             self.continues = mark is not None and mark.goes_on
@@ -291,25 +311,6 @@ class _Epoch:
         )
 
 
-@dataclass
-class _Part:
-    """Rows `start` to `stop` of `columns`."""
-
-    columns: Columns
-    start: int
-    stop: int
-    origin: Origin
-
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
-
-    def first(self, rows: int) -> _Part:
-        """Cut off and return the first rows."""
-        start, self.start = self.start, self.start + rows
-        return _Part(self.columns, start, self.start, self.origin)
-
-
 class GatheredRows:
     """Columns of segments that were taken and not yet handed out.
 
@@ -317,9 +318,9 @@ class GatheredRows:
         count: rows that can be cut off; those that still wait to be shuffled do not count.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._parts: deque[_Part] = deque()
+    def __init__(self, carried: Sequence[_Part] = ()) -> None:
+        self.count = sum(part.rows for part in carried)
+        self._parts = deque(replace(part) for part in carried)  # an abandoned epoch begins anew
         self._random: np.random.Generator | None = None
         self._window: int | bool = False
         self._unshuffled: list[_Part] = []
@@ -379,28 +380,15 @@ class GatheredRows:
             if not self._parts[0].rows:
                 self._parts.popleft()
         pieces = [slice_columns(part.columns, part.start, part.stop) for part in cut]
-        origins = [o for part in cut for o in part_of(part.origin, part.start, part.stop)]
+        origins = [each for part in cut for each in part.positions]
         return (pieces[0] if len(pieces) == 1 else concat(pieces)), origins
 
-    def rest(self) -> list[tuple[Columns, int, Origin]]:
-        """Remove and return all rows in parts: columns, how many rows, and their origin."""
+    def rest(self) -> list[_Part]:
+        """Remove and return all rows."""
         parts = list(self._parts)
         self._parts.clear()
         self.count = 0
-        return [
-            (
-                slice_columns(part.columns, part.start, part.stop),
-                part.rows,
-                _from(part.origin, part.start, part.stop),
-            )
-            for part in parts
-        ]
-
-
-def _from(origin: Origin, start: int, stop: int) -> Origin:
-    if origin is None:
-        return None
-    return origin + start if isinstance(origin, int) else origin[start:stop]
+        return parts
 
 
 def agreed_steps(rows: Sequence[int], batch_size: int, tail: Tail) -> int:

@@ -25,7 +25,7 @@ from msgspec import structs
 
 from sparkdl.control.channel import Segment
 from sparkdl.control.messages import EpochEnd
-from sparkdl.feed.reader.consumed import ConsumedRows, Origin, part_of
+from sparkdl.feed.reader.consumed import ConsumedRows, Part
 from sparkdl.feed.store.segment import read_segment
 
 HEAD_STEPS = 8
@@ -252,11 +252,10 @@ class ReaderCursor:
         if for_good:
             self.raise_floor()
 
-    def drop(self, dropped: Iterable[tuple[int, Origin]]) -> None:
+    def drop(self, rows: int, parts: list[Part]) -> None:
         """Count rows that user code is not given."""
-        for rows, origin in dropped:
-            self.counts = self.counts._replace(dropped=self.counts.dropped + rows)
-            self.consumed.drop(part_of(origin, 0, rows))
+        self.counts = self.counts._replace(dropped=self.counts.dropped + rows)
+        self.consumed.drop(parts)
 
     def rewind(self) -> None:
         """Go back to the floor."""

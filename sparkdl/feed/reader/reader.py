@@ -11,13 +11,22 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.control.channel import Consumed, EndMark, Local, Release, Terminated
-from sparkdl.control.messages import EpochEnd
+from sparkdl.control.channel import (
+    Consumed,
+    EndMark,
+    FeedStart,
+    Local,
+    Reclaim,
+    Release,
+    Reopened,
+    Terminated,
+)
+from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
 from sparkdl.control.rows import EpochRows
 from sparkdl.core import trace
 from sparkdl.core.errors import (
@@ -27,13 +36,15 @@ from sparkdl.core.errors import (
     SparkdlError,
     UnfedError,
 )
-from sparkdl.feed.reader.consumed import Origin, Part, Turn
+from sparkdl.feed.reader.consumed import Part, Turn
 from sparkdl.feed.reader.cursor import Item, ReaderCursor, release_all
 from sparkdl.feed.reader.supply import Supply, end_of_feed
 from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 
 _log = logging.getLogger(__name__)
 
+FeedMessage = FeedStart | Granted | EpochEnd | FeedHold | Reopened | FeedCovered | Reclaim | EndMark
+"""What a reader hears of its feed, besides the segments."""
 REPORT_PERIOD_S = 0.02
 """What was read is reported this often at most, and when user code waits for more.
 
@@ -50,6 +61,10 @@ class FeedReader:
     Args:
         tracks: whether to note which rows user code was given, see `position`.
         supply: knows whether anybody feeds it.
+
+    Attributes:
+        watch: of the training.
+        is_resumed: this world continues an earlier one.
     """
 
     def __init__(
@@ -63,6 +78,7 @@ class FeedReader:
     ) -> None:
         self.feed, self._send = feed, send
         self.watch: TrainingWatch = UNWATCHED
+        self.is_resumed = False
         self._supply, self._is_patient = supply, False
         self._timeout_s, self._report_period_s = timeout_s, report_period_s
         self._changed = threading.Condition()
@@ -71,25 +87,27 @@ class FeedReader:
         self._owner = 0
         self._reported_at_s, self._is_reported = -math.inf, True
         self._pressed_epoch = self._held = -1
-        self._is_waiting = self._is_terminated = self._is_lost = self._is_resumed = False
+        self._is_waiting = self._is_terminated = self._is_lost = False
         self._epochs = self._beyond = 0
         self._problem: SparkdlError | None = None
 
     # What the receiving thread calls.
 
-    def track(self) -> None:
-        """Note from now on which rows user code is given; called before any is."""
+    def begin(self, watch: TrainingWatch, tracks: bool, is_resumed: bool) -> None:
+        """Let the reader know its world, before any row comes.
+
+        Args:
+            tracks: whether to note which rows user code is given, see `position`.
+            is_resumed: this world continues an earlier one.
+        """
         with self._changed:
-            self._cursor.consumed.is_wanted = True
+            self.watch, self.is_resumed = watch, is_resumed
+            self._cursor.consumed.is_wanted |= tracks
 
     def be_patient(self) -> None:
         """Wait for a first row as long as it takes: inference may be asked at any time."""
         with self._changed:
             self._is_patient = True
-
-    def resume(self) -> None:
-        """Note that this world continues an earlier one; called before any row comes."""
-        self._is_resumed = True
 
     @property
     def steps(self) -> int:
@@ -105,52 +123,34 @@ class FeedReader:
                 self._cursor.add(item)
             self._changed.notify_all()
 
-    def start(self, epoch: int) -> None:
-        """Note that no epoch before `epoch` will come any more."""
+    def hear(self, message: FeedMessage) -> None:
+        """Take a message about the feed."""
+        cursor = self._cursor
         with self._changed:
-            self._cursor.start_at(epoch)
-            self._changed.notify_all()
-
-    def grant(self, epoch: int, rows: int) -> None:
-        """Note that every node has at least `rows` rows of `epoch`."""
-        with self._changed:
-            self._cursor.granted[epoch] = rows
-            self._changed.notify_all()
-
-    def mark(self, mark: EpochEnd) -> None:
-        """Note that an epoch is complete."""
-        with self._changed:
-            if not self._is_terminated:
-                self._release(self._cursor.add_mark(mark))
-            self._changed.notify_all()
-
-    def hold(self, number: int) -> None:
-        """Begin no later epoch before a mark that ends the feeding; report which is being read."""
-        with self._changed:
-            self._held = number
-            if not self._is_terminated:
-                self._cursor.hold()
-            self._report()
-
-    def end(self) -> None:
-        """Note that the feed has ended: nothing will follow what is here."""
-        with self._changed:
-            self._release(self._cursor.end())
-            self._changed.notify_all()
-
-    def reclaim(self) -> None:
-        """Release what is read, from now to the end of the epoch: feeders wait for room."""
-        with self._changed:
-            self._pressed_epoch = self._cursor.epoch
-            self._release(self._cursor.releasable(self._is_waiting))
-
-    def reopen(self, epoch: int) -> None:
-        """Accept rows again: the agent knows of `terminate`; what comes is of a later feeding."""
-        with self._changed:
-            self._is_terminated = False
-            self._cursor.start_at(epoch)
-            self._release(self._cursor.enter(max(self._cursor.epoch, epoch)))
-            self._report()
+            match message:
+                case FeedStart(_, epoch):
+                    cursor.start_at(epoch)
+                case Granted(_, epoch, rows):
+                    cursor.granted[epoch] = rows
+                case EpochEnd() if not self._is_terminated:
+                    self._release(cursor.add_mark(message))
+                case FeedHold(_, epoch):
+                    self._held = epoch
+                    if not self._is_terminated:
+                        cursor.hold()
+                    self._report()
+                case Reopened(_, epoch):
+                    self._is_terminated = False
+                    cursor.start_at(epoch)
+                    self._release(cursor.enter(max(cursor.epoch, epoch)))
+                    self._report()
+                case FeedCovered(_, epoch):
+                    cursor.consumed.forget(epoch)
+                case Reclaim():  # from now to the end of the epoch
+                    self._pressed_epoch = cursor.epoch
+                    self._release(cursor.releasable(self._is_waiting))
+                case EndMark():
+                    self._release(cursor.end())
             self._changed.notify_all()
 
     def lose(self) -> None:
@@ -198,11 +198,6 @@ class FeedReader:
         with self._changed:
             self._wait_row(lambda: self._cursor.is_begun or self._is_due())
             return not self._cursor.is_over
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether this world continues an earlier one."""
-        return self._is_resumed
 
     def report_end(self) -> None:
         """Report to the driver that user code expected an epoch that is not fed."""
@@ -316,11 +311,12 @@ class FeedReader:
             self._cursor.consumed.add(parts)
             self._cursor.consumed.raise_floor()
 
-    def finish_epoch(self, owner: int, dropped: Sequence[tuple[int, Origin]] = ()) -> bool:
+    def finish_epoch(self, owner: int, dropped: int = 0, parts: list[Part] | None = None) -> bool:
         """Move past the epoch's end: what no later epoch reads is released.
 
         Args:
-            dropped: rows of the epoch that user code is not given: how many, and where from.
+            dropped: rows of the epoch that user code is not given.
+            parts: where they come from.
 
         Returns:
             False once another owner has claimed.
@@ -328,7 +324,7 @@ class FeedReader:
         with self._changed:
             if owner != self._owner:
                 return False
-            self._cursor.drop(dropped)
+            self._cursor.drop(dropped, parts or [])
             mark = self._cursor.mark
             self._epochs += mark is not None and not mark.goes_on
             self._release(self._cursor.finish_epoch())
@@ -373,11 +369,6 @@ class FeedReader:
             used = consumed.count - (consumed.ahead or 0) if batches is None else batches
             return min(used, self.steps)
 
-    def forget(self, epoch: int) -> None:
-        """Forget rows of the epochs before `epoch`: a checkpoint covers them."""
-        with self._changed:
-            self._cursor.consumed.forget(epoch)
-
     def answer_taken(self, item: Item) -> None:
         """Release a segment of inference: user code has its rows."""
         self._release(release_all([item]))
@@ -406,7 +397,7 @@ class FeedReader:
         if isinstance(error, UnfedError):
             raise error
         self._beyond += 1
-        if self._beyond > (MAX_ITERATIONS_BEYOND if self._is_resumed else 1):
+        if self._beyond > (MAX_ITERATIONS_BEYOND if self.is_resumed else 1):
             raise error
         if self._beyond == 1:
             _log.warning("%s", error)

@@ -10,11 +10,10 @@ import resource
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.feed.store.provenance import Provenance
 from sparkdl.feed.store.segment import StoredSegment
 
 _OTHER_DESCRIPTORS = 256
@@ -40,8 +39,6 @@ class Room(Enum):
     MEMORY = "memory"
     DISK = "disk"
     FULL = "full"
-    """There was none in time."""
-    UNWANTED = "unwanted"
 
 
 def _affordable_segments() -> int:
@@ -62,9 +59,10 @@ class Budget:
 
     Args:
         on_pressure: called while a segment waits for room that no spool can give.
-        evict: frees a segment that is only retained; false if there is none.
+        folder: where segments go for which there is no memory.
 
     Attributes:
+        retained: segments that are only retained, which go when room is wanted.
         lock: guards the budget and all that a store holds: a thread takes no other lock of the
             store. It is notified when room comes, and when waiting rows may have become unwanted.
     """
@@ -75,17 +73,18 @@ class Budget:
         on_pressure: Callable[[], None],
         limit_segments: int | None = None,
         disk_nbytes: int = 0,
-        evict: Callable[[], bool] = lambda: False,
+        folder: Path | None = None,
     ) -> None:
         self.limit_nbytes = limit_nbytes
-        self.disk_nbytes = disk_nbytes
+        self.disk_nbytes = disk_nbytes if folder is not None else 0
+        self.folder = folder
         self.limit_segments = limit_segments or _affordable_segments()
         self.used_disk_nbytes = 0
         self.lock = threading.Condition()
         self._nbytes: Counter[Use] = Counter()
         self._segments: Counter[tuple[Use, str]] = Counter()
         self._on_pressure = on_pressure
-        self._evict = evict
+        self.retained = RetainedSegments(self)
 
     @property
     def used_nbytes(self) -> int:
@@ -97,37 +96,23 @@ class Budget:
         """Segments of all feeds."""
         return self._segments.total()
 
-    def acquire(
-        self,
-        use: Use,
-        feed: str,
-        nbytes: int,
-        deadline: Deadline,
-        may_spill: Callable[[], bool],
-        is_wanted: Callable[[], bool],
-        on_full: Callable[[], None],
-    ) -> Room:
-        """Wait for room for a segment, and reserve it.
+    def acquire(self, use: Use, feed: str, nbytes: int, may_spill: Callable[[], bool]) -> Room:
+        """Reserve room for a segment, if there is some.
 
         Args:
             may_spill: whether the segment may go to disk rather than wait for memory.
-            is_wanted: looked at again and again while waiting.
-            on_full: called before each wait; must not block.
         """
         with self.lock:
-            while True:
-                if not is_wanted():
-                    return Room.UNWANTED
-                room = self._room(use, feed, nbytes, may_spill)
-                if room is not Room.FULL:
-                    self._add(use, feed, 1, nbytes, room is Room.DISK)
-                    return room
-                if deadline.has_passed:
-                    return Room.FULL
-                on_full()
-                if not self._fits(nbytes):
-                    self._on_pressure()
-                self.lock.wait(deadline.wait_s)
+            room = self._room(use, feed, nbytes, may_spill)
+            if room is not Room.FULL:
+                self._add(use, feed, 1, nbytes, room is Room.DISK)
+            return room
+
+    def wait(self, nbytes: int, deadline: Deadline) -> None:
+        """Wait until something has changed for a segment; the caller holds the lock."""
+        if not self._fits(nbytes):
+            self._on_pressure()
+        self.lock.wait(deadline.wait_s)
 
     def move(self, segment: StoredSegment, before: Use, use: Use, segments: int = 1) -> None:
         """Hold a segment for another use, without waiting.
@@ -178,7 +163,7 @@ class Budget:
                 return Room.FULL
             may_stay = self._nbytes[use] + nbytes <= self.limit_nbytes // 2
         # What is only retained goes before anything is written to disk.
-        while not self._fits(nbytes) and (may_stay or may_spill()) and self._evict():
+        while not self._fits(nbytes) and (may_stay or may_spill()) and self.retained.evict():
             pass
         if may_stay and (is_first or self._fits(nbytes)):
             return Room.MEMORY
@@ -197,14 +182,6 @@ class Budget:
         return self.used_disk_nbytes + nbytes <= self.disk_nbytes
 
 
-@dataclass(frozen=True)
-class _Retained:
-    """A segment, and the provenance of the log that it was in."""
-
-    segment: StoredSegment
-    provenance: Provenance
-
-
 class RetainedSegments:
     """Segments retained for a restarted child, evicted oldest first.
 
@@ -213,50 +190,30 @@ class RetainedSegments:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._retained: list[_Retained] = []
+        self._retained: list[tuple[StoredSegment, object]] = []
 
-    def add(self, use: Use, segment: StoredSegment, provenance: Provenance) -> None:
-        """Take a segment, which was held for `use`, with its descriptor."""
+    def add(self, use: Use, segment: StoredSegment, log: object) -> None:
+        """Take a segment, which was held for `use`, with its descriptor; `log` was to have it."""
         with self._budget.lock:
             self._budget.move(segment, use, Use.RETAINED)
-            self._retained.append(_Retained(segment, provenance))
+            self._retained.append((segment, log))
 
-    def pop(self, feed: str, run: str) -> list[StoredSegment]:
-        """Remove and return the segments of `feed` that a job has brought."""
+    def pop(self, is_meant: Callable[[StoredSegment, object], bool]) -> list[StoredSegment]:
+        """Remove and return some segments, by themselves and their logs."""
         with self._budget.lock:
-            return self._remove(lambda each: (each.segment.feed, each.segment.run) == (feed, run))
+            found = [each for each in self._retained if is_meant(*each)]
+            self._retained = [each for each in self._retained if not is_meant(*each)]
+            return [segment for segment, _ in found]
 
-    def free(self, feed: str) -> None:
-        """Free the segments of `feed`."""
-        with self._budget.lock:
-            for segment in self._remove(lambda each: each.segment.feed == feed):
-                self._budget.free(Use.RETAINED, segment)
-
-    def forget(self, provenance: Provenance, epoch: int) -> None:
-        """Free the segments of a log that only epochs before `epoch` have read."""
-
-        def is_covered(each: _Retained) -> bool:
-            came = each.segment.epoch
-            return each.provenance is provenance and provenance.last_epoch(came) < epoch
-
-        with self._budget.lock:
-            for segment in self._remove(is_covered):
-                self._budget.free(Use.RETAINED, segment)
+    def free(self, is_meant: Callable[[StoredSegment, object], bool]) -> None:
+        """Free some segments, by themselves and their logs."""
+        for segment in self.pop(is_meant):
+            self._budget.free(Use.RETAINED, segment)
 
     def evict(self) -> bool:
         """Free the oldest segment; false if there is none."""
         with self._budget.lock:
-            if not self._retained:
-                return False
-            self._budget.free(Use.RETAINED, self._retained.pop(0).segment)
-            return True
-
-    def clear(self) -> None:
-        """Free all segments."""
-        while self.evict():
-            pass
-
-    def _remove(self, is_meant: Callable[[_Retained], bool]) -> list[StoredSegment]:
-        found = [each.segment for each in self._retained if is_meant(each)]
-        self._retained = [each for each in self._retained if not is_meant(each)]
-        return found
+            if self._retained:
+                self._budget.free(Use.RETAINED, self._retained.pop(0)[0])
+                return True
+            return False

@@ -12,42 +12,16 @@ epoch is whole, and the child can read it again.
 from __future__ import annotations
 
 import os
-import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
-
-import pyarrow as pa
+from dataclasses import dataclass
 
 from sparkdl.control.rows import EpochRows
-from sparkdl.core.deadline import Deadline
-from sparkdl.core.row_ranges import Span
-from sparkdl.feed.store.admission import Admission, Appended, File, Terms
-from sparkdl.feed.store.budget import Budget, RetainedSegments, Use
-from sparkdl.feed.store.provenance import Provenance
+from sparkdl.core.row_ranges import Range, Span, merge_ranges, spans_within
+from sparkdl.feed.store.budget import Budget, Use
+from sparkdl.feed.store.held import FOR_EVER, AppendRequest, HeldSegments
 from sparkdl.feed.store.segment import StoredSegment
-
-_FOR_EVER = sys.maxsize
-
-
-@dataclass(frozen=True)
-class AppendRequest:
-    """Where in its feed a batch belongs.
-
-    Attributes:
-        exchange: the inference partition that waits for results, or empty.
-        keep: a later epoch reads the rows again: they go to disk rather than wait for memory.
-        spans: which rows these are, in their order.
-        run: of the job that has brought them, if one has.
-    """
-
-    epoch: int = 0
-    exchange: str = ""
-    is_last: bool = False
-    keep: bool = False
-    spans: tuple[Span, ...] = ()
-    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,15 +33,76 @@ class EpochCount:
     is_whole: bool = False
 
 
-class Log:
-    """The log of one feed and generation. Any thread may call it; the lock is the budget's.
+class Provenance:
+    """Which rows the segments of one feed hold, or held before they were freed, by their numbers.
+
+    The caller holds the lock of the budget.
+    """
+
+    def __init__(self) -> None:
+        self._spans: dict[int, tuple[int, tuple[Span, ...]]] = {}
+        self._settled: list[int] = []
+
+    def add(self, segment: int, epoch: int, spans: tuple[Span, ...]) -> None:
+        """Note what a segment holds that came in `epoch`."""
+        self._spans[segment] = epoch, spans
+
+    def settle(self, epoch: int) -> None:
+        """Note that no epoch after `epoch` reads segments that came in it or before."""
+        if not self._settled or epoch > self._settled[-1]:
+            self._settled.append(epoch)
+
+    def forget(self, epoch: int) -> None:
+        """Forget rows that only epochs before `epoch` read: a checkpoint covers them."""
+        self._spans = {
+            segment: (came, spans)
+            for segment, (came, spans) in self._spans.items()
+            if not self.last_epoch(came) < epoch
+        }
+        self._settled = [e for e in self._settled if e >= epoch]
+
+    def knows(self, segment: int) -> bool:
+        """Whether the rows of a segment are not forgotten."""
+        return segment in self._spans
+
+    def rows(self, consumed: EpochRows, dropped_to: int = -1) -> EpochRows:
+        """Return by partition which rows were consumed, given by segment.
+
+        Args:
+            dropped_to: all rows that came in epochs up to this one count as consumed.
+        """
+        found: dict[int, dict[int, list[Range]]] = {}
+        for epoch, segments in consumed.items():
+            for segment, ranges in segments.items():
+                _, spans = self._spans.get(segment, (0, ()))
+                for partition, start, stop in spans_within(spans, ranges):
+                    found.setdefault(epoch, {}).setdefault(partition, []).append((start, stop))
+        if dropped_to >= 0:
+            for epoch, spans in self._spans.values():
+                for partition, start, stop in spans if epoch <= dropped_to else ():
+                    found.setdefault(epoch, {}).setdefault(partition, []).append((start, stop))
+        return {
+            epoch: {part: tuple(merge_ranges(ranges)) for part, ranges in sorted(rows.items())}
+            for epoch, rows in sorted(found.items())
+        }
+
+    def last_epoch(self, came: int) -> float:
+        """Return the last epoch that reads what came in one, if it is known."""
+        at = bisect_left(self._settled, came)
+        return self._settled[at] if at < len(self._settled) else float("inf")
+
+
+class Log(HeldSegments):
+    """The log of one feed and generation.
 
     Args:
         on_segment: called with each segment that is added, and with a descriptor of it that is for
             the child, with the lock held; must not block.
-        folder: where segments go for which there is no memory.
-        retained: where segments go that were read.
-        keeps: whether they do, also where the rows are not to be assigned anew.
+        keeps: whether segments that were read are retained, also where the rows are not to be
+            assigned anew.
+
+    Attributes:
+        is_whole: nothing of the epoch that is received had to be released for want of room.
     """
 
     def __init__(
@@ -76,42 +111,22 @@ class Log:
         budget: Budget,
         on_segment: Callable[[StoredSegment, int], None],
         is_closed: bool = False,
-        *,
-        retained: RetainedSegments,
-        folder: Path | None = None,
         keeps: bool = False,
     ) -> None:
-        self.feed = feed
+        super().__init__(feed, Use.LOG, budget)
         self.rows_received = 0
         self.last_cut = EpochCount()
-        self.closed_to = _FOR_EVER if is_closed else -1
+        self.closed_to = FOR_EVER if is_closed else -1
         self.terminated_to = -1
-        self._budget = budget
         self._on_segment = on_segment
-        self._retained, self._keeps = retained, keeps
+        self._keeps = keeps
         self._comes_again = False
-        self._admission = Admission(feed, Use.LOG, budget, folder)
         self._provenance = Provenance()
         self._segments: dict[int, StoredSegment] = {}
-        self._next_number = 0
         self._rows: Counter[int] = Counter()
         self._last_epoch = 0
-        self._is_whole = True
+        self.is_whole = True
         self._is_pinned = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the node wants no more rows, ever."""
-        return self.closed_to == _FOR_EVER
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing of the epoch that is received had to be released for want of room."""
-        return self._is_whole
-
-    def takes(self, epoch: int) -> bool:
-        """Whether rows of `epoch` are taken."""
-        return epoch > max(self.closed_to, self.last_cut.epoch)
 
     def rows_of(self, epoch: int) -> int:
         """Return how many rows of an epoch that was not counted yet are here."""
@@ -126,21 +141,9 @@ class Log:
         """Retain rows that are read from now on, if they are assigned anew for another epoch."""
         with self._budget.lock:
             if self._comes_again and not (comes_again or self._keeps):
-                self._retained.free(self.feed)  # of a call that has ended early
+                # Of a call that has ended early.
+                self._budget.retained.free(lambda segment, _: segment.feed == self.feed)
             self._comes_again = comes_again
-
-    def append(self, batch: pa.RecordBatch, deadline: Deadline, request: AppendRequest) -> Appended:
-        """Add a batch, waiting for room."""
-
-        def enter(file: File) -> None:
-            of = (request.epoch, request.spans, request.run, request.exchange)
-            self._record(replace(file.segment(self.feed, *of), is_last=request.is_last))
-
-        def is_wanted() -> bool:
-            return not self.is_closed if request.exchange else self.takes(request.epoch)
-
-        terms = Terms(lambda: request.keep and self._is_whole, is_wanted, enter)
-        return self._admission.append(batch, deadline, terms)
 
     def enter(self, segment: StoredSegment) -> None:
         """Add a window of the own spool, which is held for the log already.
@@ -153,12 +156,12 @@ class Log:
         with self._budget.lock:
             if not self.takes(segment.epoch):
                 if self.is_closed and self._is_retaining:
-                    self._retained.add(Use.LOG, segment, self._provenance)
+                    self._budget.retained.add(Use.LOG, segment, self)
                 else:
                     self._budget.free(Use.LOG, segment)
                 return
             try:
-                self._record(segment)
+                self._enter(segment)
             except OSError:
                 self._budget.free(Use.LOG, segment)
                 raise
@@ -168,7 +171,7 @@ class Log:
         with self._budget.lock:
             if self._is_pinned:
                 return False
-            self._is_whole = False
+            self.is_whole = False
             return True
 
     def cut(self, epoch: int) -> EpochCount:
@@ -178,8 +181,9 @@ class Log:
         """
         with self._budget.lock:
             if epoch > self.last_cut.epoch:
-                self.last_cut = EpochCount(epoch, self._rows[epoch], self._is_whole)
-                self._is_pinned = self._is_whole
+                self.last_cut = EpochCount(epoch, self._rows[epoch], self.is_whole)
+                self.closed_to = max(self.closed_to, epoch)
+                self._is_pinned = self.is_whole
                 self._rows = Counter({e: rows for e, rows in self._rows.items() if e > epoch})
             self._budget.wake()
             return self.last_cut
@@ -189,7 +193,7 @@ class Log:
         with self._budget.lock:
             self._provenance.settle(epoch)
             self._is_pinned = False
-            self._is_whole = True
+            self.is_whole = True
 
     def release(self, numbers: Iterable[int]) -> None:
         """Free segments that the child needs no more, or retain them for another child."""
@@ -205,7 +209,11 @@ class Log:
         """Forget rows that only epochs before `epoch` read: a checkpoint covers them."""
         with self._budget.lock:
             if not self._comes_again:
-                self._retained.forget(self._provenance, epoch)
+                self._budget.retained.free(
+                    lambda segment, log: (
+                        log is self and self._provenance.last_epoch(segment.epoch) < epoch
+                    )
+                )
             self._provenance.forget(epoch)
 
     def close_call(self) -> None:
@@ -216,13 +224,13 @@ class Log:
 
     def close(self) -> None:
         """Take no more rows, free or retain what is here, and let waiting appends return."""
-        self._close(_FOR_EVER, retains=True)
+        self._close(FOR_EVER, retains=True)
 
     def retain(self, segment: StoredSegment) -> None:
         """Retain a window that is left of the spool, if rows are retained; free it otherwise."""
         with self._budget.lock:
             if self._is_retaining and segment.run:
-                self._retained.add(Use.SPOOL, segment, self._provenance)
+                self._budget.retained.add(Use.SPOOL, segment, self)
             else:
                 self._budget.free(Use.SPOOL, segment)
 
@@ -236,20 +244,26 @@ class Log:
         with self._budget.lock:
             self.closed_to = max(self.closed_to, epoch)
             self._is_pinned = False
-            self._is_whole = True
+            self.is_whole = True
             gone = [s for s in self._segments.values() if self.is_closed or not s.exchange]
             for segment in gone:
                 del self._segments[segment.number]
             self._let_go(gone, retains)
             self._budget.wake()
 
-    def _record(self, segment: StoredSegment) -> None:
+    def _wants(self, request: AppendRequest) -> bool:
+        return not self.is_closed if request.exchange else self.takes(request.epoch)
+
+    def _may_spill(self, request: AppendRequest) -> bool:
+        return request.keep and self.is_whole
+
+    def _enter(self, segment: StoredSegment) -> None:
         """Number a segment, count its rows, and report it to the listener."""
         child_fd = os.dup(segment.fd)  # first: once the rows are recorded, nothing may fail
-        number, self._next_number = self._next_number, self._next_number + 1
-        segment = self._segments[number] = replace(segment, number=number)
+        segment = self._numbered(segment)
+        self._segments[segment.number] = segment
         if not segment.exchange:
-            self._provenance.add(number, segment.epoch, segment.spans)
+            self._provenance.add(segment.number, segment.epoch, segment.spans)
             self.rows_received += segment.rows
             self._rows[segment.epoch] += segment.rows
         self._on_segment(segment, child_fd)
@@ -259,6 +273,6 @@ class Log:
         for segment in segments:
             is_known = self._provenance.knows(segment.number)
             if retains and segment.run and (self._comes_again or (self._keeps and is_known)):
-                self._retained.add(Use.LOG, segment, self._provenance)
+                self._budget.retained.add(Use.LOG, segment, self)
             else:
                 self._budget.free(Use.LOG, segment)

@@ -13,39 +13,17 @@ when the spool is closed.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pyarrow as pa
 
 from sparkdl.control.messages import Lot
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.row_ranges import Range, overlap, uncovered
-from sparkdl.feed.store.admission import Admission, Appended, File, Terms
 from sparkdl.feed.store.budget import Budget, Use
+from sparkdl.feed.store.held import FOR_EVER, AppendRequest, HeldSegments
 from sparkdl.feed.store.segment import StoredSegment, read_segment
-
-_FOR_EVER = sys.maxsize
-
-
-@dataclass(frozen=True)
-class SpoolRequest:
-    """What a feeder brings.
-
-    Attributes:
-        run: unique to the Spark job.
-        ranges: the numbers of the batch's rows in the partition.
-        keep: a later epoch reads the rows again: they go to disk rather than wait for memory.
-    """
-
-    epoch: int
-    run: str
-    partition: int
-    ranges: tuple[Range, ...]
-    keep: bool = False
 
 
 @dataclass
@@ -61,16 +39,13 @@ class _Spooled:
         self.left = [part for start, stop in self.left for part in uncovered(start, stop, [gone])]
 
 
-class Spool:
-    """The spool of one feed and generation. Any thread may call it; the lock is the budget's.
+class Spool(HeldSegments):
+    """The spool of one feed and generation.
 
     Args:
         on_spooled: called with the feed, the epoch and the rows of each segment that has come, none
             if one has no room, with the lock held; must not block.
         may_spill: whether rows that are kept may go to disk.
-
-    Attributes:
-        closed_to: rows of epochs up to this one are refused.
     """
 
     def __init__(
@@ -79,37 +54,11 @@ class Spool:
         budget: Budget,
         on_spooled: Callable[[str, int, list[Lot]], None],
         may_spill: Callable[[], bool] = lambda: True,
-        folder: Path | None = None,
     ) -> None:
-        self.feed = feed
-        self.closed_to = -1
-        self._budget = budget
+        super().__init__(feed, Use.SPOOL, budget)
         self._on_spooled = on_spooled
-        self._may_spill = may_spill
-        self._admission = Admission(feed, Use.SPOOL, budget, folder)
+        self._rows_may_spill = may_spill
         self._segments: dict[int, _Spooled] = {}
-        self._next_number = 0
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the agent takes no rows any more, or those of another generation."""
-        return self.closed_to == _FOR_EVER
-
-    def takes(self, epoch: int) -> bool:
-        """Whether rows of `epoch` are taken."""
-        return epoch > self.closed_to
-
-    def append(self, batch: pa.RecordBatch, deadline: Deadline, request: SpoolRequest) -> Appended:
-        """Add a batch, waiting for room."""
-        return self._admission.append(batch, deadline, self._terms(request))
-
-    def adopt(self, fd: int, rows: int, deadline: Deadline, request: SpoolRequest) -> Appended:
-        """Add a segment of `rows` rows that is in memory; `fd` is the spool's from here on.
-
-        Raises:
-            ProtocolError: if it is no segment of so many rows.
-        """
-        return self._admission.adopt(fd, rows, deadline, self._terms(request))
 
     def refuse(self, epoch: int) -> None:
         """Take no more rows of `epoch` and those before. What is here stays: nodes may want it."""
@@ -158,7 +107,7 @@ class Spool:
         with self._budget.lock:
             for segment in retained:
                 self._budget.move(segment, Use.RETAINED, Use.SPOOL)
-                lots += self._enter(replace(segment, epoch=epoch))
+                lots += self._lots(replace(segment, epoch=epoch))
         return lots
 
     def close(self) -> list[StoredSegment]:
@@ -168,7 +117,7 @@ class Spool:
         """
         windows: list[StoredSegment] = []
         with self._budget.lock:
-            self.refuse(_FOR_EVER)
+            self.refuse(FOR_EVER)
             for spooled in list(self._segments.values()):
                 for start, stop in spooled.left:
                     try:
@@ -184,22 +133,19 @@ class Spool:
 
     # The lock is held.
 
-    def _terms(self, request: SpoolRequest) -> Terms:
-        def enter(file: File) -> None:
-            spans = tuple((request.partition, *rows) for rows in request.ranges)
-            segment = file.segment(self.feed, request.epoch, spans, request.run)
-            self._on_spooled(self.feed, request.epoch, self._enter(segment))
+    def _may_spill(self, request: AppendRequest) -> bool:
+        return request.keep and self._rows_may_spill()
 
-        return Terms(
-            lambda: request.keep and self._may_spill(),
-            lambda: self.takes(request.epoch),
-            enter,
-            on_full=lambda: self._on_spooled(self.feed, request.epoch, []),
-        )
+    def _note_full(self, request: AppendRequest) -> None:
+        self._on_spooled(self.feed, request.epoch, [])
 
-    def _enter(self, segment: StoredSegment) -> list[Lot]:
-        number, self._next_number = self._next_number, self._next_number + 1
-        segment = replace(segment, number=number)
+    def _enter(self, segment: StoredSegment) -> None:
+        self._on_spooled(self.feed, segment.epoch, self._lots(segment))
+
+    def _lots(self, segment: StoredSegment) -> list[Lot]:
+        """Record a segment; return what it holds."""
+        segment = self._numbered(segment)
+        number = segment.number
         self._segments[number] = _Spooled(segment, [(0, segment.rows)])
         lots, skip = list[Lot](), 0
         for partition, start, stop in segment.spans:

@@ -12,7 +12,7 @@ from pathlib import Path
 from sparkdl.control.messages import Lot
 from sparkdl.core.codes import Code
 from sparkdl.core.errors import FeedClosedError
-from sparkdl.feed.store.budget import Budget, RetainedSegments
+from sparkdl.feed.store.budget import Budget
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.session import Exchange
@@ -65,15 +65,12 @@ class NodeStore:
         self._on_segment = on_segment
         self._on_spooled = on_spooled
         self._on_pressure = on_pressure
-        self._folder = limits.folder
-        disk_nbytes = limits.disk_nbytes if limits.folder else 0
         self.budget = Budget(
             limits.memory_nbytes,
             self._press,
-            disk_nbytes=disk_nbytes,
-            evict=lambda: self._retained.evict(),
+            disk_nbytes=limits.disk_nbytes,
+            folder=limits.folder,
         )
-        self._retained = RetainedSegments(self.budget)
         self._keeps = limits.keeps
         self._logs: dict[str, Log] = {}
         self._spools: dict[str, Spool] = {}
@@ -94,10 +91,7 @@ class NodeStore:
             log = self._logs.get(feed)
             if log is None:
                 log = self._logs[feed] = Log(
-                    *(feed, self.budget, self._on_segment, bool(self._closed)),
-                    retained=self._retained,
-                    folder=self._folder,
-                    keeps=self._keeps,
+                    feed, self.budget, self._on_segment, bool(self._closed), self._keeps
                 )
             return log
 
@@ -112,9 +106,7 @@ class NodeStore:
             is_current = generation in (None, self.generation) and not self._has_shut_down
             if spool is None or not is_current:
                 log = self.log(feed)
-                spool = Spool(
-                    feed, self.budget, self._on_spooled, lambda: log.is_whole, self._folder
-                )
+                spool = Spool(feed, self.budget, self._on_spooled, lambda: log.is_whole)
                 if is_current:
                     self._spools[feed] = spool
                 else:
@@ -134,7 +126,8 @@ class NodeStore:
     def recall(self, feed: str, epoch: int, run: str) -> Sequence[Lot]:
         """Spool retained rows again that a job has brought; return what there is."""
         with self.budget.lock:
-            return self.spool(feed).recall(epoch, self._retained.pop(feed, run))
+            found = self.budget.retained.pop(lambda each, _: (each.feed, each.run) == (feed, run))
+            return self.spool(feed).recall(epoch, found)
 
     def open_exchange(self, name: str) -> Exchange:
         """Begin an inference partition.
@@ -194,11 +187,7 @@ class NodeStore:
         with self.budget.lock:
             self._has_shut_down = True
             self._close_spools()
-            self._retained.clear()
-
-    def press_again(self) -> None:
-        """Call `on_pressure` once more if an append waits for room."""
-        self.budget.wake()
+            self.budget.retained.free(lambda *_: True)
 
     def _close_spools(self) -> None:
         for feed, spool in self._spools.items():

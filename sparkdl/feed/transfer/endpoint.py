@@ -12,36 +12,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from sparkdl.control.channel import (
-    Consumed,
-    EndMark,
-    FeedStart,
-    Local,
-    ReadParquet,
-    Reclaim,
-    Release,
-    Reopened,
-    Results,
-    Segment,
-    Terminated,
-)
+from sparkdl.control import channel
+from sparkdl.control import messages as msg
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
-from sparkdl.control.messages import (
-    Assign,
-    EpochEnd,
-    FeedBegin,
-    FeedCount,
-    FeedCovered,
-    FeedCut,
-    FeedEnd,
-    FeedHold,
-    FeedProgress,
-    Granted,
-    Lot,
-    ReadShare,
-    Spooled,
-    ToFeeds,
-)
 from sparkdl.control.rows import EpochRows
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
@@ -79,8 +52,8 @@ class NodeFeeds:
         peers: Peers,
         limits: StoreLimits,
         timeout_s: float,
-        send_to_child: Callable[[Local, int], None],
-        report: Callable[[FeedProgress | Spooled], None],
+        send_to_child: Callable[[channel.Local, int], None],
+        report: Callable[[msg.FeedProgress | msg.Spooled], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._peers = peers
@@ -109,42 +82,44 @@ class NodeFeeds:
 
     def listen(self, host: str, tls: Tls | None = None) -> str:
         """Start receiving; return the Flight URI."""
-        self._receiver = FlightServer(host, self._peers.token, self.store, tls)
+        self._receiver = FlightServer(host, self._peers.spec.token, self.store, tls)
         return self._receiver.uri
 
     def _feed(self, name: str) -> NodeFeed:
         if name not in self._feeds:
-            self._feeds[name] = NodeFeed(self.store.log(name), Consumed(name, 0, 0))
+            self._feeds[name] = NodeFeed(self.store.log(name), channel.Consumed(name, 0, 0))
         return self._feeds[name]
 
     # From the coordinator.
 
-    def on_driver_message(self, message: ToFeeds) -> None:
+    def on_driver_message(self, message: msg.ToFeeds) -> None:
         """Handle a message of the coordinator about the feeds.
 
         All but the rows that are assigned are handled in order, behind marks that wait for them.
         """
         match message:
-            case Assign(feed):
+            case msg.Assign(feed):
                 self._assign(self._feed(feed), message)
-            case FeedCovered(feed, epoch):
+            case msg.FeedCovered(feed, epoch):
                 self.store.log(feed).forget(epoch)
                 self._send_to_child(message, -1)
-            case Granted():
+            case msg.Granted():
                 self._send_to_child(message, -1)
-            case FeedEnd(feeds):
+            case msg.FeedEnd(feeds):
                 self._ended.update(feeds or ("",))
                 for feed in feeds:
-                    self._after_fetches(feed, partial(self._send_to_child, EndMark(feed), -1))
+                    self._after_fetches(
+                        feed, partial(self._send_to_child, channel.EndMark(feed), -1)
+                    )
                 if not feeds:
                     self._loop.call_soon(self._end_all, self.store.generation)
-            case FeedCut(feed, epoch, is_short=True):
+            case msg.FeedCut(feed, epoch, is_short=True):
                 self.store.spool(feed).refuse(epoch)
                 self._loop.call_soon(self._in_order, message)
-            case FeedCut(feed, epoch) | EpochEnd(feed, epoch):
+            case msg.FeedCut(feed, epoch) | msg.EpochEnd(feed, epoch):
                 self.store.spool(feed).refuse(epoch)
                 self._after_fetches(feed, partial(self._in_order, message))
-            case FeedBegin(feed) | ReadShare(feed) | FeedHold(feed):
+            case msg.FeedBegin(feed) | msg.ReadShare(feed) | msg.FeedHold(feed):
                 self._after_fetches(feed, partial(self._in_order, message), is_mark=False)
 
     def _after_fetches(self, name: str, action: Callable[[], None], is_mark: bool = True) -> None:
@@ -156,12 +131,14 @@ class NodeFeeds:
         feed.behind.append((feed.ordered if is_mark else 0, action))
         self._loop.call_soon(feed.go_on)
 
-    def _in_order(self, message: FeedBegin | ReadShare | FeedHold | FeedCut | EpochEnd) -> None:
+    def _in_order(
+        self, message: msg.FeedBegin | msg.ReadShare | msg.FeedHold | msg.FeedCut | msg.EpochEnd
+    ) -> None:
         feed = self._feed(message.feed)
         log = feed.log
         match message:
-            case FeedBegin(name, epoch, last_epoch, run, retain):
-                self._send_to_child(FeedStart(name, epoch), -1)
+            case msg.FeedBegin(name, epoch, last_epoch, run, retain):
+                self._send_to_child(channel.FeedStart(name, epoch), -1)
                 if run and (lots := self.store.recall(name, epoch, run)):
                     feed.lots.setdefault(epoch, []).extend(lots)
                     self._needs.call()  # before it is reported that the epoch has begun
@@ -170,16 +147,16 @@ class NodeFeeds:
                 feed.began, feed.problem = epoch, ""
                 if run:
                     self._progress.call()
-            case ReadShare(name):
+            case msg.ReadShare(name):
                 on_problem = partial(self._soon, self._note_unread, feed)
                 spool = self.store.spool(name)
                 self._begin(ShareLoader(message, spool, self._memory_nbytes, on_problem))
-            case FeedHold():
+            case msg.FeedHold():
                 self._send_to_child(message, -1)
-            case FeedCut(epoch=epoch):
+            case msg.FeedCut(epoch=epoch):
                 log.cut(epoch)
                 self._progress.call()
-            case EpochEnd(epoch=epoch):
+            case msg.EpochEnd(epoch=epoch):
                 feed.marked, feed.waits = epoch, False
                 log.cut(epoch)
                 if not message.again:
@@ -193,18 +170,17 @@ class NodeFeeds:
                 self._after_fetches(name, partial(self._end_all, generation))
                 return
         if generation == self.store.generation:
-            self._send_to_child(EndMark(""), -1)
+            self._send_to_child(channel.EndMark(""), -1)
 
-    def _assign(self, feed: NodeFeed, order: Assign) -> None:
+    def _assign(self, feed: NodeFeed, order: msg.Assign) -> None:
         """Pass rows of the own spool to the child; have those of others fetched."""
-        name, fetches = order.feed, []
+        name, fetches = order.feed, list[Fetch]()
         try:
             for grant in order.grants:
                 if grant.holder == self._peers.node_id:
                     self.store.grant(name, grant.number, grant.skip, grant.rows)
                 else:
-                    uri = order.uris[grant.holder]
-                    fetches.append(Fetch(grant, uri, order.epoch, order.run, order.keep))
+                    fetches.append((grant, order))
         except (FeedClosedError, OSError) as error:
             own = self._peers.names[self._peers.node_id]
             self._note_problem(feed, f"{own} cannot read rows that it holds: {error}")
@@ -231,34 +207,34 @@ class NodeFeeds:
 
     # From the child.
 
-    def on_child_message(self, message: Local, fd: int) -> None:
+    def on_child_message(self, message: channel.Local, fd: int) -> None:
         """Handle a message of the child about its feeds; `fd` is ours."""
-        if isinstance(message, Consumed):
+        if isinstance(message, channel.Consumed):
             feed = self._feed(message.feed)
             # After an epoch the child has forgotten that it was to release.
             if feed.consumed.epochs != message.epochs:
                 feed.is_reclaimed = False
-                self.store.press_again()
+                self.store.budget.wake()  # what waits for room presses again
             feed.consumed, feed.waits, feed.has_told_wait = message, message.waits, False
             if feed.direct is not None:
                 feed.direct.reached(message.epochs)
             self._report(feed)
-        elif isinstance(message, Release):
+        elif isinstance(message, channel.Release):
             feed = self._feed(message.feed)
             feed.is_reclaimed = False
             feed.log.release(message.numbers)
-        elif isinstance(message, Terminated):
+        elif isinstance(message, channel.Terminated):
             log = self._feed(message.feed).log
             log.close_call()
             self.store.spool(message.feed).refuse(log.terminated_to)
-            self._send_to_child(Reopened(message.feed, log.closed_to + 1), -1)
+            self._send_to_child(channel.Reopened(message.feed, log.closed_to + 1), -1)
             self._progress.call()
-        elif isinstance(message, ReadParquet):
+        elif isinstance(message, channel.ReadParquet):
             feed = self._feed(message.feed)
             on_message = partial(self._soon, self._pass_on, feed)
             feed.direct = DirectLoader(message, feed.log, self._memory_nbytes, on_message)
             self._begin(feed.direct)
-        elif isinstance(message, Results):
+        elif isinstance(message, channel.Results):
             self._answer(message, fd)
 
     # From the agent.
@@ -298,10 +274,10 @@ class NodeFeeds:
         self._has_failed = False
         for feed in self._feeds.values():
             feed.stop()
-        self._report_to_driver(FeedProgress(tuple(FeedCount(feed) for feed in self._feeds)))
+        self._report_to_driver(msg.FeedProgress(tuple(msg.FeedCount(feed) for feed in self._feeds)))
         self._feeds.clear()
         for name in self._ended:
-            self._send_to_child(EndMark(name), -1)
+            self._send_to_child(channel.EndMark(name), -1)
 
     def shut_down(self) -> None:
         """Stop receiving; a peer that stalls in the middle of a call is not waited for."""
@@ -333,7 +309,7 @@ class NodeFeeds:
     # From threads of Flight, and those that fetch or read files.
 
     def _on_segment(self, segment: StoredSegment, fd: int) -> None:
-        message = Segment(
+        message = channel.Segment(
             segment.feed,
             segment.number,
             segment.epoch,
@@ -346,7 +322,7 @@ class NodeFeeds:
         )
         self._loop.call_soon_threadsafe(self._pass_segment, message, fd)
 
-    def _on_spooled(self, feed: str, epoch: int, lots: list[Lot]) -> None:
+    def _on_spooled(self, feed: str, epoch: int, lots: list[msg.Lot]) -> None:
         self._soon(self._note_lots, self.store.generation, feed, epoch, lots)
 
     def _soon(self, function: Callable[..., None], *arguments: object) -> None:
@@ -355,14 +331,14 @@ class NodeFeeds:
 
     # On the loop.
 
-    def _pass_segment(self, message: Segment, fd: int) -> None:
+    def _pass_segment(self, message: channel.Segment, fd: int) -> None:
         self._send_to_child(message, fd)
         if not message.exchange:
             feed = self._feed(message.feed)
             feed.waits = False
             self._report(feed)
 
-    def _note_lots(self, generation: int, name: str, epoch: int, lots: list[Lot]) -> None:
+    def _note_lots(self, generation: int, name: str, epoch: int, lots: list[msg.Lot]) -> None:
         feed = self._feed(name)
         if generation != self.store.generation or not (lots or epoch > feed.full):
             return
@@ -386,7 +362,7 @@ class NodeFeeds:
         own = self._peers.names[self._peers.node_id]
         self._note_problem(feed, f"{own} could not read its share: {problem}")
 
-    def _pass_on(self, feed: NodeFeed, loader: DirectLoader, message: Local) -> None:
+    def _pass_on(self, feed: NodeFeed, loader: DirectLoader, message: channel.Local) -> None:
         if self._feeds.get(feed.log.feed) is feed and feed.direct is loader:
             self._send_to_child(message, -1)
 
@@ -397,12 +373,12 @@ class NodeFeeds:
         """
         feed = self._feed(name)
         if feed.log.is_whole:
-            self.store.press_again()
+            self.store.budget.wake()  # what waits for room presses again
         elif not feed.is_reclaimed:
             feed.is_reclaimed = True
-            self._send_to_child(Reclaim(name), -1)
+            self._send_to_child(channel.Reclaim(name), -1)
 
-    def _answer(self, message: Results, fd: int) -> None:
+    def _answer(self, message: channel.Results, fd: int) -> None:
         exchange = self.store.exchange(message.exchange)
         if fd < 0:
             if exchange:
@@ -435,7 +411,7 @@ class NodeFeeds:
             for epoch, found in lots.items():
                 of = (self.store.generation, name, epoch)
                 is_full = epoch <= feed.full
-                self._report_to_driver(Spooled(*of, tuple(found), self._memory_nbytes, is_full))
+                self._report_to_driver(msg.Spooled(*of, tuple(found), self._memory_nbytes, is_full))
         if any(feed.waits and not feed.has_told_wait for feed in self._feeds.values()):
             self._progress.call()
 
@@ -445,4 +421,4 @@ class NodeFeeds:
         for feed, count in zip(fed, counts, strict=True):
             feed.answered, feed.has_told_wait = feed.awaited(count), feed.waits
         if counts:
-            self._report_to_driver(FeedProgress(counts))
+            self._report_to_driver(msg.FeedProgress(counts))

@@ -33,7 +33,7 @@ from sparkdl.feed.transfer.messages import (
     Target,
 )
 from sparkdl.feed.transfer.put_stream import Piece, PutStream
-from sparkdl.feed.values.row_codec import RowEncoder
+from sparkdl.feed.values.row_codec import encode_rows
 
 MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """What an agent gets at once, where the batches allow."""
@@ -177,7 +177,7 @@ class FeedRdd:
 
     def __call__(self, values: Iterable[Any]) -> Iterator[FedPartition]:
         """Feed one partition."""
-        yield _feed(self.spec, RowEncoder().batches(values))
+        yield _feed(self.spec, encode_rows(values))
 
 
 def _feed(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> FedPartition:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice, takewhile
 from typing import TypeVar
 
@@ -17,19 +17,16 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from sparkdl.control.messages import Grant
-from sparkdl.control.tls import Trust
+from sparkdl.control.messages import Assign, Grant
 from sparkdl.core.errors import ReadError
-from sparkdl.feed.store.admission import append_in_time
-from sparkdl.feed.store.log import AppendRequest, Log
+from sparkdl.feed.store.held import AppendRequest
+from sparkdl.feed.store.log import Log
 from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch
 from sparkdl.feed.transfer.messages import (
     TAKEN,
     FeedSpec,
     FetchTicket,
     Target,
-    call_options,
-    connect,
     flight_reason,
 )
 
@@ -58,48 +55,16 @@ class Peers:
 
     Attributes:
         names: of all nodes, by id.
-        coordinator: its URL.
-        trust: what agents and coordinator have to show; `None` where they are not encrypted.
-        host_timeout_s: after how much silence of a host this agent says so; 0 for never.
+        spec: what holds for all feeds: the token, whom to ask and to trust.
     """
 
     node_id: int
     names: tuple[str, ...]
-    token: str
-    coordinator: str = ""
-    trust: Trust | None = None
-    host_timeout_s: float = 0.0
-
-    def link_spec(self, feed: str, generation: int) -> FeedSpec:
-        """Return what a `LinkWatch` over fetches of a feed has to know."""
-        return FeedSpec(
-            feed,
-            0,
-            "",
-            (),
-            self.token,
-            generation=generation,
-            host_timeout_s=self.host_timeout_s,
-            coordinator=self.coordinator,
-            trust=self.trust,
-        )
+    spec: FeedSpec
 
 
-@dataclass(frozen=True)
-class Fetch:
-    """Rows of an epoch that another agent holds.
-
-    Attributes:
-        uri: of the agent.
-        run: of the job that has brought them.
-        keep: later epochs read them again.
-    """
-
-    grant: Grant
-    uri: str
-    epoch: int
-    run: str
-    keep: bool
+Fetch = tuple[Grant, Assign]
+"""Rows that another agent holds, and the order that they are of."""
 
 
 class Fetcher(threading.Thread):
@@ -154,7 +119,7 @@ class Fetcher(threading.Thread):
 
     def run(self) -> None:
         """Fetch until `stop`."""
-        spec = self._peers.link_spec(self._log.feed, self._generation)
+        spec = replace(self._peers.spec, feed=self._log.feed, generation=self._generation)
         try:
             with LinkWatch(spec, self._owing):
                 while fetches := self._next():
@@ -177,28 +142,28 @@ class Fetcher(threading.Thread):
             if self._is_stopped:
                 return []
             first = self._waiting[0]
-            same = takewhile(lambda each: each.epoch == first.epoch, self._waiting)
-            of_holder = (each for each in same if each.grant.holder == first.grant.holder)
+            same = takewhile(lambda each: each[1].epoch == first[1].epoch, self._waiting)
+            of_holder = (each for each in same if each[0].holder == first[0].holder)
             return list(islice(of_holder, _WINDOWS))
 
     def _perform(self, fetches: list[Fetch]) -> str | None:
         """Fetch the first of these into the log; return why that is not possible, if so."""
-        first, names = fetches[0], self._peers.names
+        (first, order), names = fetches[0], self._peers.names
         try:
             batch = self._call(fetches, self._get)
             if batch is None:  # it was stopped
                 return None
-            up_to = [*accumulate(fetch.grant.rows for fetch in fetches)]
+            up_to = [*accumulate(grant.rows for grant, _ in fetches)]
             if batch.num_rows not in up_to:
                 raise ReadError(f"it sent {batch.num_rows} rows, and windows end at {up_to}")
             here = fetches[: up_to.index(batch.num_rows) + 1]
-            spans = tuple(span for fetch in here for span in fetch.grant.spans)
-            request = AppendRequest(first.epoch, keep=first.keep, spans=spans, run=first.run)
-            append_in_time(lambda deadline: self._log.append(batch, deadline, request))
+            spans = tuple(span for grant, _ in here for span in grant.spans)
+            request = AppendRequest(order.epoch, keep=order.keep, spans=spans, run=order.run)
+            self._log.append_in_time(batch, request)
             self._call(here, _confirm)
         except (pa.ArrowException, ReadError, OSError) as error:
             return (
-                f"{names[self._peers.node_id]} cannot fetch rows from {names[first.grant.holder]}: "
+                f"{names[self._peers.node_id]} cannot fetch rows from {names[first.holder]}: "
                 f"{flight_reason(error)}"
             )
         with self._changed:
@@ -213,8 +178,9 @@ class Fetcher(threading.Thread):
         Raises:
             pyarrow.ArrowException: if the holder refuses.
         """
-        holder, uri, timeout_s = fetches[0].grant.holder, fetches[0].uri, _CALL_S
-        windows = tuple((f.grant.number, f.grant.skip, f.grant.rows) for f in fetches)
+        holder, timeout_s = fetches[0][0].holder, _CALL_S
+        uri = fetches[0][1].uris[holder]
+        windows = tuple((grant.number, grant.skip, grant.rows) for grant, _ in fetches)
         what = FetchTicket(self._log.feed, self._generation, self._call_nbytes, windows)
         ticket = msgspec.json.encode(what)
         self._awaited = Target(holder, self._peers.names[holder], uri), time.monotonic()
@@ -223,8 +189,8 @@ class Fetcher(threading.Thread):
                 try:
                     client = self._clients.get(uri)
                     if client is None:
-                        client = self._clients[uri] = connect(uri, self._peers.trust)
-                    return call(client, ticket, call_options(self._peers.token, timeout_s))
+                        client = self._clients[uri] = self._peers.spec.connect(uri)
+                    return call(client, ticket, self._peers.spec.options(timeout_s))
                 except _BROKEN as error:
                     if isinstance(error, flight.FlightTimedOutError):
                         timeout_s *= 2

@@ -110,39 +110,21 @@ class FeedSpec:
         if self.partitions not in (0, partitions) or named > partitions:
             raise other_data(self.feed, self.partitions or named, partitions)
 
-    def connect(self, target: Target) -> flight.FlightClient:
-        """Return a client of a node; it connects when it is used."""
-        return connect(target.uri, self.trust)
+    def connect(self, uri: str) -> flight.FlightClient:
+        """Return a client of an agent; it connects when it is used."""
+        return flight.connect(uri, **(self.trust.flight_options() if self.trust else {}))
 
-    def options(self) -> flight.FlightCallOptions:
-        """Return the call options that carry the token."""
-        return call_options(self.token)
-
-
-def connect(uri: str, trust: Trust | None) -> flight.FlightClient:
-    """Return a client of an agent; it connects when it is used."""
-    return flight.connect(uri, **(trust.flight_options() if trust else {}))
-
-
-def call_options(token: str, timeout_s: float | None = None) -> flight.FlightCallOptions:
-    """Return the options of a call that carries the token, and may take so long."""
-    headers = [(b"authorization", bearer(token).encode())]
-    return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
-
-
-def is_listening(target: Target) -> bool:
-    """Whether the host of a node accepts a connection for it within a second.
-
-    It does so for a process that stands still as well.
-    """
-    return knock(target) == "accepts"
+    def options(self, timeout_s: float | None = None) -> flight.FlightCallOptions:
+        """Return the options of a call that carries the token, and may take so long."""
+        headers = [(b"authorization", bearer(self.token).encode())]
+        return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
 
 
 def knock(target: Target) -> Literal["accepts", "refuses", "silent"]:
     """Return what the host of a node says within a second to a connection for it.
 
-    One that refuses it is there, and the node is not. Where there is no route at all, this host
-    refuses it.
+    It accepts one for a process that stands still as well. One that refuses it is there, and the
+    node is not. Where there is no route at all, this host refuses it.
     """
     url = urlsplit(target.uri)
     try:

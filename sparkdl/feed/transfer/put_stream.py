@@ -196,7 +196,7 @@ class PutStream:
         self._end_call()
         with self._changed:
             self._phase, self._heard_s, self._schema = Phase.OPENING, time.monotonic(), schema
-        self._client = self._client or self._spec.connect(self.target)
+        self._client = self._client or self._spec.connect(self.target.uri)
         try:
             self._writer, acks = self._client.do_put(self._header, schema, self._spec.options())
         except (pa.ArrowException, OSError) as error:

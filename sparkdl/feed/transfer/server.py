@@ -29,11 +29,10 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, SparkdlError
 from sparkdl.core.row_ranges import count_rows
 from sparkdl.core.world import host_port
-from sparkdl.feed.store.admission import Appended
-from sparkdl.feed.store.log import AppendRequest
+from sparkdl.feed.store.held import Appended, AppendRequest
 from sparkdl.feed.store.segment import join
 from sparkdl.feed.store.session import Exchange
-from sparkdl.feed.store.spool import Spool, SpoolRequest
+from sparkdl.feed.store.spool import Spool
 from sparkdl.feed.store.store import NodeStore
 from sparkdl.feed.transfer.messages import (
     ExchangeHeader,
@@ -100,9 +99,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
             piece = _decode(chunk.app_metadata or b"", PutPiece)
-            request = SpoolRequest(
-                header.epoch, header.run, header.partition, piece.ranges, header.keep
-            )
+            spans = tuple((header.partition, *rows) for rows in piece.ranges)
+            request = AppendRequest(header.epoch, keep=header.keep, spans=spans, run=header.run)
             outcome = self._spool(spool, chunk, piece, request)
             is_closed = outcome is Appended.CLOSED or not spool.takes(header.epoch)
             shortage = OUT_OF_DESCRIPTORS if outcome is Appended.SHORT else ""
@@ -110,7 +108,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             writer.write(msgspec.json.encode(ack))
 
     def _spool(
-        self, spool: Spool, chunk: flight.FlightStreamChunk, piece: PutPiece, request: SpoolRequest
+        self, spool: Spool, chunk: flight.FlightStreamChunk, piece: PutPiece, request: AppendRequest
     ) -> Appended:
         batch = None if piece.key else _rows(chunk)
         rows = piece.rows if batch is None else batch.num_rows
@@ -195,8 +193,11 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         """Hand one inference partition to the child and return its results."""
         self._strangers.welcome(context.peer())
         header = _decode(descriptor.command, ExchangeHeader)
-        exchange = self._open_exchange(header.exchange)
-        is_answered = threading.Event()
+        try:
+            exchange = self._store.open_exchange(header.exchange)
+        except FeedClosedError as error:
+            raise flight.FlightServerError(_fitting(str(error))) from None
+        is_answered = threading.Event()  # `Thread.join` would leave a note of gRPC's thread behind
 
         def answer() -> None:
             try:
@@ -217,12 +218,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             self._store.close_exchange(header.exchange)
         if exchange.failure:
             raise flight.FlightServerError(_fitting(exchange.failure))
-
-    def _open_exchange(self, name: str) -> Exchange:
-        try:
-            return self._store.open_exchange(name)
-        except FeedClosedError as error:
-            raise flight.FlightServerError(_fitting(str(error))) from None
 
     def _answer(
         self, header: ExchangeHeader, exchange: Exchange, writer: flight.MetadataRecordBatchWriter
@@ -252,13 +247,14 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             outcome = log.append(
                 last, Deadline.after(timeout_s), AppendRequest(exchange=header.exchange)
             )
-            if outcome is Appended.FULL:
-                exchange.fail(f"the node's feed memory stayed full for {timeout_s:g} s")
-            elif outcome is Appended.SHORT:
-                exchange.fail(OUT_OF_DESCRIPTORS)
-            elif outcome is Appended.CLOSED:
-                exchange.fail("the node takes no more rows")
             if outcome is not Appended.STORED:
+                exchange.fail(
+                    {
+                        Appended.FULL: f"the node's feed memory stayed full for {timeout_s:g} s",
+                        Appended.SHORT: OUT_OF_DESCRIPTORS,
+                        Appended.CLOSED: "the node takes no more rows",
+                    }[outcome]
+                )
                 return
         if last is not None:
             end = AppendRequest(exchange=header.exchange, is_last=True)

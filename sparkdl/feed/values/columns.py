@@ -30,7 +30,7 @@ from sparkdl.feed.values.row_codec import row_schema
 
 Columns = dict[str, Array]
 _NUMBERS = {"bool", "int", "float", "scalar", "decimal"}
-_STACKED = {"ndarray", "dense", "sparse"}
+_STACKED = {"ndarray", "vector"}
 ARRAYS_ADVICE = (
     "Feed it as text or numbers, with arrays of one shape in all rows, or read it with "
     "ctx.batches()"
@@ -40,13 +40,13 @@ ARRAYS_ADVICE = (
 def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> Columns:
     """Return columns of a batch as arrays, by name.
 
-    Columns are named as in the DataFrame; for a `RowEncoder` batch by the Row's or dict's
+    Columns are named as in the DataFrame; for a batch of `encode_rows` by the Row's or dict's
     fields, "0", "1", ... for tuples and lists, and "value" for rows of one value. A struct becomes
     a column for each of its fields, to any depth, like "address.city"; where the struct is null,
     so are they, and nulls are refused.
 
     Args:
-        batch: from a DataFrame or from `RowEncoder`.
+        batch: from a DataFrame or from `encode_rows`.
         columns: which columns; None means all. The name of a struct means all its fields.
 
     Raises:
@@ -258,26 +258,11 @@ def _structs(column: pa.Array, where: str) -> Array:
     )
 
 
-def _stack(arrays: list[Array]) -> Array:
-    return np.stack(arrays) if len({a.shape for a in arrays}) == 1 else objects(arrays)
-
-
 def _arrays(column: pa.Array, codec: Codec, _where: str) -> Array:
-    dtype = "" if codec.name == "dense" else codec.detail
-    if pa.types.is_struct(column.type):
-        return _stack(load_ragged(column, dtype))
-    return load(column, dtype)
-
-
-def _sparse(column: pa.Array, _codec: Codec, where: str) -> Array:
-    sizes = set(column.field("size").to_pylist())
-    if len(sizes) > 1:
-        raise FeedTypeError(f"{where} holds sparse vectors of sizes {sorted(sizes)}; feed one size")
-    dense = np.zeros((len(column), *(sizes or {0})))
-    rows = np.repeat(np.arange(len(column)), lengths(column.field("indices")))
-    indices = column.field("indices").flatten().to_numpy()
-    dense[rows, indices] = column.field("values").flatten().to_numpy()
-    return dense
+    if not pa.types.is_struct(column.type):
+        return load(column, codec.detail)
+    arrays = load_ragged(column, codec.detail)
+    return np.stack(arrays) if len({a.shape for a in arrays}) == 1 else objects(arrays)
 
 
 def _mixed(column: pa.Array, codec: Codec, where: str) -> Array:
@@ -305,10 +290,6 @@ def _mixed(column: pa.Array, codec: Codec, where: str) -> Array:
     return array
 
 
-def _optional(column: pa.Array, codec: Codec, where: str) -> Array:
-    return convert(column.field("value"), codec.of[0], where)
-
-
 def _no_array(_column: pa.Array, codec: Codec, where: str) -> Array:
     raise FeedTypeError(
         f"{where} holds a {codec.name}, which is no array. Feed its parts as fields of their own, "
@@ -319,11 +300,10 @@ def _no_array(_column: pa.Array, codec: Codec, where: str) -> Array:
 _BY_CODEC: dict[str, Callable[[pa.Array, Codec, str], Array]] = {
     "scalar": _arrays,
     "ndarray": _arrays,
-    "dense": _arrays,
-    "sparse": _sparse,
+    "vector": lambda column, _codec, where: _structs(column, where),
     "matrix": lambda column, _codec, where: _structs(column, where),
     "union": _mixed,
-    "optional": _optional,
+    "optional": lambda column, codec, where: convert(column.field("value"), codec.of[0], where),
     "dict": _no_array,
     "row": _no_array,
 }

@@ -20,7 +20,6 @@ import pyarrow as pa
 from sparkdl.feed.values.encode import MISSING, Codec
 from sparkdl.feed.values.ndarrays import (
     Array,
-    factory,
     is_matrix,
     is_vector,
     lengths,
@@ -58,10 +57,6 @@ def plain_values(array: pa.Array) -> list[Any]:
     return list(array.to_pylist())
 
 
-def _decode_scalars(array: pa.Array, codec: Codec) -> list[Any]:
-    return list(load(array, codec.detail))
-
-
 def _decode_arrays(array: pa.Array, codec: Codec) -> list[Any]:
     if pa.types.is_struct(array.type):
         return [value.copy() for value in load_ragged(array, codec.detail)]
@@ -80,12 +75,8 @@ def _decode_datetimes(array: pa.Array, codec: Codec) -> list[Any]:
     ]
 
 
-def _decode_text(kind: Callable[[Any], Any], array: pa.Array, _codec: Codec) -> list[Any]:
-    return list(map(kind, plain_values(array)))
-
-
-def _decode_bytearrays(array: pa.Array, _codec: Codec) -> list[Any]:
-    return [None if value is None else bytearray(value) for value in plain_values(array)]
+def _decode_by(kind: Callable[[Any], Any], array: pa.Array, _codec: Codec) -> list[Any]:
+    return [None if value is None else kind(value) for value in plain_values(array)]
 
 
 def _decode_lists(array: pa.Array, codec: Codec) -> list[Any]:
@@ -101,21 +92,6 @@ def _decode_dicts(array: pa.Array, codec: Codec) -> list[Any]:
 def _decode_rows(array: pa.Array, codec: Codec) -> list[Any]:
     columns = [decode(array.field(i), part) for i, part in enumerate(codec.of)]
     return make_rows(codec.names, columns, len(array))
-
-
-def _decode_dense(array: pa.Array, codec: Codec) -> list[Any]:
-    make = factory(codec.detail, "DenseVector")
-    return [make(value) for value in _decode_arrays(array, Codec("ndarray", detail="<f8"))]
-
-
-def _decode_sparse(array: pa.Array, codec: Codec) -> list[Any]:
-    make = factory(codec.detail, "SparseVector")
-    parts = (array.field(name).to_pylist() for name in ("size", "indices", "values"))
-    return [make(*part) for part in zip(*parts, strict=True)]
-
-
-def _decode_matrices(array: pa.Array, codec: Codec) -> list[Any]:
-    return matrices(array, codec.detail)
 
 
 def _decode_optional(array: pa.Array, codec: Codec) -> list[Any]:
@@ -158,20 +134,19 @@ _DECODERS: dict[str, Callable[[pa.Array, Codec], list[Any]]] = {
         name: lambda array, _codec: plain_values(array)
         for name in ("bool", "int", "float", "str", "bytes", "date", "timedelta")
     },
-    "bytearray": _decode_bytearrays,
-    "decimal": partial(_decode_text, Decimal),
-    "npstr": partial(_decode_text, np.str_),
-    "npbytes": partial(_decode_text, np.bytes_),
+    "bytearray": partial(_decode_by, bytearray),
+    "decimal": partial(_decode_by, Decimal),
+    "npstr": partial(_decode_by, np.str_),
+    "npbytes": partial(_decode_by, np.bytes_),
     "datetime": _decode_datetimes,
-    "scalar": _decode_scalars,
+    "scalar": lambda array, codec: list(load(array, codec.detail)),
     "ndarray": _decode_arrays,
     "list": _decode_lists,
     "tuple": _decode_lists,
     "dict": _decode_dicts,
     "row": _decode_rows,
-    "dense": _decode_dense,
-    "sparse": _decode_sparse,
-    "matrix": _decode_matrices,
+    "vector": lambda array, codec: vectors(array, codec.detail),
+    "matrix": lambda array, codec: matrices(array, codec.detail),
     "optional": _decode_optional,
     "union": _decode_union,
 }

@@ -11,7 +11,7 @@ Runs in: feeder, child
     scalar, ndarray              numpy's: primitives, fixed-size lists, ...: `ndarrays.py`
     list, tuple                  Arrow list of the encoded elements
     dict                         struct<keys, values> of two lists
-    row, dense, sparse, matrix   pyspark's Row with names: struct; its vectors and matrices
+    row, vector, matrix          pyspark's Row with names: struct; its vectors and matrices
     optional                     struct<there, value>: some dicts have no such key
     union                        dense union: the values are of several of these kinds
 """
@@ -41,6 +41,7 @@ from sparkdl.feed.values.ndarrays import (
     store_lists,
     store_matrices,
     store_scalars,
+    store_vectors,
 )
 
 _NATIVE: dict[type, pa.DataType] = {
@@ -70,8 +71,9 @@ _KEYS: dict[type, _Key] = {
 } | {dtype.type: ("scalar", dtype.str) for dtype in map(np.dtype, "?bBhHiIlLqQefdgFD")}
 """Of types whose values need no closer look: the type alone says what `_key` does."""
 _BY_BASE = {np.generic: "scalar", tuple: "tuple", list: "list", dict: "dict"}
-_MATRICES = dict.fromkeys(("DenseMatrix", "SparseMatrix"), "matrix")
-_BY_NAME = {"DenseVector": "dense", "SparseVector": "sparse"} | _MATRICES
+_BY_NAME = dict.fromkeys(("DenseVector", "SparseVector"), "vector") | dict.fromkeys(
+    ("DenseMatrix", "SparseMatrix"), "matrix"
+)
 _LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 _UTF8_MAX_NBYTES = 4
 _MAX_UNION = 127
@@ -204,23 +206,10 @@ def _encode_native(values: Sequence[Any], kind: type, where: str) -> Encoded:
         raise FeedTypeError(f"{where} holds a str that is not valid Unicode: {error}") from None
 
 
-def _encode_datetimes(values: Sequence[Any], detail: Any, _where: str) -> Encoded:
-    kind = pa.timestamp("us", tz="UTC" if detail else None)
-    return pa.array(values, kind), Codec("datetime", detail=detail)
-
-
 def _encode_text(name: str, kind: type, values: Sequence[Any], _: Any, where: str) -> Encoded:
     if name == "decimal":  # numpy's text goes in as it is: its str() drops a NUL at the end
         values = list(map(str, values))
     return _encode_native(values, kind, where)[0], Codec(name)
-
-
-def _encode_scalars(values: Sequence[Any], dtype: Any, _where: str) -> Encoded:
-    return store_scalars(values, dtype), Codec("scalar", detail=dtype)
-
-
-def _encode_arrays(values: Sequence[Any], dtype: Any, _where: str) -> Encoded:
-    return store(values, dtype), Codec("ndarray", detail=dtype)
 
 
 def _encode_lists(name: str, values: Sequence[Any], _detail: Any, where: str) -> Encoded:
@@ -246,25 +235,14 @@ def _encode_rows(values: Sequence[Any], fields: Any, where: str) -> Encoded:
     return array, Codec("row", tuple(codec for _, codec in parts), names=fields)
 
 
-def _encode_dense(values: Sequence[Any], module: Any, _where: str) -> Encoded:
-    return store([value.toArray() for value in values], "<f8"), Codec("dense", detail=module)
-
-
-def _encode_sparse(values: Sequence[Any], module: Any, _where: str) -> Encoded:
-    counts = [len(value.indices) for value in values]
-    indices = np.concatenate([value.indices for value in values]).astype(np.int32)
-    items = np.concatenate([value.values for value in values]).astype(np.float64)
-    parts = [
-        pa.array([value.size for value in values], pa.int64()),
-        store_lists(counts, pa.array(indices)),
-        store_lists(counts, pa.array(items)),
-    ]
-    array = pa.StructArray.from_arrays(parts, names=["size", "indices", "values"])
-    return array, Codec("sparse", detail=module)
-
-
-def _encode_matrices(values: Sequence[Any], module: Any, _where: str) -> Encoded:
-    return store_matrices(values), Codec("matrix", detail=module)
+def _encode_by(
+    store: Callable[[Sequence[Any], Any], pa.Array],
+    name: str,
+    values: Sequence[Any],
+    detail: Any,
+    _where: str,
+) -> Encoded:
+    return store(values, detail), Codec(name, detail=detail)
 
 
 def _encode_optional(values: Sequence[Any], where: str) -> Encoded:
@@ -301,16 +279,20 @@ _ENCODERS: dict[str, _Encoder] = {
     "decimal": partial(_encode_text, "decimal", str),
     "npstr": partial(_encode_text, "npstr", str),
     "npbytes": partial(_encode_text, "npbytes", bytes),
-    "datetime": _encode_datetimes,
-    "scalar": _encode_scalars,
-    "ndarray": _encode_arrays,
     "list": partial(_encode_lists, "list"),
     "tuple": partial(_encode_lists, "tuple"),
     "dict": _encode_dicts,
     "row": _encode_rows,
-    "dense": _encode_dense,
-    "sparse": _encode_sparse,
-    "matrix": _encode_matrices,
+    **{
+        name: partial(_encode_by, store_all, name)
+        for name, store_all in {
+            "datetime": lambda v, utc: pa.array(v, pa.timestamp("us", "UTC" if utc else None)),
+            "scalar": store_scalars,
+            "ndarray": store,
+            "vector": lambda values, _module: store_vectors(values),
+            "matrix": lambda values, _module: store_matrices(values),
+        }.items()
+    },
 }
 
 

@@ -174,15 +174,27 @@ def is_matrix(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and [field.name for field in kind] == _MATRIX_FIELDS
 
 
-def vectors(column: pa.Array) -> list[Any]:
-    """Return the pyspark.ml vectors of a column without nulls."""
-    make = factory(MODULES[0], "Vectors")
+def vectors(column: pa.Array, module: str = MODULES[0]) -> list[Any]:
+    """Return the vectors of a column without nulls."""
+    make = factory(module, "Vectors")
     kinds, sizes = (column.field(name).to_pylist() for name in ("type", "size"))
     indices, values = (_pieces(column.field(name)) for name in ("indices", "values"))
     return [
         make.sparse(size, places, numbers) if kind == _SPARSE else make.dense(numbers)
         for kind, size, places, numbers in zip(kinds, sizes, indices, values, strict=True)
     ]
+
+
+def store_vectors(values: Sequence[Any]) -> pa.Array:
+    """Return vectors as an Arrow array; `vectors` gives them back."""
+    sparse = [hasattr(value, "indices") for value in values]
+    parts = [
+        pa.array(np.logical_not(sparse).astype(np.int8)),
+        pa.array([value.size for value in values], pa.int32()),
+        _join([getattr(value, "indices", ()) for value in values], np.int32),
+        _join([value.values for value in values], np.float64),
+    ]
+    return pa.StructArray.from_arrays(parts, names=_VECTOR_FIELDS)
 
 
 def matrices(column: pa.Array, module: str = MODULES[0]) -> list[Any]:

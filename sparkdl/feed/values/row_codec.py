@@ -45,8 +45,10 @@ class RowSchema(msgspec.Struct, frozen=True):
     columns: tuple[Codec, ...]
 
 
-class RowEncoder:
-    """Turns a stream of rows into record batches of bounded size.
+def encode_rows(
+    rows: Iterable[Any], max_nbytes: int = 4 << 20, max_rows: int = 10_000
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches with the same rows in the same order; holds one batch's rows at a time.
 
     Rows that follow each other share a batch, and with it a schema, as long as they have the
     same kind, width and types. Where these alternate, so that batches would be tiny, they share
@@ -57,34 +59,26 @@ class RowEncoder:
         max_nbytes: where a batch ends, by an estimate of its bytes in Arrow; a row that is
             larger has a batch of its own.
         max_rows: where a batch ends, by rows.
+
+    Raises:
+        FeedTypeError: if a row holds a value that cannot travel; it names field and type.
     """
-
-    def __init__(self, max_nbytes: int = 4 << 20, max_rows: int = 10_000) -> None:
-        self._max_nbytes = max_nbytes
-        self._max_rows = max_rows
-
-    def batches(self, rows: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-        """Yield batches with the same rows in the same order; holds one batch's rows at a time.
-
-        Raises:
-            FeedTypeError: if a row holds a value that cannot travel; it names field and type.
-        """
-        pending: list[Any] = []
-        pending_nbytes = 0
-        for row in rows:
-            nbytes = _estimate_nbytes(row)
-            is_full = pending_nbytes + nbytes > self._max_nbytes or len(pending) >= self._max_rows
-            if pending and is_full:
-                yield from _encode_rows(pending)
-                pending, pending_nbytes = [], 0
-            pending.append(row)
-            pending_nbytes += nbytes
-        if pending:
-            yield from _encode_rows(pending)
+    pending: list[Any] = []
+    pending_nbytes = 0
+    for row in rows:
+        nbytes = _estimate_nbytes(row)
+        is_full = pending_nbytes + nbytes > max_nbytes or len(pending) >= max_rows
+        if pending and is_full:
+            yield from _encode_batch(pending)
+            pending, pending_nbytes = [], 0
+        pending.append(row)
+        pending_nbytes += nbytes
+    if pending:
+        yield from _encode_batch(pending)
 
 
 def rows(batch: pa.RecordBatch) -> list[Any]:
-    """Return the rows of `batch` as they were: those given to `RowEncoder`, or `df.rdd`'s."""
+    """Return the rows of `batch` as they were: those given to `encode_rows`, or `df.rdd`'s."""
     schema = row_schema(batch)
     if schema is None:
         return frame_rows(batch)
@@ -121,7 +115,7 @@ def _parse_schema(data: bytes) -> RowSchema:
         raise ProtocolError(f"a feed's batch describes its rows wrongly: {error}") from None
 
 
-def _encode_rows(rows: list[Any]) -> Iterator[pa.RecordBatch]:
+def _encode_batch(rows: list[Any]) -> Iterator[pa.RecordBatch]:
     layouts = _layouts(rows)
     if len(set(layouts)) > 1 and {kind for kind, _ in layouts} == {"dict"}:
         names = _common_keys(rows)

@@ -19,7 +19,7 @@ import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import arrow_schema, result_schema
 from sparkdl.feed.infer.columns import result_columns
-from sparkdl.feed.values.row_codec import RowEncoder
+from sparkdl.feed.values.row_codec import encode_rows
 from tests.doubles.sessions import LOCAL, SparkSessions, jobs_of
 from tests.driver.executors import map_funs
 from tests.feed.infer.test_columns import FITTING
@@ -127,7 +127,7 @@ def test_results_of_a_dataframe_need_a_schema_and_start_no_job(
 @pytest.mark.usefixtures("spark_local")  # whose parser reads schemas
 def test_results_fit_the_schema_that_a_misfit_says() -> None:
     for results, schema in FITTING:
-        for batch in RowEncoder().batches(results):
+        for batch in encode_rows(results):
             found = result_columns(batch, arrow_schema(result_schema(schema)))
             assert [len(column) for column in found] == [len(results)] * len(found)
 

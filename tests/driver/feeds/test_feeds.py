@@ -14,7 +14,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.feeds.feeds import listed, trigger_options
-from sparkdl.driver.feeds.remarks import check_size
+from sparkdl.driver.feeds.report import check_size
 from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from sparkdl.control.messages import ChildReturned, FeedCount
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import EVALUATOR, WORKER, ClusterSpec, NodeSpec, plan_nodes
-from sparkdl.core.world import Address, build_world
+from sparkdl.core.world import Address, World, build_world
+from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import (
-    Fed,
     awaited_by_all,
     gone_beyond,
     not_fed,
@@ -19,9 +20,10 @@ from sparkdl.driver.feeds.report import (
     report,
     waits_in_vain,
 )
-from sparkdl.driver.feeds.state import Nodes
+from sparkdl.driver.feeds.state import Feed, Nodes, Run
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import Gathering, Running
+from sparkdl.feed.transfer.messages import FeedSpec
 
 SPEC = ClusterSpec("c", plan_nodes(2))
 NAMES = {0: "worker:0", 1: "worker:1"}
@@ -99,8 +101,25 @@ def test_first_node_beyond_the_end_of_a_feed_is_told_of_and_no_other() -> None:
     assert gone_beyond("worker:1", beyond, {(0, "other"): FeedCount("other", beyond=1)})
 
 
+def told_of(world: World, refused: int, expected: dict[int, int], **nodes: Any) -> str:
+    """Return the warning at the end of a call; `nodes` is what is known of them then."""
+    spec = FeedSpec("f", 0, "", (), "token")
+    call = CallHistory("f").add(FeedRequest("data"))
+    before = dict.fromkeys(expected, FeedCount("f"))
+    members = tuple(m for m in world.members if m.node.node_id in expected)
+    run = Run(
+        *(call, tuple(call.left()), 0, spec, members, before, 0, {}, 1, 0, 0.0),
+        refused=refused,
+        expected=expected,
+    )
+    feed = Feed(CallHistory("f"), spec, 0.0, 0.0, Nodes(0, world, **nodes))
+    told, warning = report(feed, run)
+    assert told.rows_unused == refused + sum(expected.values())
+    return warning
+
+
 @pytest.mark.parametrize(
-    ("now", "left_by", "why"),
+    ("now", "over", "why"),
     [
         (FeedCount("f"), [0], "map_fun has returned on worker:0, which left 7 unread"),
         (FeedCount("f", closed_to=4, cut=4), [], "called terminate() on worker:0, which left 7"),
@@ -108,12 +127,10 @@ def test_first_node_beyond_the_end_of_a_feed_is_told_of_and_no_other() -> None:
     ],
 )
 def test_warning_says_which_node_has_not_read_rows_and_why(
-    now: FeedCount, left_by: list[int], why: str
+    now: FeedCount, over: list[int], why: str
 ) -> None:
-    before = dict.fromkeys(NAMES, FeedCount("f"))
-    fed = Fed("f", 1, 1, rows_refused=2, delivered={0: 7, 1: 0}, left_by=left_by)
-    told, warning = report(fed, NAMES, before, {0: now, 1: FeedCount("f")})
-    assert told.rows_unused == 9
+    world = build_world(0, {node: Address("h", 1, "") for node in SPEC.nodes})
+    warning = told_of(world, 2, {0: 7, 1: 0}, counts={0: now}, over=frozenset(over))
     assert "Feed 'f': 9 rows were not used" in warning
     assert why in warning
     assert "worker:1" not in warning
@@ -128,7 +145,5 @@ def test_evaluator_that_was_stopped_is_not_said_to_have_returned() -> None:
     stopped = finished.stopped(world.members)
     assert stopped == {1}
     assert not replace(finished, over=frozenset({0, 1})).stopped(world.members), "it has returned"
-    count = FeedCount("f")
-    fed = Fed("f", 1, 1, rows_refused=3, delivered={}, left_by=[1], stopped=stopped)
-    _, warning = report(fed, {1: "evaluator:0"}, {1: count}, {1: count})
+    warning = told_of(world, 3, {1: 0}, has_finished=True, over=frozenset({0}))
     assert "3 rows were not used: evaluator:0 was stopped, because the nodes that" in warning

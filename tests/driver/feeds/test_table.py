@@ -14,10 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparkdl.control.messages import Grant, Lot
-from sparkdl.driver.feeds.table import FIRST_GRACE_S, Need, RowTable, level
+from sparkdl.driver.feeds.table import FIRST_GRACE_S, RowTable, level
 
 TOTALS = st.lists(st.integers(0, 60), max_size=8)
-SHORT = Need(0, waits=True)
+SHORT = 0
 ROOM_NBYTES = 4000
 """A window of 1,000 rows of one byte."""
 
@@ -97,9 +97,9 @@ def test_rows_of_another_agent_come_after_a_moment() -> None:
 def test_node_that_has_enough_to_read_waits_and_one_that_is_full_is_left_out() -> None:
     table = RowTable({}, {})
     table.add(0, [lot(0, 0, 400)], ROOM_NBYTES)
-    assert table.assign({0: Need(600, waits=False)}, 0.0) == {}
+    assert table.assign({0: 600}, 0.0) == {}
     table.add(1, [lot(0, 400, 400)], ROOM_NBYTES)
-    assert table.assign({0: Need(1000, waits=False), 1: SHORT}, 0.0).keys() == {1}
+    assert table.assign({0: 1000, 1: SHORT}, 0.0).keys() == {1}
     assert table.assigned == {1: 400}
 
 
@@ -202,9 +202,8 @@ class Training:
             quiet = 0 if moved else quiet + 1
             assert quiet < 80, "rows wait in spools, and nodes for rows"
 
-    def needs(self) -> dict[int, Need]:
-        unread = {n: self.table.assigned[n] - self.read[n] for n in range(len(self.speeds))}
-        return {n: Need(rows, waits=not rows) for n, rows in unread.items()}
+    def needs(self) -> dict[int, int]:
+        return {n: self.table.assigned[n] - self.read[n] for n in range(len(self.speeds))}
 
     def take(self, grants: dict[int, list[Grant]]) -> None:
         for grant in itertools.chain(*grants.values()):
@@ -212,7 +211,7 @@ class Training:
             self.got.extend(rows_of([grant]))
 
     def train(self) -> bool:
-        unread = {n: need.unread for n, need in self.needs().items()}
+        unread = self.needs()
         if self.is_in_step:
             speed = max(self.speeds)
             steps = {n: min(speed, min(unread.values())) for n in unread}

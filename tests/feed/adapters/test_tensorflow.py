@@ -13,8 +13,7 @@ import pytest
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.store.admission import Appended
-from sparkdl.feed.store.log import AppendRequest
+from sparkdl.feed.store.held import Appended, AppendRequest
 from tests.doubles.feeds import SOON_S, Arrivals, LocalNode, Running, numbers
 
 if TYPE_CHECKING:

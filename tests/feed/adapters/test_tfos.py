@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
-from sparkdl.control.channel import Local, Results, Terminated
+from sparkdl.control.channel import Local, Reclaim, Results, Terminated
 from sparkdl.core.errors import InferenceError
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.infer.task import decode_results
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.values.row_codec import RowEncoder
+from sparkdl.feed.values.row_codec import encode_rows
 from tests.doubles.feeds import FEED, Arrivals
 
 
@@ -51,7 +51,7 @@ def partition(it: Arrivals, name: str, *segments: list[Any]) -> None:
     """Let one inference partition arrive."""
     last = None
     for rows in segments:
-        for last in RowEncoder().batches(rows):
+        for last in encode_rows(rows):
             it.batch(last, exchange=name)
     if last is not None:
         it.batch(last.slice(0, 0), exchange=name, is_last=True)
@@ -59,7 +59,7 @@ def partition(it: Arrivals, name: str, *segments: list[Any]) -> None:
 
 def rows(it: Arrivals, *segments: list[Any], epoch: int = 0) -> None:
     for segment in segments:
-        for batch in RowEncoder().batches(segment):
+        for batch in encode_rows(segment):
             it.batch(batch, epoch)
 
 
@@ -99,7 +99,7 @@ def test_segments_are_released_under_pressure_as_soon_as_their_rows_were_returne
     with Arrivals() as it:
         feed = train(it)
         rows(it, [1, 2], [3, 4], [5])
-        it.reader.reclaim()
+        it.reader.hear(Reclaim(FEED))
         feed.next_batch(1)
         assert it.released == 0
         feed.next_batch(2)
@@ -197,7 +197,7 @@ def test_batch_never_holds_rows_of_two_partitions_that_come_at_once() -> None:
     with Arrivals() as it:
         feed, answers = inference(it)
         for name, value in (("0.a", 1), ("1.b", 2), ("0.a", 3), ("0.a", 4), ("1.b", 5)):
-            (batch,) = RowEncoder().batches([value])
+            (batch,) = encode_rows([value])
             it.batch(batch, exchange=name)
         for name in ("0.a", "1.b"):
             it.batch(batch.slice(0, 0), exchange=name, is_last=True)

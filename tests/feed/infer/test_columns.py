@@ -14,7 +14,7 @@ from pyspark.sql import Row
 
 from sparkdl.core.errors import InferenceError
 from sparkdl.feed.infer.columns import fitting_schema, result_columns
-from sparkdl.feed.values.row_codec import RowEncoder
+from sparkdl.feed.values.row_codec import encode_rows
 
 Point = namedtuple("Point", "x y")
 FLOATS = pa.list_(pa.field("element", pa.float32()))
@@ -24,7 +24,7 @@ def columns(results: list[Any], **types: pa.DataType) -> list[list[Any]]:
     """Return the columns of results, encoded as `batch_results` does."""
     schema = pa.schema(list(types.items()))
     found: list[list[Any]] = [[] for _ in types]
-    for batch in RowEncoder().batches(results):
+    for batch in encode_rows(results):
         arrays = result_columns(batch, schema)
         assert [array.type for array in arrays] == [field.type for field in schema]
         for place, array in enumerate(arrays):
@@ -149,7 +149,7 @@ def test_row_that_does_not_fit_is_told(results: list[Any], words: str) -> None:
 
 
 def test_none_does_not_fit_what_is_declared_not_null() -> None:
-    (batch,) = RowEncoder().batches([1, None])
+    (batch,) = encode_rows([1, None])
     with pytest.raises(InferenceError, match=r"None in column 'y'.* NOT NULL"):
         result_columns(batch, pa.schema([pa.field("y", pa.int64(), nullable=False)]))
 
@@ -176,7 +176,7 @@ FITTING: list[tuple[list[Any], str]] = [
 
 @pytest.mark.parametrize(("results", "expected"), FITTING)
 def test_misfit_says_the_schema_to_write(results: list[Any], expected: str) -> None:
-    (batch,) = RowEncoder().batches(results)
+    (batch,) = encode_rows(results)
     assert fitting_schema(batch) == expected
     wrong = {"x": pa.struct({"y": pa.map_(pa.string(), pa.int64())})}
     with pytest.raises(InferenceError, match=r"(?m) These results fit schema='.*'$"):
@@ -187,5 +187,5 @@ def test_misfit_says_the_schema_to_write(results: list[Any], expected: str) -> N
     "results", [[None], [(), ()], [{"k": {"a": 1}}], [np.eye(2), np.ones((2, 3))]]
 )
 def test_misfit_says_no_schema_where_the_results_do_not(results: list[Any]) -> None:
-    for batch in RowEncoder().batches(results):
+    for batch in encode_rows(results):
         assert fitting_schema(batch) == ""

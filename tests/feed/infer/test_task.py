@@ -24,7 +24,7 @@ from sparkdl.feed.infer import task
 from sparkdl.feed.infer.task import _Partition, decode_results, exchange
 from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.transfer.messages import FeederError
-from sparkdl.feed.values.row_codec import RowEncoder
+from sparkdl.feed.values.row_codec import encode_rows
 from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, NodeProxy, Running, order
 
 ROWS = list(range(50))
@@ -43,7 +43,7 @@ def serve(node: LocalNode) -> Running[None]:
 
 def infer(first: LocalNode, *others: LocalNode, wait_s: float = 0.0) -> list[Any]:
     asked = order([node.target for node in (first, *others)])
-    sent = RowEncoder(max_rows=10).batches(ROWS)
+    sent = encode_rows(ROWS, max_rows=10)
     answers = exchange(replace(asked, patience_s=wait_s), "0.a", first.target, sent)
     return [row for data in answers for row in decode_results(data)]
 
@@ -84,7 +84,7 @@ def test_another_node_answers_the_rest_for_one_lost_after_results_were_passed_on
 
         dying, serving = Running(answer_some_and_die), serve(living)
         asked = order([lost.target, living.target])
-        answers = exchange(asked, "0.a", lost.target, RowEncoder(max_rows=10).batches(ROWS))
+        answers = exchange(asked, "0.a", lost.target, encode_rows(ROWS, max_rows=10))
         assert decode_results(next(answers)) == [-row for row in ROWS[:7]]
         is_passed_on.set()
         assert [row for data in answers for row in decode_results(data)] == [
@@ -110,7 +110,7 @@ def test_another_node_answers_the_rest_for_one_whose_host_says_no_word_any_more(
 
         answering, serving = Running(answer_some), serve(living)
         asked = replace(order([link.target, living.target]), host_timeout_s=0.2)
-        answers = exchange(asked, "0.a", link.target, RowEncoder(max_rows=10).batches(ROWS))
+        answers = exchange(asked, "0.a", link.target, encode_rows(ROWS, max_rows=10))
         assert [row for data in answers for row in decode_results(data)] == [-row for row in ROWS]
         answering.result()
         living.end_feed()
@@ -146,7 +146,7 @@ def test_nodes_that_have_gone_are_no_riddle_the_coordinator_tells_the_cause() ->
         asked = replace(order([target]), patience_s=0.0, coordinator=coordinator)
 
         def act() -> None:
-            list(exchange(asked, "0.a", target, RowEncoder().batches(ROWS)))
+            list(exchange(asked, "0.a", target, encode_rows(ROWS)))
 
         with pytest.raises(FeederError, match=r"\] inference at worker:0 failed: .*refused"):
             act()  # it has not failed, as far as is known
@@ -207,7 +207,7 @@ def test_node_on_its_way_to_another_round_is_asked_again(monkeypatch: pytest.Mon
 
 
 def test_partition_gives_its_rows_again_until_their_results_are_passed_on() -> None:
-    sent = list(RowEncoder(max_rows=10).batches(ROWS))
+    sent = list(encode_rows(ROWS, max_rows=10))
     partition = _Partition(iter(sent))
     for _ in range(2):
         assert [partition.at(row) for row in range(0, 60, 10)] == [*sent, None]
@@ -219,7 +219,7 @@ def test_partition_gives_its_rows_again_until_their_results_are_passed_on() -> N
 
 def test_error_in_the_partition_is_not_taken_for_its_end() -> None:
     def broken() -> Iterator[pa.RecordBatch]:
-        yield from RowEncoder().batches([1])
+        yield from encode_rows([1])
         raise ArithmeticError("from the user's own code")
 
     partition = _Partition(broken())

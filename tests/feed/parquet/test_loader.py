@@ -80,9 +80,9 @@ def test_want_of_descriptors_that_lasts_is_told(
     def write_segment(*_: object) -> tuple[int, int]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr("sparkdl.feed.store.admission.write_segment", write_segment)
-    monkeypatch.setattr("sparkdl.feed.store.admission._FULL_WAIT_S", 0.01)
-    monkeypatch.setattr("sparkdl.feed.store.admission._SHORT_WAIT_S", 0.02)
+    monkeypatch.setattr("sparkdl.feed.store.held.write_segment", write_segment)
+    monkeypatch.setattr("sparkdl.feed.store.held._FULL_WAIT_S", 0.01)
+    monkeypatch.setattr("sparkdl.feed.store.held._SHORT_WAIT_S", 0.02)
     with LocalNode() as node:
         read(node, share_of(folder))
         count = wait_for(node, lambda c: c.problem != "")

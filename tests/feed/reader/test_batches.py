@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.control.channel import Reclaim
 from sparkdl.core.errors import ConfigError, EndOfFeedError
 from sparkdl.feed.reader.batches import EpochBatches, Names, Tail, agreed_steps, arrange, next_share
-from tests.doubles.feeds import SOON_S, Arrivals, Running, numbers
+from tests.doubles.feeds import FEED, SOON_S, Arrivals, Running, numbers
 
 
 def values(batches: Iterator[Any] | EpochBatches) -> list[list[int]]:
@@ -117,7 +118,7 @@ def test_world_that_goes_on_may_count_its_epochs_from_zero(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with Arrivals() as it:
-        it.reader.resume()
+        it.reader.begin(it.reader.watch, tracks=False, is_resumed=True)
         batches = EpochBatches(it.reader, 2)
         it.rows(2)
         it.end_epoch(0)
@@ -137,7 +138,7 @@ def test_rows_that_were_looked_at_come_again_even_under_pressure() -> None:
         abandoned = iter(batches)
         for _ in range(3):
             next(abandoned)
-        it.reader.reclaim()  # two segments were given whole, the third in part
+        it.reader.hear(Reclaim(FEED))  # two segments were given whole, the third in part
         assert it.released == 2
         assert flat(batches) == list(range(8))
         assert it.consumed == (8, 1)
@@ -152,7 +153,7 @@ def test_data_of_ten_budgets_flow_through() -> None:
             nonlocal most
             for number in range(100):
                 if number - it.released >= room:
-                    it.reader.reclaim()
+                    it.reader.hear(Reclaim(FEED))
                     it.wait_sent(lambda _, n=number: n - it.released < room)  # type: ignore[misc]
                 it.rows(7)
                 most = max(most, number + 1 - it.released)
@@ -201,14 +202,14 @@ def test_node_without_a_row_cannot_take_part_in_a_step() -> None:
 def test_pressure_that_comes_while_an_epoch_is_padded_is_forgotten_with_it_and_told() -> None:
     """The agent presses again when it is told of the new epoch."""
     with Arrivals() as it:
-        it.reader.reclaim()
+        it.reader.hear(Reclaim(FEED))
         it.rows(2)
         it.end_epoch(0, {0: 6, 1: 2})
         batches = iter(EpochBatches(it.reader, 2, is_even=True))
         for _ in range(2):
             next(batches)
         it.rows(2, epoch=1)
-        it.reader.reclaim()
+        it.reader.hear(Reclaim(FEED))
         assert len(list(batches)) == 1
         assert it.consumed == (2, 1)
 
@@ -228,7 +229,7 @@ def test_batches_are_the_rows_in_order(
         for batch in EpochBatches(it.reader, batch_size):
             found.append(batch["x"].tolist())
             if next(pressing, False):
-                it.reader.reclaim()
+                it.reader.hear(Reclaim(FEED))
         rows = list(range(sum(segments)))
         assert found == [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
         assert it.consumed == (len(rows), 1)

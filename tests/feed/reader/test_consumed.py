@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.channel import Local
+from sparkdl.control.channel import Local, Reclaim, Reopened
+from sparkdl.control.messages import FeedCovered
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.adapters.jax import JaxBatches
@@ -20,7 +21,7 @@ from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.reader import consumed as used
 from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.feed.reader.consumed import ConsumedRows
-from tests.doubles.feeds import Arrivals
+from tests.doubles.feeds import FEED, Arrivals
 
 Row = tuple[int, int]
 """An epoch, and a row's number: the column "x"."""
@@ -138,7 +139,7 @@ def test_position_is_the_rows_of_the_batches(
                     for _ in zip(range(min(taken, count // size)), batches, strict=False):
                         pass
                 if is_pressed and time + 1 == each.times:
-                    it.reader.reclaim()
+                    it.reader.hear(Reclaim(FEED))
                 book.read(map(own_rows, batches), number, rows, tail)
                 assert it.reader.batches_given == len(book.batches)
                 for n in range(len(book.batches) + 1):
@@ -164,7 +165,7 @@ def test_batches_that_cannot_be_given_back_stay_used(
         seen: list[list[int]] = []
         for _, batch in zip(range(min(taken, sum(segments) // size)), batches, strict=False):
             seen.append(own_rows(batch))
-            it.reader.reclaim()
+            it.reader.hear(Reclaim(FEED))
         again = iter(batches)
         seen = seen[: it.reader.batches_given]
         seen += map(own_rows, again)
@@ -213,7 +214,7 @@ def test_terminate_drops_what_is_here_and_takes_nothing_back() -> None:
         for _ in range(2):
             next(reading)
         it.reader.terminate()
-        it.reader.reopen(1)
+        it.reader.hear(Reopened(FEED, 1))
         it.rows(5, epoch=1)
         it.end_epoch(1)
         assert len(list(EpochBatches(it.reader, 3))) == 2
@@ -285,7 +286,7 @@ def test_epochs_that_need_not_be_told_any_more_are_forgotten() -> None:
             it.rows(5, 5, epoch=epoch)
             it.end_epoch(epoch, {0: 10})
             assert len(list(batches)) == (10 * epoch + 10) // 4 - 10 * epoch // 4
-            it.reader.forget(epoch - 1)
+            it.reader.hear(FeedCovered(FEED, epoch - 1))
         told = [row for row in it.position(None) if row[0] >= 2]
         assert told == [
             (epoch, row) for epoch in (2, 3) for row in range(epoch * 10, epoch * 10 + 10)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.channel import EndMark, Release, Terminated
-from sparkdl.control.messages import EpochEnd
+from sparkdl.control.channel import EndMark, FeedStart, Reclaim, Release, Reopened, Terminated
+from sparkdl.control.messages import EpochEnd, FeedHold
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader
@@ -95,7 +95,7 @@ def test_iteration_that_cannot_begin_anew_goes_on_behind_what_was_given(
         for _ in range(given):  # one row of two each, so that half of the segments is given whole
             it.reader.take(owner)
             it.reader.give(owner, 1)
-        it.reader.reclaim()
+        it.reader.hear(Reclaim(FEED))
         owner = it.reader.claim()
         assert first_row(it.reader.take(owner)) == given
         assert f"abandoned after {given} rows" in caplog.text
@@ -103,7 +103,7 @@ def test_iteration_that_cannot_begin_anew_goes_on_behind_what_was_given(
 
 def test_pressure_lasts_to_the_end_of_the_epoch() -> None:
     with Arrivals() as it:
-        it.reader.reclaim()
+        it.reader.hear(Reclaim(FEED))
         it.rows(1, 1, epoch=0)
         it.end_epoch(0)
         it.rows(1, 1, epoch=1)
@@ -130,7 +130,7 @@ def test_what_was_taken_is_released_when_user_code_waits_under_pressure() -> Non
             it.reader.take(owner)
         taking = Running(lambda: it.reader.take(owner))
         it.waits.wait_for_waiter()
-        it.reader.reclaim()
+        it.reader.hear(Reclaim(FEED))
         assert it.released == 2
         it.rows(1)
         assert first_row(taking.result()) == 2
@@ -179,7 +179,7 @@ def test_epoch_that_was_brought_whole_is_read_though_the_feeding_ended() -> None
         it.rows(1, epoch=1)
         it.end_epoch(1, again=True)
         it.end_epoch(2)
-        it.reader.hold(2)
+        it.reader.hear(FeedHold(FEED, 2))
         it.end()
         owner = it.reader.claim()
         for row in range(2):
@@ -194,7 +194,7 @@ def test_epoch_that_will_not_come_is_skipped() -> None:
         owner = it.reader.claim()
         taking = Running(lambda: it.reader.take(owner))
         it.rows(1, epoch=5)
-        it.reader.start(5)
+        it.reader.hear(FeedStart(FEED, 5))
         assert first_row(taking.result()) == 0
         it.end_epoch(5)
         it.reader.take(owner)
@@ -209,7 +209,7 @@ def test_repeats_that_were_announced_are_called_off() -> None:
             it.end_epoch(epoch, again=epoch < 2)
         owner = it.reader.claim()
         it.reader.take(owner)
-        it.reader.hold(2)
+        it.reader.hear(FeedHold(FEED, 2))
         assert it.held == (2, 0)
         it.reader.take(owner)
         it.reader.finish_epoch(owner)
@@ -218,7 +218,7 @@ def test_repeats_that_were_announced_are_called_off() -> None:
         it.end_epoch(0)
         assert it.released == 1
         it.rows(1, epoch=3)
-        it.reader.start(3)
+        it.reader.hear(FeedStart(FEED, 3))
         assert first_row(taking.result()) == 1
 
 
@@ -231,7 +231,7 @@ def test_mark_that_is_called_off_before_its_epoch_is_finished_takes_no_rows_alon
         assert isinstance(it.reader.take(owner), EpochEnd)
         it.reader.finish_epoch(owner)
         assert isinstance(it.reader.take(owner), EpochEnd)
-        it.reader.hold(1)
+        it.reader.hear(FeedHold(FEED, 1))
         it.end_epoch(0)
         it.reader.finish_epoch(owner)
         it.rows(2, epoch=1)
@@ -251,7 +251,7 @@ def test_epoch_that_another_node_has_begun_is_the_last(is_begun: bool) -> None:
             it.reader.finish_epoch(owner)
         if is_begun:
             it.reader.take(owner)
-        it.reader.hold(3)
+        it.reader.hear(FeedHold(FEED, 3))
         assert it.held == (3, 2 if is_begun else 1)
         taking = Running(lambda: it.reader.take(owner))
         it.end_epoch(2)
@@ -323,7 +323,7 @@ def test_terminated_reader_drops_everything_and_tells_the_agent_once() -> None:
         it.end_epoch(0)
         assert it.reader.take(owner) is None
         assert set(os.listdir("/dev/fd")) == before
-        it.reader.reclaim()
+        it.reader.hear(Reclaim(FEED))
         assert not any(isinstance(message, Release) for message in it.sent)
 
 
@@ -334,10 +334,10 @@ def test_terminated_reader_reads_the_next_feeding_only() -> None:
         owner = it.reader.claim()
         taking = Running(lambda: it.reader.take(owner))
         it.rows(1)  # was on its way
-        it.reader.reopen(3)
+        it.reader.hear(Reopened(FEED, 3))
         it.end_epoch(0)
         it.rows(1, epoch=3)
-        it.reader.start(3)
+        it.reader.hear(FeedStart(FEED, 3))
         assert first_row(taking.result()) == 2
 
 
@@ -353,9 +353,9 @@ def test_room_that_a_terminated_feeding_was_asked_for_is_not_made_in_the_next_on
     with Arrivals() as arrivals:
         reader = arrivals.reader
         arrivals.rows(10)
-        reader.reclaim()
+        reader.hear(Reclaim(FEED))
         reader.terminate()
-        reader.reopen(5)
+        reader.hear(Reopened(FEED, 5))
         arrivals.rows(10, 10, epoch=5)
         owner = reader.claim()
         for _ in range(2):
@@ -385,5 +385,5 @@ def test_agent_is_told_now_and_then_and_when_there_is_nothing_left() -> None:
     taking = Running(lambda: reader.take(owner))
     waits.wait_for_waiter()
     assert [(m.rows, m.waits) for m in sent] == [(1, False), (100, True)]
-    reader.mark(EpochEnd(FEED, 0, {0: 100}))
+    reader.hear(EpochEnd(FEED, 0, {0: 100}))
     assert isinstance(taking.result(), EpochEnd)

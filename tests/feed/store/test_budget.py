@@ -9,8 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.feed.store.admission import Appended
-from sparkdl.feed.store.log import AppendRequest
+from sparkdl.feed.store.held import Appended, AppendRequest
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import FEED, SOON_S, noting, numbers

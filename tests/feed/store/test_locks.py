@@ -15,13 +15,12 @@ from typing import Any, ClassVar
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.feed.store import admission, budget, log, provenance, segment, spool, store
-from sparkdl.feed.store.admission import Appended
-from sparkdl.feed.store.spool import SpoolRequest
+from sparkdl.feed.store import budget, held, log, segment, spool, store
+from sparkdl.feed.store.held import Appended, AppendRequest
 from sparkdl.feed.transfer import fetch
 from tests.doubles.feeds import FEED, SOON_S, LevelDriver, LocalNode, Running, numbers, values
 
-STORE = (admission, budget, log, provenance, segment, spool, store)
+STORE = (budget, held, log, segment, spool, store)
 
 
 @pytest.mark.parametrize("module", STORE, ids=lambda module: module.__name__)
@@ -73,7 +72,7 @@ def test_no_thread_takes_a_lock_on_a_rows_way_while_it_holds_another() -> None:
         LevelDriver([one, other])
         reading = [Running(lambda node=node: values(node.reader())) for node in (one, other)]  # type: ignore[misc]
         for start in range(0, 2000, 100):
-            request = SpoolRequest(0, "run", 0, ((start, start + 100),))
+            request = AppendRequest(spans=((0, start, start + 100),), run="run")
             batch = numbers(start, start + 100)
             outcome = one.feeds.store.spool(FEED).append(batch, Deadline.after(SOON_S), request)
             assert outcome is Appended.STORED

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.deadline import Deadline
-from sparkdl.feed.store.admission import Appended
-from sparkdl.feed.store.budget import Budget, RetainedSegments
-from sparkdl.feed.store.log import AppendRequest, EpochCount, Log
+from sparkdl.feed.store.budget import Budget
+from sparkdl.feed.store.held import Appended, AppendRequest
+from sparkdl.feed.store.log import EpochCount, Log, Provenance
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
 from tests.doubles.feeds import SOON_S, Running, noting, numbers
 from tests.doubles.limits import no_descriptors_left
@@ -67,15 +68,9 @@ class LogFixture:
         self, limit_nbytes: int, limit_segments: int | None, disk_nbytes: int, folder: Path | None
     ) -> None:
         self.pressed = Pressed()
-        self.budget = Budget(limit_nbytes, self.pressed, limit_segments, disk_nbytes)
+        self.budget = Budget(limit_nbytes, self.pressed, limit_segments, disk_nbytes, folder)
         self.segments: list[StoredSegment] = []
-        self.log = Log(
-            "input",
-            self.budget,
-            noting(self.segments),
-            retained=RetainedSegments(self.budget),
-            folder=folder,
-        )
+        self.log = Log("input", self.budget, noting(self.segments))
 
     def append(
         self, batch: pa.RecordBatch = BATCH, timeout_s: float = SOON_S, place: AppendRequest = FIRST
@@ -137,7 +132,7 @@ def test_full_budget_that_stays_full_gives_the_batch_back() -> None:
 def test_budget_is_shared_by_logs_and_each_may_have_one_segment() -> None:
     """Whoever waits for rows of one feed gets them however full the others are."""
     with open_log(NBYTES) as it:
-        other = Log("other", it.budget, noting(it.segments), retained=RetainedSegments(it.budget))
+        other = Log("other", it.budget, noting(it.segments))
         assert it.append() is STORED
         assert other.append(BATCH, Deadline.after(0), FIRST) is STORED
         assert other.append(BATCH, Deadline.after(0), FIRST) is Appended.FULL
@@ -311,6 +306,30 @@ def test_exchange_rows_are_not_counted_as_received() -> None:
         assert it.log.rows_received == 0
         assert it.append() is STORED
         assert it.log.rows_received == 100
+
+
+# rows that were read, by segment, become rows by partition until a checkpoint covers them
+
+
+def test_rows_are_told_by_the_epoch_that_read_them_and_merged() -> None:
+    provenance = Provenance()
+    provenance.add(0, 0, ((0, 0, 10),))
+    provenance.add(1, 0, ((0, 10, 15), (1, 0, 5)))
+    used: EpochRows = {0: {0: ((0, 10),), 1: ((0, 7),)}, 1: {0: ((2, 4), (6, 8)), 9: ((0, 1),)}}
+    assert provenance.rows(used) == {0: {0: ((0, 15),), 1: ((0, 2),)}, 1: {0: ((2, 4), (6, 8))}}
+    assert provenance.rows({}, dropped_to=0) == {0: {0: ((0, 15),), 1: ((0, 5),)}}
+
+
+def test_provenance_stays_until_the_last_epoch_that_reads_the_segment_is_forgotten() -> None:
+    provenance = Provenance()
+    provenance.add(0, 0, ((0, 0, 10),))
+    provenance.settle(2)  # epochs 0 to 2 read it
+    provenance.add(1, 3, ((0, 10, 20),))
+    provenance.forget(2)
+    everything: EpochRows = {2: {0: ((0, 1),)}, 3: {1: ((0, 1),)}}
+    assert provenance.rows(everything) == {2: {0: ((0, 1),)}, 3: {0: ((10, 11),)}}
+    provenance.forget(3)
+    assert provenance.rows(everything) == {3: {0: ((10, 11),)}}
 
 
 # any sequence

@@ -16,11 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sparkdl.control.messages import Lot
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
-from sparkdl.feed.store.admission import Appended
 from sparkdl.feed.store.budget import Use
-from sparkdl.feed.store.log import AppendRequest
+from sparkdl.feed.store.held import Appended, AppendRequest
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
-from sparkdl.feed.store.spool import SpoolRequest
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import FEED, SOON_S, Running, noting, numbers
 from tests.doubles.limits import no_descriptors_left
@@ -77,7 +75,7 @@ class Node:
     ) -> Appended:
         """Do what a feeder does; column "x" tells partition and row."""
         batch = numbers(part * APART + start, part * APART + start + rows)
-        request = SpoolRequest(epoch, "run", part, ((start, start + rows),), keep)
+        request = AppendRequest(epoch, keep=keep, spans=((part, start, start + rows),), run="run")
         return self.store.spool(FEED).append(batch, Deadline.after(timeout_s), request)
 
     def append(self, rows: int = 100, timeout_s: float = 0.0) -> Appended:
@@ -131,7 +129,7 @@ def test_window_of_the_own_spool_is_the_same_file_and_takes_its_share_of_the_byt
 
 def test_rows_that_are_apart_in_their_partition_are_lots_of_one_segment() -> None:
     with node() as it:
-        request = SpoolRequest(0, "run", 3, ((0, 40), (70, 130)))
+        request = AppendRequest(spans=((3, 0, 40), (3, 70, 130)), run="run")
         assert it.store.spool(FEED).append(BATCH, Deadline.after(0), request) is STORED
         assert [(lot.number, lot.start, lot.skip, lot.rows) for lot in it.lots] == [
             *((0, 0, 0, 40), (0, 70, 40, 60)),

@@ -9,8 +9,8 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError
-from sparkdl.feed.store.admission import Appended
-from sparkdl.feed.store.log import AppendRequest, Log
+from sparkdl.feed.store.held import Appended, AppendRequest
+from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import SOON_S, noting, numbers
@@ -64,7 +64,7 @@ def test_every_feed_is_pressed_when_an_append_waits_and_again_when_asked() -> No
     for _ in range(2):
         assert heard.is_pressed.acquire(timeout=SOON_S)
     assert sorted(heard.pressed) == ["a", "b"]
-    store.press_again()
+    store.budget.wake()
     for _ in range(2):
         assert heard.is_pressed.acquire(timeout=SOON_S)
     store.log("b").release([0])

@@ -14,8 +14,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ReadError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.store.admission import Appended
-from sparkdl.feed.store.log import AppendRequest
+from sparkdl.feed.store.held import Appended, AppendRequest
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.transfer import endpoint
 from sparkdl.node.link import AgentLink

@@ -19,9 +19,8 @@ from sparkdl.control.messages import (
     Grant,
 )
 from sparkdl.core.deadline import Deadline
-from sparkdl.feed.store.admission import Appended
+from sparkdl.feed.store.held import Appended, AppendRequest
 from sparkdl.feed.store.segment import segment_nbytes
-from sparkdl.feed.store.spool import SpoolRequest
 from sparkdl.feed.transfer import fetch
 from tests.doubles.feeds import (
     FEED,
@@ -40,7 +39,7 @@ NBYTES = segment_nbytes(numbers(0, 100))
 
 def spool(node: LocalNode, start: int, rows: int = 100, epoch: int = 0) -> None:
     """Do what a feeder does."""
-    request = SpoolRequest(epoch, "run", 0, ((start, start + rows),))
+    request = AppendRequest(epoch, spans=((0, start, start + rows),), run="run")
     there = node.feeds.store.spool(FEED)
     outcome = there.append(numbers(start, start + rows), Deadline.after(SOON_S), request)
     assert outcome is Appended.STORED

@@ -18,11 +18,11 @@ from pyspark.sql import Row
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.feed.values.columns import concat, convert, slice_columns, to_columns
-from sparkdl.feed.values.row_codec import RowEncoder
+from sparkdl.feed.values.row_codec import encode_rows
 
 
 def encoded(rows: list[Any]) -> dict[str, np.ndarray[Any, Any]]:
-    (batch,) = RowEncoder().batches(rows)
+    (batch,) = encode_rows(rows)
     return to_columns(batch)
 
 
@@ -37,7 +37,7 @@ def same(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     st.data(),
 )
 def test_arrays_of_one_shape_are_stacked(stacked: np.ndarray[Any, Any], data: Any) -> None:
-    (batch,) = RowEncoder().batches(list(stacked[..., None]))
+    (batch,) = encode_rows(list(stacked[..., None]))
     start = data.draw(st.integers(0, len(stacked) - 1))
     array = to_columns(batch.slice(start))["value"]
     assert same(array, stacked[start:, ..., None])
@@ -127,7 +127,7 @@ def test_numbers_of_alternating_types_get_their_common_dtype() -> None:
 )  # fmt: skip
 def test_numbers_of_any_mix_are_as_numpy_has_them(values: list[Any], start: int) -> None:
     start = min(start, len(values) - 1)
-    (batch,) = RowEncoder().batches([[value] for value in values] * 20)
+    (batch,) = encode_rows([[value] for value in values] * 20)
     array = to_columns(batch.slice(start))["0"]
     plain = [float(value) if isinstance(value, Decimal) else value for value in values]
     expected = np.array(plain * 20)

@@ -25,7 +25,7 @@ from sparkdl.core.errors import FeedTypeError, ProtocolError
 from sparkdl.feed.values import encode
 from sparkdl.feed.values import ndarrays as tensors
 from sparkdl.feed.values.columns import to_columns
-from sparkdl.feed.values.row_codec import RowEncoder, row_schema, rows
+from sparkdl.feed.values.row_codec import encode_rows, row_schema, rows
 
 Pair = namedtuple("Pair", "x y")
 
@@ -108,7 +108,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def roundtrip(given_rows: list[Any], **limits: int) -> list[Any]:
-    batches = list(RowEncoder(**limits).batches(given_rows))
+    batches = list(encode_rows(given_rows, **limits))
     assert all(row_schema(batch) for batch in batches)
     return [row for batch in batches for row in rows(batch)]
 
@@ -145,7 +145,7 @@ def test_rows_of_two_columns_of_any_mix_come_back(
 @given(st.lists(VALUES, min_size=2, max_size=10), st.data())
 def test_a_slice_of_a_batch_has_the_rows_of_the_slice(given_rows: list[Any], data: Any) -> None:
     wrapped = [(row, [row, None, row]) for row in given_rows]
-    (batch,) = RowEncoder().batches([((row, 0), *rest) for row, *rest in wrapped])
+    (batch,) = encode_rows([((row, 0), *rest) for row, *rest in wrapped])
     start = data.draw(st.integers(0, batch.num_rows))
     expected = [((row, 0), *rest) for row, *rest in wrapped][start:]
     sink = pa.BufferOutputStream()
@@ -158,7 +158,7 @@ def test_a_slice_of_a_batch_has_the_rows_of_the_slice(given_rows: list[Any], dat
 
 def test_a_change_of_kind_width_or_type_starts_a_new_batch() -> None:
     given_rows = [1, 2, "a", "b", (1, 2.0), (1, 2.0), (1, 2, 3), (1, 2, "x"), {"a": 1}]
-    batches = list(RowEncoder().batches(given_rows))
+    batches = list(encode_rows(given_rows))
     assert [batch.num_rows for batch in batches] == [2, 2, 2, 1, 1, 1]
     assert [row for batch in batches for row in rows(batch)] == given_rows
 
@@ -167,15 +167,15 @@ def test_rows_that_alternate_share_a_batch() -> None:
     numbers = [(i, i if i % 2 else i / 2) for i in range(100)]
     ragged = [[7] * (i % 5 + 1) for i in range(100)]
     for given_rows in (numbers, ragged):
-        assert len(list(RowEncoder().batches(given_rows))) == 1
+        assert len(list(encode_rows(given_rows))) == 1
         assert_roundtrip(given_rows)
 
 
 def test_batches_are_bounded_by_rows_and_by_bytes() -> None:
-    by_rows = list(RowEncoder(max_rows=10).batches((i, i) for i in range(25)))
+    by_rows = list(encode_rows(((i, i) for i in range(25)), max_rows=10))
     assert [batch.num_rows for batch in by_rows] == [10, 10, 5]
     small, huge = np.zeros(8), np.zeros(10_000)
-    by_nbytes = list(RowEncoder(max_nbytes=1000).batches([small] * 20 + [huge] + [small]))
+    by_nbytes = list(encode_rows([small] * 20 + [huge] + [small], max_nbytes=1000))
     assert [batch.num_rows for batch in by_nbytes] == [15, 5, 1, 1]
 
 
@@ -188,13 +188,13 @@ def test_encoding_takes_no_more_rows_than_a_batch_needs() -> None:
             taken = number
             yield number
 
-    next(iter(RowEncoder(max_rows=10).batches(source())))
+    next(iter(encode_rows(source(), max_rows=10)))
     assert taken == 11
 
 
 def test_equal_shapes_travel_as_fixed_size_lists() -> None:
     images = [(np.full((2, 3), i, np.float32), i) for i in range(4)]
-    (batch,) = RowEncoder().batches(images)
+    (batch,) = encode_rows(images)
     assert batch.schema.field("0").type == pa.list_(pa.list_(pa.float32(), 3), 2)
 
 
@@ -209,7 +209,7 @@ def test_dicts_with_different_keys_come_back_with_the_keys_they_had(
 
 def test_dicts_with_optional_keys_share_columns() -> None:
     dicts = [{"a": 1.5, "b": "x"}, {"a": None}, {"b": None}, {"a": 2.5, "b": "y"}] * 20
-    (batch,) = RowEncoder().batches(dicts)
+    (batch,) = encode_rows(dicts)
     assert batch.schema.names == ["a", "b"]
     assert rows(batch) == dicts
     assert rows(batch.slice(1, 3)) == dicts[1:4]
@@ -224,7 +224,7 @@ def test_dicts_that_share_few_keys_or_no_order_are_values() -> None:
     bags = [{f"word{i}": 1} for i in range(40)]
     swapped: list[dict[str, Any]] = [{"a": 1, "b": 2}, {"b": 1, "a": 2}] * 20
     for dicts in (bags, swapped):
-        (batch,) = RowEncoder().batches(dicts)
+        (batch,) = encode_rows(dicts)
         assert batch.schema.names == ["value"]
         assert [list(row.items()) for row in rows(batch)] == [list(row.items()) for row in dicts]
 
@@ -255,7 +255,7 @@ def test_what_passes_32_bits_of_offsets_is_large(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tensors, "INT32_MAX", 100)
     long = np.arange(101)
     given_rows = [(b"x" * 101, "é" * 51, [1.5] * 101, long, {"k": ["y" * 101]}, None)] * 2
-    (batch,) = RowEncoder().batches(given_rows)
+    (batch,) = encode_rows(given_rows)
     kinds = [field.type for field in batch.schema]
     assert kinds[:3] == [pa.large_binary(), pa.large_string(), pa.large_list(pa.float64())]
     assert kinds[3].field("data").type == pa.large_list(pa.int64())
@@ -264,14 +264,14 @@ def test_what_passes_32_bits_of_offsets_is_large(monkeypatch: pytest.MonkeyPatch
     assert all(map(same, rows(batch.slice(1)), given_rows[1:]))
     arrays = to_columns(batch, ["0", "1", "2", "3"])
     assert [array.shape for array in arrays.values()] == [(2,), (2,), (2, 101), (2, 101)]
-    (batch,) = RowEncoder().batches([(b"x" * 50, "é" * 12, [1.5] * 50, long[:50])] * 2)
+    (batch,) = encode_rows([(b"x" * 50, "é" * 12, [1.5] * 50, long[:50])] * 2)
     assert [field.type for field in batch.schema] == [
         pa.binary(), pa.string(), pa.list_(pa.float64()), pa.list_(pa.int64(), 50)
     ]  # fmt: skip
 
 
 def test_decoded_arrays_are_writable_copies() -> None:
-    (batch,) = RowEncoder().batches([np.zeros(3), np.zeros(3)])
+    (batch,) = encode_rows([np.zeros(3), np.zeros(3)])
     first, second = rows(batch)
     first += 1
     assert second.sum() == 0
@@ -306,11 +306,11 @@ def test_floats_with_one_int_among_them_keep_their_types() -> None:
 )
 def test_a_value_that_cannot_travel_is_named(row: Any, message: str) -> None:
     with pytest.raises(FeedTypeError, match=message):
-        list(RowEncoder().batches([row]))
+        list(encode_rows([row]))
 
 
 def test_rows_are_named_tuples_where_pyspark_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    (batch,) = RowEncoder().batches([Row(x=1, y="a")])
+    (batch,) = encode_rows([Row(x=1, y="a")])
     monkeypatch.setitem(sys.modules, "pyspark.sql.types", None)
     (row,) = rows(batch)
     assert (row.x, row.y) == (1, "a")
@@ -323,7 +323,7 @@ def test_a_broken_row_schema_is_a_protocol_error() -> None:
 
 
 def test_vectors_of_an_unknown_module_are_refused() -> None:
-    (batch,) = RowEncoder().batches([DenseVector([1.0])])
+    (batch,) = encode_rows([DenseVector([1.0])])
     data = batch.schema.metadata[b"sparkdl.rows"].replace(b"pyspark.ml.linalg", b"os.path")
     with pytest.raises(ProtocolError, match=r"os\.path"):
         rows(batch.replace_schema_metadata({"sparkdl.rows": data}))
