@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.control import channel, messages
 from sparkdl.core.errors import ProtocolError, SparkdlError
+from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Environment
 from sparkdl.core.trace import now_us
 from sparkdl.node import state as states
@@ -130,11 +131,12 @@ class Agent:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        wait_s = self._state.deadline_s - time.monotonic()
-        if not math.isinf(wait_s):
-            self._timer = self._loop.call_later(
-                max(0.0, wait_s), self.handle, states.DeadlinePassed()
-            )
+        if isinstance(self._state, states.Gone):
+            self._ended.set()
+        elif isinstance(self._state, states.Leaving | states.Ending):
+            wait_s = self._state.deadline_s - time.monotonic()
+            if not math.isinf(wait_s):
+                self._timer = self._loop.call_later(wait_s, self.handle, states.DeadlinePassed())
 
     # Performing.
 
@@ -153,18 +155,17 @@ class Agent:
                     self._child.process.signal_group(signal.SIGTERM)
                 case states.Kill():
                     self._child.process.signal_group(signal.SIGKILL)
-                case states.ReportRunning(generation):
-                    self._report(messages.ChildRunning(generation, self._child.process.pid))
-                case states.ReportReturned(generation, returned):
-                    value = (returned.result, returned.problem, returned.exited_at)
-                    self._report(messages.ChildReturned(generation, *value))
-                case states.ReportFailed(generation, raised, status):
-                    self._report_failure(generation, raised, status or 0)
+                case states.ReportEnd(_, messages.ChildReturned() as returned):
+                    self._report(returned)
+                case states.ReportEnd(generation, channel.Raised(failure, raised_s)):
+                    age_s = time.monotonic() - raised_s
+                    self._report_failure(generation, failure, age_s)
+                case states.ReportEnd(generation, int(status)):
+                    self._report_failure(generation, self._child.process.failure(status))
                 case states.CloseFeeds(reason):
                     outcome = getattr(self._state, "outcome", None)
-                    self._feeds.close(reason, has_failed=not isinstance(outcome, channel.Returned))
-                case states.End():
-                    self._ended.set()
+                    has_failed = not isinstance(outcome, messages.ChildReturned)
+                    self._feeds.close(reason, has_failed)
 
     def _offer(self) -> None:
         """Offer the child that has just been started."""
@@ -174,9 +175,8 @@ class Agent:
     def _report(self, message: messages.FromAgent) -> None:
         self._outbox.put_nowait(message)
 
-    def _report_failure(self, generation: int, raised: channel.Raised | None, status: int) -> None:
+    def _report_failure(self, generation: int, failure: Failure, age_s: float = 0.0) -> None:
         child, node, at = self._child, self._agent_spec.node, self._child.resume.checkpoint
-        failure = raised.failure if raised else child.process.failure(status)
         complete = replace(
             failure,
             node=node.name,
@@ -187,7 +187,6 @@ class Agent:
             step=(at.step if at else 0) + max(failure.step, self._feeds.steps),
             log_tail=failure.log_tail if failure.traceback else self._log_tail(),
         )
-        age_s = time.monotonic() - raised.raised_s if raised else 0.0
         self._report(messages.ChildFailed(generation, complete, age_s))
 
     def _log_tail(self) -> tuple[str, ...]:
@@ -197,35 +196,27 @@ class Agent:
     # What happens.
 
     def _on_child_message(self, message: channel.Local, fd: int) -> None:
-        if isinstance(message, channel.Running):
-            self.handle(states.ChildEnteredMapFun())
-        elif isinstance(message, channel.Returned):
-            self.handle(states.ChildReportedEnd(message))
-        elif isinstance(message, channel.Raised):
-            failure = replace(message.failure, log_tail=self._log_tail())
-            # For users who read only the log.
-            self._child.process.log.add(failure.traceback.rstrip())
-            self.handle(states.ChildReportedEnd(channel.Raised(failure, message.raised_s)))
-        elif isinstance(message, channel.Checkpointed | channel.Committed):
-            self._on_checkpoint(message)
-        elif isinstance(message, channel.Given):
-            if self._begun is not None:
-                self._report(messages.Gather(self._begun, message.number, message.value))
-        elif isinstance(message, messages.Traced | messages.TrainsAlone):
-            self._report(message)
-        else:
-            self._observation.note(message)
-            self._feeds.on_child_message(message, fd)
-
-    def _on_checkpoint(self, message: channel.Checkpointed | channel.Committed) -> None:
-        if self._begun is None:
-            return  # of a child that is being ended
-        if isinstance(message, channel.Committed):
-            self._report(messages.CheckpointDone(self._begun, message.step, message.url))
-        else:
-            feeds = self._feeds.coverage(message.feeds)
-            step, problem, batches = message.step, message.problem, message.batches
-            self._report(messages.CheckpointPart(self._begun, step, feeds, problem, batches))
+        match message:
+            case messages.ChildReturned():
+                self.handle(states.ChildReportedEnd(message))
+            case channel.Raised(failure, raised_s):
+                failure = replace(failure, log_tail=self._log_tail())
+                # For users who read only the log.
+                self._child.process.log.add(failure.traceback.rstrip())
+                self.handle(states.ChildReportedEnd(channel.Raised(failure, raised_s)))
+            case channel.Checkpointed(step, feeds, problem, batches):
+                if self._begun is not None:
+                    covered = self._feeds.coverage(feeds)
+                    part = messages.CheckpointPart(self._begun, step, covered, problem, batches)
+                    self._report(part)
+            case messages.ChildRunning() | messages.CheckpointDone() | messages.Gather():
+                if self._begun == message.generation:  # or the child is being ended
+                    self._report(message)
+            case messages.Traced() | messages.TrainsAlone():
+                self._report(message)
+            case _:
+                self._observation.note(message)
+                self._feeds.on_child_message(message, fd)
 
     @property
     def _begun(self) -> int | None:
@@ -236,7 +227,7 @@ class Agent:
         self._observation.end()
         self.handle(states.ChildExited(status))
 
-    def _on_driver_message(self, message: messages.ToAgent) -> None:  # noqa: C901, PLR0912 (one case each)
+    def _on_driver_message(self, message: messages.ToAgent) -> None:
         match message:
             case messages.Begin(world, resume):
                 self.handle(states.WorldBegan(world, resume))
@@ -247,14 +238,8 @@ class Agent:
                 self.handle(states.ChildStopRequested(generation, grace_s, reason))
             case messages.Stop(grace_s, is_patient):
                 self._stop(grace_s, is_patient)
-            case messages.CheckpointCommit(generation, step, manifest, missing, problem):
-                if self._begun == generation:
-                    self._child.send(channel.Commit(step, manifest, missing, problem))
-            case messages.AllGathered(generation, number, values, problem):
-                if self._begun == generation:
-                    self._child.send(channel.Gathered(number, values, problem))
-            case messages.LoneNodes(generation):
-                if self._begun == generation:
+            case messages.CheckpointCommit() | messages.AllGathered() | messages.LoneNodes():
+                if self._begun == message.generation:
                     self._child.send(message)
             case messages.Detach():
                 self._detach()
