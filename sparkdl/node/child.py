@@ -58,31 +58,13 @@ _OWN = (f"{Path(__file__).parent.parent}{os.sep}", "<frozen runpy>")
 """Files of frames between a node's start and the user's code."""
 
 
-@dataclass(frozen=True)
-class ChildArguments:
-    """The command line."""
-
-    channel_fd: int
-    stacks_fd: int
-    agent_pid: int
-    framework: str
-    preload: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, argv: list[str]) -> ChildArguments:
-        """Read the command line."""
-        channel_fd, stacks_fd, agent_pid = map(int, argv[:3])
-        framework, *preload = argv[3:]
-        return cls(channel_fd, stacks_fd, agent_pid, framework, tuple(preload))
-
-
 def main(argv: list[str]) -> None:
     """Run one child from start to end."""
-    arguments = ChildArguments.parse(argv)
-    _die_with(arguments.agent_pid)
+    channel_fd, stacks_fd, agent_pid = map(int, argv[:3])
+    framework, *preload = argv[3:]
+    _die_with(agent_pid)
     keep_freed_memory()
-    importing = partial(import_all, arguments.framework, arguments.preload)
-    live(arguments.channel_fd, arguments.stacks_fd, importing)
+    live(channel_fd, stacks_fd, partial(import_all, framework, preload))
 
 
 @dataclass(frozen=True)

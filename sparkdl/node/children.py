@@ -1,4 +1,4 @@
-"""A node's child: one process after another, each with its pipe, log and port; and who starts them.
+"""A node's child: one process after another, each with its pipe, log and port.
 
 Runs in: agent
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sparkdl.control.channel import Beat, ChildPipe, Local, Start
 from sparkdl.control.lease import beat_s
-from sparkdl.core.settings import Environment, Settings, visible_gpus
+from sparkdl.core.settings import Environment, visible_gpus
 from sparkdl.core.world import FIRST_TIME, Resume, World
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.forking import Place, Request
@@ -54,8 +54,11 @@ class NodeChild:
         self.host = own_host(agent_spec.address, Environment.read())
         self._gpus = share_gpus(spec.gpus_of(node), agent_spec.gpus, node.name)
         environment = {"PYTHONUNBUFFERED": "1", **self._gpus.environment}
-        child_spec = ChildSpec(spec.framework, environment, spec.preload, node.name)
-        self._spawner = Spawner(child_spec, spec.settings, place, self.say)
+        self._child_spec = ChildSpec(spec.framework, environment, spec.preload, node.name)
+        is_useful = spec.settings.max_restarts > 0 or spec.settings.keep_warm_s > 0
+        # YARN counts pages that processes share for each of them, and ends a container by the sum.
+        self._place = place if is_useful and not Environment.read().is_yarn else None
+        self._zygote: socket.socket | None = None
         self.rank, self.resume = -1, FIRST_TIME
         self.on_message: OnMessage = lambda message, fd: None
         self.on_exit: OnExit = lambda status: None
@@ -101,17 +104,45 @@ class NodeChild:
         self._beating.cancel()
         self._pipe.close()
         self.process.close()
-        self._spawner.close()
+        self._leave_zygote()
         self._port.close()
         self._gpus.close()
 
     def _start(self, generation: int) -> None:
         self.generation = generation
         self._port = reserve_port(self.host, Environment.read())
-        self.process = self._spawner.start(self._on_exit)
-        self._pipe = ChildPipe(asyncio.get_running_loop(), self.process.sock, self._on_message)
+        loop, place = asyncio.get_running_loop(), self._place
+        if place is not None and self._holds_zygote(place):
+            self.process = Child.fork(loop, self._child_spec, place, self._on_exit, self.say)
+        else:
+            self.process = Child.spawn(self._child_spec)
+            self.process.watch(loop, self._on_exit)
+        self._pipe = ChildPipe(loop, self.process.sock, self._on_message)
         if self._gpus.note:
             self.say(self._gpus.note)
+
+    def _holds_zygote(self, place: Place) -> bool:
+        """Have a zygote stay for this agent; return whether there is one."""
+        if self._zygote is not None:
+            try:  # it sends nothing, and ends its connections with itself
+                if self._zygote.recv(1):
+                    return True
+            except BlockingIOError:
+                return True
+            except OSError:
+                pass
+            self._leave_zygote()
+        try:
+            self._zygote = place.connect(Request("hold", self._spec.spec.settings.keep_warm_s))
+            self._zygote.setblocking(False)
+        except OSError as error:
+            _log.warning("No zygote, so the child imports by itself: %s", error)
+        return self._zygote is not None
+
+    def _leave_zygote(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
 
     def _on_message(self, message: Local, fd: int) -> None:
         self.on_message(message, fd)
@@ -124,63 +155,3 @@ class NodeChild:
         self.send(Beat())
         wait_s = beat_s(self._spec.spec.settings.lease_s)
         self._beating = asyncio.get_running_loop().call_later(wait_s, self._beat)
-
-
-class Spawner:
-    """Starts a node's children: forked by the executor's zygote, or cold. The owner calls `close`.
-
-    Args:
-        place: where the zygote is, or is started; `None` if there can be none.
-        say: takes a line for the node's log.
-    """
-
-    def __init__(
-        self,
-        spec: ChildSpec,
-        settings: Settings,
-        place: Place | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._spec = spec
-        self._keep_s = settings.keep_warm_s
-        is_useful = settings.max_restarts > 0 or settings.keep_warm_s > 0
-        # YARN counts pages that processes share for each of them, and ends a container by the sum.
-        self._place = place if is_useful and not Environment.read().is_yarn else None
-        self._say = say
-        self._held: socket.socket | None = None
-
-    def start(self, on_exit: OnExit) -> Child:
-        """Return a new child, which is the caller's."""
-        place = self._place if self._hold() else None
-        if place is None:
-            child = Child.spawn(self._spec)
-            child.watch(self._loop, on_exit)
-            return child
-        return Child.fork(self._loop, self._spec, place, on_exit, self._say)
-
-    def close(self) -> None:
-        """Let the zygote know that this agent needs no child any more."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-
-    def _hold(self) -> bool:
-        """Have a zygote stay for this agent; return whether there is one."""
-        if not self._is_held() and self._place is not None:
-            self.close()
-            try:
-                self._held = self._place.connect(Request("hold", self._keep_s))
-                self._held.setblocking(False)
-            except OSError as error:
-                _log.warning("No zygote, so the child imports by itself: %s", error)
-        return self._held is not None
-
-    def _is_held(self) -> bool:
-        """Whether the zygote that was asked to stay is there; it sends nothing."""
-        try:
-            return self._held is not None and bool(self._held.recv(1))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
