@@ -60,14 +60,22 @@ class Agent:
     """One node. `run` returns when the node has ended.
 
     Args:
-        child: of the node; it has just been started, and is the agent's from here on.
+        payload: the file with the user's code.
+        place: where the zygote is, or is started; `None` if there can be none.
         work_dir: for rows that go to the disk.
 
     Attributes:
         was_cut_off: the node has ended because its agent lost the driver.
+
+    Raises:
+        ConfigError, FrameworkMissingError: if the node cannot have its GPUs or its port.
     """
 
-    def __init__(self, agent_spec: AgentSpec, child: NodeChild, work_dir: Path) -> None:
+    def __init__(
+        self, agent_spec: AgentSpec, payload: Path, place: Place | None, work_dir: Path
+    ) -> None:
+        on_child = self._on_child_message, self._on_child_exit
+        self._child = child = NodeChild(agent_spec, payload, place, *on_child)
         # These imports take long. The child's own take longer, and have begun.
         from sparkdl.feed.store.store import StoreLimits
         from sparkdl.feed.transfer.endpoint import NodeFeeds
@@ -82,8 +90,6 @@ class Agent:
         self.was_cut_off = False
         self._outbox: asyncio.Queue[messages.FromAgent | None] = asyncio.Queue()
         self._client: CoordinatorClient | None = None
-        self._child = child
-        child.on_message, child.on_exit = self._on_child_message, self._on_child_exit
         memory = feed_memory(settings.feeding.memory_nbytes)
         disk = feed_disk(settings.feeding.disk_nbytes, work_dir)
         store = StoreLimits(memory, disk, work_dir, keeps=settings.max_restarts > 0)
@@ -125,7 +131,9 @@ class Agent:
             await self._clean_up()
 
     def handle(self, event: states.Event) -> None:
-        """Let the state machine decide, and do what it says."""
+        """Let the state machine decide, and do what it says; nothing once the node has ended."""
+        if self._ended.is_set():
+            return
         self._state, actions = states.step(self._state, event, time.monotonic())
         self._perform(actions)
         if self._timer:
@@ -251,8 +259,6 @@ class Agent:
                 self._feeds.on_driver_message(message)
 
     def _stop(self, grace_s: float, is_patient: bool) -> None:
-        if self._ended.is_set():
-            return
         if is_patient and self._feeds.store.is_answering:  # feeders still read results
             self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient)
             return
@@ -392,7 +398,7 @@ def main() -> int:
 async def _serve(agent_spec: AgentSpec, payload: bytes, work_dir: Path, place: Place | None) -> int:
     path = work_dir / "payload"
     write_private(path, payload)
-    agent = Agent(agent_spec, NodeChild(agent_spec, path, place), work_dir)
+    agent = Agent(agent_spec, path, place, work_dir)
     await agent.run()
     return int(agent.was_cut_off and agent_spec.spec.settings.max_restarts > 0)
 

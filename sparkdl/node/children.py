@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from sparkdl.control.channel import Beat, ChildPipe, Local, Start
@@ -25,9 +26,6 @@ from sparkdl.node.supervisor import Child, ChildSpec
 
 _log = logging.getLogger(__name__)
 
-OnMessage = Callable[[Local, int], None]
-OnExit = Callable[[int], None]
-
 
 class NodeChild:
     """The child of a node. It runs once this is made; the owner calls `close`.
@@ -35,22 +33,30 @@ class NodeChild:
     Args:
         payload: the file with the user's code.
         place: where the zygote is, or is started; `None` if there can be none.
+        on_message: takes the child's messages, with a descriptor or -1.
+        on_exit: takes `Popen.returncode` or `UNKNOWN_STATUS`, after the last message.
 
     Attributes:
         host: the node's address.
         generation: that of the `process`, which is the child that was started last.
         rank: of the last world that a child of this node was given; -1 before the first one.
         resume: where that world began.
-        on_message: takes the child's messages, with a descriptor or -1.
-        on_exit: takes `Popen.returncode` or `UNKNOWN_STATUS`, after the last message.
 
     Raises:
         ConfigError, FrameworkMissingError: if the node cannot have its GPUs or its port.
     """
 
-    def __init__(self, agent_spec: AgentSpec, payload: Path, place: Place | None) -> None:
+    def __init__(
+        self,
+        agent_spec: AgentSpec,
+        payload: Path,
+        place: Place | None,
+        on_message: Callable[[Local, int], None],
+        on_exit: Callable[[int], None],
+    ) -> None:
         spec, node = agent_spec.spec, agent_spec.node
         self._spec, self._payload = agent_spec, payload
+        self._on_message, self._exited = on_message, on_exit
         self.host = own_host(agent_spec.address, Environment.read())
         self._gpus = share_gpus(spec.gpus_of(node), agent_spec.gpus, node.name)
         environment = {"PYTHONUNBUFFERED": "1", **self._gpus.environment}
@@ -60,8 +66,6 @@ class NodeChild:
         self._place = place if is_useful and not Environment.read().is_yarn else None
         self._zygote: socket.socket | None = None
         self.rank, self.resume = -1, FIRST_TIME
-        self.on_message: OnMessage = lambda message, fd: None
-        self.on_exit: OnExit = lambda status: None
         self._start(0)
         self._beat()
 
@@ -124,13 +128,11 @@ class NodeChild:
     def _holds_zygote(self, place: Place) -> bool:
         """Have a zygote stay for this agent; return whether there is one."""
         if self._zygote is not None:
-            try:  # it sends nothing, and ends its connections with itself
-                if self._zygote.recv(1):
+            with suppress(OSError):
+                try:
+                    self._zygote.recv(1)  # it sends nothing: this is the end of the connection
+                except BlockingIOError:
                     return True
-            except BlockingIOError:
-                return True
-            except OSError:
-                pass
             self._leave_zygote()
         try:
             self._zygote = place.connect(Request("hold", self._spec.spec.settings.keep_warm_s))
@@ -144,12 +146,9 @@ class NodeChild:
             self._zygote.close()
             self._zygote = None
 
-    def _on_message(self, message: Local, fd: int) -> None:
-        self.on_message(message, fd)
-
     def _on_exit(self, status: int) -> None:
         self._pipe.close()  # reads the child's last words first
-        self.on_exit(status)
+        self._exited(status)
 
     def _beat(self) -> None:
         self.send(Beat())

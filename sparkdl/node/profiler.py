@@ -27,6 +27,7 @@ from sparkdl.core.errors import FeedClosedError
 from sparkdl.frameworks.framework import framework_named
 
 _log = logging.getLogger(__name__)
+_Place = tuple[str, str, int | None]
 
 PERIOD_S = 0.01
 _MAX_NCHARS = 1 << 20
@@ -107,45 +108,36 @@ def sampled(until_s: float, is_over: threading.Event) -> dict[str, int]:
         is_over: ends it earlier.
     """
     counts: Counter[str] = Counter()
-    calls = _Calls()
+    texts: dict[_Place, str] = {}
     left, last_s = _MAX_NCHARS, time.monotonic()
     while last_s < until_s and not is_over.wait(PERIOD_S):
         periods = int((min(time.monotonic(), until_s) - last_s) / PERIOD_S + 0.5)
         last_s += max(periods, 1) * PERIOD_S
-        for stack in _stacks(calls):
+        for stack in _stacks(texts):
             if stack not in counts:
                 left -= len(stack)
             counts[stack if stack in counts or left >= 0 else _FURTHER] += max(periods, 1)
     return dict(counts)
 
 
-def _stacks(calls: _Calls) -> Iterator[str]:
+def _stacks(texts: dict[_Place, str]) -> Iterator[str]:
+    """Yield the stacks of the other threads; the text of each call is made once."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
-        if ident != threading.get_ident():
-            yield ";".join([_clean(names.get(ident, "(no name)")), *calls.of(frame)])
-
-
-class _Calls:
-    """The calls of stacks as texts, which are made once."""
-
-    def __init__(self) -> None:
-        self._texts: dict[tuple[str, str, int | None], str] = {}
-
-    def of(self, frame: FrameType | None) -> list[str]:
-        """Return the calls of a stack, the outermost first."""
+        if ident == threading.get_ident():
+            continue
         calls: list[str] = []
-        while frame is not None and len(calls) < _MAX_DEPTH:
-            code = frame.f_code
+        call: FrameType | None = frame
+        while call is not None and len(calls) < _MAX_DEPTH:
+            code = call.f_code
             name = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
-            place = code.co_filename, name, frame.f_lineno
-            text = self._texts.get(place)
-            if text is None:
+            place = code.co_filename, name, call.f_lineno
+            if place not in texts:
                 file = "/".join(PurePath(code.co_filename).parts[-2:])
-                text = self._texts[place] = _clean(f"{name} ({file}:{frame.f_lineno})")
-            calls.append(text)
-            frame = frame.f_back
-        return calls[::-1]
+                texts[place] = _clean(f"{name} ({file}:{call.f_lineno})")
+            calls.append(texts[place])
+            call = call.f_back
+        yield ";".join([_clean(names.get(ident, "(no name)")), *calls[::-1]])
 
 
 def _clean(name: str) -> str:

@@ -341,12 +341,8 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Idle, ChildStopRequested): _idle_child_stop,
     (Idle, StopRequested): _idle_stop,
     (Idle, Orphaned): _orphaned,
-    (Gone, WorldBegan): stay,
-    (Gone, ChildReportedEnd): stay,
-    (Gone, ChildExited): stay,
-    (Gone, RoundRequested): stay,
-    (Gone, ChildStopRequested): stay,
-    (Gone, StopRequested): stay,
-    (Gone, Orphaned): stay,
 }
-"""Every legal pair of state and event; `stay`: the event is expected and means nothing."""
+"""Every legal pair of state and event; `stay`: the event is expected and means nothing.
+
+Nothing is of interest once a node is `Gone`.
+"""

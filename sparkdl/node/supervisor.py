@@ -62,7 +62,11 @@ class ChildSpec:
 
 
 class Child:
-    """One running child. The agent's side of its pipe is `sock`; the owner calls `close`."""
+    """One running child. The agent's side of its pipe is `sock`; the owner calls `close`.
+
+    Attributes:
+        pid: its process id, which is its group's as well; 0 while the zygote imports.
+    """
 
     _loop: asyncio.AbstractEventLoop
     _on_exit: Callable[[int], None]
@@ -74,7 +78,7 @@ class Child:
         self.sock, self._theirs = socket.socketpair()
         self._log_fd = self.log.open_for_child()
         self._spec = spec
-        self._pid = 0
+        self.pid = 0
         self._status: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._zygote: socket.socket | None = None
@@ -131,7 +135,7 @@ class Child:
             data = b""
         answer = decode_answer(data) if data else None
         if isinstance(answer, Forked):
-            self._pid = answer.pid
+            self.pid = answer.pid
             self._close_theirs()
             return
         self._leave_zygote()
@@ -139,9 +143,9 @@ class Child:
             self._end(answer.status)
         elif isinstance(answer, Unsafe):
             self._begin_cold(answer.problem)
-        elif self._pid:  # the child lives on; only its parent learns how it ends
-            _log.warning("The zygote of process %d has ended", self._pid)
-            watch_pid(self._loop, self._pid, lambda: self._end(UNKNOWN_STATUS))
+        elif self.pid:  # the child lives on; only its parent learns how it ends
+            _log.warning("The zygote of process %d has ended", self.pid)
+            watch_pid(self._loop, self.pid, lambda: self._end(UNKNOWN_STATUS))
         else:
             self._begin_cold("the process that was to fork it has ended")
 
@@ -182,7 +186,7 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             self._close_theirs()
-        self._pid = self._process.pid
+        self.pid = self._process.pid
 
     def _close_theirs(self) -> None:
         """Close the child's ends, or the pipes would not end with the child."""
@@ -190,15 +194,6 @@ class Child:
             self._theirs.close()
             os.close(self._log_fd)
             self._log_fd = -1
-
-    @property
-    def pid(self) -> int:
-        """The child's process id, which is its group's as well; 0 while the zygote imports."""
-        return self._pid
-
-    def poll(self) -> int | None:
-        """Return `Popen.returncode`: `None` while the child runs."""
-        return self._status if self._process is None else self._process.poll()
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[int], None]) -> None:
         """Call `on_exit` on the loop with `Popen.returncode` when the spawned child has ended."""
@@ -212,9 +207,9 @@ class Child:
         Once the child has been waited for, the first signal still goes out, to what it left behind.
         No other does: the system may have given the group's number to somebody else.
         """
-        if not self._pid and self._leave_zygote():
+        if not self.pid and self._leave_zygote():
             self._loop.call_soon(self._end, -number)
-        if self._has_swept or not self._pid:
+        if self._has_swept or not self.pid:
             return
         self._has_swept = self._status is not None
         try:
