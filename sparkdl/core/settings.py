@@ -5,7 +5,6 @@ Runs in: anywhere
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -14,7 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.options import Feeding, Recovery, check_seconds
+from sparkdl.core.options import Feeding, Recovery
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Settings:
         grace_s: between asking a child to end and killing it.
         lease_s: for which the network between driver and an agent may be cut without harm; after
             somewhat more than twice as long the agent ends its child, see `control/lease.py`.
-        log_tail_lines: of a failed child that travel with its failure.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
         keep_warm_s: how long the processes that have imported the framework stay for the next
             launch.
@@ -48,7 +46,6 @@ class Settings:
     feeding: Feeding = field(default_factory=Feeding)
     grace_s: float = 10.0
     lease_s: float = 20.0
-    log_tail_lines: int = 40
     max_port_retries: int = 3
     keep_warm_s: float = 0.0
     restart_backoff_s: float = 1.0
@@ -57,9 +54,6 @@ class Settings:
     stay_s: float = 3.0
 
     def __post_init__(self) -> None:
-        check_seconds("lease_s={}", self.lease_s)
-        if not 0 <= self.grace_s < math.inf:
-            raise ConfigError(f"grace_s={self.grace_s} must be zero seconds or more, and finite")
         if self.max_restarts < 0:
             raise ConfigError(f"max_restarts={self.max_restarts} must be 0 or more")
         if self.recovery.on_hang == "restart" and not self.max_restarts:

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_FAILURE_LINES = 40
+"""Of what a child has printed last, which travel with its failure."""
 ANSWERING_S = 0.25
 """How often to look whether results are still being read."""
 
@@ -198,8 +200,7 @@ class Agent:
         self._report(messages.ChildFailed(generation, complete, age_s))
 
     def _log_tail(self) -> tuple[str, ...]:
-        last = self._spec.settings.log_tail_lines
-        return without_noise(self._child.process.log.tail(), last)
+        return without_noise(self._child.process.log.tail(), _FAILURE_LINES)
 
     # What happens.
 
