@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.core.namesakes import NamesakeModules, advise
+from sparkdl.core.namesakes import NamesakeModules, missing_name
 from sparkdl.version import __version__
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ if not any(isinstance(finder, NamesakeModules) for finder in sys.meta_path):
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        advise(name)
-        raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
+        missing_name("sparkdl", name)
     home = import_module(_HOMES[name])
     if name in ("data", "errors", "keras", "mlflow"):
         return import_module(f"{_HOMES[name]}.{name}")

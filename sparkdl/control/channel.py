@@ -8,15 +8,15 @@ Runs in: agent, child
       │  FeedStart, EndMark, Reopened, Reclaim ────▶│
       │  Granted, EpochEnd, FeedHold, FeedCovered ─▶│  the coordinator's, passed on
       │◀─ ReadParquet ─────────────── ReadFailed ──▶│  files that the child asks its agent to read
-      │◀────────────────────────── Imported, Running│  the framework is; map_fun is called
+      │◀───────────────────── Imported, ChildRunning│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
       │◀───────── Results + descriptor, Terminated  │
       │◀─────────────────── Reported, Waited, Traced│  the step that user code is at, what it does
-      │◀─ Checkpointed ─── Commit ──▶  Committed ─▶│  the parts of a checkpoint, and the whole
-      │◀─ Given ───────────────────────── Gathered ▶│  a value of each node for all nodes
+      │◀─ Checkpointed, CheckpointDone              │  its part of a checkpoint; the whole
+      │◀─ Gather ──── AllGathered, CheckpointCommit ▶│  what the coordinator collects, passed on
       │◀─ TrainsAlone ────────────────── LoneNodes ▶│  a training that no other node takes part in
-      │◀─ ProfileTaken ───────────── TakeProfile ─▶│  what the child does for a while, if asked
-      │◀────────────────────────── Returned, Raised │  last message
+      │◀─ Profiled ───────────────── TakeProfile ─▶│  what the child does for a while, if asked
+      │◀───────────────────── ChildReturned, Raised │  last message
 
 A frame is a four-byte length and one JSON object. Descriptors travel beside the stream in the
 order of the messages that carry them (SCM_RIGHTS, unix(7)).
@@ -36,11 +36,18 @@ import msgspec
 
 from sparkdl.control.descriptors import close_fd, receive_with_fds
 from sparkdl.control.messages import (
+    AllGathered,
+    CheckpointCommit,
+    CheckpointDone,
+    ChildReturned,
+    ChildRunning,
     EpochEnd,
     FeedCovered,
     FeedHold,
+    Gather,
     Granted,
     LoneNodes,
+    Profiled,
     Traced,
     TrainsAlone,
 )
@@ -129,10 +136,6 @@ class Beat(LocalMessage, frozen=True):
 
 class Imported(LocalMessage, frozen=True):
     """The framework is imported; the child waits for `Start`."""
-
-
-class Running(LocalMessage, frozen=True):
-    """The child calls `map_fun` now."""
 
 
 class Consumed(LocalMessage, frozen=True):
@@ -230,37 +233,6 @@ class Checkpointed(LocalMessage, frozen=True):
     batches: dict[str, int] = {}
 
 
-class Commit(LocalMessage, frozen=True):
-    """How far the nodes' parts are. See `CheckpointCommit`."""
-
-    step: int
-    manifest: str
-    missing: tuple[str, ...] = ()
-    problem: str = ""
-
-
-class Committed(LocalMessage, frozen=True):
-    """The checkpoint is complete. See `CheckpointDone`."""
-
-    step: int
-    url: str
-
-
-class Given(LocalMessage, frozen=True):
-    """This node's value for the gathering `number`. See `Gather`."""
-
-    number: int
-    value: bytes
-
-
-class Gathered(LocalMessage, frozen=True):
-    """The values of all nodes that train, by rank. See `AllGathered`."""
-
-    number: int
-    values: tuple[bytes, ...]
-    problem: str = ""
-
-
 class TakeProfile(LocalMessage, frozen=True):
     """Look at what this process does. See `FetchProfile`.
 
@@ -268,30 +240,10 @@ class TakeProfile(LocalMessage, frozen=True):
         until_s: by the monotonic clock, which agent and child share.
     """
 
-    number: int
+    request: int
     until_s: float
     tool: str = ""
     folder: str = ""
-
-
-class ProfileTaken(LocalMessage, frozen=True):
-    """The answer to `TakeProfile`. See `Profiled`."""
-
-    number: int
-    stacks: dict[str, int] = {}
-    folder: str = ""
-    problem: str = ""
-
-
-class Returned(LocalMessage, frozen=True):
-    """`map_fun` returned; `problem` says why its value could not be encoded.
-
-    `exited_at` says where it called `sys.exit(0)` instead of returning; empty if it did not.
-    """
-
-    result: bytes
-    problem: str = ""
-    exited_at: str = ""
 
 
 class Raised(LocalMessage, frozen=True):
@@ -314,7 +266,7 @@ Local = (
     | Reclaim
     | Beat
     | Imported
-    | Running
+    | ChildRunning
     | Consumed
     | Release
     | Terminated
@@ -325,15 +277,15 @@ Local = (
     | Waited
     | Traced
     | Checkpointed
-    | Commit
-    | Committed
-    | Given
-    | Gathered
+    | CheckpointCommit
+    | CheckpointDone
+    | Gather
+    | AllGathered
     | TrainsAlone
     | LoneNodes
     | TakeProfile
-    | ProfileTaken
-    | Returned
+    | Profiled
+    | ChildReturned
     | Raised
 )
 

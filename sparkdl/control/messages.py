@@ -93,7 +93,9 @@ class ChildRunning(Message, frozen=True):
 
 
 class ChildReturned(Message, frozen=True):
-    """`map_fun` has returned `result` (msgpack, see `control.values`), and the child has ended.
+    """`map_fun` has returned `result` (msgpack, see `control.values`).
+
+    A child's last message, which its agent passes on once the child has ended.
 
     `result_problem` says why there is no result when the value could not be encoded, `exited_at`
     where `map_fun` called `sys.exit(0)` instead of returning.

@@ -1,15 +1,16 @@
-"""Names of other packages that are imported as `sparkdl`, and what to use instead.
+"""Names of other packages that are looked for in `sparkdl`, and what to use instead.
 
 Runs in: anywhere
 
-Databricks' Deep Learning Pipelines and HorovodRunner, and the package `sparkdl` on PyPI. Their
-files may lie in the same folder as these: docs/deployment.md.
+Databricks' Deep Learning Pipelines and HorovodRunner, and the package `sparkdl` on PyPI, which are
+imported by the same name; their files may lie in the same folder as these: docs/deployment.md.
+And Horovod's names that have no place in `sparkdl.horovod`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 _SCORE = "sparkdl.KerasEstimator and its KerasModel, or sparkdl.TFModel, score a DataFrame"
 _IMAGES = "Spark reads images itself: spark.read.format('image') or format('binaryFile')"
@@ -61,24 +62,90 @@ _OF_OTHERS = {
 """Names that people look for here: their home, and what to use instead."""
 
 
-def advise(name: str) -> None:
-    """Raise for a name of a namesake's; do nothing for others.
+_SERVICE = (
+    "TensorFlow's data service beside the training: feed the rows by cluster.feed, or let nodes "
+    "read files by sparkdl.parquet"
+)
+_ENGINE = "a part of Horovod's own launcher or engine, for which sparkdl has its own"
+_ON_SPARK = f"{_ENGINE}: call sparkdl.horovod.spark.run"
+_AGGREGATION = f"{_ENGINE}: DistributedOptimizer(backward_passes_per_step=…) adds gradients up"
+_OF_HOROVOD = {
+    "_keras": f"{_ENGINE}: import sparkdl.horovod.keras or sparkdl.horovod.tensorflow.keras",
+    "data": "a loader that reads ahead: use torch.utils.data.DataLoader(num_workers=…), or "
+    "ctx.torch_dataset",
+    "mxnet": "Horovod for Apache MXNet, which has been retired: use PyTorch or TensorFlow",
+    "ray": "Horovod's launcher on Ray: sparkdl.horovod.spark.run starts the processes on Spark, "
+    "sparkdl.horovod.run on this machine",
+    "runner": f"{_ENGINE}: call sparkdl.horovod.run, or in a shell `sparkdl run -np 2 python "
+    "train.py`",
+    "spark.common": "for Horovod's estimators, which copy their data into a Store: "
+    "sparkdl.KerasEstimator and sparkdl.TorchDistributor(feed=df) need none",
+    "spark.conf": _ON_SPARK,
+    "spark.data_loaders": "for Horovod's estimators: use ctx.torch_dataset",
+    "spark.driver": _ON_SPARK,
+    "spark.gloo_run": _ON_SPARK,
+    "spark.keras": "Horovod's KerasEstimator: use sparkdl.KerasEstimator, which needs no Store",
+    "spark.lightning": "Horovod's estimator for Lightning: give a function with a Trainer, and the "
+    "DataFrame, to sparkdl.TorchDistributor(feed=df), see docs/lightning.md",
+    "spark.mpi_run": _ON_SPARK,
+    **dict.fromkeys(
+        (
+            *("spark.runner._get_indices_in_rank_order", "spark.runner._launch_job"),
+            *("spark.runner._make_mapper", "spark.runner._make_spark_thread"),
+            *("spark.runner._notify_and_register_task_addresses", "spark.runner._task_fn"),
+            *("spark.runner._register_task_addresses", "spark.task.gloo_exec_fn"),
+            *("spark.task.mpirun_exec_fn", "spark.task.task_info", "spark.task.task_service"),
+        ),
+        _ON_SPARK,
+    ),
+    "spark.tensorflow": _SERVICE,
+    "spark.torch": "Horovod's TorchEstimator: give the training function and the DataFrame to "
+    "sparkdl.TorchDistributor(feed=df), see docs/pytorch.md",
+    "tensorflow.data": _SERVICE,
+    "tensorflow.gradient_aggregation": _AGGREGATION,
+    "tensorflow.gradient_aggregation_eager": _AGGREGATION,
+}
+"""Of Horovod's modules and names: what each is, and what to use. Likewise."""
+
+
+def advise(fullname: str) -> None:
+    """Raise for a name or a module that is another package's; do nothing for others.
+
+    Args:
+        fullname: begins with `sparkdl.`.
 
     Raises:
         RemovedModuleError: an ImportError, because `from sparkdl import name` keeps its message.
     """
+    name = fullname.removeprefix("sparkdl.")
     if name in _OF_OTHERS:
         home, advice = _OF_OTHERS[name]
         raise _removed(f"sparkdl has no {name}, which is {home}'s: {advice}")
-    known = name
-    while known and known not in ADVICE:
-        known = known.rpartition(".")[0]
-    if known:
+    if advice := _found(name, ADVICE):
         raise _removed(
-            f"sparkdl.{name} belongs to another package that is imported as sparkdl (Databricks' "
-            f"Deep Learning Pipelines or HorovodRunner), and this one is sparkdl-cluster: "
-            f"{ADVICE[known]}"
+            f"{fullname} belongs to another package that is imported as sparkdl (Databricks' "
+            f"Deep Learning Pipelines or HorovodRunner), and this one is sparkdl-cluster: {advice}"
         )
+    if name.startswith("horovod.") and (advice := _found(name[len("horovod.") :], _OF_HOROVOD)):
+        raise _removed(f"sparkdl has no {fullname}: it is {advice}. See docs/horovod.md")
+
+
+def missing_name(module: str, name: str) -> NoReturn:
+    """Raise for a name that a module lacks: the end of its `__getattr__`.
+
+    Raises:
+        RemovedModuleError: if it is another package's, see `advise`.
+        AttributeError: for others.
+    """
+    advise(f"{module}.{name}")
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def _found(name: str, table: Mapping[str, str]) -> str:
+    """Return what a table says of a name, or of the package that it is in."""
+    while name and name not in table:
+        name = name.rpartition(".")[0]
+    return table.get(name, "")
 
 
 def _removed(text: str) -> ImportError:
@@ -88,9 +155,9 @@ def _removed(text: str) -> ImportError:
 
 
 class NamesakeModules:
-    """A finder that says what to use instead of a namesake's module; asked after all others."""
+    """A finder that says what to use instead of another's module; asked after all others."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> None:
-        """Raise for a namesake's module; leave others to the usual error."""
+        """Raise for a module of another package; leave others to the usual error."""
         if fullname.startswith("sparkdl."):
-            advise(fullname.removeprefix("sparkdl."))
+            advise(fullname)

@@ -26,12 +26,9 @@ class Role:
         name: TensorFlow's job name.
         is_chief: leads the training: writes checkpoints, exports the model, is rank 0.
         is_trainer: is one of the nodes whose steps are synchronous; counted in
-            `ctx.num_workers`.
+            `ctx.num_workers`, and given a GPU where there are any.
         is_fed: receives rows of `cluster.train`.
         can_be_fed: receives rows of a feed that is for its role.
-        finishes_job: the job is over when every such node has returned from `map_fun`; the
-            other nodes are stopped then.
-        wants_gpu: is given a GPU where there are any.
         is_server: runs a server of the framework until it is stopped; `map_fun` is not called.
         is_expendable: the cluster can continue with fewer such nodes, if `min_nodes` allows.
         is_needed: if such a node fails, all nodes begin anew, or the cluster fails; otherwise the
@@ -43,31 +40,18 @@ class Role:
     is_trainer: bool = False
     is_fed: bool = False
     can_be_fed: bool = False
-    finishes_job: bool = False
-    wants_gpu: bool = False
     is_server: bool = False
     is_expendable: bool = False
     is_needed: bool = True
 
+    @property
+    def finishes_job(self) -> bool:
+        """Whether the job is over when every such node has returned; others are stopped then."""
+        return self.is_trainer and not self.is_server
 
-CHIEF = Role(
-    "chief",
-    is_chief=True,
-    is_trainer=True,
-    is_fed=True,
-    can_be_fed=True,
-    finishes_job=True,
-    wants_gpu=True,
-)
-WORKER = Role(
-    "worker",
-    is_trainer=True,
-    is_fed=True,
-    can_be_fed=True,
-    finishes_job=True,
-    wants_gpu=True,
-    is_expendable=True,
-)
+
+CHIEF = Role("chief", is_chief=True, is_trainer=True, is_fed=True, can_be_fed=True)
+WORKER = Role("worker", is_trainer=True, is_fed=True, can_be_fed=True, is_expendable=True)
 PS = Role("ps")
 EVALUATOR = Role("evaluator", can_be_fed=True, is_expendable=True, is_needed=False)
 
@@ -93,7 +77,7 @@ def coordinated(role: Role) -> Role:
     if role.is_chief:
         return replace(role, is_fed=False)
     if role.name in (PS.name, WORKER.name):
-        return replace(role, is_server=True, finishes_job=False)
+        return replace(role, is_server=True)
     return role
 
 
@@ -178,8 +162,8 @@ class ClusterSpec:
     def gpus_of(self, node: NodeSpec) -> int | None:
         """Return how many GPUs a node is to have; `None` for what Spark assigns, or else one."""
         if isinstance(self.num_gpus, dict):
-            return self.num_gpus.get(node.role.name, None if node.role.wants_gpu else 0)
-        return self.num_gpus if node.role.wants_gpu else 0
+            return self.num_gpus.get(node.role.name, None if node.role.is_trainer else 0)
+        return self.num_gpus if node.role.is_trainer else 0
 
     def is_printed(self, rank: int) -> bool:
         """Whether the driver prints the output of the node of this rank, -1 before it has one."""

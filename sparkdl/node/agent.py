@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.control import channel, messages
 from sparkdl.core.errors import ProtocolError, SparkdlError
+from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Environment
 from sparkdl.core.trace import now_us
 from sparkdl.node import state as states
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_FAILURE_LINES = 40
+"""Of what a child has printed last, which travel with its failure."""
 ANSWERING_S = 0.25
 """How often to look whether results are still being read."""
 
@@ -59,14 +62,22 @@ class Agent:
     """One node. `run` returns when the node has ended.
 
     Args:
-        child: of the node; it has just been started, and is the agent's from here on.
+        payload: the file with the user's code.
+        place: where the zygote is, or is started; `None` if there can be none.
         work_dir: for rows that go to the disk.
 
     Attributes:
         was_cut_off: the node has ended because its agent lost the driver.
+
+    Raises:
+        ConfigError, FrameworkMissingError: if the node cannot have its GPUs or its port.
     """
 
-    def __init__(self, agent_spec: AgentSpec, child: NodeChild, work_dir: Path) -> None:
+    def __init__(
+        self, agent_spec: AgentSpec, payload: Path, place: Place | None, work_dir: Path
+    ) -> None:
+        on_child = self._on_child_message, self._on_child_exit
+        self._child = child = NodeChild(agent_spec, payload, place, *on_child)
         # These imports take long. The child's own take longer, and have begun.
         from sparkdl.feed.store.store import StoreLimits
         from sparkdl.feed.transfer.endpoint import NodeFeeds
@@ -82,8 +93,6 @@ class Agent:
         self.was_cut_off = False
         self._outbox: asyncio.Queue[messages.FromAgent | None] = asyncio.Queue()
         self._client: CoordinatorClient | None = None
-        self._child = child
-        child.on_message, child.on_exit = self._on_child_message, self._on_child_exit
         memory = feed_memory(settings.feeding.memory_nbytes)
         disk = feed_disk(settings.feeding.disk_nbytes, work_dir)
         store = StoreLimits(memory, disk, work_dir, keeps=settings.max_restarts > 0)
@@ -125,17 +134,20 @@ class Agent:
             await self._clean_up()
 
     def handle(self, event: states.Event) -> None:
-        """Let the state machine decide, and do what it says."""
+        """Let the state machine decide, and do what it says; nothing once the node has ended."""
+        if self._ended.is_set():
+            return
         self._state, actions = states.step(self._state, event, time.monotonic())
         self._perform(actions)
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        wait_s = self._state.deadline_s - time.monotonic()
-        if not math.isinf(wait_s):
-            self._timer = self._loop.call_later(
-                max(0.0, wait_s), self.handle, states.DeadlinePassed()
-            )
+        if isinstance(self._state, states.Gone):
+            self._ended.set()
+        elif isinstance(self._state, states.Leaving | states.Ending):
+            wait_s = self._state.deadline_s - time.monotonic()
+            if not math.isinf(wait_s):
+                self._timer = self._loop.call_later(wait_s, self.handle, states.DeadlinePassed())
 
     # Performing.
 
@@ -154,18 +166,17 @@ class Agent:
                     self._child.process.signal_group(signal.SIGTERM)
                 case states.Kill():
                     self._child.process.signal_group(signal.SIGKILL)
-                case states.ReportRunning(generation):
-                    self._report(messages.ChildRunning(generation, self._child.process.pid))
-                case states.ReportReturned(generation, returned):
-                    value = (returned.result, returned.problem, returned.exited_at)
-                    self._report(messages.ChildReturned(generation, *value))
-                case states.ReportFailed(generation, raised, status):
-                    self._report_failure(generation, raised, status or 0)
+                case states.ReportEnd(_, messages.ChildReturned() as returned):
+                    self._report(returned)
+                case states.ReportEnd(generation, channel.Raised(failure, raised_s)):
+                    age_s = time.monotonic() - raised_s
+                    self._report_failure(generation, failure, age_s)
+                case states.ReportEnd(generation, int(status)):
+                    self._report_failure(generation, self._child.process.failure(status))
                 case states.CloseFeeds(reason):
                     outcome = getattr(self._state, "outcome", None)
-                    self._feeds.close(reason, has_failed=not isinstance(outcome, channel.Returned))
-                case states.End():
-                    self._ended.set()
+                    has_failed = not isinstance(outcome, messages.ChildReturned)
+                    self._feeds.close(reason, has_failed)
 
     def _offer(self) -> None:
         """Offer the child that has just been started."""
@@ -175,9 +186,8 @@ class Agent:
     def _report(self, message: messages.FromAgent) -> None:
         self._outbox.put_nowait(message)
 
-    def _report_failure(self, generation: int, raised: channel.Raised | None, status: int) -> None:
+    def _report_failure(self, generation: int, failure: Failure, age_s: float = 0.0) -> None:
         child, node, at = self._child, self._agent_spec.node, self._child.resume.checkpoint
-        failure = raised.failure if raised else child.process.failure(status)
         complete = replace(
             failure,
             node=node.name,
@@ -188,45 +198,35 @@ class Agent:
             step=(at.step if at else 0) + max(failure.step, self._feeds.steps),
             log_tail=failure.log_tail if failure.traceback else self._log_tail(),
         )
-        age_s = time.monotonic() - raised.raised_s if raised else 0.0
         self._report(messages.ChildFailed(generation, complete, age_s))
 
     def _log_tail(self) -> tuple[str, ...]:
-        last = self._spec.settings.log_tail_lines
-        return without_noise(self._child.process.log.tail(), last)
+        return without_noise(self._child.process.log.tail(), _FAILURE_LINES)
 
     # What happens.
 
     def _on_child_message(self, message: channel.Local, fd: int) -> None:
-        if isinstance(message, channel.Running):
-            self.handle(states.ChildEnteredMapFun())
-        elif isinstance(message, channel.Returned):
-            self.handle(states.ChildReportedEnd(message))
-        elif isinstance(message, channel.Raised):
-            failure = replace(message.failure, log_tail=self._log_tail())
-            # For users who read only the log.
-            self._child.process.log.add(failure.traceback.rstrip())
-            self.handle(states.ChildReportedEnd(channel.Raised(failure, message.raised_s)))
-        elif isinstance(message, channel.Checkpointed | channel.Committed):
-            self._on_checkpoint(message)
-        elif isinstance(message, channel.Given):
-            if self._begun is not None:
-                self._report(messages.Gather(self._begun, message.number, message.value))
-        elif isinstance(message, messages.Traced | messages.TrainsAlone):
-            self._report(message)
-        else:
-            self._observation.note(message)
-            self._feeds.on_child_message(message, fd)
-
-    def _on_checkpoint(self, message: channel.Checkpointed | channel.Committed) -> None:
-        if self._begun is None:
-            return  # of a child that is being ended
-        if isinstance(message, channel.Committed):
-            self._report(messages.CheckpointDone(self._begun, message.step, message.url))
-        else:
-            feeds = self._feeds.coverage(message.feeds)
-            step, problem, batches = message.step, message.problem, message.batches
-            self._report(messages.CheckpointPart(self._begun, step, feeds, problem, batches))
+        match message:
+            case messages.ChildReturned():
+                self.handle(states.ChildReportedEnd(message))
+            case channel.Raised(failure, raised_s):
+                failure = replace(failure, log_tail=self._log_tail())
+                # For users who read only the log.
+                self._child.process.log.add(failure.traceback.rstrip())
+                self.handle(states.ChildReportedEnd(channel.Raised(failure, raised_s)))
+            case channel.Checkpointed(step, feeds, problem, batches):
+                if self._begun is not None:
+                    covered = self._feeds.coverage(feeds)
+                    part = messages.CheckpointPart(self._begun, step, covered, problem, batches)
+                    self._report(part)
+            case messages.ChildRunning() | messages.CheckpointDone() | messages.Gather():
+                if self._begun == message.generation:  # or the child is being ended
+                    self._report(message)
+            case messages.Traced() | messages.TrainsAlone():
+                self._report(message)
+            case _:
+                self._observation.note(message)
+                self._feeds.on_child_message(message, fd)
 
     @property
     def _begun(self) -> int | None:
@@ -237,7 +237,7 @@ class Agent:
         self._observation.end()
         self.handle(states.ChildExited(status))
 
-    def _on_driver_message(self, message: messages.ToAgent) -> None:  # noqa: C901, PLR0912 (one case each)
+    def _on_driver_message(self, message: messages.ToAgent) -> None:
         match message:
             case messages.Begin(world, resume):
                 self.handle(states.WorldBegan(world, resume))
@@ -248,14 +248,8 @@ class Agent:
                 self.handle(states.ChildStopRequested(generation, grace_s, reason))
             case messages.Stop(grace_s, is_patient):
                 self._stop(grace_s, is_patient)
-            case messages.CheckpointCommit(generation, step, manifest, missing, problem):
-                if self._begun == generation:
-                    self._child.send(channel.Commit(step, manifest, missing, problem))
-            case messages.AllGathered(generation, number, values, problem):
-                if self._begun == generation:
-                    self._child.send(channel.Gathered(number, values, problem))
-            case messages.LoneNodes(generation):
-                if self._begun == generation:
+            case messages.CheckpointCommit() | messages.AllGathered() | messages.LoneNodes():
+                if self._begun == message.generation:
                     self._child.send(message)
             case messages.Detach():
                 self._detach()
@@ -267,8 +261,6 @@ class Agent:
                 self._feeds.on_driver_message(message)
 
     def _stop(self, grace_s: float, is_patient: bool) -> None:
-        if self._ended.is_set():
-            return
         if is_patient and self._feeds.store.is_answering:  # feeders still read results
             self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient)
             return
@@ -408,7 +400,7 @@ def main() -> int:
 async def _serve(agent_spec: AgentSpec, payload: bytes, work_dir: Path, place: Place | None) -> int:
     path = work_dir / "payload"
     write_private(path, payload)
-    agent = Agent(agent_spec, NodeChild(agent_spec, path, place), work_dir)
+    agent = Agent(agent_spec, path, place, work_dir)
     await agent.run()
     return int(agent.was_cut_off and agent_spec.spec.settings.max_restarts > 0)
 

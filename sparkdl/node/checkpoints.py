@@ -19,7 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from sparkdl.control.channel import Checkpointed, Committed
+from sparkdl.control.channel import Checkpointed
+from sparkdl.control.messages import CheckpointDone
 from sparkdl.control.rows import EpochRows
 from sparkdl.core import trace
 from sparkdl.core.deadline import Deadline
@@ -193,7 +194,7 @@ class Checkpoints:
         except BaseException:
             self._store.give_up(name, None, for_all=True)
             raise
-        self._link.send(Committed(name.step, url))
+        self._link.send(CheckpointDone(self._generation, name.step, url))
         try:
             keep = self._spec.settings.recovery.keep_checkpoints
             self._store.sweep(name, keep, self._resumed.name if self._resumed else "")

@@ -34,7 +34,8 @@ from typing import Any
 
 import cloudpickle
 
-from sparkdl.control.channel import Imported, Raised, Returned, Running, Start
+from sparkdl.control.channel import Imported, Raised, Start
+from sparkdl.control.messages import ChildReturned, ChildRunning
 from sparkdl.control.values import encode_value
 from sparkdl.core import trace
 from sparkdl.core.deadline import Deadline
@@ -57,31 +58,13 @@ _OWN = (f"{Path(__file__).parent.parent}{os.sep}", "<frozen runpy>")
 """Files of frames between a node's start and the user's code."""
 
 
-@dataclass(frozen=True)
-class ChildArguments:
-    """The command line."""
-
-    channel_fd: int
-    stacks_fd: int
-    agent_pid: int
-    framework: str
-    preload: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, argv: list[str]) -> ChildArguments:
-        """Read the command line."""
-        channel_fd, stacks_fd, agent_pid = map(int, argv[:3])
-        framework, *preload = argv[3:]
-        return cls(channel_fd, stacks_fd, agent_pid, framework, tuple(preload))
-
-
 def main(argv: list[str]) -> None:
     """Run one child from start to end."""
-    arguments = ChildArguments.parse(argv)
-    _die_with(arguments.agent_pid)
+    channel_fd, stacks_fd, agent_pid = map(int, argv[:3])
+    framework, *preload = argv[3:]
+    _die_with(agent_pid)
     keep_freed_memory()
-    importing = partial(import_all, arguments.framework, arguments.preload)
-    live(arguments.channel_fd, arguments.stacks_fd, importing)
+    live(channel_fd, stacks_fd, partial(import_all, framework, preload))
 
 
 @dataclass(frozen=True)
@@ -134,7 +117,7 @@ def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Imports]) -> N
     link.close()
 
 
-def _run(importing: Callable[[], Imports], link: AgentLink) -> Returned | Raised:
+def _run(importing: Callable[[], Imports], link: AgentLink) -> ChildReturned | Raised:
     framework = Framework()
     kind: FailureKind = "setup"
     start: Start | None = None
@@ -160,7 +143,8 @@ def _run(importing: Callable[[], Imports], link: AgentLink) -> Returned | Raised
         kind = "exception"
         _note_thread_exits()
         link.profiler.is_in_map_fun = True
-        link.send(Running())
+        generation = start.world.generation
+        link.send(ChildRunning(generation, os.getpid()))
         if ctx.member.role.is_server:
             framework.serve(ctx.batches)
         others = len(start.world.trainers) > 1 and ctx.member.role.is_trainer and not ctx.num_gpus
@@ -168,7 +152,7 @@ def _run(importing: Callable[[], Imports], link: AgentLink) -> Returned | Raised
             value, exited_at = _call(map_fun, args, ctx)
         link.feeds.watch.end()
         framework.after_map_fun(has_failed=False)
-        return _encode(value, exited_at)
+        return _encode(generation, value, exited_at)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
         return _raised(framework, start, "exit", stop, code, link.feeds.steps)
@@ -249,11 +233,11 @@ def _note_thread_exits() -> None:
     threading.excepthook = note
 
 
-def _encode(value: Any, exited_at: str) -> Returned:
+def _encode(generation: int, value: Any, exited_at: str) -> ChildReturned:
     try:
-        return Returned(encode_value(value), exited_at=exited_at)
+        return ChildReturned(generation, encode_value(value), exited_at=exited_at)
     except ResultError as error:
-        return Returned(b"", str(error))
+        return ChildReturned(generation, b"", str(error))
 
 
 def _raised(

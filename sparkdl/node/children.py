@@ -1,4 +1,4 @@
-"""A node's child: one process after another, each with its pipe, log and port; and who starts them.
+"""A node's child: one process after another, each with its pipe, log and port.
 
 Runs in: agent
 """
@@ -10,11 +10,12 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from sparkdl.control.channel import Beat, ChildPipe, Local, Start
 from sparkdl.control.lease import beat_s
-from sparkdl.core.settings import Environment, Settings, visible_gpus
+from sparkdl.core.settings import Environment, visible_gpus
 from sparkdl.core.world import FIRST_TIME, Resume, World
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.forking import Place, Request
@@ -25,9 +26,6 @@ from sparkdl.node.supervisor import Child, ChildSpec
 
 _log = logging.getLogger(__name__)
 
-OnMessage = Callable[[Local, int], None]
-OnExit = Callable[[int], None]
-
 
 class NodeChild:
     """The child of a node. It runs once this is made; the owner calls `close`.
@@ -35,30 +33,39 @@ class NodeChild:
     Args:
         payload: the file with the user's code.
         place: where the zygote is, or is started; `None` if there can be none.
+        on_message: takes the child's messages, with a descriptor or -1.
+        on_exit: takes `Popen.returncode` or `UNKNOWN_STATUS`, after the last message.
 
     Attributes:
         host: the node's address.
         generation: that of the `process`, which is the child that was started last.
         rank: of the last world that a child of this node was given; -1 before the first one.
         resume: where that world began.
-        on_message: takes the child's messages, with a descriptor or -1.
-        on_exit: takes `Popen.returncode` or `UNKNOWN_STATUS`, after the last message.
 
     Raises:
         ConfigError, FrameworkMissingError: if the node cannot have its GPUs or its port.
     """
 
-    def __init__(self, agent_spec: AgentSpec, payload: Path, place: Place | None) -> None:
+    def __init__(
+        self,
+        agent_spec: AgentSpec,
+        payload: Path,
+        place: Place | None,
+        on_message: Callable[[Local, int], None],
+        on_exit: Callable[[int], None],
+    ) -> None:
         spec, node = agent_spec.spec, agent_spec.node
         self._spec, self._payload = agent_spec, payload
+        self._on_message, self._exited = on_message, on_exit
         self.host = own_host(agent_spec.address, Environment.read())
         self._gpus = share_gpus(spec.gpus_of(node), agent_spec.gpus, node.name)
         environment = {"PYTHONUNBUFFERED": "1", **self._gpus.environment}
-        child_spec = ChildSpec(spec.framework, environment, spec.preload, node.name)
-        self._spawner = Spawner(child_spec, spec.settings, place, self.say)
+        self._child_spec = ChildSpec(spec.framework, environment, spec.preload, node.name)
+        is_useful = spec.settings.max_restarts > 0 or spec.settings.keep_warm_s > 0
+        # YARN counts pages that processes share for each of them, and ends a container by the sum.
+        self._place = place if is_useful and not Environment.read().is_yarn else None
+        self._zygote: socket.socket | None = None
         self.rank, self.resume = -1, FIRST_TIME
-        self.on_message: OnMessage = lambda message, fd: None
-        self.on_exit: OnExit = lambda status: None
         self._start(0)
         self._beat()
 
@@ -101,86 +108,49 @@ class NodeChild:
         self._beating.cancel()
         self._pipe.close()
         self.process.close()
-        self._spawner.close()
+        self._leave_zygote()
         self._port.close()
         self._gpus.close()
 
     def _start(self, generation: int) -> None:
         self.generation = generation
         self._port = reserve_port(self.host, Environment.read())
-        self.process = self._spawner.start(self._on_exit)
-        self._pipe = ChildPipe(asyncio.get_running_loop(), self.process.sock, self._on_message)
+        loop, place = asyncio.get_running_loop(), self._place
+        if place is not None and self._holds_zygote(place):
+            self.process = Child.fork(loop, self._child_spec, place, self._on_exit, self.say)
+        else:
+            self.process = Child.spawn(self._child_spec)
+            self.process.watch(loop, self._on_exit)
+        self._pipe = ChildPipe(loop, self.process.sock, self._on_message)
         if self._gpus.note:
             self.say(self._gpus.note)
 
-    def _on_message(self, message: Local, fd: int) -> None:
-        self.on_message(message, fd)
+    def _holds_zygote(self, place: Place) -> bool:
+        """Have a zygote stay for this agent; return whether there is one."""
+        if self._zygote is not None:
+            with suppress(OSError):
+                try:
+                    self._zygote.recv(1)  # it sends nothing: this is the end of the connection
+                except BlockingIOError:
+                    return True
+            self._leave_zygote()
+        try:
+            self._zygote = place.connect(Request("hold", self._spec.spec.settings.keep_warm_s))
+            self._zygote.setblocking(False)
+        except OSError as error:
+            _log.warning("No zygote, so the child imports by itself: %s", error)
+        return self._zygote is not None
+
+    def _leave_zygote(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
 
     def _on_exit(self, status: int) -> None:
         self._pipe.close()  # reads the child's last words first
-        self.on_exit(status)
+        self._exited(status)
 
     def _beat(self) -> None:
         self.send(Beat())
         wait_s = beat_s(self._spec.spec.settings.lease_s)
         self._beating = asyncio.get_running_loop().call_later(wait_s, self._beat)
-
-
-class Spawner:
-    """Starts a node's children: forked by the executor's zygote, or cold. The owner calls `close`.
-
-    Args:
-        place: where the zygote is, or is started; `None` if there can be none.
-        say: takes a line for the node's log.
-    """
-
-    def __init__(
-        self,
-        spec: ChildSpec,
-        settings: Settings,
-        place: Place | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._spec = spec
-        self._keep_s = settings.keep_warm_s
-        is_useful = settings.max_restarts > 0 or settings.keep_warm_s > 0
-        # YARN counts pages that processes share for each of them, and ends a container by the sum.
-        self._place = place if is_useful and not Environment.read().is_yarn else None
-        self._say = say
-        self._held: socket.socket | None = None
-
-    def start(self, on_exit: OnExit) -> Child:
-        """Return a new child, which is the caller's."""
-        place = self._place if self._hold() else None
-        if place is None:
-            child = Child.spawn(self._spec)
-            child.watch(self._loop, on_exit)
-            return child
-        return Child.fork(self._loop, self._spec, place, on_exit, self._say)
-
-    def close(self) -> None:
-        """Let the zygote know that this agent needs no child any more."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-
-    def _hold(self) -> bool:
-        """Have a zygote stay for this agent; return whether there is one."""
-        if not self._is_held() and self._place is not None:
-            self.close()
-            try:
-                self._held = self._place.connect(Request("hold", self._keep_s))
-                self._held.setblocking(False)
-            except OSError as error:
-                _log.warning("No zygote, so the child imports by itself: %s", error)
-        return self._held is not None
-
-    def _is_held(self) -> bool:
-        """Whether the zygote that was asked to stay is there; it sends nothing."""
-        try:
-            return self._held is not None and bool(self._held.recv(1))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False

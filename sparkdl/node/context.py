@@ -9,10 +9,10 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.control.channel import ReadParquet
 from sparkdl.core import trace
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.exchange import note_exchange
@@ -25,7 +25,7 @@ from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.checkpoints import Checkpoints, LastCheckpoint
 from sparkdl.node.legacy import LegacyContext, NodeManager
-from sparkdl.node.link import AgentLink, read_parquet, reported
+from sparkdl.node.link import AgentLink, reported
 
 if TYPE_CHECKING:
     import jax
@@ -195,12 +195,14 @@ class NodeContext(LegacyContext):
         names, is_even = files.columns, self._is_even(even)
         reader = self._link.feeds.own_reader("parquet")
         batches = EpochBatches(reader, batch_size, names, is_even, tail, shuffle, seed)
-        done = self._checkpoints.covered(reader.feed)
-        files = replace(files, paths=tuple(map(self.absolute_path, files.paths)))
-        row_seed = seed if shuffle else None
-        self._link.send(
-            read_parquet(reader.feed, files, self.world, self.member, epochs, row_seed, done)
-        )
+        paths = tuple(map(self.absolute_path, files.paths))
+        is_trainer = self.member.role.is_trainer  # others read all rows
+        sharers = self.world.trainers if is_trainer else (self.member,)
+        nodes = tuple(sharer.node.node_id for sharer in sharers)
+        own, row_seed = self.member.node.node_id, seed if shuffle else None
+        done = self._checkpoints.covered(reader.feed) if is_trainer else {}
+        share = (nodes, own, names, dict(files.options), epochs, row_seed, done)
+        self._link.send(ReadParquet(reader.feed, paths, *share))
         return batches
 
     @checks_keywords
@@ -410,7 +412,7 @@ class NodeContext(LegacyContext):
         timeout_s = self._spec.settings.feeding.timeout_s if timeout_s is None else timeout_s
         if value is not None:
             note_exchange()
-        return self._link.all_gather(value, timeout_s, self.member.node.name)
+        return self._link.all_gather(value, timeout_s, self.member.node.name, self.generation)
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Wait until all nodes that train have called this; see `all_gather`."""

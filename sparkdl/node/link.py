@@ -20,11 +20,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from sparkdl.control.channel import (
-    Commit,
-    Gathered,
-    Given,
     Local,
-    ReadParquet,
     Reported,
     Start,
     TakeProfile,
@@ -35,11 +31,13 @@ from sparkdl.control.channel import (
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.lease import SILENT_LOOKS, look_s
 from sparkdl.control.messages import (
+    AllGathered,
+    CheckpointCommit,
+    Gather,
     LoneNodes,
     Traced,
     TrainsAlone,
 )
-from sparkdl.control.rows import EpochRows
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core import trace
 from sparkdl.core.deadline import Deadline
@@ -51,8 +49,6 @@ from sparkdl.core.errors import (
     SparkdlError,
 )
 from sparkdl.core.throttle import period_s
-from sparkdl.core.world import Member, World
-from sparkdl.feed.parquet.paths import ParquetPaths
 from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 from sparkdl.frameworks.lone_training import LoneTraining
 from sparkdl.node.profiler import Profiler
@@ -61,6 +57,8 @@ from sparkdl.node.readers import FeedReaders
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_ANSWERS = (CheckpointCommit, AllGathered, LoneNodes)
+"""What this process waits for."""
 _TRACE_S = 0.5
 """What a child does goes to the driver so often, if there is a timeline; more seldom of many nodes.
 """
@@ -73,7 +71,6 @@ class AgentLink:
 
     Attributes:
         feeds: the readers of the node's feeds.
-        all_gather: see `NodeContext.all_gather`.
         profiler: takes the profiles that the agent asks for.
     """
 
@@ -82,10 +79,11 @@ class AgentLink:
         self.profiler = Profiler(self.send)
         self._send_lock = threading.Lock()  # the frames of two threads must not mix
         self._starts: queue.Queue[tuple[Start, int] | None] = queue.Queue()
-        self._commits: queue.Queue[Commit] = queue.Queue()
+        self._answers: dict[type, queue.Queue[Any]] = {kind: queue.Queue() for kind in _ANSWERS}
+        self._gathers = threading.Lock()
+        self._num_gathered = 0
+        self._questions = itertools.count()
         self.feeds = FeedReaders(self.send)
-        self.all_gather = AllGather(self.send)
-        self._lone = LoneReports(self.send)
         self._is_closing = False
         self._look_s: float | None = None
         self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
@@ -121,9 +119,32 @@ class AgentLink:
             raise ConfigError(f"this node cannot have its port: {OUT_OF_DESCRIPTORS}")
         return message, socket.socket(fileno=fd)
 
-    def wait_commit(self, step: int, deadline: Deadline) -> Commit | None:
+    def wait_commit(self, step: int, deadline: Deadline) -> CheckpointCommit | None:
         """Wait for news of the checkpoint of `step`; `None` if there were none in time."""
-        return wait_for_nodes(self._commits, lambda news: news.step == step, deadline)
+        return self._wait(CheckpointCommit, lambda news: news.step == step, deadline)
+
+    def all_gather(self, value: Any, timeout_s: float, node: str, generation: int) -> list[Any]:
+        """Return the values that all nodes gave to this call, see `NodeContext.all_gather`."""
+        try:
+            data = encode_value(value)
+        except ResultError as error:
+            raise ConfigError(f"ctx.all_gather cannot send this value: {error}") from None
+        # One at a time: the driver puts values together by their number, which is the call's.
+        with self._gathers, trace.span("collective", "ctx.all_gather", nbytes=len(data)):
+            number, self._num_gathered = self._num_gathered, self._num_gathered + 1
+            self.send(Gather(generation, number, data))
+            deadline = Deadline.after(timeout_s)
+            end = self._wait(AllGathered, lambda end: end.number == number, deadline)
+        if end is None:
+            raise CoordinationError(
+                f"not all nodes called ctx.all_gather or ctx.barrier within {timeout_s:g} s; this "
+                f"was call {number + 1} of {node}. cluster.stacks() shows what the nodes are doing"
+            )
+        if end.problem:
+            raise CoordinationError(
+                f"call {number + 1} of ctx.all_gather or ctx.barrier has no end: {end.problem}"
+            )
+        return [decode_value(part) for part in end.values]
 
     def send(self, message: Local, fd: int = -1) -> None:
         """Send a message; the caller keeps `fd`."""
@@ -178,73 +199,19 @@ class AgentLink:
         match message:
             case Start():
                 self._look_s = look_s(message.spec.settings.lease_s, len(message.spec.nodes))
-                self.feeds.begin(message, self._lone.watch(message))
+                self.feeds.begin(message, self._watch_training(message))
                 self._starts.put((message, fd))
-            case Commit():
-                self._commits.put(message)
-            case Gathered():
-                self.all_gather.answers.put(message)
-            case LoneNodes():
-                self._lone.answers.put(message)
+            case CheckpointCommit() | AllGathered() | LoneNodes():
+                self._answers[type(message)].put(message)
             case TakeProfile():
                 self.profiler.begin(message)
             case _:
                 self.feeds.take(message, fd)
 
+    def _wait(self, kind: type[T], is_wanted: Callable[[T], bool], deadline: Deadline) -> T | None:
+        return wait_for_nodes(self._answers[kind], is_wanted, deadline)
 
-class AllGather:
-    """The calls of `ctx.all_gather`, one at a time.
-
-    Args:
-        send: takes this node's value.
-
-    Attributes:
-        answers: takes the values of all nodes.
-    """
-
-    def __init__(self, send: Callable[[Local], None]) -> None:
-        self.answers: queue.Queue[Gathered] = queue.Queue()
-        self._send = send
-        self._lock = threading.Lock()
-        self._num_calls = 0
-
-    def __call__(self, value: Any, timeout_s: float, node: str) -> list[Any]:
-        """Return the values that all nodes gave to this call, see `NodeContext.all_gather`."""
-        try:
-            data = encode_value(value)
-        except ResultError as error:
-            raise ConfigError(f"ctx.all_gather cannot send this value: {error}") from None
-        # One at a time: the driver puts values together by their number, which is the call's.
-        with self._lock, trace.span("collective", "ctx.all_gather", nbytes=len(data)):
-            number, self._num_calls = self._num_calls, self._num_calls + 1
-            self._send(Given(number, data))
-            deadline = Deadline.after(timeout_s)
-            end = wait_for_nodes(self.answers, lambda end: end.number == number, deadline)
-        if end is None:
-            raise CoordinationError(
-                f"not all nodes called ctx.all_gather or ctx.barrier within {timeout_s:g} s; this "
-                f"was call {number + 1} of {node}. cluster.stacks() shows what the nodes are doing"
-            )
-        if end.problem:
-            raise CoordinationError(
-                f"call {number + 1} of ctx.all_gather or ctx.barrier has no end: {end.problem}"
-            )
-        return [decode_value(part) for part in end.values]
-
-
-class LoneReports:
-    """Tells the driver that this node trains alone, see `LoneTraining`.
-
-    Attributes:
-        answers: takes how many nodes do.
-    """
-
-    def __init__(self, send: Callable[[Local], None]) -> None:
-        self.answers: queue.Queue[LoneNodes] = queue.Queue()
-        self._send = send
-        self._numbers = itertools.count()
-
-    def watch(self, start: Start) -> TrainingWatch:
+    def _watch_training(self, start: Start) -> TrainingWatch:
         """Return what looks whether this node trains with the others, if it has to."""
         spec, own = start.spec, start.world.member(start.node_id)
         trainers = [each for each in start.world.trainers if not each.role.is_server]
@@ -253,13 +220,13 @@ class LoneReports:
         generation = start.world.generation
 
         def report(feeds: Sequence[str], library: str) -> None:
-            self._send(TrainsAlone(generation, tuple(feeds), library))
+            self.send(TrainsAlone(generation, tuple(feeds), library))
 
         def ask(feeds: Sequence[str], library: str) -> int:
-            number = next(self._numbers)
-            self._send(TrainsAlone(generation, tuple(feeds), library, number))
+            number = next(self._questions)
+            self.send(TrainsAlone(generation, tuple(feeds), library, number))
             deadline = Deadline.after(_ANSWER_S)
-            answer = wait_for_nodes(self.answers, lambda found: found.question == number, deadline)
+            answer = self._wait(LoneNodes, lambda found: found.question == number, deadline)
             return answer.count if answer else 0
 
         return LoneTraining(report, ask, spec.framework, len(trainers))
@@ -279,31 +246,6 @@ def wait_for_nodes(
             return None
         if is_wanted(message):
             return message
-
-
-def read_parquet(
-    feed: str,
-    files: ParquetPaths,
-    world: World,
-    member: Member,
-    epochs: int | None,
-    seed: int | None,
-    done: EpochRows,
-) -> ReadParquet:
-    """Return the message that has the agent read `member`'s share of `files` into `feed`.
-
-    A node that does not train reads all rows.
-
-    Args:
-        epochs: how many; `None` for as many as are asked for.
-        seed: of the order of the row groups; `None` keeps it.
-        done: rows, by epoch, that a checkpoint of the nodes that train covers.
-    """
-    trains = member.role.is_trainer
-    nodes = tuple(sharer.node.node_id for sharer in (world.trainers if trains else (member,)))
-    own, options = member.node.node_id, dict(files.options)
-    done = done if trains else {}
-    return ReadParquet(feed, files.paths, nodes, own, files.columns, options, epochs, seed, done)
 
 
 def reported(step: Any, metrics: Mapping[str, Any]) -> Reported:

@@ -21,11 +21,13 @@ from contextlib import suppress
 from pathlib import PurePath
 from types import FrameType
 
-from sparkdl.control.channel import ProfileTaken, TakeProfile
+from sparkdl.control.channel import TakeProfile
+from sparkdl.control.messages import Profiled
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.frameworks.framework import framework_named
 
 _log = logging.getLogger(__name__)
+_Place = tuple[str, str, int | None]
 
 PERIOD_S = 0.01
 _MAX_NCHARS = 1 << 20
@@ -47,7 +49,7 @@ class Profiler:
             in another way than the world needs.
     """
 
-    def __init__(self, send: Callable[[ProfileTaken], None]) -> None:
+    def __init__(self, send: Callable[[Profiled], None]) -> None:
         self._send = send
         self.is_in_map_fun = False
         self._is_over = threading.Event()
@@ -56,7 +58,7 @@ class Profiler:
     def begin(self, asked: TakeProfile) -> None:
         """Take a profile in a thread, and send it."""
         if self._thread is not None and self._thread.is_alive():
-            self._send(ProfileTaken(asked.number, problem="another profile is being taken"))
+            self._send(Profiled(asked.request, problem="another profile is being taken"))
             return
         self._thread = threading.Thread(
             target=self._take, args=(asked,), name="sparkdl-profile", daemon=True
@@ -65,7 +67,7 @@ class Profiler:
             self._thread.start()
         except RuntimeError as error:  # no further thread
             self._thread = None
-            self._send(ProfileTaken(asked.number, problem=str(error)))
+            self._send(Profiled(asked.request, problem=str(error)))
 
     def end(self) -> None:
         """Have a profile that is under way end now: `map_fun` has returned."""
@@ -78,24 +80,24 @@ class Profiler:
             if asked.tool:
                 answer = self._traced(asked)
             else:
-                answer = ProfileTaken(asked.number, sampled(asked.until_s, self._is_over))
+                answer = Profiled(asked.request, sampled(asked.until_s, self._is_over))
         except Exception as error:  # noqa: BLE001 (the training does not need it)
             _log.debug("There is no profile", exc_info=True)
-            answer = ProfileTaken(asked.number, problem=f"{type(error).__name__}: {error}")
+            answer = Profiled(asked.request, problem=f"{type(error).__name__}: {error}")
         with suppress(FeedClosedError):
             self._send(answer)
 
-    def _traced(self, asked: TakeProfile) -> ProfileTaken:
+    def _traced(self, asked: TakeProfile) -> Profiled:
         seconds = asked.until_s - time.monotonic()  # to begin may take some as well
         if asked.tool not in sys.modules:
             problem = f"{asked.tool} is not imported in this process"
-            return ProfileTaken(asked.number, problem=problem)
+            return Profiled(asked.request, problem=problem)
         if not self.is_in_map_fun:
-            return ProfileTaken(asked.number, problem="map_fun has not begun")
+            return Profiled(asked.request, problem="map_fun has not begun")
         os.makedirs(asked.folder, exist_ok=True)
         with framework_named(asked.tool).tracing(asked.folder):
             self._is_over.wait(seconds)
-        return ProfileTaken(asked.number, folder=asked.folder)
+        return Profiled(asked.request, folder=asked.folder)
 
 
 def sampled(until_s: float, is_over: threading.Event) -> dict[str, int]:
@@ -106,45 +108,36 @@ def sampled(until_s: float, is_over: threading.Event) -> dict[str, int]:
         is_over: ends it earlier.
     """
     counts: Counter[str] = Counter()
-    calls = _Calls()
+    texts: dict[_Place, str] = {}
     left, last_s = _MAX_NCHARS, time.monotonic()
     while last_s < until_s and not is_over.wait(PERIOD_S):
         periods = int((min(time.monotonic(), until_s) - last_s) / PERIOD_S + 0.5)
         last_s += max(periods, 1) * PERIOD_S
-        for stack in _stacks(calls):
+        for stack in _stacks(texts):
             if stack not in counts:
                 left -= len(stack)
             counts[stack if stack in counts or left >= 0 else _FURTHER] += max(periods, 1)
     return dict(counts)
 
 
-def _stacks(calls: _Calls) -> Iterator[str]:
+def _stacks(texts: dict[_Place, str]) -> Iterator[str]:
+    """Yield the stacks of the other threads; the text of each call is made once."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
-        if ident != threading.get_ident():
-            yield ";".join([_clean(names.get(ident, "(no name)")), *calls.of(frame)])
-
-
-class _Calls:
-    """The calls of stacks as texts, which are made once."""
-
-    def __init__(self) -> None:
-        self._texts: dict[tuple[str, str, int | None], str] = {}
-
-    def of(self, frame: FrameType | None) -> list[str]:
-        """Return the calls of a stack, the outermost first."""
+        if ident == threading.get_ident():
+            continue
         calls: list[str] = []
-        while frame is not None and len(calls) < _MAX_DEPTH:
-            code = frame.f_code
+        call: FrameType | None = frame
+        while call is not None and len(calls) < _MAX_DEPTH:
+            code = call.f_code
             name = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
-            place = code.co_filename, name, frame.f_lineno
-            text = self._texts.get(place)
-            if text is None:
+            place = code.co_filename, name, call.f_lineno
+            if place not in texts:
                 file = "/".join(PurePath(code.co_filename).parts[-2:])
-                text = self._texts[place] = _clean(f"{name} ({file}:{frame.f_lineno})")
-            calls.append(text)
-            frame = frame.f_back
-        return calls[::-1]
+                texts[place] = _clean(f"{name} ({file}:{call.f_lineno})")
+            calls.append(texts[place])
+            call = call.f_back
+        yield ";".join([_clean(names.get(ident, "(no name)")), *calls[::-1]])
 
 
 def _clean(name: str) -> str:

@@ -29,11 +29,16 @@ _MIN_FEED_NBYTES = 64 * 1024 * 1024
 _JARS_ADDED = "TFOS_CLASSPATH_UPDATED"
 """TensorFlowOnSpark's mark that Hadoop's jars are there, so that programs that know it add none."""
 _HADOOP_TIMEOUT_S = 60.0
-_CGROUP_USAGE = (
-    ("memory.current", "inactive_file"),
-    ("memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Files of a memory cgroup, version 2 and 1, and the line of memory.stat for unused page cache."""
+_NUMBER = r"\A(\d+)$"
+_LIMIT = {"memory.max": _NUMBER, "memory.limit_in_bytes": _NUMBER}
+_USED = {"memory.current": _NUMBER, "memory.usage_in_bytes": _NUMBER}
+_OOM_KILLS = dict.fromkeys(("memory.events", "memory.oom_control"), r"^oom_kill (\d+)$")
+"""Files of a memory cgroup of version 2, and of version 1, with what to look for there.
+
+https://docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/memory.html
+"""
+_UNUSED_CACHE = {"memory.stat": r"^(?:total_)?inactive_file (\d+)$"}
+"""Its last line counts: in version 1 the total comes after the group's own."""
 
 
 def own_host(peer: tuple[str, int], environment: Environment) -> str:
@@ -81,11 +86,9 @@ def work_root(environ: Mapping[str, str] | None = None) -> Path:
     return Path(tempfile.gettempdir())
 
 
-def feed_memory(asked_nbytes: int | None, nodes_on_host: int = 1) -> int:
+def feed_memory(asked_nbytes: int | None) -> int:
     """Return the byte budget of a node's logs: what was asked for, or an eighth of the memory."""
-    if asked_nbytes is not None:
-        return asked_nbytes
-    return max(_MIN_FEED_NBYTES, total_memory() // 8 // max(1, nodes_on_host))
+    return max(_MIN_FEED_NBYTES, total_memory() // 8) if asked_nbytes is None else asked_nbytes
 
 
 def total_memory() -> int:
@@ -95,19 +98,10 @@ def total_memory() -> int:
 
 def free_memory() -> int:
     """Return how many bytes of that are free; what the kernel can drop at once counts as free."""
-    free, limit = int(psutil.virtual_memory().available), cgroup_limit()
-    if limit is None:
+    free, limit, used = int(psutil.virtual_memory().available), cgroup_limit(), _cgroup(_USED)
+    if limit is None or used is None:
         return free
-    for directory, _ in memory_cgroups():
-        for usage, inactive in _CGROUP_USAGE:
-            try:
-                used = int((directory / usage).read_text())
-                stat = (directory / "memory.stat").read_text()
-            except (OSError, ValueError):
-                continue
-            found = re.search(rf"^{inactive} (\d+)$", stat, re.MULTILINE)
-            return min(free, limit - used + int(found[1] if found else 0))
-    return free
+    return min(free, limit - used + (_cgroup(_UNUSED_CACHE) or 0))
 
 
 def lack_of_memory() -> str:
@@ -134,55 +128,45 @@ def allow_descriptors() -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes of this cgroup the kernel has killed for memory; 0 if unknown.
-
-    https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.events) and cgroup-v1/memory.html
-    (memory.oom_control).
-    """
-    for directory, name in memory_cgroups():
-        try:
-            text = (directory / name).read_text()
-        except OSError:
-            continue
-        for line in text.splitlines():
-            key, _, value = line.partition(" ")
-            if key == "oom_kill":
-                return int(value)
-    return 0
+    """Return how many processes of this cgroup the kernel has killed for memory; 0 if unknown."""
+    return _cgroup(_OOM_KILLS) or 0
 
 
 def cgroup_limit() -> int | None:
     """Return how many bytes this process's cgroup may have; `None` for as many as there are."""
-    for directory, _ in memory_cgroups():
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            try:
-                text = (directory / name).read_text().strip()
-            except OSError:
-                continue
-            if text.isdigit():
-                return int(text)
+    return _cgroup(_LIMIT)
+
+
+def _cgroup(wanted: Mapping[str, str]) -> int | None:
+    """Return the number that the nearest memory cgroup tells; `None` if none does.
+
+    Args:
+        wanted: names of files, and the pattern of the number in each.
+    """
+    for directory in memory_cgroups():
+        for name, pattern in wanted.items():
+            with suppress(OSError):
+                if found := re.findall(pattern, (directory / name).read_text(), re.MULTILINE):
+                    return int(found[-1])
     return None
 
 
-def memory_cgroups() -> list[tuple[Path, str]]:
-    """Return the folders of this process's memory cgroups, each with its file of OOM kills."""
+def memory_cgroups() -> list[Path]:
+    """Return the folders of this process's memory cgroups, and of those around them."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found: list[tuple[Path, str]] = []
+    found: list[Path] = []
     for line in lines:
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        number, controllers, path = line.split(":", 2)
         if number == "0":
             roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
-            name = "memory.events"
         elif "memory" in controllers.split(","):
-            roots, name = [Path("/sys/fs/cgroup/memory")], "memory.oom_control"
+            roots = [Path("/sys/fs/cgroup/memory")]
         else:
             continue
-        found.extend((root / path.lstrip("/"), name) for root in roots)
-        found.extend((root, name) for root in roots)
+        found += [*(root / path.lstrip("/") for root in roots), *roots]
     return found
 
 

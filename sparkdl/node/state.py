@@ -19,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from sparkdl.control.channel import Raised, Returned
+from sparkdl.control.channel import Raised
+from sparkdl.control.messages import ChildReturned
 from sparkdl.core.codes import Code
 from sparkdl.core.failure import status_in_words
 from sparkdl.core.state_machine import stay, transition
@@ -36,7 +37,6 @@ class Ready:
     """A child is up, importing its framework or waiting for the world: how an agent begins."""
 
     generation: int
-    deadline_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,6 @@ class Begun:
     """The child has been given the world."""
 
     generation: int
-    world: World
-    deadline_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Leaving:
     """The child has reported how `map_fun` ended, and is exiting."""
 
     generation: int
-    outcome: Returned | Raised
+    outcome: ChildReturned | Raised
     deadline_s: float
 
 
@@ -71,14 +69,11 @@ class Idle:
     """There is no child; its log is still here."""
 
     generation: int
-    deadline_s: float = math.inf
 
 
 @dataclass(frozen=True)
 class Gone:
     """The agent ends."""
-
-    deadline_s: float = math.inf
 
 
 State = Ready | Begun | Leaving | Ending | Idle | Gone
@@ -93,15 +88,10 @@ class WorldBegan:
 
 
 @dataclass(frozen=True)
-class ChildEnteredMapFun:
-    """The child reports that it calls `map_fun` now."""
-
-
-@dataclass(frozen=True)
 class ChildReportedEnd:
     """The child has reported how `map_fun` ended: its last message."""
 
-    outcome: Returned | Raised
+    outcome: ChildReturned | Raised
 
 
 @dataclass(frozen=True)
@@ -152,7 +142,6 @@ class DeadlinePassed:
 
 Event = (
     WorldBegan
-    | ChildEnteredMapFun
     | ChildReportedEnd
     | ChildExited
     | RoundRequested
@@ -189,27 +178,11 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class ReportRunning:
-    """Report to the coordinator that `map_fun` has been entered."""
+class ReportEnd:
+    """Report to the coordinator what the child has reported, or else its exit status."""
 
     generation: int
-
-
-@dataclass(frozen=True)
-class ReportReturned:
-    """Report the result to the coordinator."""
-
-    generation: int
-    returned: Returned
-
-
-@dataclass(frozen=True)
-class ReportFailed:
-    """Report a failure to the coordinator: what the child reported, or its exit status."""
-
-    generation: int
-    raised: Raised | None
-    status: int | None
+    outcome: ChildReturned | Raised | int
 
 
 @dataclass(frozen=True)
@@ -219,24 +192,7 @@ class CloseFeeds:
     reason: str
 
 
-@dataclass(frozen=True)
-class End:
-    """End the agent."""
-
-    reason: str
-
-
-Action = (
-    Spawn
-    | StartChild
-    | Terminate
-    | Kill
-    | ReportRunning
-    | ReportReturned
-    | ReportFailed
-    | CloseFeeds
-    | End
-)
+Action = Spawn | StartChild | Terminate | Kill | ReportEnd | CloseFeeds
 S = TypeVar("S", bound=State)
 WithChild = TypeVar("WithChild", Ready, Begun, Leaving)
 Step = tuple[S, list[Action]]
@@ -255,34 +211,24 @@ def step(state: State, event: Event, now_s: float) -> Step[State]:
 def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step[Ready | Begun]:
     if event.world.generation != state.generation:
         return state, []
-    return Begun(state.generation, event.world), [StartChild(event.world, event.resume)]
-
-
-def _entered(state: Begun, event: ChildEnteredMapFun, now_s: float) -> Step[Begun]:
-    return state, [ReportRunning(state.generation)]
+    return Begun(state.generation), [StartChild(event.world, event.resume)]
 
 
 def _reported_end(state: Ready | Begun, event: ChildReportedEnd, now_s: float) -> Step[Leaving]:
     leaving = Leaving(state.generation, event.outcome, now_s + EXIT_GRACE_S)
     outcome = event.outcome
-    why = "map_fun has ended" if isinstance(outcome, Returned) else outcome.failure.describe()
+    why = "map_fun has ended" if isinstance(outcome, ChildReturned) else outcome.failure.describe()
     return leaving, [CloseFeeds(why)]
 
 
 def _exited_unreported(state: Ready | Begun, event: ChildExited, now_s: float) -> Step[Idle]:
-    report = ReportFailed(state.generation, None, event.status)
+    report = ReportEnd(state.generation, event.status)
     how = status_in_words(event.status)
     return Idle(state.generation), [CloseFeeds(f"the child has died ({how})"), Kill(), report]
 
 
 def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step[Idle]:
-    generation, outcome = state.generation, state.outcome
-    report: Action = (
-        ReportReturned(generation, outcome)
-        if isinstance(outcome, Returned)
-        else ReportFailed(generation, outcome, None)
-    )
-    return Idle(generation), [Kill(), report]
+    return Idle(state.generation), [Kill(), ReportEnd(state.generation, state.outcome)]
 
 
 def _leaving_expired(state: Leaving, event: DeadlinePassed, now_s: float) -> Step[Leaving]:
@@ -339,7 +285,7 @@ def _ending_stop(state: Ending, event: StopRequested, now_s: float) -> Step[Endi
 
 
 def _idle_stop(state: Idle, event: StopRequested, now_s: float) -> Step[Gone]:
-    return Gone(), [End("stopped")]
+    return Gone(), []
 
 
 def _ending_expired(state: Ending, event: DeadlinePassed, now_s: float) -> Step[Ending]:
@@ -351,12 +297,12 @@ def _ending_exited(state: Ending, event: ChildExited, now_s: float) -> Step[Idle
         return Idle(state.generation), [Kill()]
     if state.then == "round":
         return Ready(state.generation), [Kill(), Spawn(state.generation)]
-    return Gone(), [Kill(), End("stopped")]
+    return Gone(), [Kill()]
 
 
 def _orphaned(state: State, event: Orphaned, now_s: float) -> Step[Gone]:
     # First of all nothing trains any more: another host may be given the node's place.
-    return Gone(), [Kill(), CloseFeeds(event.reason), End(event.reason)]
+    return Gone(), [Kill(), CloseFeeds(event.reason)]
 
 
 TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] = {
@@ -368,7 +314,6 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Ready, StopRequested): _stop,
     (Ready, Orphaned): _orphaned,
     (Begun, WorldBegan): stay,
-    (Begun, ChildEnteredMapFun): _entered,
     (Begun, ChildReportedEnd): _reported_end,
     (Begun, ChildExited): _exited_unreported,
     (Begun, RoundRequested): _round,
@@ -384,7 +329,6 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Leaving, Orphaned): _orphaned,
     (Leaving, DeadlinePassed): _leaving_expired,
     (Ending, WorldBegan): stay,
-    (Ending, ChildEnteredMapFun): stay,
     (Ending, ChildReportedEnd): stay,
     (Ending, ChildExited): _ending_exited,
     (Ending, RoundRequested): _ending_round,
@@ -397,13 +341,8 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Idle, ChildStopRequested): _idle_child_stop,
     (Idle, StopRequested): _idle_stop,
     (Idle, Orphaned): _orphaned,
-    (Gone, WorldBegan): stay,
-    (Gone, ChildEnteredMapFun): stay,
-    (Gone, ChildReportedEnd): stay,
-    (Gone, ChildExited): stay,
-    (Gone, RoundRequested): stay,
-    (Gone, ChildStopRequested): stay,
-    (Gone, StopRequested): stay,
-    (Gone, Orphaned): stay,
 }
-"""Every legal pair of state and event; `stay`: the event is expected and means nothing."""
+"""Every legal pair of state and event; `stay`: the event is expected and means nothing.
+
+Nothing is of interest once a node is `Gone`.
+"""

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 import psutil
 
@@ -63,7 +62,15 @@ class ChildSpec:
 
 
 class Child:
-    """One running child. The agent's side of its pipe is `sock`; the owner calls `close`."""
+    """One running child. The agent's side of its pipe is `sock`; the owner calls `close`.
+
+    Attributes:
+        pid: its process id, which is its group's as well; 0 while the zygote imports.
+    """
+
+    _loop: asyncio.AbstractEventLoop
+    _on_exit: Callable[[int], None]
+    _say: Callable[[str], None]
 
     def __init__(self, spec: ChildSpec) -> None:
         self.log = ChildLog()
@@ -71,10 +78,11 @@ class Child:
         self.sock, self._theirs = socket.socketpair()
         self._log_fd = self.log.open_for_child()
         self._spec = spec
-        self._pid = 0
+        self.pid = 0
         self._status: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._zygote: ZygoteLink | None = None
+        self._zygote: socket.socket | None = None
+        """Connects with the zygote: it stands for the child that this forks."""
         self._oom_kills_before = oom_kills()
         self._has_swept = False
 
@@ -101,41 +109,63 @@ class Child:
         """Have the zygote fork the child once it has imported; start it cold if it does not.
 
         Args:
+            on_exit: see `watch`; called with `UNKNOWN_STATUS` if the zygote has ended before.
             say: takes a line for the node's log.
         """
         child = cls(spec)
-        begin = partial(child._begin_cold, loop, on_exit, say)
+        child._loop, child._on_exit, child._say = loop, on_exit, say
         environment = {**spec.environment, "SPARKDL_NODE": spec.node}
         request = Request("child", node=spec.node, environment=environment, agent_pid=os.getpid())
+        fds = (child._theirs.fileno(), child.stacks.fd, child._log_fd)
         try:
-            fds = (child._theirs.fileno(), child.stacks.fd, child._log_fd)
-            sock = place.connect(request, fds)
+            child._zygote = place.connect(request, fds)
         except OSError as error:
-            begin(f"no process to fork it from: {error}")
+            child._begin_cold(f"no process to fork it from: {error}")
         else:
-            end = partial(child._end, on_exit)
-            child._zygote = ZygoteLink(loop, sock, child._forked, end, begin)
+            child._zygote.setblocking(False)
+            loop.add_reader(child._zygote, child._hear_zygote, child._zygote)
         return child
 
-    def _forked(self, pid: int) -> None:
-        self._pid = pid
-        self._close_theirs()
+    def _hear_zygote(self, zygote: socket.socket) -> None:
+        try:
+            data = zygote.recv(MAX_NBYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        answer = decode_answer(data) if data else None
+        if isinstance(answer, Forked):
+            self.pid = answer.pid
+            self._close_theirs()
+            return
+        self._leave_zygote()
+        if isinstance(answer, Exited):
+            self._end(answer.status)
+        elif isinstance(answer, Unsafe):
+            self._begin_cold(answer.problem)
+        elif self.pid:  # the child lives on; only its parent learns how it ends
+            _log.warning("The zygote of process %d has ended", self.pid)
+            watch_pid(self._loop, self.pid, lambda: self._end(UNKNOWN_STATUS))
+        else:
+            self._begin_cold("the process that was to fork it has ended")
 
-    def _end(self, on_exit: Callable[[int], None], status: int) -> None:
+    def _leave_zygote(self) -> bool:
+        """Close the connection, by which the zygote ends the child; false if there is none."""
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            self._loop.remove_reader(zygote)
+            zygote.close()
+        return zygote is not None
+
+    def _end(self, status: int) -> None:
         self._status = status
-        on_exit(status)
+        self._on_exit(status)
 
-    def _begin_cold(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        on_exit: Callable[[int], None],
-        say: Callable[[str], None],
-        problem: str,
-    ) -> None:
-        self._zygote = None
-        loop.call_soon(say, f"this process imports by itself: {problem}")  # once this is the child
+    def _begin_cold(self, problem: str) -> None:
+        # Once this is the child.
+        self._loop.call_soon(self._say, f"this process imports by itself: {problem}")
         self._spawn()
-        self.watch(loop, on_exit)
+        self.watch(self._loop, self._on_exit)
 
     def _spawn(self) -> None:
         spec, fds = self._spec, (self._theirs.fileno(), self.stacks.fd)
@@ -156,7 +186,7 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             self._close_theirs()
-        self._pid = self._process.pid
+        self.pid = self._process.pid
 
     def _close_theirs(self) -> None:
         """Close the child's ends, or the pipes would not end with the child."""
@@ -165,20 +195,11 @@ class Child:
             os.close(self._log_fd)
             self._log_fd = -1
 
-    @property
-    def pid(self) -> int:
-        """The child's process id, which is its group's as well; 0 while the zygote imports."""
-        return self._pid
-
-    def poll(self) -> int | None:
-        """Return `Popen.returncode`: `None` while the child runs."""
-        return self._status if self._process is None else self._process.poll()
-
     def watch(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[int], None]) -> None:
         """Call `on_exit` on the loop with `Popen.returncode` when the spawned child has ended."""
-        process = self._process
+        process, self._on_exit = self._process, on_exit
         assert process is not None
-        watch_pid(loop, self.pid, lambda: self._end(on_exit, process.wait()), process.wait)
+        watch_pid(loop, self.pid, lambda: self._end(process.wait()), process.wait)
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the child and everything that it has started.
@@ -186,9 +207,9 @@ class Child:
         Once the child has been waited for, the first signal still goes out, to what it left behind.
         No other does: the system may have given the group's number to somebody else.
         """
-        if not self._pid and self._zygote is not None:
-            self._zygote.cancel(-number)
-        if self._has_swept or not self._pid:
+        if not self.pid and self._leave_zygote():
+            self._loop.call_soon(self._end, -number)
+        if self._has_swept or not self.pid:
             return
         self._has_swept = self._status is not None
         try:
@@ -216,78 +237,11 @@ class Child:
 
     def close(self) -> None:
         """Release what is left of a child that has ended."""
-        if self._zygote is not None:
-            self._zygote.close()
+        self._leave_zygote()
         self._close_theirs()
         self.sock.close()
         self.log.close()
         self.stacks.close()
-
-
-class ZygoteLink:
-    """The connection to the zygote that stands for one child. The owner calls `close`.
-
-    Args:
-        on_forked: is called with the child's process id.
-        on_exit: is called with `Popen.returncode`, or with `UNKNOWN_STATUS`.
-        on_problem: is called with why there is no child; nothing else follows.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        sock: socket.socket,
-        on_forked: Callable[[int], None],
-        on_exit: Callable[[int], None],
-        on_problem: Callable[[str], None],
-    ) -> None:
-        self._loop = loop
-        self._sock = sock
-        self._on_forked = on_forked
-        self._on_exit = on_exit
-        self._on_problem = on_problem
-        self._pid = 0
-        sock.setblocking(False)
-        loop.add_reader(sock, self._read)
-
-    def cancel(self, status: int) -> None:
-        """Give up a child that has not been forked yet: it counts as ended with `status`."""
-        if self._sock.fileno() >= 0:
-            self.close()
-            self._loop.call_soon(self._on_exit, status)
-
-    def close(self) -> None:
-        """Close it; the zygote ends the child if it has not ended."""
-        if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock)
-            self._sock.close()
-
-    def _read(self) -> None:
-        try:
-            data = self._sock.recv(MAX_NBYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        answer = decode_answer(data) if data else None
-        match answer:
-            case Forked(pid):
-                self._pid = pid
-                self._on_forked(pid)
-                return
-            case Exited(status):
-                self.close()
-                self._on_exit(status)
-            case Unsafe(problem):
-                self.close()
-                self._on_problem(problem)
-            case None if self._pid:  # the child lives on; only its parent learns how it ends
-                self.close()
-                _log.warning("The zygote of process %d has ended", self._pid)
-                watch_pid(self._loop, self._pid, lambda: self._on_exit(UNKNOWN_STATUS))
-            case None:
-                self.close()
-                self._on_problem("the process that was to fork it has ended")
 
 
 def watch_pid(

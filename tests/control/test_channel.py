@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control import channel
+from sparkdl.control.messages import ChildReturned
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -85,7 +86,7 @@ def test_messages_come_out_whole_and_in_order_wherever_the_stream_is_cut(
 
 def test_messages_come_out_byte_by_byte_as_soon_as_they_are_whole() -> None:
     unframer = channel.Unframer()
-    for message, fds in ((START, [9]), (channel.Running(), []), (channel.Returned(b"x"), [])):
+    for message, fds in ((START, [9]), (channel.Imported(), []), (ChildReturned(0, b"x"), [])):
         *start, last = (bytes([byte]) for byte in channel.frame(message))
         assert [out for byte in start for out in unframer.feed(byte, [])] == []
         assert list(unframer.feed(last, fds)) == [(message, fds[0] if fds else -1)]
@@ -94,7 +95,7 @@ def test_messages_come_out_byte_by_byte_as_soon_as_they_are_whole() -> None:
 @pytest.mark.parametrize(
     "body",
     [b"", b"{}", b"junk", b'{"type":"Exec"}', b'{"type":"Release","feed":"x"}', b"\xff",
-     b'{"type":"Running"}{}', b'{"type":"EndMark","feed":"\xed\xa0"}', b'{"x":' + b"[" * 100_000],
+     b'{"type":"Imported"}{}', b'{"type":"EndMark","feed":"\xed\xa0"}', b'{"x":' + b"[" * 100_000],
     ids=lambda body: repr(body[:12]),
 )  # fmt: skip
 def test_a_frame_that_is_no_message_is_a_protocol_error(body: bytes) -> None:
@@ -204,7 +205,7 @@ def test_more_than_the_buffer_holds_goes_through_whole(pair: Pair) -> None:
     one.settimeout(20.0)  # so that one write takes no more than fits
     huge: list[channel.Local] = [
         channel.Results("x" * 3_000_000, 1),
-        channel.Returned(b"y" * 3_000_000),
+        ChildReturned(0, b"y" * 3_000_000),
     ]
     fd = file_with(b"results")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,22 +9,6 @@ import pytest
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Recovery
 from sparkdl.core.settings import Environment, Settings
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        *(("lease_s", value, " above zero") for value in (0, -1, -0.001, math.inf, math.nan)),
-        *(("grace_s", value, "") for value in (-0.1, math.inf, math.nan)),
-    ],
-)
-def test_times_that_cannot_work_are_refused(name: str, value: float, words: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{name}={value} must be{words}"):
-        Settings(**{name: value})  # type: ignore[arg-type]
-
-
-def test_no_grace_at_all_is_allowed() -> None:
-    assert Settings(grace_s=0).grace_s == 0
 
 
 @pytest.mark.parametrize(

@@ -103,13 +103,8 @@ def test_only_chief_and_workers_train_are_fed_and_finish_the_job() -> None:
     assert spec.num_trainers == 3
     for node in spec.nodes:
         trains = node.role.name in ("chief", "worker")
-        flags = (
-            node.role.is_trainer,
-            node.role.is_fed,
-            node.role.finishes_job,
-            node.role.wants_gpu,
-        )
-        assert flags == (trains,) * 4
+        flags = (node.role.is_trainer, node.role.is_fed, node.role.finishes_job)
+        assert flags == (trains,) * 3
 
 
 @pytest.mark.parametrize(

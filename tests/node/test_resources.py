@@ -94,23 +94,21 @@ def test_files_go_to_the_temporary_folder_where_spark_names_none(
 
 
 @pytest.mark.parametrize(
-    ("total", "limit", "nodes", "budget"),
+    ("total", "limit", "budget"),
     [
-        (64 * GIB, None, 1, 8 * GIB),
-        (64 * GIB, None, 4, 2 * GIB),
-        (64 * GIB, 16 * GIB, 1, 2 * GIB),
-        (16 * GIB, 1 << 62, 1, 2 * GIB),
-        (256 * MIB, None, 1, 64 * MIB),
-        (8 * GIB, None, 0, GIB),
+        (64 * GIB, None, 8 * GIB),
+        (64 * GIB, 16 * GIB, 2 * GIB),
+        (16 * GIB, 1 << 62, 2 * GIB),
+        (256 * MIB, None, 64 * MIB),
     ],
 )
-def test_the_feeds_memory_is_an_eighth_of_what_there_is_shared_by_the_nodes(
-    monkeypatch: pytest.MonkeyPatch, total: int, limit: int | None, nodes: int, budget: int
+def test_the_feeds_memory_is_an_eighth_of_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, total: int, limit: int | None, budget: int
 ) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
     monkeypatch.setattr(resources, "cgroup_limit", lambda: limit)
-    assert resources.feed_memory(None, nodes) == budget
-    assert resources.feed_memory(12345, nodes) == 12345, "what was asked for"
+    assert resources.feed_memory(None) == budget
+    assert resources.feed_memory(12345) == 12345, "what was asked for"
 
 
 @pytest.fixture
@@ -119,7 +117,7 @@ def cgroup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, st
 
     def make(name: str, text: str) -> None:
         (tmp_path / name).write_text(text)
-        found = [(tmp_path / "missing", "memory.events"), (tmp_path, name)]
+        found = [tmp_path / "missing", tmp_path]
         monkeypatch.setattr(resources, "memory_cgroups", lambda: found)
 
     return make
@@ -163,7 +161,7 @@ def test_free_memory_is_what_cgroup_and_machine_have_left(
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=900))
     monkeypatch.setattr(resources, "cgroup_limit", lambda: 1000)
-    monkeypatch.setattr(resources, "memory_cgroups", lambda: [(tmp_path, "memory.events")])
+    monkeypatch.setattr(resources, "memory_cgroups", lambda: [tmp_path])
     assert resources.free_memory() == free
 
 
@@ -193,20 +191,20 @@ def test_a_machine_without_cgroups_has_no_limit_and_no_kills(
 @pytest.mark.parametrize(
     ("lines", "found"),
     [
-        ("0::/a/b\n", [("/sys/fs/cgroup/a/b", "memory.events"),
-                       ("/sys/fs/cgroup/unified/a/b", "memory.events"),
-                       ("/sys/fs/cgroup", "memory.events"),
-                       ("/sys/fs/cgroup/unified", "memory.events")]),
-        ("5:cpu,memory:/x\n3:pids:/y\n", [("/sys/fs/cgroup/memory/x", "memory.oom_control"),
-                                          ("/sys/fs/cgroup/memory", "memory.oom_control")]),
+        ("0::/a/b\n", ["/sys/fs/cgroup/a/b",
+                       "/sys/fs/cgroup/unified/a/b",
+                       "/sys/fs/cgroup",
+                       "/sys/fs/cgroup/unified"]),
+        ("5:cpu,memory:/x\n3:pids:/y\n", ["/sys/fs/cgroup/memory/x",
+                                          "/sys/fs/cgroup/memory"]),
         ("3:pids:/y\n", []),
     ],
 )  # fmt: skip
 def test_the_memory_cgroups_of_this_process_are_found(
-    monkeypatch: pytest.MonkeyPatch, lines: str, found: list[tuple[str, str]]
+    monkeypatch: pytest.MonkeyPatch, lines: str, found: list[str]
 ) -> None:
     monkeypatch.setattr(Path, "read_text", lambda self: lines)
-    assert resources.memory_cgroups() == [(Path(path), name) for path, name in found]
+    assert resources.memory_cgroups() == list(map(Path, found))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.channel import Raised, Returned
+from sparkdl.control.channel import Raised
+from sparkdl.control.messages import ChildReturned
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import World
@@ -18,12 +20,12 @@ from tests.doubles.machines import Row, declared_steps_only, ignored, illegal, n
 steps_are_declared = declared_steps_only(states.TRANSITIONS)
 
 WORLD = World(1, ())
-RESULT = Returned(b"42")
+RESULT = ChildReturned(1, b"42")
 FAILURE = Failure("worker:0", "exception", "ValueError: no", 1.0)
 ERROR = Raised(FAILURE, 9.0)
 
 READY = states.Ready(1)
-BEGUN = states.Begun(1, WORLD)
+BEGUN = states.Begun(1)
 RETURNING = states.Leaving(1, RESULT, 10.0 + states.EXIT_GRACE_S)
 RAISING = states.Leaving(1, ERROR, 10.0 + states.EXIT_GRACE_S)
 KILLED = states.Leaving(1, RESULT, math.inf)
@@ -34,7 +36,6 @@ IDLE = states.Idle(1)
 GONE = states.Gone()
 
 BEGAN = states.WorldBegan(WORLD)
-ENTERED = states.ChildEnteredMapFun()
 RETURNED = states.ChildReportedEnd(RESULT)
 RAISED = states.ChildReportedEnd(ERROR)
 EXITED = states.ChildExited(0)
@@ -63,7 +64,6 @@ HAS_CRASHED: list[states.Action] = [
 GOES: list[states.Action] = [
     states.Kill(),
     states.CloseFeeds("the executor is gone"),
-    states.End("the executor is gone"),
 ]
 
 STEPS: list[Row] = [
@@ -71,8 +71,8 @@ STEPS: list[Row] = [
     (READY, BEGAN, BEGUN, [states.StartChild(WORLD)]),
     (READY, RETURNED, RETURNING, HAS_ENDED),
     (READY, RAISED, RAISING, HAS_RAISED),
-    (READY, EXITED, IDLE, [*HAS_EXITED, states.ReportFailed(1, None, 0)]),
-    (READY, SEGFAULTED, IDLE, [*HAS_CRASHED, states.ReportFailed(1, None, -11)]),
+    (READY, EXITED, IDLE, [*HAS_EXITED, states.ReportEnd(1, 0)]),
+    (READY, SEGFAULTED, IDLE, [*HAS_CRASHED, states.ReportEnd(1, -11)]),
     (READY, states.RoundRequested(2), ENDING_ROUND, ENDS),
     (READY, STOP_CHILD, ENDING_IDLE, ENDS),
     (READY, STOP_FAILED, ENDING_IDLE, ALL_FAILED),
@@ -82,10 +82,9 @@ STEPS: list[Row] = [
              states.RoundRequested(1), states.RoundRequested(0),
              states.ChildStopRequested(0, 3.0)),
     # Begun: the child has its world.
-    (BEGUN, ENTERED, BEGUN, [states.ReportRunning(1)]),
     (BEGUN, RETURNED, RETURNING, HAS_ENDED),
     (BEGUN, RAISED, RAISING, HAS_RAISED),
-    (BEGUN, EXITED, IDLE, [*HAS_EXITED, states.ReportFailed(1, None, 0)]),
+    (BEGUN, EXITED, IDLE, [*HAS_EXITED, states.ReportEnd(1, 0)]),
     (BEGUN, states.RoundRequested(2), ENDING_ROUND, ENDS),
     (BEGUN, STOP_CHILD, ENDING_IDLE, ENDS),
     (BEGUN, STOP_FAILED, ENDING_IDLE, ALL_FAILED),
@@ -93,11 +92,11 @@ STEPS: list[Row] = [
     (BEGUN, ORPHANED, GONE, GOES),
     *ignored(BEGUN, BEGAN, states.RoundRequested(1), states.ChildStopRequested(0, 3.0)),
     # Leaving: the outcome is known, and told once the process has ended.
-    (RETURNING, EXITED, IDLE, [states.Kill(), states.ReportReturned(1, RESULT)]),
-    (RETURNING, SEGFAULTED, IDLE, [states.Kill(), states.ReportReturned(1, RESULT)]),
-    (RAISING, states.ChildExited(1), IDLE, [states.Kill(), states.ReportFailed(1, ERROR, None)]),
+    (RETURNING, EXITED, IDLE, [states.Kill(), states.ReportEnd(1, RESULT)]),
+    (RETURNING, SEGFAULTED, IDLE, [states.Kill(), states.ReportEnd(1, RESULT)]),
+    (RAISING, states.ChildExited(1), IDLE, [states.Kill(), states.ReportEnd(1, ERROR)]),
     (RETURNING, EXPIRED, KILLED, [states.Kill()]),
-    (KILLED, states.ChildExited(-9), IDLE, [states.Kill(), states.ReportReturned(1, RESULT)]),
+    (KILLED, states.ChildExited(-9), IDLE, [states.Kill(), states.ReportEnd(1, RESULT)]),
     (RETURNING, states.RoundRequested(2), ENDING_ROUND, ENDS),
     (RETURNING, STOP_CHILD, ENDING_IDLE, ENDS),
     (RETURNING, STOP, ENDING_GONE, ENDS),
@@ -107,7 +106,7 @@ STEPS: list[Row] = [
     # Ending: the child was told to go; what follows may change, the time only shrinks.
     (ENDING_IDLE, EXITED, IDLE, [states.Kill()]),
     (ENDING_ROUND, EXITED, states.Ready(2), [states.Kill(), states.Spawn(2)]),
-    (ENDING_GONE, EXITED, GONE, [states.Kill(), states.End("stopped")]),
+    (ENDING_GONE, EXITED, GONE, [states.Kill()]),
     (ENDING_IDLE, EXPIRED, states.Ending("idle", 1, math.inf), [states.Kill()]),
     (ENDING_ROUND, EXPIRED, states.Ending("round", 2, math.inf), [states.Kill()]),
     (ENDING_GONE, EXPIRED, states.Ending("gone", 1, math.inf), [states.Kill()]),
@@ -118,18 +117,15 @@ STEPS: list[Row] = [
     (states.Ending("idle", 1, 30.0), states.StopRequested(1.0), states.Ending("gone", 1, 11.0), []),
     (states.Ending("idle", 1, math.inf), STOP, ENDING_GONE, []),
     (ENDING_IDLE, ORPHANED, GONE, GOES),
-    *ignored(ENDING_IDLE, states.RoundRequested(1), STOP_CHILD, BEGAN, ENTERED, RETURNED),
+    *ignored(ENDING_IDLE, states.RoundRequested(1), STOP_CHILD, BEGAN, RETURNED),
     (ENDING_ROUND, states.RoundRequested(1), ENDING_ROUND, []),
     (ENDING_GONE, states.RoundRequested(2), ENDING_GONE, []),
     # Idle: the log is still here.
     (IDLE, states.RoundRequested(2), states.Ready(2), [states.Spawn(2)]),
     (IDLE, STOP_FAILED, IDLE, [WHY]),
-    (IDLE, STOP, GONE, [states.End("stopped")]),
+    (IDLE, STOP, GONE, []),
     (IDLE, ORPHANED, GONE, GOES),
     *ignored(IDLE, BEGAN, states.RoundRequested(1), STOP_CHILD),
-    # Gone: nothing matters any more.
-    *ignored(GONE, BEGAN, ENTERED, RETURNED, EXITED, states.RoundRequested(2), STOP_CHILD, STOP,
-             ORPHANED),
 ]  # fmt: skip
 """At 10 s: state, what happens, the state after, what is done."""
 
@@ -146,17 +142,13 @@ def test_every_legal_pair_is_stepped_through() -> None:
 
 def test_what_no_child_and_no_timer_does_is_illegal() -> None:
     no_deadline = {
-        (state, states.DeadlinePassed)
-        for state in (states.Ready, states.Begun, states.Idle, states.Gone)
+        (state, states.DeadlinePassed) for state in (states.Ready, states.Begun, states.Idle)
     }
-    no_child = {
-        (states.Idle, event)
-        for event in (states.ChildEnteredMapFun, states.ChildReportedEnd, states.ChildExited)
-    }
-    no_world_yet = {(states.Ready, states.ChildEnteredMapFun)}
-    last_words_spoken = {(states.Leaving, states.ChildEnteredMapFun)}
-    found = illegal(states.State, states.Event, states.TRANSITIONS)
-    assert found == no_deadline | no_child | no_world_yet | last_words_spoken
+    is_over = {(states.Gone, event) for event in get_args(states.Event)}
+    no_child = {(states.Idle, event) for event in (states.ChildReportedEnd, states.ChildExited)}
+    assert illegal(states.State, states.Event, states.TRANSITIONS) == (
+        no_deadline | no_child | is_over
+    )
     with pytest.raises(IllegalTransitionError, match=r"(?m)^ChildExited in Idle$"):
         states.step(IDLE, EXITED, 0.0)
 
@@ -170,12 +162,10 @@ class Watcher:
     def __init__(self) -> None:
         self.is_alive = False
         self.has_world = False
-        self.is_in_map_fun = False
         self.has_spoken = False
         self.has_group = False
         self.spawned: list[int] = []
         self.told: list[int] = []
-        self.ends = 0
         self.now_s = 0.0
 
     def possible(self, state: states.State) -> list[states.Event]:
@@ -191,17 +181,13 @@ class Watcher:
             events += [states.ChildExited(0), states.ChildExited(1), states.ChildExited(-9)]
             if not self.has_spoken:
                 events += [RETURNED, RAISED] * 2
-            if self.has_world and not self.is_in_map_fun and not self.has_spoken:
-                events += [ENTERED] * 3
-        if not math.isinf(state.deadline_s):
+        if not math.isinf(getattr(state, "deadline_s", math.inf)):
             events.append(EXPIRED)
         return events
 
     def happened(self, event: states.Event) -> None:
         if isinstance(event, states.ChildExited):
             self.is_alive = False
-        elif isinstance(event, states.ChildEnteredMapFun):
-            self.is_in_map_fun = True
         elif isinstance(event, states.ChildReportedEnd):
             self.has_spoken = True
 
@@ -213,15 +199,12 @@ class Watcher:
                 assert generation > max(self.spawned, default=-1), "each generation has one child"
                 self.spawned.append(generation)
                 self.is_alive = self.has_group = True
-                self.has_world = self.is_in_map_fun = self.has_spoken = False
+                self.has_world = self.has_spoken = False
             case states.StartChild(world):
                 assert not self.has_world, "one world for each child"
                 assert world.generation == self.spawned[-1]
                 self.has_world = True
-            case states.ReportRunning(generation):
-                assert self.is_in_map_fun
-                assert generation == self.spawned[-1]
-            case states.ReportReturned(generation) | states.ReportFailed(generation):
+            case states.ReportEnd(generation):
                 assert not self.is_alive, "told when the child has ended"
                 assert generation == self.spawned[-1]
                 assert generation not in self.told, "told once"
@@ -230,16 +213,11 @@ class Watcher:
                 assert self.is_alive
             case states.Kill():
                 self.has_group = False
-            case states.End():
-                self.ends += 1
 
     def validate(self, before: states.State, state: states.State) -> None:
-        assert self.ends == isinstance(state, states.Gone)
         assert not (isinstance(state, states.Gone) and self.has_group), (
             "no child outlives its agent"
         )
-        if isinstance(before, states.Gone):
-            assert state == before
         if isinstance(state, (states.Ready, states.Begun, states.Leaving, states.Ending)):
             assert self.is_alive, "each of these is about a child"
         if isinstance(state, states.Idle):
@@ -257,6 +235,8 @@ def test_whatever_happens_the_node_stays_valid(data: st.DataObject) -> None:
     state: states.State = states.Ready(0)
     watcher.did(states.Spawn(0))
     for _ in range(data.draw(st.integers(0, 40))):
+        if isinstance(state, states.Gone):
+            return
         # An end is always possible; that it is rare lets the others happen.
         is_end = data.draw(st.integers(0, 19)) == 19
         events = [

@@ -112,19 +112,19 @@ def test_everything_printed_is_in_the_log_in_order(spawn: Spawn) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "name", "text"),
+    ("name", "text"),
     [
-        ("0::/app", "memory.events", "low 0\noom 2\noom_kill {}\n"),
-        ("7:cpu,memory:/app", "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill {}"),
+        ("memory.events", "low 0\noom 2\noom_kill {}\n"),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill {}"),
     ],
     ids=["cgroup v2", "cgroup v1"],
 )
 def test_kill_is_for_memory_if_the_cgroup_counts_one_more(
-    spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, name: str, text: str
+    spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ) -> None:
     counter = tmp_path / name
     counter.write_text(text.format(3))
-    monkeypatch.setattr(resources, "memory_cgroups", lambda: [(tmp_path, name)])
+    monkeypatch.setattr(resources, "memory_cgroups", lambda: [tmp_path])
     child = spawn("ignores_term.py")
     status = end_of(child, lambda: child.signal_group(signal.SIGKILL))
     assert child.failure(status).kind == "signal"

@@ -15,12 +15,10 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark import runner
@@ -209,17 +207,15 @@ def is_here(host: str) -> bool:
     """Whether a name or an address is this machine's."""
     if host in ("localhost", socket.gethostname()):
         return True
-    own = {
-        address.address.partition("%")[0]
-        for addresses in psutil.net_if_addrs().values()
-        for address in addresses
-    }
     try:
-        infos = socket.getaddrinfo(host.strip("[]"), None)
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:  # nobody knows it
         return False
-    found = {str(info[4][0]).partition("%")[0] for info in infos}
-    return any(address in own or ip_address(address).is_loopback for address in found)
+    for family, kind, _, _, address in found:
+        with suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return True
+    return False
 
 
 def _listed(hosts: str) -> Sequence[tuple[str, int]]:

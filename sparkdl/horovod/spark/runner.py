@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeoutError
+from sparkdl.core.namesakes import missing_name
 from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe, reads_own_data
-from sparkdl.horovod.absent import absent_name
 from sparkdl.horovod.spark.task import Task, unpacked
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sparkdl.driver.logs import LogLine
 
 _log = logging.getLogger(__name__)
-__getattr__ = partial(absent_name, __name__)
+__getattr__ = partial(missing_name, __name__)
 _START_TIMEOUT_S = 600.0
 _ENDLESS_RESTARTS = 1000
 _DYNAMIC = "dynamic"

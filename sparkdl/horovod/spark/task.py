@@ -15,15 +15,15 @@ from typing import Any
 
 import cloudpickle
 
+from sparkdl.core.namesakes import missing_name
 from sparkdl.core.settings import visible_gpus
-from sparkdl.horovod.absent import absent_name
 from sparkdl.horovod.common.process_sets import Seat
 from sparkdl.node.context import NodeContext
 from sparkdl.node.error_lines import mark_error_lines
 
 __path__: list[str] = []
 """Of a package, as Horovod's is: so that imports of its modules are told what to use."""
-__getattr__ = partial(absent_name, __name__)
+__getattr__ = partial(missing_name, __name__)
 
 
 @dataclass(frozen=True)

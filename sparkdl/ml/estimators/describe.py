@@ -38,8 +38,21 @@ _IN_FILES: Mapping[str, Callable[[ModelSource], Signature | None]] = {
     "keras": signature_in_keras_file,
     "weights": signature_in_keras_file,
 }
-_MISSING = 3
-_REFUSED = 4
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a model takes and gives; or why it cannot be used, or is not known here.
+
+    Attributes:
+        refused: why it cannot be used.
+        missing: what cannot be imported here.
+        failed: why it could not be made or loaded here.
+    """
+
+    signature: Signature | None = None
+    refused: str = ""
+    missing: str = ""
+    failed: str = ""
 
 
 def signature_of(source: ModelSource) -> Signature:
@@ -79,35 +92,19 @@ def _unloadable(source: ModelSource, reason: str) -> ConfigError:
 
 def _ask_process(source: ModelSource) -> Signature:
     given = msgspec.json.encode(replace(source, content=None))
-    try:
-        done = _run_process("saved", given, _SAVED_DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        limit = f"{_SAVED_DEADLINE_S:g} s"
-        raise ConfigError(
-            f"the model {source.path} was not loaded within {limit}; is its storage slow?"
-        ) from None
-    answer = done.stdout.decode(errors="replace").strip()
-    if done.returncode == _MISSING:
+    answer = _run_process("saved", given, _SAVED_DEADLINE_S)
+    if answer.missing:
         name = _framework(source)
         raise FrameworkMissingError(
             f"{name} cannot be imported by the driver, which asks it for the model's outputs: "
-            f"{answer}. Install it: pip install {name}"
+            f"{answer.missing}. Install it: pip install {name}"
             + (" (or tensorflow-cpu)" if name == "tensorflow" else "")
         )
-    if done.returncode == _REFUSED:
-        raise ConfigError(answer)
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise _unloadable(source, lines[-1] if lines else f"exit code {done.returncode}")
-    return msgspec.json.decode(answer.splitlines()[-1], type=Signature)
-
-
-class KerasAnswer(msgspec.Struct, frozen=True):
-    """What a model takes, or why it cannot be trained (`refused`), or not be made here."""
-
-    inputs: tuple[Tensor, ...] | None = None
-    refused: str = ""
-    failed: str = ""
+    if answer.refused:
+        raise ConfigError(answer.refused)
+    if answer.signature is None:
+        raise _unloadable(source, answer.failed)
+    return answer.signature
 
 
 def keras_inputs(
@@ -134,67 +131,64 @@ def keras_inputs(
         raise ConfigError(answer.refused)
     if answer.failed:
         _log.warning("The model cannot be made on the driver, only on the nodes: %s", answer.failed)
-    return answer.inputs
+    return answer.signature.inputs if answer.signature else None
 
 
 @lru_cache(maxsize=8)
-def ask_keras_process(asked: bytes) -> KerasAnswer:
+def ask_keras_process(asked: bytes) -> Answer:
     """Have a process of its own make the pickled model; without GPUs."""
-    try:
-        done = _run_process("keras", asked, _KERAS_DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        return KerasAnswer(failed=f"not within {_KERAS_DEADLINE_S:g} s")
-    if done.returncode:
-        return KerasAnswer(failed=f"exit code {done.returncode}")
-    return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=KerasAnswer)
+    return _run_process("keras", asked, _KERAS_DEADLINE_S)
 
 
-def _keras_answer(*asked: Any) -> KerasAnswer:
+def _keras_answer(*asked: Any) -> Answer:
     try:
-        return KerasAnswer(inputs_of(compiled(*asked)))
+        return Answer(Signature(inputs_of(compiled(*asked)), ()))
     except ConfigError as error:
-        return KerasAnswer(refused=str(error))
+        return Answer(refused=str(error))
     except Exception as error:  # noqa: BLE001 (whatever the user's function raises)
-        return KerasAnswer(failed=f"{type(error).__name__}: {error}")
+        return Answer(failed=f"{type(error).__name__}: {error}")
 
 
-def _run_process(kind: str, given: bytes, timeout_s: float) -> subprocess.CompletedProcess[bytes]:
-    """Run this module as a process that reads `given` and sees no GPU."""
-    return subprocess.run(
-        [sys.executable, "-m", __name__, kind],
-        input=given,
-        capture_output=True,
-        env=os.environ
-        | {
-            "PYTHONPATH": python_path(),
-            "CUDA_VISIBLE_DEVICES": "",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        },
-        timeout=timeout_s,
-        check=False,
-    )
+def _saved_answer(source: ModelSource) -> Answer:
+    try:
+        return Answer(load(source).signature)
+    except ImportError as error:
+        return Answer(missing=str(error))
+    except ConfigError as error:
+        return Answer(refused=str(error))
 
 
-def main(kind: str) -> int:
+def _run_process(kind: str, given: bytes, timeout_s: float) -> Answer:
+    """Run this module as a process that reads `given` and sees no GPU; return its answer."""
+    own = {"PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, kind],
+            input=given,
+            capture_output=True,
+            env=os.environ | own,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(failed=f"not within {timeout_s:g} s; is its storage slow?")
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        return Answer(failed=lines[-1] if lines else f"exit code {done.returncode}")
+    return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Answer)
+
+
+def main(kind: str) -> None:
     """Answer what is asked on the standard input: of a saved model, or of a pickled Keras one."""
     given = sys.stdin.buffer.read()
-    if kind == "keras":
-        with quick_imports():
+    with quick_imports():
+        if kind == "keras":
             found = _keras_answer(*cloudpickle.loads(given))
-        answer, code = msgspec.json.encode(found).decode(), 0
-    else:
-        try:
-            source = msgspec.json.decode(given, type=ModelSource)
-            with quick_imports():
-                signature = load(source).signature
-            answer, code = msgspec.json.encode(signature).decode(), 0
-        except ImportError as error:
-            answer, code = str(error), _MISSING
-        except ConfigError as error:
-            answer, code = str(error), _REFUSED
+        else:
+            found = _saved_answer(msgspec.json.decode(given, type=ModelSource))
+    answer = msgspec.json.encode(found).decode()
     sys.stdout.write(f"\n{answer}")  # in a line of its own, whatever was printed before
-    return code
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

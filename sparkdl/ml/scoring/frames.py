@@ -19,8 +19,8 @@ from pyarrow import fs as pafs
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.feed.values.ndarrays import is_vector
-from sparkdl.ml.estimators.source import Format, ModelSource, fingerprint
-from sparkdl.ml.scoring.columns import InputColumn, OutputColumn, type_decoded, type_encoded
+from sparkdl.ml.estimators.source import fingerprint
+from sparkdl.ml.scoring.columns import type_decoded, type_encoded
 from sparkdl.ml.scoring.rows import Rows
 from sparkdl.ml.scoring.task import Score
 from sparkdl.storage import locate, open_storage
@@ -31,21 +31,6 @@ if TYPE_CHECKING:
 _PLAN = "score.json"
 _CONTENT = {"keras": "model.keras", "module": "module.pickle"}
 """Names of the files of models that are in memory."""
-
-
-class _Plan(msgspec.Struct):
-    """What `score.json` holds."""
-
-    model: str
-    format: Format
-    file: str
-    signature_def_key: str | None
-    tag_set: tuple[str, ...]
-    config: str | None
-    inputs: tuple[InputColumn, ...]
-    outputs: tuple[OutputColumn, ...]
-    batch_size: int
-    handle_invalid: str
 
 
 class FrameScorer:
@@ -90,26 +75,15 @@ class FrameScorer:
             OSError: if its files cannot be read.
         """
         score, source = self.score, self.score.source
-        name = _CONTENT.get(source.format, "") if source.content is not None else ""
-        if source.content is not None:
-            if not name:
-                raise ConfigError(f"a model of format {source.format!r} cannot be saved")
-            (folder / name).write_bytes(source.content)
-        else:
+        if source.content is None:
             name = source.path.rstrip("/").rpartition("/")[2]
             _copy(source.path, folder / name)
-        plan = _Plan(
-            score.model,
-            source.format,
-            name,
-            source.signature_def_key,
-            source.tag_set,
-            source.config,
-            score.inputs,
-            score.outputs,
-            score.batch_size,
-            score.handle_invalid,
-        )
+        elif source.format in _CONTENT:
+            name = _CONTENT[source.format]
+            (folder / name).write_bytes(source.content)
+        else:
+            raise ConfigError(f"a model of format {source.format!r} cannot be saved")
+        plan = replace(score, source=replace(source, path=name, content=None))
         (folder / _PLAN).write_bytes(msgspec.json.encode(plan, enc_hook=type_encoded))
 
     @classmethod
@@ -121,18 +95,14 @@ class FrameScorer:
         """
         try:
             text = (folder / _PLAN).read_bytes()
-            plan = msgspec.json.decode(text, type=_Plan, dec_hook=type_decoded)
+            score = msgspec.json.decode(text, type=Score, dec_hook=type_decoded)
         except (OSError, msgspec.DecodeError) as error:
             raise ConfigError(f"{folder} holds no model that was saved whole: {error}") from None
-        path = str(folder / plan.file)
-        source = ModelSource(
-            *(path, plan.format, fingerprint(path), plan.signature_def_key, plan.tag_set),
-            plan.config,
-        )
-        if plan.format == "module":  # whose loader wants its content
-            source = replace(source, path="", content=Path(path).read_bytes())
-        columns = (plan.inputs, plan.outputs)
-        return cls(Score(source, plan.model, *columns, plan.batch_size, plan.handle_invalid))
+        path = folder / score.source.path
+        source = replace(score.source, path=str(path), fingerprint=fingerprint(str(path)))
+        if source.format == "module":  # whose loader wants its content
+            source = replace(source, path="", content=path.read_bytes())
+        return cls(replace(score, source=source))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -42,31 +42,8 @@ PROBABILITY = "probability"
 Parts = tuple[ModelSource, Signature, Any, tuple[StructType, tuple[OutputColumn, ...]]]
 
 
-class _ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size", *SCORING]):
+class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size", *SCORING]):
     """What models share: where they come from, and how they are scored."""
-
-    _summary: TrainingSummary | None = None
-
-    @property
-    def hasSummary(self) -> bool:
-        """Whether this model comes from a `fit` in this program, or was saved after one."""
-        return self._summary is not None
-
-    @property
-    def summary(self) -> TrainingSummary:
-        """What came of the training.
-
-        Raises:
-            ConfigError: if the model does not come from a `fit`.
-        """
-        if self._summary is None:
-            raise ConfigError(f"{self.uid} was not trained by fit, so it has no summary")
-        return self._summary
-
-    @property
-    def history(self) -> dict[str, list[float]]:
-        """Metric to its values, one for each epoch."""
-        return self.summary.history
 
     def score_of(self, schema: StructType) -> tuple[Score, StructType]:
         """Return how rows of `schema` are scored, and the columns that come of it.
@@ -99,6 +76,33 @@ class _ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_siz
         """Return the parameter that names a column of the results."""
         return "output_mapping"
 
+
+class _FittedModel(ScoringModel):
+    """A model that `fit` may have made."""
+
+    _summary: TrainingSummary | None = None
+
+    @property
+    def hasSummary(self) -> bool:
+        """Whether this model comes from a `fit` in this program, or was saved after one."""
+        return self._summary is not None
+
+    @property
+    def summary(self) -> TrainingSummary:
+        """What came of the training.
+
+        Raises:
+            ConfigError: if the model does not come from a `fit`.
+        """
+        if self._summary is None:
+            raise ConfigError(f"{self.uid} was not trained by fit, so it has no summary")
+        return self._summary
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """Metric to its values, one for each epoch."""
+        return self.summary.history
+
     def _extra(self) -> dict[str, Any]:
         return {} if self._summary is None else {"summary": self._summary.saved()}
 
@@ -108,7 +112,7 @@ class _ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_siz
 
 
 class TFModel(
-    _ScoringModel,
+    _FittedModel,
     TFParams,
     params=["model_dir", "export_dir", "signature_def_key", "tag_set", "model_config"],
 ):
@@ -181,7 +185,7 @@ def _name(source: ModelSource) -> str:
     return "saved_model" if source.format == "saved_model" else source.path.rpartition("/")[2]
 
 
-class KerasModel(_ScoringModel, params=COLUMNS):
+class KerasModel(_FittedModel, params=COLUMNS):
     """What `KerasEstimator.fit` returns.
 
     The model's output is the column `prediction_col`. If `probability_col` is set (or

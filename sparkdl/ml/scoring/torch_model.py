@@ -11,39 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from pyspark.ml.base import Model
-from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.params import SCORING, HasParams
-from sparkdl.ml.estimators.persistence import Saved, Storage
+from sparkdl.ml.estimators.persistence import Storage
 from sparkdl.ml.estimators.source import ModelSource, Signature, source_of_content, torch_source
-from sparkdl.ml.scoring.columns import (
-    OutputColumn,
-    declared_outputs,
-    input_columns,
-    mapped_outputs,
-)
+from sparkdl.ml.scoring.columns import OutputColumn, declared_outputs, mapped_outputs
+from sparkdl.ml.scoring.model import Parts, ScoringModel
 from sparkdl.ml.scoring.predict import SCORE_ROWS
-from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.torch import module_content, module_signature
-from sparkdl.ml.scoring.transform import scored
 
 _FOLDER = "model"
 _PICKLE = "module.pickle"
 
 
-class TorchModel(
-    Model,
-    HasParams,
-    Saved,
-    params=[
-        *("model_path", "input_cols", "output_cols", "input_mapping", "input_shapes"),
-        *("batch_size", *SCORING),
-    ],
-):
+class TorchModel(ScoringModel, params=["model_path", "input_cols", "output_cols", "input_shapes"]):
     """Scores with a model of PyTorch: a file of `torch.export` or TorchScript, or a module.
 
     `input_cols` names the columns for the parameters of `forward`, in their order; or
@@ -79,39 +62,24 @@ class TorchModel(
             self._content = module_content(model)
             self._signature = module_signature(model)
 
-    def _transform(self, dataset: DataFrame) -> DataFrame:
+    def _parts(self) -> Parts:
         source = self._source()
+        args: Any = self._values()
         signature = self._signature if self._content else signature_of(source)
-        inputs = self._inputs(signature)
+        args.input_mapping = inputs = self._inputs(signature)
         known = {tensor.name for tensor in signature.inputs}
         chosen = tuple(t for t in signature.optional if t.name in inputs.values())
-        shapes = self._shapes(inputs)
-        taken = tuple(
-            replace(t, shape=shapes[t.name]) if t.name in shapes else t
-            for t in (*signature.inputs, *chosen)
-        )
         if unknown := set(inputs.values()) - known - {t.name for t in chosen}:
             raise ConfigError(
                 f"input_mapping names the inputs {', '.join(map(repr, sorted(unknown)))}, and the "
                 f"model's are {_names(signature)}"
             )
-        score = Score(
-            source,
-            f"{self.uid} ({source.path or 'a module'})",
-            input_columns(inputs, Signature(taken, ()), dataset.schema),
-            (outputs := self._outputs(signature))[1],
-            self.getBatchSize(),
-            self.getHandleInvalid(),
+        shapes = self._shapes(inputs)
+        taken = tuple(
+            replace(t, shape=shapes[t.name]) if t.name in shapes else t
+            for t in (*signature.inputs, *chosen)
         )
-        return scored(
-            dataset,
-            score,
-            outputs[0],
-            self.getKeep(),
-            self.getParquetReader(),
-            self.getModelPer(),
-            lambda _: "output_mapping",
-        )
+        return source, Signature(taken, ()), args, self._outputs(signature)
 
     def _source(self) -> ModelSource:
         if self._content:

@@ -172,4 +172,5 @@ def test_function_is_called_for_its_model(
 def test_function_is_called_in_a_process_of_its_own_where_that_would_cost() -> None:
     asked = cloudpickle.dumps((functools.partial(network, a="float32"), "sgd", None, None))
     answer = ask_keras_process(asked)
-    assert [str(tensor) for tensor in answer.inputs or ()] == ["a (float32 [?, 1])"]
+    assert answer.signature is not None
+    assert [str(tensor) for tensor in answer.signature.inputs] == ["a (float32 [?, 1])"]

@@ -8,9 +8,8 @@ Runs in: child
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-from sparkdl.core.namesakes import advise
+from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.keras import *  # noqa: F403 (all of it, but for what follows)
 from sparkdl.horovod.keras import __all__ as __all__
 from sparkdl.horovod.keras import in_order, load
@@ -28,8 +27,4 @@ DistributedOptimizer = in_order(
 )
 load_model = functools.partial(load, "tf.keras")
 """See `sparkdl.horovod.keras.load`."""
-
-
-def __getattr__(name: str) -> Any:
-    advise(f"horovod.tensorflow.keras.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = functools.partial(missing_name, __name__)
