@@ -19,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from sparkdl.control.channel import Raised, Returned
+from sparkdl.control.channel import Raised
+from sparkdl.control.messages import ChildReturned
 from sparkdl.core.codes import Code
 from sparkdl.core.failure import status_in_words
 from sparkdl.core.state_machine import stay, transition
@@ -53,7 +54,7 @@ class Leaving:
     """The child has reported how `map_fun` ended, and is exiting."""
 
     generation: int
-    outcome: Returned | Raised
+    outcome: ChildReturned | Raised
     deadline_s: float
 
 
@@ -101,7 +102,7 @@ class ChildEnteredMapFun:
 class ChildReportedEnd:
     """The child has reported how `map_fun` ended: its last message."""
 
-    outcome: Returned | Raised
+    outcome: ChildReturned | Raised
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class ReportReturned:
     """Report the result to the coordinator."""
 
     generation: int
-    returned: Returned
+    returned: ChildReturned
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ def _entered(state: Begun, event: ChildEnteredMapFun, now_s: float) -> Step[Begu
 def _reported_end(state: Ready | Begun, event: ChildReportedEnd, now_s: float) -> Step[Leaving]:
     leaving = Leaving(state.generation, event.outcome, now_s + EXIT_GRACE_S)
     outcome = event.outcome
-    why = "map_fun has ended" if isinstance(outcome, Returned) else outcome.failure.describe()
+    why = "map_fun has ended" if isinstance(outcome, ChildReturned) else outcome.failure.describe()
     return leaving, [CloseFeeds(why)]
 
 
@@ -279,7 +280,7 @@ def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step[Id
     generation, outcome = state.generation, state.outcome
     report: Action = (
         ReportReturned(generation, outcome)
-        if isinstance(outcome, Returned)
+        if isinstance(outcome, ChildReturned)
         else ReportFailed(generation, outcome, None)
     )
     return Idle(generation), [Kill(), report]
