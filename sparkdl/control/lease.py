@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _MOMENT_S = 1.0
-_CLOSE_S = 2.0
+CLOSE_S = 2.0
 _PINGS_PER_S = 500
 """What the driver answers all agents together at most: of thousands each pings more seldom."""
 
@@ -51,7 +51,7 @@ def agent_keep_alive(lease_s: float, num_nodes: int = 1) -> KeepAlive:
     """Return when an agent gives up its driver."""
     moment_s = min(_MOMENT_S, lease_s / 4)
     ping_s = max(lease_s / 4, num_nodes / _PINGS_PER_S)
-    return KeepAlive(ping_s, 2 * lease_s + moment_s, min(_CLOSE_S, lease_s / 4))
+    return KeepAlive(ping_s, 2 * lease_s + moment_s, min(CLOSE_S, lease_s / 4))
 
 
 def driver_keep_alive(lease_s: float, num_nodes: int = 1) -> KeepAlive:

@@ -31,7 +31,7 @@ from sparkdl.control.auth import is_authorized
 from sparkdl.control.cause import CAUSE_PATH, CUT_PATH, FINISHED, CutLink, parse_cut_link
 from sparkdl.control.descriptors import EXHAUSTED, MAX_STRANGERS, OUT_OF_DESCRIPTORS
 from sparkdl.control.host_watch import CAN_TELL, LOOKS, HostWatch
-from sparkdl.control.lease import driver_keep_alive, driver_patience_s
+from sparkdl.control.lease import CLOSE_S, driver_keep_alive, driver_patience_s
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
@@ -50,8 +50,6 @@ from sparkdl.core.world import host_port
 _log = logging.getLogger(__name__)
 
 _WARN_PERIOD_S = 60.0
-_TOKEN_S = 1.0
-"""For the token, which an agent sends at once, while there are too many strangers."""
 _OTHER_DESCRIPTORS = 256
 """What a driver needs beside a connection to each node."""
 POLICY_VIOLATION = 1008
@@ -117,11 +115,15 @@ class Timeouts:
 
     Attributes:
         hello_s: for an agent's first message.
+        token_s: for the token, which an agent sends at once, while there are too many strangers.
         ping_s: for an agent's answer, if a feeder that does not reach it is to be believed.
+        close_s: for the end of a connection that the server closes; less with a short lease.
     """
 
     hello_s: float = 10.0
+    token_s: float = 1.0
     ping_s: float = 2.0
+    close_s: float = CLOSE_S
 
 
 class CoordinatorServer:
@@ -195,7 +197,7 @@ class CoordinatorServer:
                     open_timeout=self._timeouts.hello_s,
                     ping_interval=None if CAN_TELL else keep.ping_interval,
                     ping_timeout=keep.ping_timeout,
-                    close_timeout=keep.close_timeout,
+                    close_timeout=min(self._timeouts.close_s, keep.close_timeout),
                     logger=logging.getLogger("sparkdl.control.websockets"),
                     **encryption,
                 )
@@ -237,7 +239,9 @@ class CoordinatorServer:
             self._accepting.add(task)
         self._strangers.append(ref(connection))
         if len(self._strangers) > self._max_strangers:
-            asyncio.get_running_loop().call_later(_TOKEN_S, _hang_up, self._strangers.popleft())
+            asyncio.get_running_loop().call_later(
+                self._timeouts.token_s, _hang_up, self._strangers.popleft()
+            )
         return connection
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
