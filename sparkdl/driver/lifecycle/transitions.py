@@ -68,6 +68,7 @@ from sparkdl.driver.lifecycle.state import (
     Stopped,
     Stopping,
     Warn,
+    node_failure,
 )
 
 U = TypeVar("U", bound=Gathering | Running | Failing)
@@ -485,19 +486,7 @@ def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
     node_id = state.roster.node_of(event.agent_id)
     if node_id is None or not state.world.has(node_id):
         return None
-    member = state.world.member(node_id)
-    hello = state.roster.agents[member.node.node_id].hello
-    return Failure(
-        node=member.node.name,
-        kind="lost",
-        message=event.reason,
-        time_s=event.wall_s,
-        node_id=member.node.node_id,
-        rank=member.rank,
-        host=hello.host,
-        pid=hello.pid,
-        generation=state.world.generation,
-    )
+    return node_failure(state, node_id, "lost", event.reason, event.wall_s)
 
 
 _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
