@@ -146,10 +146,12 @@ class LogFiles(Batches):
 
     def _take(self, events: Sequence[Event], is_last: bool) -> None:
         with self._lock:
-            waiting, self._waiting, self._waiting_chars = self._waiting, {}, 0
+            waiting, self._waiting = self._waiting, {}
         for node, texts in waiting.items():
-            if lost := self._write(node, texts):
-                with self._lock:
+            lost = self._write(node, texts)
+            with self._lock:
+                self._waiting_chars -= sum(len(text or "") for text, _ in texts)
+                if lost:
                     self._waiting.setdefault(node, []).insert(0, (None, lost))
 
     def _write(self, node: str, texts: Sequence[tuple[str | None, int]]) -> int:
