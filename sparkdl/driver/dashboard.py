@@ -22,8 +22,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+from sparkdl.control.ports import listening_socket
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.listing import ports_in_words
 from sparkdl.core.settings import Environment
 from sparkdl.core.world import host_port
 from sparkdl.driver.controller import Controller
@@ -237,8 +239,9 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
 
     Raises:
         FrameworkMissingError: if it is asked for and not installed.
-        ConfigError: if it is asked for, and an environment variable makes no sense.
-        OSError: if it is asked for, and nothing can listen at `host`.
+        ConfigError: if it is asked for, and an environment variable makes no sense, or nothing can
+            listen at `host`.
+        OSError: if it is asked for, and its process cannot be started.
     """
     if wanted is None and not (Environment.read().dashboard and is_available()):
         return None
@@ -277,13 +280,11 @@ def _running_dashboard(host: str) -> Dashboard:
 
 
 def _listener(host: str, ports: tuple[int, ...]) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in ports:
-        with suppress(OSError):
-            return socket.create_server((host, port), family=family)
-    if len(ports) == 1:
-        raise ConfigError(
-            f"SPARKDL_DASHBOARD_PORT={ports[0]}: nothing can listen there at {host}. Set another "
-            "port, or a range"
+    def cannot(problem: str) -> ConfigError:
+        return ConfigError(
+            f"the dashboard cannot listen on {host}, {ports_in_words(ports)}: {problem}. Set "
+            "SPARKDL_DASHBOARD_HOST to an address of this machine, and SPARKDL_DASHBOARD_PORT to a "
+            "free port or range"
         )
-    return socket.create_server((host, 0), family=family)
+
+    return listening_socket(host, ports if len(ports) == 1 else (*ports, 0), cannot)

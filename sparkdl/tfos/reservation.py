@@ -30,6 +30,7 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 
 from sparkdl.control.auth import bearer, is_authorized, new_token
+from sparkdl.control.ports import listening_socket
 from sparkdl.control.tls import Tls, Trust
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
@@ -282,18 +283,14 @@ def _wait_for(
 
 
 def _listening_socket(host: str, ports: Sequence[int]) -> socket.socket:
-    problem = ""  # no exception: its traceback would keep this frame and all its callers' sockets
-    for port in ports:
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            return socket.create_server((host, port), family=family)
-        except OSError as error:
-            problem = str(error)
-    raise ConfigError(
-        f"no server can listen on {host}, {ports_in_words(ports)}: {problem}. Set "
-        "TFOS_SERVER_HOST to an address of this machine, and TFOS_SERVER_PORT to a free port "
-        "or range"
-    )
+    def cannot(problem: str) -> ConfigError:
+        return ConfigError(
+            f"no server can listen on {host}, {ports_in_words(ports)}: {problem}. Set "
+            "TFOS_SERVER_HOST to an address of this machine, and TFOS_SERVER_PORT to a free port "
+            "or range"
+        )
+
+    return listening_socket(host, ports, cannot)
 
 
 class Client:
