@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 from weakref import ReferenceType, WeakSet, ref
 
@@ -45,7 +44,6 @@ from sparkdl.control.messages import (
 from sparkdl.control.ports import BACKLOG, listening_socket
 from sparkdl.control.tls import HANDSHAKE_S, Tls
 from sparkdl.core.errors import ConfigError, ProtocolError
-from sparkdl.core.listing import ports_in_words
 from sparkdl.core.options import Recovery
 from sparkdl.core.world import host_port
 
@@ -98,15 +96,6 @@ class ServerAddress:
         """The WebSocket URL."""
         scheme = "wss" if self.is_encrypted else "ws"
         return f"{scheme}://{host_port(self.host, self.port)}"
-
-
-def cannot_listen(host: str, ports: tuple[int, ...], problem: str) -> ConfigError:
-    """Return the error of a driver that finds no place to listen at."""
-    return ConfigError(
-        f"the coordinator cannot listen on {host}, {ports_in_words(ports)}: {problem}. "
-        "Set SPARKDL_DRIVER_HOST to an address of this machine that the executors reach, and "
-        "SPARKDL_DRIVER_PORT to a free port or range"
-    )
 
 
 @dataclass(frozen=True)
@@ -182,7 +171,7 @@ class CoordinatorServer:
         if self.tls is not None:
             handshake_s = min(HANDSHAKE_S, self._timeouts.hello_s)
             encryption = {"ssl": self.tls.context(), "ssl_handshake_timeout": handshake_s}
-        listener = listening_socket(host, ports, partial(cannot_listen, host, ports))
+        listener = listening_socket(host, ports, "the coordinator", "SPARKDL_DRIVER")
         self._server = await serve(
             self._serve_agent,
             sock=listener,

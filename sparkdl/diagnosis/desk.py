@@ -15,13 +15,11 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from sparkdl.control.ports import listening_socket
-from sparkdl.control.server import cannot_listen
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.world import host_port
@@ -88,7 +86,7 @@ class Desk:
             ConfigError: if that cannot be, with the coordinator's own words.
         """
         try:
-            sock = listening_socket(host, ports, partial(cannot_listen, host, ports))
+            sock = listening_socket(host, ports, "the coordinator", "SPARKDL_DRIVER")
         except ConfigError:
             self._loop.close()
             raise

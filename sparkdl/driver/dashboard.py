@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import logging
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +24,6 @@ from typing import IO
 from sparkdl.control.ports import listening_socket
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.core.listing import ports_in_words
 from sparkdl.core.settings import Environment
 from sparkdl.core.world import host_port
 from sparkdl.driver.controller import Controller
@@ -145,7 +143,9 @@ class Dashboard:
         self._lock = threading.Lock()
         self._is_closed = False
         token = secrets.token_urlsafe(24)
-        with _listener(host, ports) as listener:
+        ports = ports if len(ports) == 1 else (*ports, 0)
+        listening = listening_socket(host, ports, "the dashboard", "SPARKDL_DASHBOARD")
+        with listening as listener:
             port, fd = listener.getsockname()[1], listener.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sparkdl.dashboard.server", str(fd), prefix],
@@ -277,14 +277,3 @@ def _running_dashboard(host: str) -> Dashboard:
             host = found.dashboard_host or host
             _running[:] = [Dashboard(host, found.dashboard_ports, found.dashboard_prefix)]
         return _running[0]
-
-
-def _listener(host: str, ports: tuple[int, ...]) -> socket.socket:
-    def cannot(problem: str) -> ConfigError:
-        return ConfigError(
-            f"the dashboard cannot listen on {host}, {ports_in_words(ports)}: {problem}. Set "
-            "SPARKDL_DASHBOARD_HOST to an address of this machine, and SPARKDL_DASHBOARD_PORT to a "
-            "free port or range"
-        )
-
-    return listening_socket(host, ports if len(ports) == 1 else (*ports, 0), cannot)
