@@ -6,19 +6,17 @@ Runs in: agent, child
       │  Start(world, …) + descriptor ─────────────▶│  imports done or not, sent once, with the port
       │  Segment(feed, number, …) + descriptor ────▶│  one received batch, for the child to map
       │  FeedStart, EndMark, Reopened, Reclaim ────▶│
-      │  Granted, EpochEnd, FeedHold, FeedCovered ─▶│  the coordinator's, passed on, as are those
-      │                                             │  for it and from it in the last lines
+      │  Granted, EpochEnd, FeedHold, FeedCovered ─▶│  the coordinator's, passed on
       │◀─ ReadParquet ─────────────── ReadFailed ──▶│  files that the child asks its agent to read
       │◀────────────────────────── Imported, Running│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
       │◀───────── Results + descriptor, Terminated  │
       │◀─────────────────── Reported, Waited, Traced│  the step that user code is at, what it does
-      │◀─ CheckpointPart ────── CheckpointCommit ─▶│  the parts of a checkpoint
-      │◀─ CheckpointDone                            │  and the whole
-      │◀─ Gather ─────────────────── AllGathered ─▶│  a value of each node for all nodes
-      │◀─ TrainsAlone ──────────────── LoneNodes ─▶│  a training that no other node takes part in
-      │◀─ Profiled ──────────────── TakeProfile ──▶│  what the child does for a while, if asked
-      │◀───────────────────── ChildReturned, Raised │  last message
+      │◀─ Checkpointed ─── Commit ──▶  Committed ─▶│  the parts of a checkpoint, and the whole
+      │◀─ Given ───────────────────────── Gathered ▶│  a value of each node for all nodes
+      │◀─ TrainsAlone ────────────────── LoneNodes ▶│  a training that no other node takes part in
+      │◀─ ProfileTaken ───────────── TakeProfile ─▶│  what the child does for a while, if asked
+      │◀────────────────────────── Returned, Raised │  last message
 
 A frame is a four-byte length and one JSON object. Descriptors travel beside the stream in the
 order of the messages that carry them (SCM_RIGHTS, unix(7)).
@@ -38,18 +36,11 @@ import msgspec
 
 from sparkdl.control.descriptors import close_fd, receive_with_fds
 from sparkdl.control.messages import (
-    AllGathered,
-    CheckpointCommit,
-    CheckpointDone,
-    CheckpointPart,
-    ChildReturned,
     EpochEnd,
     FeedCovered,
     FeedHold,
-    Gather,
     Granted,
     LoneNodes,
-    Profiled,
     Traced,
     TrainsAlone,
 )
@@ -224,6 +215,52 @@ class Waited(LocalMessage, frozen=True):
     others_s: float
 
 
+class Checkpointed(LocalMessage, frozen=True):
+    """This node's part of a checkpoint is written.
+
+    Args:
+        feeds: what user code has used, by feed, epoch and segment.
+        problem: why the part could not be written instead; empty if it was.
+        batches: how many batches those rows were, by feed.
+    """
+
+    step: int
+    feeds: dict[str, EpochRows]
+    problem: str = ""
+    batches: dict[str, int] = {}
+
+
+class Commit(LocalMessage, frozen=True):
+    """How far the nodes' parts are. See `CheckpointCommit`."""
+
+    step: int
+    manifest: str
+    missing: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class Committed(LocalMessage, frozen=True):
+    """The checkpoint is complete. See `CheckpointDone`."""
+
+    step: int
+    url: str
+
+
+class Given(LocalMessage, frozen=True):
+    """This node's value for the gathering `number`. See `Gather`."""
+
+    number: int
+    value: bytes
+
+
+class Gathered(LocalMessage, frozen=True):
+    """The values of all nodes that train, by rank. See `AllGathered`."""
+
+    number: int
+    values: tuple[bytes, ...]
+    problem: str = ""
+
+
 class TakeProfile(LocalMessage, frozen=True):
     """Look at what this process does. See `FetchProfile`.
 
@@ -235,6 +272,26 @@ class TakeProfile(LocalMessage, frozen=True):
     until_s: float
     tool: str = ""
     folder: str = ""
+
+
+class ProfileTaken(LocalMessage, frozen=True):
+    """The answer to `TakeProfile`. See `Profiled`."""
+
+    number: int
+    stacks: dict[str, int] = {}
+    folder: str = ""
+    problem: str = ""
+
+
+class Returned(LocalMessage, frozen=True):
+    """`map_fun` returned; `problem` says why its value could not be encoded.
+
+    `exited_at` says where it called `sys.exit(0)` instead of returning; empty if it did not.
+    """
+
+    result: bytes
+    problem: str = ""
+    exited_at: str = ""
 
 
 class Raised(LocalMessage, frozen=True):
@@ -267,16 +324,16 @@ Local = (
     | Reported
     | Waited
     | Traced
-    | CheckpointPart
-    | CheckpointCommit
-    | CheckpointDone
-    | Gather
-    | AllGathered
+    | Checkpointed
+    | Commit
+    | Committed
+    | Given
+    | Gathered
     | TrainsAlone
     | LoneNodes
     | TakeProfile
-    | Profiled
-    | ChildReturned
+    | ProfileTaken
+    | Returned
     | Raised
 )
 

@@ -25,8 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from sparkdl.control import channel, messages
 from sparkdl.core.errors import ProtocolError, SparkdlError
 from sparkdl.core.settings import Environment
@@ -157,14 +155,14 @@ class Agent:
                     self._child.process.signal_group(signal.SIGKILL)
                 case states.ReportRunning(generation):
                     self._report(messages.ChildRunning(generation, self._child.process.pid))
-                case states.ReportReturned(_, returned):
-                    self._report(returned)
+                case states.ReportReturned(generation, returned):
+                    value = (returned.result, returned.problem, returned.exited_at)
+                    self._report(messages.ChildReturned(generation, *value))
                 case states.ReportFailed(generation, raised, status):
                     self._report_failure(generation, raised, status or 0)
                 case states.CloseFeeds(reason):
                     outcome = getattr(self._state, "outcome", None)
-                    has_returned = isinstance(outcome, messages.ChildReturned)
-                    self._feeds.close(reason, has_failed=not has_returned)
+                    self._feeds.close(reason, has_failed=not isinstance(outcome, channel.Returned))
                 case states.End():
                     self._ended.set()
 
@@ -201,25 +199,33 @@ class Agent:
     def _on_child_message(self, message: channel.Local, fd: int) -> None:
         if isinstance(message, channel.Running):
             self.handle(states.ChildEnteredMapFun())
-        elif isinstance(message, messages.ChildReturned):
+        elif isinstance(message, channel.Returned):
             self.handle(states.ChildReportedEnd(message))
         elif isinstance(message, channel.Raised):
             failure = replace(message.failure, log_tail=self._log_tail())
             # For users who read only the log.
             self._child.process.log.add(failure.traceback.rstrip())
             self.handle(states.ChildReportedEnd(channel.Raised(failure, message.raised_s)))
-        elif isinstance(message, messages.CheckpointPart):
+        elif isinstance(message, channel.Checkpointed | channel.Committed):
+            self._on_checkpoint(message)
+        elif isinstance(message, channel.Given):
             if self._begun is not None:
-                feeds = self._feeds.coverage(message.feeds)
-                self._report(msgspec.structs.replace(message, feeds=feeds))
-        elif isinstance(message, messages.CheckpointDone | messages.Gather):
-            if self._begun is not None:  # or the child is being ended
-                self._report(message)
+                self._report(messages.Gather(self._begun, message.number, message.value))
         elif isinstance(message, messages.Traced | messages.TrainsAlone):
             self._report(message)
         else:
             self._observation.note(message)
             self._feeds.on_child_message(message, fd)
+
+    def _on_checkpoint(self, message: channel.Checkpointed | channel.Committed) -> None:
+        if self._begun is None:
+            return  # of a child that is being ended
+        if isinstance(message, channel.Committed):
+            self._report(messages.CheckpointDone(self._begun, message.step, message.url))
+        else:
+            feeds = self._feeds.coverage(message.feeds)
+            step, problem, batches = message.step, message.problem, message.batches
+            self._report(messages.CheckpointPart(self._begun, step, feeds, problem, batches))
 
     @property
     def _begun(self) -> int | None:
@@ -230,7 +236,7 @@ class Agent:
         self._observation.end()
         self.handle(states.ChildExited(status))
 
-    def _on_driver_message(self, message: messages.ToAgent) -> None:
+    def _on_driver_message(self, message: messages.ToAgent) -> None:  # noqa: C901, PLR0912 (one case each)
         match message:
             case messages.Begin(world, resume):
                 self.handle(states.WorldBegan(world, resume))
@@ -241,8 +247,14 @@ class Agent:
                 self.handle(states.ChildStopRequested(generation, grace_s, reason))
             case messages.Stop(grace_s, is_patient):
                 self._stop(grace_s, is_patient)
-            case messages.CheckpointCommit() | messages.AllGathered() | messages.LoneNodes():
-                if self._begun == message.generation:
+            case messages.CheckpointCommit(generation, step, manifest, missing, problem):
+                if self._begun == generation:
+                    self._child.send(channel.Commit(step, manifest, missing, problem))
+            case messages.AllGathered(generation, number, values, problem):
+                if self._begun == generation:
+                    self._child.send(channel.Gathered(number, values, problem))
+            case messages.LoneNodes(generation):
+                if self._begun == generation:
                     self._child.send(message)
             case messages.Detach():
                 self._detach()

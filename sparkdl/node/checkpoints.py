@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkdl.control.messages import CheckpointDone, CheckpointPart
+from sparkdl.control.channel import Checkpointed, Committed
 from sparkdl.control.rows import EpochRows
 from sparkdl.core import trace
 from sparkdl.core.deadline import Deadline
@@ -143,11 +143,11 @@ class Checkpoints:
         except BaseException as error:
             problem = f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARS]
             store.give_up(name, folder, for_all=self._leads)
-            self._link.send(CheckpointPart(self._generation, step, {}, problem))
+            self._link.send(Checkpointed(step, {}, problem))
             raise
         finally:
             self._is_open = False
-        self._link.send(CheckpointPart(self._generation, step, feeds, batches=used))
+        self._link.send(Checkpointed(step, feeds, batches=used))
         if self._leads:
             self._complete(name)
 
@@ -193,7 +193,7 @@ class Checkpoints:
         except BaseException:
             self._store.give_up(name, None, for_all=True)
             raise
-        self._link.send(CheckpointDone(self._generation, name.step, url))
+        self._link.send(Committed(name.step, url))
         try:
             keep = self._spec.settings.recovery.keep_checkpoints
             self._store.sweep(name, keep, self._resumed.name if self._resumed else "")

@@ -34,8 +34,7 @@ from typing import Any
 
 import cloudpickle
 
-from sparkdl.control.channel import Imported, Raised, Running, Start
-from sparkdl.control.messages import ChildReturned
+from sparkdl.control.channel import Imported, Raised, Returned, Running, Start
 from sparkdl.control.values import encode_value
 from sparkdl.core import trace
 from sparkdl.core.deadline import Deadline
@@ -135,7 +134,7 @@ def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Imports]) -> N
     link.close()
 
 
-def _run(importing: Callable[[], Imports], link: AgentLink) -> ChildReturned | Raised:
+def _run(importing: Callable[[], Imports], link: AgentLink) -> Returned | Raised:
     framework = Framework()
     kind: FailureKind = "setup"
     start: Start | None = None
@@ -169,7 +168,7 @@ def _run(importing: Callable[[], Imports], link: AgentLink) -> ChildReturned | R
             value, exited_at = _call(map_fun, args, ctx)
         link.feeds.watch.end()
         framework.after_map_fun(has_failed=False)
-        return _encode(start.world.generation, value, exited_at)
+        return _encode(value, exited_at)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
         return _raised(framework, start, "exit", stop, code, link.feeds.steps)
@@ -250,11 +249,11 @@ def _note_thread_exits() -> None:
     threading.excepthook = note
 
 
-def _encode(generation: int, value: Any, exited_at: str) -> ChildReturned:
+def _encode(value: Any, exited_at: str) -> Returned:
     try:
-        return ChildReturned(generation, encode_value(value), exited_at=exited_at)
+        return Returned(encode_value(value), exited_at=exited_at)
     except ResultError as error:
-        return ChildReturned(generation, b"", str(error))
+        return Returned(b"", str(error))
 
 
 def _raised(

@@ -410,7 +410,7 @@ class NodeContext(LegacyContext):
         timeout_s = self._spec.settings.feeding.timeout_s if timeout_s is None else timeout_s
         if value is not None:
             note_exchange()
-        return self._link.all_gather(value, timeout_s, self.world.generation, self.member.node.name)
+        return self._link.all_gather(value, timeout_s, self.member.node.name)
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Wait until all nodes that train have called this; see `all_gather`."""

@@ -20,6 +20,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from sparkdl.control.channel import (
+    Commit,
+    Gathered,
+    Given,
     Local,
     ReadParquet,
     Reported,
@@ -32,9 +35,6 @@ from sparkdl.control.channel import (
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.lease import SILENT_LOOKS, look_s
 from sparkdl.control.messages import (
-    AllGathered,
-    CheckpointCommit,
-    Gather,
     LoneNodes,
     Traced,
     TrainsAlone,
@@ -82,7 +82,7 @@ class AgentLink:
         self.profiler = Profiler(self.send)
         self._send_lock = threading.Lock()  # the frames of two threads must not mix
         self._starts: queue.Queue[tuple[Start, int] | None] = queue.Queue()
-        self._commits: queue.Queue[CheckpointCommit] = queue.Queue()
+        self._commits: queue.Queue[Commit] = queue.Queue()
         self.feeds = FeedReaders(self.send)
         self.all_gather = AllGather(self.send)
         self._lone = LoneReports(self.send)
@@ -121,7 +121,7 @@ class AgentLink:
             raise ConfigError(f"this node cannot have its port: {OUT_OF_DESCRIPTORS}")
         return message, socket.socket(fileno=fd)
 
-    def wait_commit(self, step: int, deadline: Deadline) -> CheckpointCommit | None:
+    def wait_commit(self, step: int, deadline: Deadline) -> Commit | None:
         """Wait for news of the checkpoint of `step`; `None` if there were none in time."""
         return wait_for_nodes(self._commits, lambda news: news.step == step, deadline)
 
@@ -180,9 +180,9 @@ class AgentLink:
                 self._look_s = look_s(message.spec.settings.lease_s, len(message.spec.nodes))
                 self.feeds.begin(message, self._lone.watch(message))
                 self._starts.put((message, fd))
-            case CheckpointCommit():
+            case Commit():
                 self._commits.put(message)
-            case AllGathered():
+            case Gathered():
                 self.all_gather.answers.put(message)
             case LoneNodes():
                 self._lone.answers.put(message)
@@ -203,12 +203,12 @@ class AllGather:
     """
 
     def __init__(self, send: Callable[[Local], None]) -> None:
-        self.answers: queue.Queue[AllGathered] = queue.Queue()
+        self.answers: queue.Queue[Gathered] = queue.Queue()
         self._send = send
         self._lock = threading.Lock()
         self._num_calls = 0
 
-    def __call__(self, value: Any, timeout_s: float, generation: int, node: str) -> list[Any]:
+    def __call__(self, value: Any, timeout_s: float, node: str) -> list[Any]:
         """Return the values that all nodes gave to this call, see `NodeContext.all_gather`."""
         try:
             data = encode_value(value)
@@ -217,7 +217,7 @@ class AllGather:
         # One at a time: the driver puts values together by their number, which is the call's.
         with self._lock, trace.span("collective", "ctx.all_gather", nbytes=len(data)):
             number, self._num_calls = self._num_calls, self._num_calls + 1
-            self._send(Gather(generation, number, data))
+            self._send(Given(number, data))
             deadline = Deadline.after(timeout_s)
             end = wait_for_nodes(self.answers, lambda end: end.number == number, deadline)
         if end is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from sparkdl.control.channel import Imported, Local
+from sparkdl.control.channel import Imported, Local, ProfileTaken
 from sparkdl.control.messages import (
     FetchLog,
     FetchProfile,
@@ -16,7 +16,6 @@ from sparkdl.control.messages import (
     FromAgent,
     LastLines,
     LogTail,
-    Profiled,
     Stacks,
 )
 from sparkdl.core.throttle import Throttle, period_s
@@ -63,8 +62,8 @@ class Observation:
 
     def note(self, message: Local) -> None:
         """Take a message of the child."""
-        if isinstance(message, Profiled):
-            self._profiles.answer(message)
+        if isinstance(message, ProfileTaken):
+            self._profiles.taken(message)
         elif isinstance(message, Imported) and self._spec.is_watched:
             self._load.begin(self._child.process.pid)
         else:

@@ -21,8 +21,7 @@ from contextlib import suppress
 from pathlib import PurePath
 from types import FrameType
 
-from sparkdl.control.channel import TakeProfile
-from sparkdl.control.messages import Profiled
+from sparkdl.control.channel import ProfileTaken, TakeProfile
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.frameworks.framework import framework_named
 
@@ -48,7 +47,7 @@ class Profiler:
             in another way than the world needs.
     """
 
-    def __init__(self, send: Callable[[Profiled], None]) -> None:
+    def __init__(self, send: Callable[[ProfileTaken], None]) -> None:
         self._send = send
         self.is_in_map_fun = False
         self._is_over = threading.Event()
@@ -57,7 +56,7 @@ class Profiler:
     def begin(self, asked: TakeProfile) -> None:
         """Take a profile in a thread, and send it."""
         if self._thread is not None and self._thread.is_alive():
-            self._send(Profiled(asked.number, problem="another profile is being taken"))
+            self._send(ProfileTaken(asked.number, problem="another profile is being taken"))
             return
         self._thread = threading.Thread(
             target=self._take, args=(asked,), name="sparkdl-profile", daemon=True
@@ -66,7 +65,7 @@ class Profiler:
             self._thread.start()
         except RuntimeError as error:  # no further thread
             self._thread = None
-            self._send(Profiled(asked.number, problem=str(error)))
+            self._send(ProfileTaken(asked.number, problem=str(error)))
 
     def end(self) -> None:
         """Have a profile that is under way end now: `map_fun` has returned."""
@@ -79,24 +78,24 @@ class Profiler:
             if asked.tool:
                 answer = self._traced(asked)
             else:
-                answer = Profiled(asked.number, sampled(asked.until_s, self._is_over))
+                answer = ProfileTaken(asked.number, sampled(asked.until_s, self._is_over))
         except Exception as error:  # noqa: BLE001 (the training does not need it)
             _log.debug("There is no profile", exc_info=True)
-            answer = Profiled(asked.number, problem=f"{type(error).__name__}: {error}")
+            answer = ProfileTaken(asked.number, problem=f"{type(error).__name__}: {error}")
         with suppress(FeedClosedError):
             self._send(answer)
 
-    def _traced(self, asked: TakeProfile) -> Profiled:
+    def _traced(self, asked: TakeProfile) -> ProfileTaken:
         seconds = asked.until_s - time.monotonic()  # to begin may take some as well
         if asked.tool not in sys.modules:
             problem = f"{asked.tool} is not imported in this process"
-            return Profiled(asked.number, problem=problem)
+            return ProfileTaken(asked.number, problem=problem)
         if not self.is_in_map_fun:
-            return Profiled(asked.number, problem="map_fun has not begun")
+            return ProfileTaken(asked.number, problem="map_fun has not begun")
         os.makedirs(asked.folder, exist_ok=True)
         with framework_named(asked.tool).tracing(asked.folder):
             self._is_over.wait(seconds)
-        return Profiled(asked.number, folder=asked.folder)
+        return ProfileTaken(asked.number, folder=asked.folder)
 
 
 def sampled(until_s: float, is_over: threading.Event) -> dict[str, int]:

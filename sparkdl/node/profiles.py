@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from sparkdl.control.channel import TakeProfile
+from sparkdl.control.channel import ProfileTaken, TakeProfile
 from sparkdl.control.messages import FetchProfile, Profiled
 from sparkdl.node.supervisor import why_silent
 
@@ -58,10 +58,16 @@ class Profiles:
         self._awaited[asked.request] = self._loop.call_later(limit_s, give_up)
         send(TakeProfile(asked.request, until_s, asked.tool, folder))
 
+    def taken(self, message: ProfileTaken) -> None:
+        """Pass on the child's answer."""
+        self._answer(
+            Profiled(message.number, message.stacks, message.folder, message.problem),
+        )
+
     def child_ended(self) -> None:
         """Answer for the child."""
         for request in list(self._awaited):
-            self.answer(Profiled(request, problem="the child has ended meanwhile"))
+            self._answer(Profiled(request, problem="the child has ended meanwhile"))
 
     def close(self) -> None:
         """Answer nothing more."""
@@ -72,10 +78,9 @@ class Profiles:
     def _give_up(self, request: int, pid: int, limit_s: float) -> None:
         otherwise = "its interpreter does not answer: C code holds its lock; see cluster.stacks()"
         problem = why_silent(pid, f"no profile within {limit_s:g} s", otherwise)
-        self.answer(Profiled(request, problem=problem))
+        self._answer(Profiled(request, problem=problem))
 
-    def answer(self, message: Profiled) -> None:
-        """Pass on the child's answer, unless it has been answered for."""
+    def _answer(self, message: Profiled) -> None:
         timer = self._awaited.pop(message.request, None)
         if timer is not None:
             timer.cancel()

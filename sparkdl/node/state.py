@@ -19,8 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from sparkdl.control.channel import Raised
-from sparkdl.control.messages import ChildReturned
+from sparkdl.control.channel import Raised, Returned
 from sparkdl.core.codes import Code
 from sparkdl.core.failure import status_in_words
 from sparkdl.core.state_machine import stay, transition
@@ -54,7 +53,7 @@ class Leaving:
     """The child has reported how `map_fun` ended, and is exiting."""
 
     generation: int
-    outcome: ChildReturned | Raised
+    outcome: Returned | Raised
     deadline_s: float
 
 
@@ -102,7 +101,7 @@ class ChildEnteredMapFun:
 class ChildReportedEnd:
     """The child has reported how `map_fun` ended: its last message."""
 
-    outcome: ChildReturned | Raised
+    outcome: Returned | Raised
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ class ReportReturned:
     """Report the result to the coordinator."""
 
     generation: int
-    returned: ChildReturned
+    returned: Returned
 
 
 @dataclass(frozen=True)
@@ -266,7 +265,7 @@ def _entered(state: Begun, event: ChildEnteredMapFun, now_s: float) -> Step[Begu
 def _reported_end(state: Ready | Begun, event: ChildReportedEnd, now_s: float) -> Step[Leaving]:
     leaving = Leaving(state.generation, event.outcome, now_s + EXIT_GRACE_S)
     outcome = event.outcome
-    why = "map_fun has ended" if isinstance(outcome, ChildReturned) else outcome.failure.describe()
+    why = "map_fun has ended" if isinstance(outcome, Returned) else outcome.failure.describe()
     return leaving, [CloseFeeds(why)]
 
 
@@ -280,7 +279,7 @@ def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step[Id
     generation, outcome = state.generation, state.outcome
     report: Action = (
         ReportReturned(generation, outcome)
-        if isinstance(outcome, ChildReturned)
+        if isinstance(outcome, Returned)
         else ReportFailed(generation, outcome, None)
     )
     return Idle(generation), [Kill(), report]

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control import channel
-from sparkdl.control.messages import ChildReturned
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -86,11 +85,7 @@ def test_messages_come_out_whole_and_in_order_wherever_the_stream_is_cut(
 
 def test_messages_come_out_byte_by_byte_as_soon_as_they_are_whole() -> None:
     unframer = channel.Unframer()
-    for message, fds in (
-        (START, [9]),
-        (channel.Running(), []),
-        (ChildReturned(0, b"x"), []),
-    ):
+    for message, fds in ((START, [9]), (channel.Running(), []), (channel.Returned(b"x"), [])):
         *start, last = (bytes([byte]) for byte in channel.frame(message))
         assert [out for byte in start for out in unframer.feed(byte, [])] == []
         assert list(unframer.feed(last, fds)) == [(message, fds[0] if fds else -1)]
@@ -209,7 +204,7 @@ def test_more_than_the_buffer_holds_goes_through_whole(pair: Pair) -> None:
     one.settimeout(20.0)  # so that one write takes no more than fits
     huge: list[channel.Local] = [
         channel.Results("x" * 3_000_000, 1),
-        ChildReturned(0, b"y" * 3_000_000),
+        channel.Returned(b"y" * 3_000_000),
     ]
     fd = file_with(b"results")
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from sparkdl.control import channel as ch
-from sparkdl.control import messages
 from sparkdl.control.messages import EpochEnd
 from tests.doubles.feeds import SOON_S
 from tests.doubles.limits import no_descriptors_left
@@ -146,23 +145,23 @@ def test_what_the_child_says_is_heard_in_order_and_whole() -> None:
 def test_last_words_are_heard_when_the_pipe_is_closed() -> None:
     with opened() as agent:
         ch.send(agent.child_end, ch.Consumed("input", 1, 0))
-        ch.send(agent.child_end, messages.ChildReturned(0, b"result"))
+        ch.send(agent.child_end, ch.Returned(b"result"))
         agent.child_end.close()
         agent.pipe.close()
-        assert agent.messages == [ch.Consumed("input", 1, 0), messages.ChildReturned(0, b"result")]
+        assert agent.messages == [ch.Consumed("input", 1, 0), ch.Returned(b"result")]
 
 
 def test_last_words_are_heard_though_rows_for_the_child_can_no_longer_be_sent() -> None:
     """A child returns while feeders still bring rows."""
     with opened() as agent:
-        ch.send(agent.child_end, messages.ChildReturned(0, b"result"))
+        ch.send(agent.child_end, ch.Returned(b"result"))
         agent.child_end.close()
         fds = [memory(), memory()]
         for number, fd in enumerate(fds):
             agent.pipe.send(segment(number), fd)
         assert not any(is_open(fd) for fd in fds)
         agent.turn()
-        assert agent.messages == [messages.ChildReturned(0, b"result")]
+        assert agent.messages == [ch.Returned(b"result")]
 
 
 def test_rows_that_wait_when_the_child_ends_are_dropped_and_its_last_words_heard() -> None:
@@ -170,10 +169,10 @@ def test_rows_that_wait_when_the_child_ends_are_dropped_and_its_last_words_heard
         agent.pipe.send(EpochEnd("x" * 3_000_000, 0, {}))
         fd = memory()
         agent.pipe.send(segment(0), fd)
-        ch.send(agent.child_end, messages.ChildReturned(0, b"result"))
+        ch.send(agent.child_end, ch.Returned(b"result"))
         agent.child_end.close()
         agent.turn_until(lambda: not is_open(fd) and bool(agent.heard))
-        assert agent.messages == [messages.ChildReturned(0, b"result")]
+        assert agent.messages == [ch.Returned(b"result")]
 
 
 def test_descriptor_of_a_message_that_never_came_whole_is_closed() -> None:

@@ -16,7 +16,8 @@ from typing import Any, cast
 import pyarrow.fs as pafs
 import pytest
 
-from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
+from sparkdl.control.channel import Checkpointed, Commit, Committed
+from sparkdl.control.messages import CheckpointDone, CheckpointPart
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, CheckpointRef, Resume, build_world
@@ -37,16 +38,20 @@ class Driver:
 
     def __init__(self) -> None:
         self.checkpoints = Checkpoints("c", CoverageStore())
-        self.to_first: queue.Queue[CheckpointCommit] = queue.Queue()
+        self.to_first: queue.Queue[Commit] = queue.Queue()
         self.made: list[CheckpointRef] = []
         self._lock = threading.Lock()
 
-    def heard(self, node_id: int, message: CheckpointPart | CheckpointDone) -> None:
+    def heard(self, node_id: int, message: Checkpointed | Committed) -> None:
         with self._lock:
-            if isinstance(message, CheckpointDone):
-                self.made += [ref] if (ref := self.checkpoints.done(0, message)) else []
-            elif word := self.checkpoints.part(WORLD, node_id, message, 1e9):
-                self.to_first.put(word[1])
+            if isinstance(message, Committed):
+                done = CheckpointDone(0, message.step, message.url)
+                self.made += [ref] if (ref := self.checkpoints.done(0, done)) else []
+                return
+            part = CheckpointPart(0, message.step, message.feeds, message.problem)
+            if word := self.checkpoints.part(WORLD, node_id, part, 1e9):
+                _, told = word
+                self.to_first.put(Commit(told.step, told.manifest, told.missing, told.problem))
 
 
 class Link:
@@ -65,7 +70,7 @@ class Link:
     def send(self, message: Any) -> None:
         self.driver.heard(self.node_id, message)
 
-    def wait_commit(self, step: int, deadline: Any) -> CheckpointCommit | None:
+    def wait_commit(self, step: int, deadline: Any) -> Commit | None:
         while (news := self.driver.to_first.get(timeout=SOON_S)).step != step:
             continue
         return news

@@ -17,7 +17,7 @@ import cloudpickle
 import psutil
 import pytest
 
-from sparkdl.control import channel, messages
+from sparkdl.control import channel
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES
 from sparkdl.control.values import decode_value
 from sparkdl.core.failure import Failure
@@ -69,7 +69,7 @@ class Node:
     def value(self) -> Any:
         """Begin, and return what `map_fun` returned."""
         returned = self.outcome()
-        assert isinstance(returned, messages.ChildReturned), returned
+        assert isinstance(returned, channel.Returned), returned
         return decode_value(returned.result)
 
     def failure(self) -> Failure:
@@ -124,7 +124,7 @@ def test_says_that_it_imports_runs_and_returns_in_this_order(start: StartNode) -
     running.begin()
     *before, returned = running.messages()
     assert before == [channel.Imported(), channel.Running()]
-    assert isinstance(returned, messages.ChildReturned)
+    assert isinstance(returned, channel.Returned)
     assert not returned.exited_at
     value = decode_value(returned.result)
     assert value[:2] == (42, 5)
@@ -151,7 +151,7 @@ def test_sys_exit_without_a_code_returns_none_and_names_the_users_line(
         ArgumentParser().exit(args or 0)
 
     returned = start(leave, code).outcome()
-    assert isinstance(returned, messages.ChildReturned)
+    assert isinstance(returned, channel.Returned)
     assert decode_value(returned.result) is None
     line = leave.__code__.co_firstlineno + 1
     assert returned.exited_at == f"{__file__}:{line}, in leave"
@@ -289,15 +289,15 @@ def test_port_is_released_before_map_fun_unless_it_is_to_be_kept(
     running = start(try_port, release_port=release_port)
     running.begin()
     returned = running.messages()[-1]
-    assert isinstance(returned, messages.ChildReturned)
+    assert isinstance(returned, channel.Returned)
     assert decode_value(returned.result) == [release_port, True]
 
 
 def test_value_too_large_for_a_message_is_a_problem_and_no_failure(start: StartNode) -> None:
     returned = start(lambda args, ctx: b"x" * args, MAX_MESSAGE_NBYTES).outcome()
-    assert isinstance(returned, messages.ChildReturned)
+    assert isinstance(returned, channel.Returned)
     assert returned.result == b""
-    assert "Save it to a file in map_fun" in returned.result_problem
+    assert "Save it to a file in map_fun" in returned.problem
 
 
 def test_story_of_a_failure_is_cut_to_what_travels(start: StartNode) -> None:

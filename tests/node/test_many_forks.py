@@ -21,9 +21,8 @@ import numpy as np
 import psutil
 import pytest
 
-from sparkdl.control.channel import Raised, Start, Unframer, receive, send
+from sparkdl.control.channel import Raised, Returned, Start, Unframer, receive, send
 from sparkdl.control.descriptors import nameless_file
-from sparkdl.control.messages import ChildReturned
 from sparkdl.control.values import decode_value
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
@@ -107,7 +106,7 @@ class Children:
         while (messages := receive(sock, unframer)) is not None:
             for message, _fd in messages:
                 assert not isinstance(message, Raised), message.failure.describe()
-                if isinstance(message, ChildReturned):
+                if isinstance(message, Returned):
                     value = decode_value(message.result)
         assert value is not None, "the child ended without a word"
         return list(value)

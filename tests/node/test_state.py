@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.channel import Raised
-from sparkdl.control.messages import ChildReturned
+from sparkdl.control.channel import Raised, Returned
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import World
@@ -19,7 +18,7 @@ from tests.doubles.machines import Row, declared_steps_only, ignored, illegal, n
 steps_are_declared = declared_steps_only(states.TRANSITIONS)
 
 WORLD = World(1, ())
-RESULT = ChildReturned(1, b"42")
+RESULT = Returned(b"42")
 FAILURE = Failure("worker:0", "exception", "ValueError: no", 1.0)
 ERROR = Raised(FAILURE, 9.0)
 
