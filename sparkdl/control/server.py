@@ -41,9 +41,9 @@ from sparkdl.control.messages import (
     decode_from_agent,
     encode_for_agents,
 )
+from sparkdl.control.ports import BACKLOG, listening_socket
 from sparkdl.control.tls import HANDSHAKE_S, Tls
 from sparkdl.core.errors import ConfigError, ProtocolError
-from sparkdl.core.listing import ports_in_words
 from sparkdl.core.options import Recovery
 from sparkdl.core.world import host_port
 
@@ -53,8 +53,6 @@ _WARN_PERIOD_S = 60.0
 _OTHER_DESCRIPTORS = 256
 """What a driver needs beside a connection to each node."""
 POLICY_VIOLATION = 1008
-_BACKLOG = 4096
-"""Agents that connect at once wait here; one that finds it full tries again a second later."""
 
 
 class Listener(Protocol):
@@ -98,15 +96,6 @@ class ServerAddress:
         """The WebSocket URL."""
         scheme = "wss" if self.is_encrypted else "ws"
         return f"{scheme}://{host_port(self.host, self.port)}"
-
-
-def cannot_listen(host: str, ports: tuple[int, ...], problem: str) -> ConfigError:
-    """Return the error of a driver that finds no place to listen at."""
-    return ConfigError(
-        f"the coordinator cannot listen on {host}, {ports_in_words(ports)}: {problem}. "
-        "Set SPARKDL_DRIVER_HOST to an address of this machine that the executors reach, and "
-        "SPARKDL_DRIVER_PORT to a free port or range"
-    )
 
 
 @dataclass(frozen=True)
@@ -182,34 +171,26 @@ class CoordinatorServer:
         if self.tls is not None:
             handshake_s = min(HANDSHAKE_S, self._timeouts.hello_s)
             encryption = {"ssl": self.tls.context(), "ssl_handshake_timeout": handshake_s}
-        problem = ""  # no exception: its traceback would keep what the callers hold
-        for port in ports:
-            try:
-                self._server = await serve(
-                    self._serve_agent,
-                    host,
-                    port,
-                    process_request=self._on_request,
-                    create_connection=self._accept,  # type: ignore[arg-type]
-                    max_size=MAX_MESSAGE_NBYTES,
-                    backlog=_BACKLOG,
-                    compression=None,
-                    open_timeout=self._timeouts.hello_s,
-                    ping_interval=None if CAN_TELL else keep.ping_interval,
-                    ping_timeout=keep.ping_timeout,
-                    close_timeout=min(self._timeouts.close_s, keep.close_timeout),
-                    logger=logging.getLogger("sparkdl.control.websockets"),
-                    **encryption,
-                )
-            except OSError as error:
-                problem = str(error)
-                continue
-            self._spawn(self._watch_hosts())
-            asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
-            bound_port = next(iter(self._server.sockets)).getsockname()[1]
-            self.address = ServerAddress(host, bound_port, self.tls is not None)
-            return self.address
-        raise cannot_listen(host, ports, problem)
+        listener = listening_socket(host, ports, "the coordinator", "SPARKDL_DRIVER")
+        self._server = await serve(
+            self._serve_agent,
+            sock=listener,
+            process_request=self._on_request,
+            create_connection=self._accept,  # type: ignore[arg-type]
+            max_size=MAX_MESSAGE_NBYTES,
+            backlog=BACKLOG,
+            compression=None,
+            open_timeout=self._timeouts.hello_s,
+            ping_interval=None if CAN_TELL else keep.ping_interval,
+            ping_timeout=keep.ping_timeout,
+            close_timeout=min(self._timeouts.close_s, keep.close_timeout),
+            logger=logging.getLogger("sparkdl.control.websockets"),
+            **encryption,
+        )
+        self._spawn(self._watch_hosts())
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
+        self.address = ServerAddress(host, listener.getsockname()[1], self.tls is not None)
+        return self.address
 
     def send(self, agent_id: str, message: ToAgent) -> None:
         """Send a message; `left` reports an agent that has gone, not this."""

@@ -19,8 +19,9 @@ from typing import Any
 
 import msgspec
 
-from sparkdl.control.server import cannot_listen
+from sparkdl.control.ports import listening_socket
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.world import host_port
 from sparkdl.diagnosis.facts import Facts
 
@@ -84,19 +85,14 @@ class Desk:
         Raises:
             ConfigError: if that cannot be, with the coordinator's own words.
         """
-        problem = ""
-        for port in ports:
-            try:
-                sock = _bound(host, port)
-            except OSError as error:
-                problem = str(error)
-                continue
-            self.address = (host, sock.getsockname()[1])
-            self._thread.start()
-            asyncio.run_coroutine_threadsafe(self._open(sock), self._loop).result(_HELLO_S)
-            return
-        self._loop.close()
-        raise cannot_listen(host, ports, problem)
+        try:
+            sock = listening_socket(host, ports, "the coordinator", "SPARKDL_DRIVER")
+        except ConfigError:
+            self._loop.close()
+            raise
+        self.address = (host, sock.getsockname()[1])
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._open(sock), self._loop).result(_HELLO_S)
 
     def begin(self) -> None:
         """Have those that are there look around, and wait for no more."""
@@ -195,18 +191,6 @@ class Desk:
         if self._all_there.is_set() and is_done:
             self._all_told.set()
             self._is_told.set()
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    sock = socket.socket(family, kind)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 async def _hear(reader: asyncio.StreamReader) -> dict[str, Any]:

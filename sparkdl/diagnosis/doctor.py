@@ -217,7 +217,7 @@ def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
 def _looked_at(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterator[Check]:
     """Make all checks that need no launch; put what is known of the slots into `sizes`."""
     from sparkdl.driver.executors.spark import default_fs
-    from sparkdl.driver.slots.advice import costly_settings_of, encrypting_setting
+    from sparkdl.driver.slots.advice import costly_settings, encrypting_setting
 
     root = default_fs(spark)
     wanted = [absolute_url(path, root, os.getcwd()) for path in asked.paths]
@@ -233,7 +233,10 @@ def _looked_at(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterato
     looks = asked.looks(paths.all, tls[0] if tls else None)
     yield from _guarded("executors", _survey, spark, asked, size, looks, driver, paths)
     yield from _guarded(
-        "settings", lambda: judges.judge_settings(costly_settings_of(spark), size.topology)
+        "settings",
+        lambda: judges.judge_settings(
+            costly_settings(spark.conf.get, spark.version), size.topology
+        ),
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import logging
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
+from sparkdl.control.ports import listening_socket
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.settings import Environment
@@ -143,7 +143,9 @@ class Dashboard:
         self._lock = threading.Lock()
         self._is_closed = False
         token = secrets.token_urlsafe(24)
-        with _listener(host, ports) as listener:
+        ports = ports if len(ports) == 1 else (*ports, 0)
+        listening = listening_socket(host, ports, "the dashboard", "SPARKDL_DASHBOARD")
+        with listening as listener:
             port, fd = listener.getsockname()[1], listener.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sparkdl.dashboard.server", str(fd), prefix],
@@ -237,8 +239,9 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
 
     Raises:
         FrameworkMissingError: if it is asked for and not installed.
-        ConfigError: if it is asked for, and an environment variable makes no sense.
-        OSError: if it is asked for, and nothing can listen at `host`.
+        ConfigError: if it is asked for, and an environment variable makes no sense, or nothing can
+            listen at `host`.
+        OSError: if it is asked for, and its process cannot be started.
     """
     if wanted is None and not (Environment.read().dashboard and is_available()):
         return None
@@ -274,16 +277,3 @@ def _running_dashboard(host: str) -> Dashboard:
             host = found.dashboard_host or host
             _running[:] = [Dashboard(host, found.dashboard_ports, found.dashboard_prefix)]
         return _running[0]
-
-
-def _listener(host: str, ports: tuple[int, ...]) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in ports:
-        with suppress(OSError):
-            return socket.create_server((host, port), family=family)
-    if len(ports) == 1:
-        raise ConfigError(
-            f"SPARKDL_DASHBOARD_PORT={ports[0]}: nothing can listen there at {host}. Set another "
-            "port, or a range"
-        )
-    return socket.create_server((host, 0), family=family)

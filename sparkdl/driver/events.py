@@ -249,8 +249,8 @@ SUFFIX = ".sparkdl.jsonl"
 """Of the files of recorded runs."""
 AnyEvent = Launched | Changed | Checkpoint | EpochsFed | Sampled | Printed | Stacks
 Ask = AskLog | AskStacks
-_events = msgspec.json.Decoder(AnyEvent)
-_asks = msgspec.json.Decoder(Ask)
+_events: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
+_asks: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
 _encoder = msgspec.json.Encoder()
 
 
@@ -265,8 +265,7 @@ def event_of(line: bytes) -> AnyEvent:
     Raises:
         msgspec.DecodeError: if it is none.
     """
-    event: AnyEvent = _events.decode(line)
-    return event
+    return _events.decode(line)
 
 
 def ask_of(line: bytes) -> Ask:
@@ -275,5 +274,4 @@ def ask_of(line: bytes) -> Ask:
     Raises:
         msgspec.DecodeError: if it is nothing of the kind.
     """
-    asked: Ask = _asks.decode(line)
-    return asked
+    return _asks.decode(line)

@@ -26,7 +26,7 @@ from sparkdl.core.listing import MOST, listed
 from sparkdl.core.throttle import rest_s
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.feeds.report import waits_in_vain
-from sparkdl.driver.lifecycle.state import NodesBlamed, Running
+from sparkdl.driver.lifecycle.state import NodesBlamed, Running, node_failure
 from sparkdl.driver.view import View
 from sparkdl.driver.waits import Shares, in_step
 
@@ -398,22 +398,7 @@ class HangWatch:
         )
         if settings.recovery.on_hang == "report" or has_moved:
             return
-        hosts, pids = self._controller.look(lambda view: (_hosts(view), dict(view.pids)))
-        failures = tuple(
-            Failure(
-                node=node.node,
-                kind="hang",
-                message=hang.message(node) + vain,
-                time_s=found_s,
-                node_id=node.node_id,
-                rank=node.rank,
-                host=hosts.get(node.node_id, ""),
-                pid=pids.get(node.node_id, 0),
-                traceback=stacks.get(node.node, ""),
-                generation=hang.generation,
-            )
-            for node in hang.behind
-        )
+        failures = self._controller.look(lambda view: _failures(view, hang, vain, found_s, stacks))
         self._controller.submit(NodesBlamed(hang.generation, failures))
 
 
@@ -428,9 +413,21 @@ def _described(stacks: Mapping[str, str], hang: Hang) -> str:
     return "\n".join(texts)
 
 
-def _hosts(view: View) -> dict[int, str]:
-    world = getattr(view.state, "world", None)
-    return {m.node.node_id: m.host for m in world.members} if world else {}
+def _failures(
+    view: View, hang: Hang, vain: str, found_s: float, stacks: Mapping[str, str]
+) -> tuple[Failure, ...]:
+    """Return the failures of the nodes that are behind, unless their world is over."""
+    state = view.state
+    if not isinstance(state, Running) or state.world.generation != hang.generation:
+        return ()
+    failures = (
+        node_failure(state, node.node_id, "hang", hang.message(node) + vain, found_s)
+        for node in hang.behind
+    )
+    return tuple(
+        replace(each, pid=view.pids.get(each.node_id, 0), traceback=stacks.get(each.node, ""))
+        for each in failures
+    )
 
 
 def _progress(view: View) -> list[Progress]:

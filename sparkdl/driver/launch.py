@@ -221,7 +221,8 @@ class _Watch:
         if asked.log_to_driver or (asked.on_log is None and controller.spec.prints != "none"):
             controller.events.subscribe(partial(hand_on, _print_line), Logged)
         if self.files is not None:
-            controller.events.subscribe(self.files.take, Logged, Ended)
+            self.files.start()
+            controller.events.subscribe(self.files.put, Logged, Ended)
         if self.pages is not None or self.record is not None:
             Recorder(controller, self.record, self.pages).start()
         if self.timeline is not None:

@@ -17,19 +17,19 @@ import logging
 import os
 import tempfile
 import threading
-from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from urllib.parse import urlsplit
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.events import Ended, Logged
+from sparkdl.driver.events import Event, Logged
+from sparkdl.driver.stream import Batches
 
 _log = logging.getLogger(__name__)
 
 _TAIL_NBYTES = 256 * 1024
-_END_S = 10.0
+_PERIOD_S = 0.2
 
 
 def check_folder(option: str, folder: str | os.PathLike[str]) -> str:
@@ -59,30 +59,7 @@ def writable(option: str, path: str | os.PathLike[str], kind: str) -> Iterator[s
     Raises:
         ConfigError: if it is no path of this machine, or the body meets an OSError.
     """
-    own = _own_path(option, path, kind)
-    try:
-        yield own
-    except OSError as error:
-        raise ConfigError(
-            f"{option}={str(path)!r} cannot be written to on the driver's machine: "
-            f"{error.strerror}. Choose another {kind}, or leave {option} out"
-        ) from error
-
-
-def _own_path(option: str, path: str | os.PathLike[str], kind: str) -> str:
-    """Return the absolute path of a file or folder of this machine.
-
-    Args:
-        option: of the launch that names it.
-        kind: `file` or `folder`.
-
-    Raises:
-        ConfigError: if it is no path of this machine.
-    """
-    try:
-        text = os.fspath(path)
-    except TypeError:
-        text = ""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
     if not text:
         raise ConfigError(f"{option}={path!r}: give the path of a {kind}")
     found = urlsplit(text)
@@ -91,19 +68,27 @@ def _own_path(option: str, path: str | os.PathLike[str], kind: str) -> str:
             f"{option}={text!r} is a URL, and lines are appended to files of the driver's machine: "
             "give a path there, perhaps one at which that storage is mounted"
         )
-    return os.path.abspath(os.path.expanduser(found.path if found.scheme else text))
+    try:
+        yield os.path.abspath(os.path.expanduser(found.path if found.scheme else text))
+    except OSError as error:
+        raise ConfigError(
+            f"{option}={text!r} cannot be written to on the driver's machine: "
+            f"{error.strerror}. Choose another {kind}, or leave {option} out"
+        ) from error
 
 
-class LogFiles:
-    """The files of one cluster.
+class LogFiles(Batches):
+    """The files of one cluster. A thread writes what has come, a few times a second.
 
     Args:
         folder: for `worker-0.log` and so on, and `worker-0.log.1` for what was before; it is made
-            when the first line comes.
+            when the first line is written.
         max_file_nbytes: of each file.
         old_files: how many are kept of a node, besides the one that grows.
         max_waiting_chars: of lines that the disk has not taken yet; beyond them lines are lost.
     """
+
+    end_s = 10.0
 
     def __init__(
         self,
@@ -112,40 +97,36 @@ class LogFiles:
         old_files: int = 9,
         max_waiting_chars: int = 32 << 20,
     ) -> None:
+        super().__init__("What keeps the nodes' lines", "sparkdl-logs", _PERIOD_S)
         self.folder = folder
         self._max_file_nbytes, self._old_files = max_file_nbytes, old_files
         self._max_waiting_chars = max_waiting_chars
         self._files: dict[str, _NodeFile] = {}
-        self._refused: Counter[str] = Counter()
-        """Lines, by node, that there was no room for since the last that waits."""
-        self._unwritten: Counter[str] = Counter()
-        """Lines that its file did not take and does not tell of yet; the thread's own."""
         self._has_warned = False
-        self._changed = threading.Condition()
-        self._waiting: deque[tuple[str, int, Sequence[str]]] = deque()
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[tuple[str | None, int]]] = {}
+        """By node, texts and of how many lines they are; `None` for lines that are lost."""
         self._waiting_chars = 0
-        self._is_closed = False
-        self._thread: threading.Thread | None = None
 
-    def take(self, event: Logged | Ended) -> None:
-        """Keep what an event of the cluster says; finish with the last one."""
+    def put(self, event: Event) -> None:
+        """Take lines, at once; with the last event, write what waits."""
         if isinstance(event, Logged):
             self.add(event.node, event.printed.lines)
         else:
-            self.close()
+            super().put(event)
 
     def add(self, node: str, lines: Sequence[str]) -> None:
         """Keep these lines; returns at once."""
-        with self._changed:
-            if self._waiting_chars > self._max_waiting_chars:
-                self._refused[node] += len(lines)
-                return
-            self._waiting.append((node, self._refused.pop(node, 0), lines))
-            self._waiting_chars += sum(map(len, lines))
-            self._changed.notify()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sparkdl-logs", daemon=True)
-                self._thread.start()
+        text = "\n".join(lines)
+        with self._lock:
+            waiting = self._waiting.setdefault(node, [])
+            if self._waiting_chars <= self._max_waiting_chars:
+                self._waiting_chars += len(text)
+                waiting.append((text, len(lines)))
+            elif waiting and waiting[-1][0] is None:
+                waiting[-1] = None, waiting[-1][1] + len(lines)
+            else:
+                waiting.append((None, len(lines)))
 
     def tail(self, node: str, lines: int) -> tuple[str, ...]:
         """Return the last lines of a node's file, of its last 256 KiB at most."""
@@ -159,41 +140,41 @@ class LogFiles:
 
     def close(self) -> None:
         """Write what waits, for ten seconds at most."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(_END_S)
-            if self._thread.is_alive():
-                _log.warning("The disk of %s is slow: the last lines may be missing", self.folder)
+        super().close()
+        if self.is_alive():
+            _log.warning("The disk of %s is slow: the last lines may be missing", self.folder)
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if not self._waiting:
-                    break
-                node, refused, lines = self._waiting.popleft()
-                self._waiting_chars -= sum(map(len, lines))
-            self._write(node, refused, lines)
-        for node, refused in (self._refused + self._unwritten).items():
-            self._write(node, refused - self._unwritten[node], ())
+    def _take(self, events: Sequence[Event], is_last: bool) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for node, texts in waiting.items():
+            lost = self._write(node, texts)
+            with self._lock:
+                self._waiting_chars -= sum(len(text or "") for text, _ in texts)
+                if lost:
+                    self._waiting.setdefault(node, []).insert(0, (None, lost))
 
-    def _write(self, node: str, refused: int, lines: Sequence[str]) -> None:
-        missing = refused + self._unwritten.pop(node, 0)
-        note = (f"\nsparkdl: up to {missing} lines are missing here",) if missing else ()
-        try:
-            self._file_of(node).append("\n".join((*note, *lines)))
-        except OSError as error:
-            self._unwritten[node] = missing + len(lines)
-            if not self._has_warned:
-                self._has_warned = True
-                _log.warning(
-                    "What the nodes print cannot be kept in %s: %s. They are not harmed. Lines are "
-                    "kept again as soon as they can be, and the files tell how many are missing",
-                    self.folder,
-                    error,
-                )
+    def _write(self, node: str, texts: Sequence[tuple[str | None, int]]) -> int:
+        """Append to a node's file; return how many lines are lost that it does not tell of."""
+        lost = 0
+        for text, count in texts:
+            missing = lost if text is not None else lost + count
+            note = [f"\nsparkdl: up to {missing} lines are missing here"] if missing else []
+            try:
+                self._file_of(node).append("\n".join(note if text is None else [*note, text]))
+                lost = 0
+            except OSError as error:
+                lost += count
+                if not self._has_warned:
+                    self._has_warned = True
+                    _log.warning(
+                        "What the nodes print cannot be kept in %s: %s. They are not harmed. Lines "
+                        "are kept again as soon as they can be, and the files tell how many are "
+                        "missing",
+                        self.folder,
+                        error,
+                    )
+        return lost
 
     def _file_of(self, node: str) -> _NodeFile:
         if node not in self._files:

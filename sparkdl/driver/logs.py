@@ -47,12 +47,8 @@ class LastAttempts:
 
     def keep(self, node_id: int, attempt: Attempt) -> None:
         """Take in what a child has printed last."""
-        kept, left = [attempt], MAX_LINES - len(attempt.lines)
-        for old in reversed(self.before(node_id, attempt.generation)):
-            lines = old.lines[max(0, len(old.lines) - left) :] if left > 0 else ()
-            left -= len(lines)
-            kept += [Attempt(old.generation, lines)] if lines else []
-        self._attempts[node_id] = kept[::-1]
+        before = self.before(node_id, attempt.generation)
+        self._attempts[node_id] = _newest([*before, attempt], MAX_LINES)
 
     def before(self, node_id: int, generation: float = math.inf) -> list[Attempt]:
         """Return those of earlier generations, the oldest first."""
@@ -63,14 +59,22 @@ class LastAttempts:
 def joined(attempts: Sequence[Attempt], limit: int) -> tuple[str, ...]:
     """Return the last `limit` lines; if they are of several attempts, with a heading for each."""
     found: list[str] = []
-    left = limit
-    for attempt in reversed(attempts):
-        lines = attempt.lines[max(0, len(attempt.lines) - left) :] if left > 0 else ()
-        left -= len(lines)
+    for attempt in _newest(attempts, limit):
         number = attempt.generation
-        heading = [f"sparkdl: attempt {number + 1} (generation {number})"]
-        found[:0] = [*(heading if len(attempts) > 1 and (lines or not found) else []), *lines]
+        heading = f"sparkdl: attempt {number + 1} (generation {number})"
+        found += [heading, *attempt.lines] if len(attempts) > 1 else attempt.lines
     return tuple(found)
+
+
+def _newest(attempts: Sequence[Attempt], limit: int) -> list[Attempt]:
+    """Return the last attempt, and those before it of which any of the last `limit` lines are."""
+    found: list[Attempt] = []
+    for attempt in reversed(attempts):
+        lines = attempt.lines[max(0, len(attempt.lines) - limit) :] if limit > 0 else ()
+        limit -= len(lines)
+        if lines or not found:
+            found.insert(0, Attempt(attempt.generation, lines))
+    return found
 
 
 def hand_on(on_log: Callable[[LogLine], None], event: Logged) -> None:

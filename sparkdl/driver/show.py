@@ -327,40 +327,27 @@ def print_beside(text: str) -> None:
     sys.stdout.flush()
 
 
-class _Beside:
-    """A stream that takes bars away while it is written to."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def write(self, text: str) -> None:
-        from tqdm import tqdm
-
-        tqdm.write(text, file=self.stream, end="")
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-
 @contextmanager
 def _logging_beside() -> Iterator[None]:
     """Keep log lines that go to the terminal from running into the bar."""
+    from tqdm.contrib import DummyTqdmFile
+
     streams = (sys.stdout, sys.stderr)
     handlers = [
         handler
         for handler in logging.getLogger().handlers
         if isinstance(handler, logging.StreamHandler) and handler.stream in streams
     ]
-    old = [(handler, handler.setStream(_Beside(handler.stream))) for handler in handlers]
+    old = [(handler, handler.setStream(DummyTqdmFile(handler.stream))) for handler in handlers]
     # Where logging is not set up, Python writes warnings by a handler of its own.
-    last, logging.lastResort = logging.lastResort, logging.StreamHandler(_Beside(sys.stderr))
+    last, logging.lastResort = logging.lastResort, logging.StreamHandler(DummyTqdmFile(sys.stderr))
     logging.lastResort.setLevel(logging.WARNING)
     try:
         yield
     finally:
         logging.lastResort = last
         for handler, stream in old:
-            if isinstance(handler.stream, _Beside):
+            if isinstance(handler.stream, DummyTqdmFile):
                 handler.setStream(stream)
 
 

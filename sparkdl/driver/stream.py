@@ -45,38 +45,6 @@ def period_s(num_nodes: int) -> float:
     return max(_PERIOD_S, num_nodes / _NODES_PER_S)
 
 
-class Stream:
-    """The subscribers of one cluster, by the kinds of events that they want."""
-
-    def __init__(self) -> None:
-        self._by_kind: dict[type[Event], tuple[Subscriber, ...]] = {}
-        self._ended: Ended | None = None
-
-    def wants(self, kind: type[Event]) -> bool:
-        """Whether anyone has subscribed to this kind."""
-        return kind in self._by_kind
-
-    def add(self, subscriber: Subscriber, *kinds: type[Event]) -> None:
-        """Have `subscriber` called with each event of these kinds; the caller holds a lock."""
-        if self._ended is not None:
-            if Ended in kinds:
-                notify(subscriber, self._ended)
-            return
-        for kind in kinds:
-            self._by_kind[kind] = (*self._by_kind.get(kind, ()), subscriber)
-
-    def publish(self, event: Event) -> None:
-        """Call the subscribers to this kind of event; what they raise is logged."""
-        for subscriber in self._by_kind.get(type(event), ()):
-            notify(subscriber, event)
-
-    def end(self, event: Ended) -> None:
-        """Publish the last event."""
-        self._ended, by_kind, self._by_kind = event, self._by_kind, {}
-        for subscriber in by_kind.get(Ended, ()):
-            notify(subscriber, event)
-
-
 class ClusterEvents:
     """The events of one cluster, by its view and by what happens; see Events in docs/design.md.
 
@@ -94,7 +62,9 @@ class ClusterEvents:
         self._spec, self._view, self._changed, self._loop = spec, view, changed, loop
         self._born_s = time.time() - time.monotonic()
         self.begun_s = self.now_s()
-        self._stream, self._seen = Stream(), Seen(spec.cluster_id)
+        self._by_kind: dict[type[Event], tuple[Subscriber, ...]] = {}
+        self._ended: Ended | None = None
+        self._seen = Seen(spec.cluster_id)
         deque(self._seen.news(view.state, self.begun_s), maxlen=0)  # subscribers begin there
 
     def now_s(self) -> float:
@@ -111,8 +81,13 @@ class ClusterEvents:
             for event in self.present() if _STATE_EVENTS & {*kinds} else ():
                 if type(event) in kinds:
                     notify(subscriber, event)
+            if self._ended is not None:
+                if Ended in kinds:
+                    notify(subscriber, self._ended)
+                return
             is_first = Sampled in kinds and not self.wants(Sampled)
-            self._stream.add(subscriber, *kinds)
+            for kind in kinds:
+                self._by_kind[kind] = (*self._by_kind.get(kind, ()), subscriber)
         if is_first:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._sample_later)
@@ -127,28 +102,35 @@ class ClusterEvents:
 
     def wants(self, kind: type[Event]) -> bool:
         """Whether anyone has subscribed to this kind."""
-        return self._stream.wants(kind)
+        return kind in self._by_kind
 
     def publish(self, kind: type[Event], *about: Any) -> None:
         """Have the subscribers to this kind of event called with one of now; only from the loop."""
         if self.wants(kind):
-            self._stream.publish(kind(self._spec.cluster_id, self.now_s(), *about))
+            self._publish(kind(self._spec.cluster_id, self.now_s(), *about))
 
     def publish_state(self) -> None:
         """Publish what is new in the state of the view."""
         self.publish(Stepped)
         for event in self._seen.news(self._view.state, self.now_s()):
-            self._stream.publish(event)
+            self._publish(event)
             if isinstance(event, StateChanged) and event.is_over:
                 self._publish_sample()
 
     def end(self) -> None:
-        """Publish the last event."""
-        self._stream.end(Ended(self._spec.cluster_id, self.now_s()))
+        """Publish the last event; who subscribes later is called with it alone."""
+        self._ended = Ended(self._spec.cluster_id, self.now_s())
+        by_kind, self._by_kind = self._by_kind, {}
+        for subscriber in by_kind.get(Ended, ()):
+            notify(subscriber, self._ended)
+
+    def _publish(self, event: Event) -> None:
+        for subscriber in self._by_kind.get(type(event), ()):
+            notify(subscriber, event)
 
     def _publish_sample(self) -> None:
         if self.wants(Sampled):
-            self._stream.publish(sampled(self._spec, self.now_s(), self._view))
+            self._publish(sampled(self._spec, self.now_s(), self._view))
 
     def _sample_later(self) -> None:
         self._loop.call_later(period_s(len(self._spec.nodes)), self._sample)

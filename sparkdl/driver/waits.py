@@ -14,6 +14,9 @@ import math
 import statistics
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from sparkdl.control.messages import NodeActive
 from sparkdl.driver.lifecycle.state import Running, State
@@ -50,21 +53,6 @@ def in_words(waits: Mapping[str, float]) -> str:
     return ", ".join([*said, *(["awaited by the others"] if waits.get("lag") else [])])
 
 
-@dataclass
-class _Slice:
-    """Seconds of one node within ten seconds."""
-
-    watched_s: float = 0.0
-    rows_s: float = 0.0
-    others_s: float = 0.0
-
-    def __iadd__(self, other: _Slice) -> _Slice:
-        self.watched_s += other.watched_s
-        self.rows_s += other.rows_s
-        self.others_s += other.others_s
-        return self
-
-
 class Waits:
     """What the nodes of one generation have waited for in the last minute."""
 
@@ -72,8 +60,8 @@ class Waits:
         self._generation = -1
         self._newest = 0
         self._totals: dict[int, NodeActive] = {}
-        self._slices: dict[int, dict[int, _Slice]] = {}
-        """By node id and number."""
+        self._slices: dict[int, dict[int, np.ndarray[Any, Any]]] = {}
+        """Seconds that were watched, waited for rows, and for others, by node id and number."""
 
     def note(self, node_id: int, active: NodeActive, now_s: float) -> None:
         """Take in what a node has reported."""
@@ -89,12 +77,7 @@ class Waits:
         self._totals[node_id] = active
         self._newest = number = max(self._newest, int(now_s // SLICE_S))
         slices = self._slices.setdefault(node_id, {})
-        slices.setdefault(number, _Slice())
-        slices[number] += _Slice(
-            active.watched_s - before.watched_s,
-            active.rows_s - before.rows_s,
-            active.others_s - before.others_s,
-        )
+        slices[number] = slices.get(number, 0.0) + _seconds(active) - _seconds(before)
         for old in [each for each in slices if each < number - SLICES]:
             del slices[old]
 
@@ -103,15 +86,13 @@ class Waits:
         found = {}
         lags = self.lags(node_ids)
         for node_id in node_ids:
-            total = _Slice()
-            for number, part in self._slices.get(node_id, {}).items():
-                if number >= self._newest - SLICES:
-                    total += part
-            if total.watched_s > 0:
+            slices = self._slices.get(node_id, {}).items()
+            recent = [part for number, part in slices if number >= self._newest - SLICES]
+            watched_s, rows_s, others_s = map(float, sum(recent, np.zeros(3)))
+            if watched_s > 0:
                 is_known = self._totals[node_id].others_s >= 0
-                others = total.others_s / total.watched_s if is_known else math.nan
-                lag = lags.get(node_id, 0.0)
-                found[node_id] = Shares(total.rows_s / total.watched_s, others, lag)
+                others = others_s / watched_s if is_known else math.nan
+                found[node_id] = Shares(rows_s / watched_s, others, lags.get(node_id, 0.0))
         return found
 
     def lags(self, node_ids: Collection[int]) -> dict[int, float]:
@@ -133,11 +114,15 @@ class Waits:
         waited = {}
         for node_id in node_ids:
             part = self._slices.get(node_id, {}).get(number)
-            if part is None or part.watched_s < SLICE_S / 2 or self._totals[node_id].others_s < 0:
+            if part is None or part[0] < SLICE_S / 2 or self._totals[node_id].others_s < 0:
                 return {}
-            waited[node_id] = part.others_s / part.watched_s
+            waited[node_id] = float(part[2] / part[0])
         typical = max(waited.values()) if len(waited) == 2 else statistics.median(waited.values())
         return {node_id: typical - share for node_id, share in waited.items()}
+
+
+def _seconds(active: NodeActive) -> np.ndarray[Any, Any]:
+    return np.array([active.watched_s, active.rows_s, active.others_s])
 
 
 def in_step(state: State) -> list[int]:

@@ -21,7 +21,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
@@ -30,11 +30,11 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 
 from sparkdl.control.auth import bearer, is_authorized, new_token
+from sparkdl.control.ports import listening_socket
 from sparkdl.control.tls import Tls, Trust
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, ProtocolError, ReservationTimeoutError
-from sparkdl.core.listing import ports_in_words
 from sparkdl.core.settings import Environment
 from sparkdl.tfos.util import get_ip_address
 
@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
 _POLL_S = 0.1
 _MAX_NBYTES = 1024 * 1024
+_SERVER = "the TFoS server", "TFOS_SERVER"
 
 
 class Address(tuple[str, int]):
@@ -139,7 +140,7 @@ class Server:
         Raises:
             ConfigError: if none is.
         """
-        return _listening_socket(self.get_server_ip(), self.get_server_ports())
+        return listening_socket(self.get_server_ip(), self.get_server_ports(), *_SERVER)
 
     def start(self, beside: str | None = None) -> Address:
         """Listen; return where. Give it to `Client`, also through a closure that Spark ships.
@@ -151,7 +152,7 @@ class Server:
         if beside is None:
             sock = self.start_listening_socket()
         else:
-            sock = _listening_socket(beside, [*self.get_server_ports(), 0])
+            sock = listening_socket(beside, [*self.get_server_ports(), 0], *_SERVER)
         self._http = _HttpServer(self, sock, self._tls)
         threading.Thread(
             target=self._http.serve_forever,
@@ -279,21 +280,6 @@ def _wait_for(
             )
         pause.wait(min(_POLL_S, deadline.remaining_s))
     return nodes()
-
-
-def _listening_socket(host: str, ports: Sequence[int]) -> socket.socket:
-    problem = ""  # no exception: its traceback would keep this frame and all its callers' sockets
-    for port in ports:
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            return socket.create_server((host, port), family=family)
-        except OSError as error:
-            problem = str(error)
-    raise ConfigError(
-        f"no server can listen on {host}, {ports_in_words(ports)}: {problem}. Set "
-        "TFOS_SERVER_HOST to an address of this machine, and TFOS_SERVER_PORT to a free port "
-        "or range"
-    )
 
 
 class Client:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 
 import pytest
 
-from sparkdl.driver.events import Changed, Ended, Event, Launched, Stepped
-from sparkdl.driver.stream import Batches, Stream
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.driver.events import Ended, Event, NodeMoved, Stepped
+from sparkdl.driver.lifecycle.transitions import begin
+from sparkdl.driver.stream import Batches, ClusterEvents
+from sparkdl.driver.threads import Changed
+from sparkdl.driver.view import View
 from tests.doubles.nodes import SOON_S
-
-ENDED = Ended("c", 9.0)
 
 
 class Kept(Batches):
@@ -34,47 +37,54 @@ class Kept(Batches):
         self.is_finished = True
 
 
+def events_of_cluster() -> ClusterEvents:
+    spec, loop = ClusterSpec("c", plan_nodes(1)), asyncio.new_event_loop()
+    loop.close()
+    return ClusterEvents(spec, View(begin(spec, 0.0)), Changed(), loop)
+
+
 def test_subscriber_hears_its_kinds_and_the_end_as_the_last() -> None:
-    stream, heard = Stream(), list[Event]()
-    stream.add(heard.append, Stepped, Ended)
-    stream.publish(Stepped("c", 1.0))
-    stream.publish(Launched("c", 2.0, "plain", ()))
-    assert stream.wants(Stepped)
-    assert not stream.wants(Launched)
-    stream.end(ENDED)
-    stream.publish(Stepped("c", 10.0))
-    assert heard == [Stepped("c", 1.0), ENDED]
+    events, heard = events_of_cluster(), list[Event]()
+    events.subscribe(heard.append, Stepped, Ended)
+    events.publish(Stepped)
+    events.publish(NodeMoved, 0, "joined")
+    assert events.wants(Stepped)
+    assert not events.wants(NodeMoved)
+    events.end()
+    events.publish(Stepped)
+    assert [type(event) for event in heard] == [Stepped, Ended]
     late = list[Event]()
-    stream.add(late.append, Stepped, Ended)
-    stream.publish(Stepped("c", 11.0))
-    assert late == [ENDED]
+    events.subscribe(late.append, Stepped, Ended)
+    events.publish(Stepped)
+    assert late == heard[-1:]
 
 
 def test_subscriber_that_fails_is_named_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     def fail(event: Event) -> None:
         raise ValueError("no")
 
-    stream, heard = Stream(), list[Event]()
-    stream.add(fail, Stepped)
-    stream.add(heard.append, Stepped)
-    for time_s in (1.0, 2.0):
-        stream.publish(Stepped("c", time_s))
-    assert [event.time_s for event in heard] == [1.0, 2.0]
+    events, heard = events_of_cluster(), list[Event]()
+    events.subscribe(fail, Stepped)
+    events.subscribe(heard.append, Stepped)
+    events.publish(Stepped)
+    events.publish(Stepped)
+    assert len(heard) == 2
     assert caplog.text.count("fail failed on Stepped; the cluster goes on") == 2
     assert "ValueError: no" in caplog.text
 
 
 def test_batches_are_taken_in_order_and_all_before_the_end() -> None:
-    kept, stream = Kept(0.01), Stream()
-    stream.add(kept.put, Launched, Changed, Ended)
-    first, second = Launched("c", 0.0, "plain", ("worker:0",)), Changed("c", 1.0, "running")
-    stream.publish(first)
+    kept, events = Kept(0.01), events_of_cluster()
+    events.subscribe(kept.put, NodeMoved, Ended)
+    events.publish(NodeMoved, 0, "joined")
     kept.start()
     assert kept.has_taken.wait(SOON_S)
-    stream.publish(second)
-    stream.end(ENDED)
+    events.publish(NodeMoved, 0, "left")
+    events.end()
     assert kept.is_finished
-    assert [event for events, _ in kept.batches for event in events] == [first, second, ENDED]
+    *moved, last = [event for events, _ in kept.batches for event in events]
+    assert [event.phase for event in moved if isinstance(event, NodeMoved)] == ["joined", "left"]
+    assert isinstance(last, Ended)
     assert kept.batches[-1][1]
 
 

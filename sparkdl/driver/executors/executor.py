@@ -6,7 +6,8 @@ Runs in: driver
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,20 +40,35 @@ class Launch:
     """Returns the feeds for which all nodes wait and that were never fed; empty if one does not."""
 
 
+@contextmanager
+def explained(explain: Callable[[BaseException], SparkdlError | None]) -> Iterator[None]:
+    """Raise the failure of the nodes that is behind an error, if one is."""
+    try:
+        yield
+    except Exception as error:
+        problem = explain(error)
+        if problem is None:
+            raise
+        raise problem from None
+
+
 class Executor(Protocol):
     """Starts nodes and runs feeders. Methods may be called from any thread.
+
+    What has a body here is what an executor without Spark does.
 
     Attributes:
         takes_streams: whether there are streaming DataFrames, whose micro-batches `feed` takes.
     """
 
-    takes_streams: bool
+    takes_streams: bool = False
 
     def driver_host(self) -> str:
         """Return the address of this machine under which the executors reach it."""
 
     def encrypting_setting(self) -> str:
         """Return the setting by which the place encrypts its own connections; empty if none."""
+        return ""
 
     def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
         """Wait until there is room for the nodes beside those of other clusters, until `close`.
@@ -62,6 +78,7 @@ class Executor(Protocol):
             ReservationTimeoutError: if there was no room in time.
             LaunchError: if the cluster is not wanted any more.
         """
+        return
 
     def start(
         self,
@@ -81,6 +98,7 @@ class Executor(Protocol):
 
     def forget_task(self, node: NodeSpec) -> None:
         """Note that the task of this node has ended in order: it will not start the node again."""
+        return
 
     def leave_host(self, host: str, is_there: bool) -> None:
         """Have no more tasks started on a host that is given up; returns soon.
@@ -88,6 +106,7 @@ class Executor(Protocol):
         Args:
             is_there: it is cut off from other hosts alone, so Spark could start more on it.
         """
+        return
 
     def feed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:
         """Feed every partition of `data`; blocks until each is delivered or refused.
@@ -115,12 +134,14 @@ class Executor(Protocol):
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Return a daemon thread that may call `feed`, with the settings of the calling one."""
+        return threading.Thread(target=run, name=name, daemon=True)
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """End running `feed` calls soon: those of one feed, or all."""
 
     def hide_progress(self) -> None:
         """Keep progress bars of the place itself off the terminal for half a second."""
+        return
 
     def close(self, deadline: Deadline) -> None:
         """End what is left of the nodes' own jobs or processes; may be called again, by another."""

@@ -24,7 +24,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.failure import status_in_words
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.driver.executors.executor import Launch
+from sparkdl.driver.executors.executor import Executor, Launch, explained
 from sparkdl.driver.slots.placement import Standing
 from sparkdl.feed.infer.task import answers, decode_results
 from sparkdl.feed.parquet.source import ParquetSource
@@ -44,14 +44,12 @@ _PAUSE_S = 0.05
 _MAX_PAUSE_S = 5.0
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Runs each node's agent as a subprocess.
 
     Data to feed is an iterable of rows or a `pyarrow.Table`; a list of tables has one partition
     per table.
     """
-
-    takes_streams = False
 
     def __init__(self) -> None:
         self._agents: dict[int, AgentProcess] = {}
@@ -69,13 +67,6 @@ class LocalExecutor:
     def driver_host(self) -> str:
         """Return the loopback address."""
         return "127.0.0.1"
-
-    def encrypting_setting(self) -> str:
-        """Return nothing: nothing is set here."""
-        return ""
-
-    def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
-        """Return: processes need no slots."""
 
     def start(
         self,
@@ -133,12 +124,6 @@ class LocalExecutor:
         thread = threading.Thread(target=run, name="sparkdl-relaunch", daemon=True)
         self._threads.append(thread)
         thread.start()
-
-    def forget_task(self, node: NodeSpec) -> None:
-        """Do nothing: agents here belong to no task."""
-
-    def leave_host(self, host: str, is_there: bool) -> None:
-        """Do nothing: there is one host."""
 
     def _start_agent(
         self,
@@ -215,19 +200,10 @@ class LocalExecutor:
 
     def infer_rows(self, data: Any, spec: FeedSpec) -> Iterator[Any]:
         """Yield one result per row, in order."""
-        try:
+        with explained(self._explain):
             for number, partition in enumerate(_partitions(data)):
                 for results in answers(spec, _batches(partition), number):
                     yield from decode_results(results)
-        except FeederError as error:
-            problem = self._explain(error)
-            if problem is None:
-                raise
-            raise problem from None
-
-    def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
-        """Return a plain daemon thread."""
-        return threading.Thread(target=run, name=name, daemon=True)
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Stop reading partitions, and waiting for nodes: those of one feed, or of all."""
@@ -237,9 +213,6 @@ class LocalExecutor:
                     cancelled.set()
                     for feeder in feeders:
                         feeder.cancel()
-
-    def hide_progress(self) -> None:
-        """Do nothing: there is no other bar."""
 
     def close(self, deadline: Deadline) -> None:
         """Close the agents' pipes, which ends them, and kill those that stay."""

@@ -31,7 +31,7 @@ from sparkdl.core.listing import listed
 from sparkdl.core.options import Placement
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.console import ConsoleBar
-from sparkdl.driver.executors.executor import Launch
+from sparkdl.driver.executors.executor import Executor, Launch, explained
 from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.driver.executors.scored import (
@@ -66,18 +66,6 @@ Explain = Callable[[BaseException], SparkdlError | None]
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0
 _LOST_S = 1.0
-
-
-@contextmanager
-def explained(explain: Explain) -> Iterator[None]:
-    """Raise the failure of the nodes that is behind an error, if one is."""
-    try:
-        yield
-    except Exception as error:
-        problem = explain(error)
-        if problem is None:
-            raise
-        raise problem from None
 
 
 class ResultRdd(PipelinedRDD[Any, Any]):
@@ -132,7 +120,7 @@ def _as_they_are(_partition: int, results: Iterable[Any]) -> Iterable[Any]:
     return results
 
 
-class SparkExecutor:
+class SparkExecutor(Executor):
     """Starts nodes through `spark`; feeds in the threads that call `feed`.
 
     Args:
@@ -340,7 +328,7 @@ class SparkExecutor:
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Cancel the jobs of running `feed` calls: those of one feed, or all."""
-        self._cancel(self._feed_tag if feed is None else self._tag_of(feed))
+        cancel_jobs(self._spark, self._feed_tag if feed is None else self._tag_of(feed))
 
     def hide_progress(self) -> None:
         """Hide Spark's bar for half a second."""
@@ -349,12 +337,9 @@ class SparkExecutor:
 
     @contextmanager
     def _jobs_of(self, what: str, *tags: str) -> Iterator[None]:
-        """Name the jobs of this thread, and have `_cancel` find them, in whatever session."""
+        """Name the jobs of this thread, and have `cancel_jobs` find them, in whatever session."""
         with tagged_jobs(self._spark, *tags), named_jobs(self._spark, self._group, what):
             yield
-
-    def _cancel(self, tag: str) -> None:
-        cancel_jobs(self._spark, tag)
 
     def _tag_of(self, feed: str) -> str:
         return f"{self._feed_tag}-{feed.encode().hex()}"  # a tag may not hold a comma
@@ -382,7 +367,7 @@ class SparkExecutor:
         if any(job.is_alive() for job in jobs):
             level = logging.DEBUG if self._has_left_host else logging.WARNING
             _log.log(level, "The job of the nodes did not end in time; cancelling it")
-            self._cancel(self._nodes_tag)
+            cancel_jobs(self._spark, self._nodes_tag)
             for job in jobs:
                 job.join(_JOIN_S)
         if self._console:  # until here the jobs of the nodes would have the bar drawn

@@ -22,7 +22,6 @@ from dataclasses import replace
 
 from sparkdl.core.failure import Failure
 from sparkdl.core.listing import listed
-from sparkdl.core.world import Member
 from sparkdl.driver.lifecycle.replacement import sent_away
 from sparkdl.driver.lifecycle.state import (
     Action,
@@ -32,6 +31,7 @@ from sparkdl.driver.lifecycle.state import (
     Running,
     Step,
     Warn,
+    node_failure,
 )
 
 _SETTLE_SHARE = 0.25
@@ -64,9 +64,13 @@ def decided(state: Running) -> tuple[Running, tuple[Failure, ...], list[Action]]
     Their agents are told to stop, and stay in the roster until they have: meanwhile nobody else
     may train for their nodes.
     """
-    hosts = _given_up(state)
+    hosts, last_s = _given_up(state), max(state.cuts.values(), default=0.0)
     roster = replace(state.roster, left_hosts=state.roster.left_hosts | set(hosts))
-    failures = tuple(_failure(state, m) for m in state.world.members if m.host in hosts)
+    failures = tuple(
+        node_failure(state, m.node.node_id, "unreachable", _finding(state, m.host), last_s)
+        for m in state.world.members
+        if m.host in hosts
+    )
     actions: list[Action] = []
     for host in hosts:
         text = f"{host} {_finding(state, host)}: nothing more is started there"
@@ -93,21 +97,6 @@ def _cost(state: Running, host: str) -> tuple[object, ...]:
     is_needed = not all(member.role.is_expendable for member in members)
     cut_off = {cut.hosts - {host} for cut in state.cuts if host in cut.hosts}
     return -len(cut_off), is_needed, len(members), is_first_here, host
-
-
-def _failure(state: Running, member: Member) -> Failure:
-    agent = state.roster.agents.get(member.node.node_id)
-    return Failure(
-        node=member.node.name,
-        kind="unreachable",
-        message=_finding(state, member.host),
-        time_s=max(state.cuts.values()),
-        node_id=member.node.node_id,
-        rank=member.rank,
-        host=member.host,
-        pid=agent.hello.pid if agent else 0,
-        generation=state.world.generation,
-    )
 
 
 def _finding(state: Running, host: str) -> str:

@@ -22,7 +22,7 @@ from sparkdl.control.messages import (
     ToAgent,
 )
 from sparkdl.core.errors import FeedClosedError, SparkdlError, node_error
-from sparkdl.core.failure import Failure
+from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.spec import NodeSpec
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.lifecycle.roster import Agent, Roster
@@ -378,6 +378,24 @@ def agents_of(state: Any) -> Mapping[int, Agent]:
     """Return the agents of the nodes, by node id."""
     roster: Roster | None = getattr(state, "roster", None)
     return roster.agents if roster else {}
+
+
+def node_failure(
+    state: Running | Failing, node_id: int, kind: FailureKind, message: str, time_s: float
+) -> Failure:
+    """Return the failure of a node of the world, as its agent's process."""
+    member, agent = state.world.member(node_id), state.roster.agents.get(node_id)
+    return Failure(
+        node=member.node.name,
+        kind=kind,
+        message=message,
+        time_s=time_s,
+        node_id=node_id,
+        rank=member.rank,
+        host=member.host,
+        pid=agent.hello.pid if agent else 0,
+        generation=state.world.generation,
+    )
 
 
 def failure_of(state: Any) -> SparkdlError | None:

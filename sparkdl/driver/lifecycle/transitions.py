@@ -14,7 +14,7 @@ import math
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
 from sparkdl.core.errors import ReservationTimeoutError
@@ -68,7 +68,10 @@ from sparkdl.driver.lifecycle.state import (
     Stopped,
     Stopping,
     Warn,
+    node_failure,
 )
+
+U = TypeVar("U", bound=Gathering | Running | Failing)
 
 
 def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = None) -> Gathering:
@@ -267,16 +270,16 @@ def _running_settled(
     return (_failing(after, failures, now_s) if failures else after), actions
 
 
-def _running_offered(state: Running, event: AgentOffered, now_s: float) -> Step[Running]:
-    return replace(state, roster=state.roster.offering(event.agent_id, event.offer)), []
-
-
-def _running_joined(state: Running, event: AgentJoined, now_s: float) -> Step[Running]:
+def _joined(state: U, event: AgentJoined, now_s: float) -> Step[U]:
     """Seat the agent, which must not keep the slot that feeding needs until its world begins."""
     if is_too_many(state, event):
         return refused(state, event)
     after = replace(state, roster=state.roster.seated(Agent(event.hello)))
     return after, detach(after.roster, event.hello.agent_id)
+
+
+def _offered(state: R, event: AgentOffered, now_s: float) -> Step[R]:
+    return replace(state, roster=state.roster.offering(event.agent_id, event.offer)), []
 
 
 def _fails(state: Running, failure: Failure, now_s: float) -> Step[Running | Failing]:
@@ -425,16 +428,6 @@ def _ending_joined(state: S, event: AgentJoined, now_s: float) -> Step[S]:
     return state, [Send(event.hello.agent_id, Stop(0.0))]
 
 
-def _failing_joined(state: Failing, event: AgentJoined, now_s: float) -> Step[Failing]:
-    if is_too_many(state, event):
-        return refused(state, event)
-    return replace(state, roster=state.roster.seated(Agent(event.hello))), []
-
-
-def _failing_offered(state: Failing, event: AgentOffered, now_s: float) -> Step[Failing]:
-    return replace(state, roster=state.roster.offering(event.agent_id, event.offer)), []
-
-
 def _roster_left(state: R, event: AgentLeft, now_s: float) -> Step[R]:
     after = replace(state, roster=state.roster.without(event.agent_id))
     is_last = state.roster.is_anybody_there and not after.roster.is_anybody_there
@@ -493,33 +486,23 @@ def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
     node_id = state.roster.node_of(event.agent_id)
     if node_id is None or not state.world.has(node_id):
         return None
-    member = state.world.member(node_id)
-    hello = state.roster.agents[member.node.node_id].hello
-    return Failure(
-        node=member.node.name,
-        kind="lost",
-        message=event.reason,
-        time_s=event.wall_s,
-        node_id=member.node.node_id,
-        rank=member.rank,
-        host=hello.host,
-        pid=hello.pid,
-        generation=state.world.generation,
-    )
+    return node_failure(state, node_id, "lost", event.reason, event.wall_s)
 
 
 _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     **dict.fromkeys(
         (ChildEntered, ChildGaveResult, NodesBlamed, LinkCut, CheckpointMade, LaunchBroke), stay
     ),
+    AgentJoined: _joined,
     AgentDetached: detached,
+    AgentOffered: _offered,
     SlotsCounted: counted,
     StopAsked: _stop,
 }
 """What happens in each state before the end has been decided, if that says nothing else."""
 
 _DECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
-    **dict.fromkeys((*_UNDECIDED, AgentOffered, ChildBroke), stay),
+    **dict.fromkeys((*_UNDECIDED, ChildBroke), stay),
     AgentJoined: _ending_joined,
     AgentLeft: _roster_left,
     DeadlinePassed: _let_go,
@@ -535,9 +518,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Gathering, ChildBroke): _gathering_broke,
     (Gathering, DeadlinePassed): _gathering_expired,
     (Gathering, LaunchBroke): _launch_broke,
-    (Running, AgentJoined): _running_joined,
     (Running, AgentLeft): _running_left,
-    (Running, AgentOffered): _running_offered,
     (Running, ChildEntered): _running_entered,
     (Running, ChildGaveResult): _running_returned,
     (Running, ChildBroke): _running_broke,
@@ -545,9 +526,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Running, LinkCut): cut_links.noted,
     (Running, DeadlinePassed): _running_settled,
     (Running, CheckpointMade): _running_checkpoint,
-    (Failing, AgentJoined): _failing_joined,
     (Failing, AgentLeft): _failing_left,
-    (Failing, AgentOffered): _failing_offered,
     (Failing, ChildGaveResult): _failing_returned,
     (Failing, ChildBroke): _failing_broke,
     (Failing, CheckpointMade): _failing_checkpoint,

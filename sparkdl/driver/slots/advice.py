@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,63 +32,52 @@ class Advice:
     level: int = logging.INFO
 
 
-def costly_settings(conf: Mapping[str, str], version: str) -> list[Advice]:
+def costly_settings(get: Callable[[str, None], Any], version: str) -> list[Advice]:
     """Return the settings that make feeding slower or batches fail; none if all is well.
 
     Args:
-        conf: what is set; what is missing has Spark's default.
+        get: returns a setting of Spark's, or the second argument where it is not set.
         version: Spark's.
     """
+
+    def conf(name: str, default: str = "") -> str:
+        value = get(name, None)
+        return default if value is None else str(value)
+
     found = []
     unix = "spark.python.unix.domain.socket.enabled"
-    if _release(version) >= _UNIX_SOCKETS_SINCE and not is_true(conf.get(unix)):
+    if _release(version) >= _UNIX_SOCKETS_SINCE and not is_true(conf(unix)):
         why = (
             "rows go from the JVM to Python by TCP; by a Unix socket feeding was 30 to 50 % faster"
         )
         found.append(Advice(f"{unix}=true", f"{why}. To be set before the session starts"))
-    rows = conf.get(f"{_ARROW}.maxRecordsPerBatch", "")
+    rows = conf(f"{_ARROW}.maxRecordsPerBatch")
     if rows.isdigit() and 0 < int(rows) < _FEW_ROWS:
         why = f"batches of {rows} rows cost more in passing them on than in their rows"
         found.append(Advice(f"{_ARROW}.maxRecordsPerBatch=10000", why))
-    nbytes = _nbytes(conf.get(f"{_ARROW}.maxBytesPerBatch", "64m"))
-    is_large = is_true(conf.get(f"{_ARROW}.useLargeVarTypes"))
+    nbytes = _nbytes(conf(f"{_ARROW}.maxBytesPerBatch", "64m"))
+    is_large = is_true(conf(f"{_ARROW}.useLargeVarTypes"))
     if not is_large and (nbytes <= 0 or nbytes >= _MAX_VAR_NBYTES):
         why = "batches are not bounded, and one with 2 GiB of strings or binary in a column fails"
         found.append(Advice(f"{_ARROW}.maxBytesPerBatch=64m", why, logging.WARNING))
-    if is_true(conf.get("spark.speculation")):
+    if is_true(conf("spark.speculation")):
         why = (
             "a feeding task that waits for the trainer looks slow, and its partition is read twice"
         )
         found.append(Advice("spark.speculation=false", why, logging.WARNING))
-    if is_true(conf.get("spark.dynamicAllocation.enabled")):
+    if is_true(conf("spark.dynamicAllocation.enabled")):
         why = "executors that idle between two feeds are removed and have to be started again"
         found.append(Advice("spark.dynamicAllocation.minExecutors to those you need", why))
-    if conf.get("spark.python.worker.reuse", "true").lower() == "false":
+    if conf("spark.python.worker.reuse", "true").lower() == "false":
         why = "every feeding task starts a Python and imports pyarrow anew"
         found.append(Advice("spark.python.worker.reuse=true", why, logging.WARNING))
     return found
 
 
-def costly_settings_of(spark: SparkSession) -> list[Advice]:
-    """Return the settings of a session that cost speed."""
-    names = (
-        "spark.python.unix.domain.socket.enabled",
-        f"{_ARROW}.maxRecordsPerBatch",
-        f"{_ARROW}.maxBytesPerBatch",
-        f"{_ARROW}.useLargeVarTypes",
-        "spark.speculation",
-        "spark.dynamicAllocation.enabled",
-        "spark.python.worker.reuse",
-    )
-    values = {name: spark.conf.get(name, None) for name in names}
-    conf = {name: str(value) for name, value in values.items() if value is not None}
-    return costly_settings(conf, spark.version)
-
-
 def log_costly_settings(spark: SparkSession) -> None:
     """Log a line for each setting that costs speed."""
     try:
-        found = costly_settings_of(spark)
+        found = costly_settings(spark.conf.get, spark.version)
     except Exception:  # noqa: BLE001 (advice is not worth a failed launch)
         _log.debug("Spark's settings cannot be read", exc_info=True)
         return

@@ -23,7 +23,7 @@ FINE = {UNIX: "true"}
     ],
 )
 def test_settings_that_cost_nothing_are_not_mentioned(conf: dict[str, str], version: str) -> None:
-    assert costly_settings(conf, version) == []
+    assert costly_settings(conf.get, version) == []
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_settings_that_cost_nothing_are_not_mentioned(conf: dict[str, str], vers
     ],
 )  # fmt: skip
 def test_setting_that_costs_speed_is_named(conf: dict[str, str], setting: str) -> None:
-    assert [advice.setting for advice in costly_settings(conf, "4.3.0")] == [setting]
+    assert [advice.setting for advice in costly_settings(conf.get, "4.3.0")] == [setting]

@@ -1,0 +1,39 @@
+"""A server's place: the first of some ports that is free.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.listing import ports_in_words
+
+BACKLOG = 4096
+"""Agents that connect at once wait here; one that finds it full tries again a second later."""
+
+
+def listening_socket(host: str, ports: Sequence[int], who: str, setting: str) -> socket.socket:
+    """Return a socket that listens on `host` at the first of `ports` that is free; 0 is any.
+
+    Args:
+        who: listens, for the error.
+        setting: begins the names of the environment variables for host and port.
+
+    Raises:
+        ConfigError: if none is free, or the host is not this machine.
+    """
+    problem = ""  # no exception: its traceback would keep what the callers hold
+    for port in ports:
+        try:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        except OSError as error:
+            problem = str(error)
+    raise ConfigError(
+        f"{who} cannot listen on {host}, {ports_in_words(ports)}: {problem}. Set {setting}_HOST to "
+        f"an address of this machine that its clients reach, and {setting}_PORT to a free port or "
+        "range"
+    )
