@@ -36,6 +36,7 @@ INT32_MAX = 2**31 - 1
 """Arrow's lists, strings and binaries of 32 bits, and its fixed sizes, end here."""
 MODULES = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
 _SPARSE = 0
+_NONE = np.empty(0, np.int32)
 _VECTOR_FIELDS = ["type", "size", "indices", "values"]
 _MATRIX_FIELDS = [
     "type", "numRows", "numCols", "colPtrs", "rowIndices", "values", "isTransposed",
@@ -176,23 +177,29 @@ def is_matrix(kind: pa.DataType) -> bool:
 
 def vectors(column: pa.Array, module: str = MODULES[0]) -> list[Any]:
     """Return the vectors of a column without nulls."""
-    make = factory(module, "Vectors")
+    dense, sparse = factory(module, "DenseVector"), factory(module, "SparseVector")
     kinds, sizes = (column.field(name).to_pylist() for name in ("type", "size"))
-    indices, values = (_pieces(column.field(name)) for name in ("indices", "values"))
+    lists = column.field("indices")
+    indices = split(_flat(lists), lengths(lists))  # which a vector copies
     return [
-        make.sparse(size, places, numbers) if kind == _SPARSE else make.dense(numbers)
-        for kind, size, places, numbers in zip(kinds, sizes, indices, values, strict=True)
+        sparse(size, places, numbers) if kind == _SPARSE else dense(numbers)
+        for kind, size, places, numbers in zip(
+            *(kinds, sizes, indices, _pieces(column.field("values"))), strict=True
+        )
     ]
 
 
 def store_vectors(values: Sequence[Any]) -> pa.Array:
     """Return vectors as an Arrow array; `vectors` gives them back."""
-    sparse = [hasattr(value, "indices") for value in values]
+    indices = [getattr(value, "indices", _NONE) for value in values]
+    items = [value.values for value in values]
+    is_dense = [each is _NONE for each in indices]
+    sizes = [None if dense else each.size for dense, each in zip(is_dense, values, strict=True)]
     parts = [
-        pa.array(np.logical_not(sparse).astype(np.int8)),
-        pa.array([value.size for value in values], pa.int32()),
-        _join([getattr(value, "indices", ()) for value in values], np.int32),
-        _join([value.values for value in values], np.float64),
+        pa.array(is_dense).cast(pa.int8()),
+        pa.array(sizes, pa.int32()),
+        store_lists([*map(len, indices)], pa.array(np.concatenate(indices), pa.int32())),
+        store_lists([*map(len, items)], pa.array(np.concatenate(items), pa.float64())),
     ]
     return pa.StructArray.from_arrays(parts, names=_VECTOR_FIELDS)
 
