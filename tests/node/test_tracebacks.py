@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.settings import Settings
+from sparkdl.core.options import Recovery
 from sparkdl.node import child
 from sparkdl.node.child import user_traceback
 
@@ -56,7 +56,7 @@ def test_frames_are_left_out_all_along_the_chain() -> None:
 
 def test_call_that_sparkdl_refuses_is_shown_as_the_users_line() -> None:
     def ask() -> None:
-        Settings(lease_s=0)
+        Recovery(wait_s=0)
 
     error = through_us(ask)
     assert isinstance(error, ConfigError)
@@ -65,7 +65,7 @@ def test_call_that_sparkdl_refuses_is_shown_as_the_users_line() -> None:
 
 def test_error_of_another_kind_within_sparkdl_keeps_its_frames() -> None:
     def call_wrongly() -> None:
-        Settings(lease_s="soon")  # type: ignore[arg-type]
+        Recovery(wait_s="soon")  # type: ignore[arg-type]
 
     assert names_of(user_traceback(through_us(call_wrongly)))[:1] == ["call_wrongly"]
     assert len(names_of(user_traceback(through_us(call_wrongly)))) > 1
@@ -73,7 +73,7 @@ def test_error_of_another_kind_within_sparkdl_keeps_its_frames() -> None:
 
 def test_frames_of_sparkdl_alone_are_all_there() -> None:
     with pytest.raises(TypeError) as caught:
-        Settings(lease_s="soon")  # type: ignore[arg-type]
+        Recovery(wait_s="soon")  # type: ignore[arg-type]
     error = caught.value
     error.__traceback__ = error.__traceback__.tb_next  # type: ignore[union-attr]
     assert len(names_of(user_traceback(error))) == len(traceback.extract_tb(error.__traceback__))
