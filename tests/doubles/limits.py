@@ -14,9 +14,10 @@ from contextlib import contextmanager
 @contextmanager
 def no_descriptors_left(but: int = 0) -> Iterator[None]:
     """This process may open no file, but for a few."""
-    next_fd = os.dup(0)
-    os.close(next_fd)
-    with _limited(resource.RLIMIT_NOFILE, next_fd + but):
+    free = [os.dup(0) for _ in range(but + 1)]  # the lowest; they need not follow each other
+    for fd in free:
+        os.close(fd)
+    with _limited(resource.RLIMIT_NOFILE, free[-1]):
         yield
 
 
