@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from runner import ROOT, markdown, thousands
@@ -47,13 +48,7 @@ def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.record_batch({"rows": [sum(len(batch) for batch in batches)]})
 
 
-def shared_nbytes() -> int:
-    """Return how much shared memory this machine has in use."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Shmem:")) * 1024
-
-
-BEFORE = shared_nbytes()
+BEFORE = psutil.virtual_memory().shared
 
 
 class Shared:
@@ -77,7 +72,7 @@ class Shared:
 
     def _look(self) -> None:
         while not self._ended.wait(0.05):
-            self.most = max(self.most, shared_nbytes() - BEFORE)
+            self.most = max(self.most, psutil.virtual_memory().shared - BEFORE)
 
 
 def main() -> None:
