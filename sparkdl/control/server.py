@@ -41,7 +41,7 @@ from sparkdl.control.messages import (
     decode_from_agent,
     encode_for_agents,
 )
-from sparkdl.control.ports import BACKLOG, listening_socket
+from sparkdl.control.ports import BACKLOG, cannot_listen
 from sparkdl.control.tls import HANDSHAKE_S, Tls
 from sparkdl.core.errors import ConfigError, ProtocolError
 from sparkdl.core.options import Recovery
@@ -171,26 +171,34 @@ class CoordinatorServer:
         if self.tls is not None:
             handshake_s = min(HANDSHAKE_S, self._timeouts.hello_s)
             encryption = {"ssl": self.tls.context(), "ssl_handshake_timeout": handshake_s}
-        listener = listening_socket(host, ports, "the coordinator", "SPARKDL_DRIVER")
-        self._server = await serve(
-            self._serve_agent,
-            sock=listener,
-            process_request=self._on_request,
-            create_connection=self._accept,  # type: ignore[arg-type]
-            max_size=MAX_MESSAGE_NBYTES,
-            backlog=BACKLOG,
-            compression=None,
-            open_timeout=self._timeouts.hello_s,
-            ping_interval=None if CAN_TELL else keep.ping_interval,
-            ping_timeout=keep.ping_timeout,
-            close_timeout=min(self._timeouts.close_s, keep.close_timeout),
-            logger=logging.getLogger("sparkdl.control.websockets"),
-            **encryption,
-        )
-        self._spawn(self._watch_hosts())
-        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
-        self.address = ServerAddress(host, listener.getsockname()[1], self.tls is not None)
-        return self.address
+        problem = ""  # no exception: its traceback would keep what the callers hold
+        for port in ports:
+            try:
+                self._server = await serve(  # at all addresses that `host` has
+                    self._serve_agent,
+                    host,
+                    port,
+                    process_request=self._on_request,
+                    create_connection=self._accept,  # type: ignore[arg-type]
+                    max_size=MAX_MESSAGE_NBYTES,
+                    backlog=BACKLOG,
+                    compression=None,
+                    open_timeout=self._timeouts.hello_s,
+                    ping_interval=None if CAN_TELL else keep.ping_interval,
+                    ping_timeout=keep.ping_timeout,
+                    close_timeout=min(self._timeouts.close_s, keep.close_timeout),
+                    logger=logging.getLogger("sparkdl.control.websockets"),
+                    **encryption,
+                )
+            except OSError as error:
+                problem = str(error)
+                continue
+            self._spawn(self._watch_hosts())
+            asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
+            bound_port = next(iter(self._server.sockets)).getsockname()[1]
+            self.address = ServerAddress(host, bound_port, self.tls is not None)
+            return self.address
+        raise cannot_listen(host, ports, "the coordinator", "SPARKDL_DRIVER", problem)
 
     def send(self, agent_id: str, message: ToAgent) -> None:
         """Send a message; `left` reports an agent that has gone, not this."""
