@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.keras_model import as_content
-from sparkdl.ml.estimators.keras_train import Columns, KerasTask, Recipe
+from sparkdl.ml.estimators.keras_train import KerasTask, Recipe
 from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, arranged, backend, signature_of
 from sparkdl.ml.jobs.task import Sum, added, joined, pack, parts, total
 
@@ -42,7 +43,8 @@ def model(dropout: float = 0.0) -> Any:
 
 def task(made: Any) -> KerasTask:
     columns = Columns({"f": ""}, "l", "w")
-    return KerasTask(Recipe(as_content(made)), columns, batch_size=8, epochs=1, name="n", seed=1)
+    recipe = Recipe(as_content(made))
+    return KerasTask(recipe=recipe, columns=columns, batch_size=8, epochs=1, name="n", seed=1)
 
 
 def rows(*places: int) -> dict[str, Any]:

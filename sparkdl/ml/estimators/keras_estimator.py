@@ -1,83 +1,40 @@
 """`KerasEstimator`: trains a Keras model on several nodes, without a `train_fn`.
 
 Runs in: driver
-
-What cannot be trained is refused before there are nodes. Types come from the schema; lengths and
-nulls from the first rows, for all of them would cost a pass over the data. A null in a later row
-ends the feeding, see `training.without_nulls`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-import msgspec
-from pyspark.ml.base import Estimator
-from pyspark.ml.functions import vector_to_array
-from pyspark.ml.linalg import MatrixUDT, VectorUDT
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as f
-from pyspark.sql import types as t
+from pyspark.sql import DataFrame
 
-from sparkdl.core.errors import ConfigError, ResultError
-from sparkdl.core.spelling import did_you_mean
-from sparkdl.core.tracking import tracked
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.checks import check_fits, check_schema
 from sparkdl.ml.estimators.describe import keras_inputs
-from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_model import (
     NO_LOSS,
     as_content,
     check_callbacks,
     check_inputs,
-    check_size,
-    inputs_by_column,
+    keras_inputs_by_column,
 )
-from sparkdl.ml.estimators.keras_train import (
-    Callbacks,
-    Columns,
-    EarlyStopping,
-    KerasTask,
-    Recipe,
-    train,
-)
-from sparkdl.ml.estimators.params import COLUMNS, SCORING, TRAINING, HasParams
-from sparkdl.ml.estimators.persistence import CODE, Saved, Storage, load_code, save_code
-from sparkdl.ml.estimators.source import Signature, Tensor
-from sparkdl.ml.estimators.training import (
-    VALIDATION,
-    Training,
-    TrainingSummary,
-    check_columns,
-    column,
-    null_advice,
-)
+from sparkdl.ml.estimators.keras_train import KerasTask, Recipe, train
+from sparkdl.ml.estimators.network import NetworkEstimator, Trained
+from sparkdl.ml.estimators.params import COLUMNS, SCORING, TRAINING
+from sparkdl.ml.estimators.training import Training
 from sparkdl.ml.jobs.fit import check_mode, fit_keras
 from sparkdl.ml.jobs.loop import Plan
-from sparkdl.ml.scoring.columns import NUMBERS, TEXTS, input_columns, leaf_type
 from sparkdl.ml.scoring.model import KerasModel
-from sparkdl.ml.scoring.predict import SCORE_ROWS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from sparkdl.ml.estimators.options import KerasParams
 
-_BATCH_ROWS = 32
-_MODEL = "model.keras"
-Trained = tuple[bytes, Signature, TrainingSummary]
-SAMPLE_ROWS = 1000
-"""So many rows are looked at before the nodes start."""
-Inputs = Mapping[str, Tensor]
-
 
 class KerasEstimator(
-    Estimator[KerasModel],
-    HasParams,
-    Saved,
+    NetworkEstimator[KerasModel],
     params=[
         *("input_mapping", "batch_size", "epochs", "model_dir", "num_workers", "label_col"),
         *("optimizer", "loss", "metrics", "learning_rate", "shuffle", "mode", "sync_every"),
@@ -104,21 +61,13 @@ class KerasEstimator(
     """
 
     __module__ = "sparkdl"
+    _file = "model.keras"
 
     def __init__(
         self, model: Any = None, *, callbacks: Any = (), **params: Unpack[KerasParams]
     ) -> None:
         super().__init__()
-        self._set_table_defaults(batch_size=_BATCH_ROWS)
-        self._made: bytes | Callable[[], Any] | None = None
-        self._callbacks: Callbacks = ()
-        if unknown := [name for name in params if not self.hasParam(name)]:
-            known = ["model", "callbacks", *(param.name for param in self.params)]
-            raise ConfigError(
-                f"KerasEstimator has no parameter {', '.join(map(repr, unknown))}; it has "
-                f"{', '.join(known)}{did_you_mean(unknown[0], known)}"
-            )
-        self._set(**params)
+        self._set_params(params)
         self.setCallbacks(callbacks)
         if model is not None:
             self.setModel(model)
@@ -143,74 +92,25 @@ class KerasEstimator(
             )
         return self
 
-    def setCallbacks(self, callbacks: Callbacks) -> KerasEstimator:
-        """Set callbacks of Keras: a list, or a function without arguments that makes it.
-
-        Every node has its own, after those that parameters ask for (early stopping, TensorBoard).
-        With `mode="jobs"` they run on the driver, once an epoch and not for each batch.
-
-        Raises:
-            ConfigError: if they are none, or cannot travel to the nodes.
-        """
-        if not callable(callbacks):
-            check_callbacks(callbacks)
-        try:
-            cloudpickle.dumps(callbacks)
-        except Exception as error:
-            raise ConfigError(
-                f"callbacks cannot travel to the nodes: {error}. Give a function that makes them"
-            ) from error
-        self._callbacks = callbacks
-        return self
-
-    def getCallbacks(self) -> Callbacks:
-        """Return what `setCallbacks` was given."""
-        return self._callbacks
-
-    def _fit(self, dataset: DataFrame) -> KerasModel:
-        with tracked("fit", estimator=self, dataset=dataset) as note:
-            model = self._fitted(dataset)
-            note(model=model)
-        return model
+    def _check_callbacks(self, found: Any) -> None:
+        check_callbacks(found)
 
     def _fitted(self, dataset: DataFrame) -> KerasModel:
         check_mode(self)
         task = self._task()
-        check_schema(task, None, dataset.schema)  # before anything that takes time
+        check_schema(task, dataset.schema)  # before anything that takes time
         is_made_here = self.getMode() == "jobs"
         recipe = task.recipe
         made = (recipe.made, recipe.optimizer, recipe.loss, recipe.metrics)
         inputs = keras_inputs(*made, is_made_here)
-        by_column = check_schema(task, inputs, dataset.schema)
-        training = Training(
-            map_fun=train,
-            args=task,
-            nodes=self.getNumWorkers(),
-            epochs=task.epochs,
-            columns=task.columns.names,
-            check=partial(check_rows, task, by_column, self.getNumWorkers()),
-            refuses_nulls=True,
-            validation_col=self.getValidationIndicatorCol(),
-            return_timeout_s=self.getShutdownTimeout(),
-            cache=self.getCache(),
-            reader=self.getFeedReader(),
-            options=launch_options(self._values()),
-        )
-        train_it = self._fit_in_jobs if self.getMode() == "jobs" else self._fit_on_nodes
-        content, signature, summary = train_it(dataset, task, training)
-        model = self._copyValues(KerasModel(content, signature))
-        model.clear(model.batch_size)  # what trains well need not score well
-        model._setDefault(batch_size=SCORE_ROWS)
-        model._summary = replace(summary, results=())
-        return model
-
-    def _fit_on_nodes(self, dataset: DataFrame, _task: KerasTask, training: Training) -> Trained:
-        summary = training.run(dataset)
-        if not summary.results:
-            raise ResultError("the chief's model did not reach the driver; see the log above")
-        chief: dict[str, Any] = summary.results[0]
-        content = chief.get("content") or _read(dataset.sparkSession, chief["path"])
-        return content, msgspec.json.decode(chief["signature"], type=Signature), summary
+        by_column = keras_inputs_by_column(task.columns.features, inputs) if inputs else {}
+        check_fits(by_column, dataset.schema)
+        training = self._training(train, task, by_column)
+        if is_made_here:
+            content, signature, summary = self._fit_in_jobs(dataset, task, training)
+        else:
+            content, signature, summary = self._trained(dataset, training)
+        return self._with_values(KerasModel(content, signature), summary)
 
     def _fit_in_jobs(self, dataset: DataFrame, task: KerasTask, training: Training) -> Trained:
         plan = Plan(
@@ -237,157 +137,5 @@ class KerasEstimator(
                 metrics=self.getMetrics(),
                 learning_rate=self.getLearningRate(),
             ),
-            columns=Columns(
-                features=self.getInputMapping() or {self.getFeaturesCol(): ""},
-                label=self.getLabelCol(),
-                weight=self.getWeightCol(),
-            ),
-            batch_size=self.getBatchSize(),
-            epochs=self.getEpochs(),
-            name=self.uid,
-            validates=self.getValidationIndicatorCol() is not None,
-            shuffle=self.getShuffle(),
-            seed=self.getSeed(),
-            stopping=EarlyStopping(
-                patience=self.getEarlyStoppingPatience(),
-                monitor=self.getEarlyStoppingMonitor(),
-                min_delta=self.getEarlyStoppingMinDelta(),
-            ),
-            tensorboard_dir=self.getTensorboardDir(),
-            model_dir=self.getModelDir(),
-            saves=self.getCheckpointDir() is not None,
-            callbacks=self._callbacks,
+            **self._task_fields(),
         )
-
-    def _save_files(self, storage: Storage) -> None:
-        is_content = isinstance(self._made, bytes)
-        if isinstance(self._made, bytes):
-            storage.write(self._made, _MODEL)
-        if not is_content or self._callbacks:
-            save_code(storage, None if is_content else self._made, self._callbacks)
-
-    @classmethod
-    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> KerasEstimator:
-        estimator = cls()
-        content = storage.read(_MODEL)
-        if content is None or storage.read(CODE) is not None:
-            estimator._made, *callbacks = load_code(storage)
-            estimator.setCallbacks(callbacks[0] if callbacks else ())
-        estimator._made = estimator._made if content is None else content
-        return estimator
-
-
-def _read(spark: SparkSession, path: str) -> bytes:
-    folder, _, name = path.rpartition("/")
-    content = Storage(spark, folder if "://" in folder else f"file://{folder}").read(name)
-    if content is None:
-        raise ResultError(
-            f"the chief saved its model as {path}, which the driver cannot see: model_dir must be "
-            "on storage that nodes and driver share"
-        )
-    return content
-
-
-def check_schema(
-    task: KerasTask, inputs: tuple[Tensor, ...] | None, schema: t.StructType
-) -> Inputs:
-    """Check columns and their types; return which feeds which of the model's inputs, if known.
-
-    Args:
-        inputs: the model's; None if only the nodes can know.
-
-    Raises:
-        ConfigError: if they cannot be trained with; it names the column.
-    """
-    columns, stopping = task.columns, task.stopping
-    if stopping.patience and (stopping.monitor or "").startswith("val_") and not task.validates:
-        raise ConfigError(
-            f"early_stopping_monitor={stopping.monitor!r} needs rows to validate with: set "
-            "validation_indicator_col"
-        )
-    check_columns(schema.names, columns.names)
-    for name in columns.features:
-        if not isinstance(leaf_type(schema[name].dataType), NUMBERS | TEXTS):
-            raise _wrong_type(
-                schema, name, "features are numbers, vectors, text, or arrays of them"
-            )
-    if not isinstance(leaf_type(schema[columns.label].dataType), NUMBERS):
-        advice = "labels are numbers, vectors, or arrays of them"
-        if isinstance(leaf_type(schema[columns.label].dataType), TEXTS):
-            advice += ": index text first, for example with pyspark.ml.feature.StringIndexer"
-        raise _wrong_type(schema, columns.label, advice)
-    if columns.weight and not isinstance(schema[columns.weight].dataType, t.NumericType):
-        raise _wrong_type(schema, columns.weight, "weights are numbers")
-    by_column = inputs_by_column(columns.features, inputs) if inputs else {}
-    for name, tensor in by_column.items():
-        input_columns({name: tensor.name}, Signature((tensor,), ()), schema)
-    return by_column
-
-
-def check_rows(task: KerasTask, inputs: Inputs, nodes: int, rows: DataFrame, feed: str) -> None:
-    """Check the first rows: how many there are, nulls, lengths.
-
-    Args:
-        feed: `VALIDATION` for the rows that are validated with.
-
-    Raises:
-        ConfigError: if they cannot be trained with; it names the column.
-    """
-    kinds = {name: rows.schema[name].dataType for name in task.columns.names}
-    wanted = [
-        part.alias(f"{what}_{place}")
-        for place, (name, kind) in enumerate(kinds.items())
-        for what, part in (("null", _has_null(column(name), kind)), ("size", _size(name, kind)))
-    ]
-    found = rows.select(*wanted).take(max(SAMPLE_ROWS, nodes))
-    if len(found) < nodes:
-        what = "rows to validate with" if feed == VALIDATION else "rows to train on"
-        marked = ", by validation_indicator_col" if task.validates else ""
-        raise ConfigError(
-            f"the DataFrame has {len(found)} {what}{marked}: each of the {nodes} nodes needs one "
-            "at least"
-        )
-    for place, name in enumerate(kinds):
-        _check_column(name, [(row[2 * place], row[2 * place + 1]) for row in found], inputs)
-
-
-def _check_column(name: str, found: list[tuple[bool, int | None]], inputs: Inputs) -> None:
-    for number, (has_null, _) in enumerate(found):
-        if has_null:
-            raise ConfigError(
-                f"{null_advice(name)}. It is in row {number} of those that Spark gives first"
-            )
-    sizes = {size for _, size in found if size is not None}
-    if len(sizes) > 1:
-        raise ConfigError(
-            f"column {name!r} holds {min(sizes)} values in some rows and {max(sizes)} in others; "
-            "all rows must have as many"
-        )
-    if name in inputs:
-        for size in sizes:
-            check_size(name, size, inputs[name])
-
-
-def _wrong_type(schema: t.StructType, name: str, advice: str) -> ConfigError:
-    kind = schema[name].dataType.simpleString()
-    return ConfigError(f"column {name!r} is of type {kind}, and {advice}")
-
-
-def _has_null(values: Column, kind: t.DataType) -> Column:
-    if not isinstance(kind, t.ArrayType):
-        return values.isNull()
-    element = kind.elementType
-    return values.isNull() | f.exists(values, lambda each: _has_null(each, element))
-
-
-def _size(name: str, kind: t.DataType) -> Column:
-    """Return how many values a row holds; null where only the nodes can know."""
-    values: Any = column(name)
-    if isinstance(kind, VectorUDT):
-        return f.when(values.isNotNull(), f.size(vector_to_array(values)))
-    while isinstance(kind, t.ArrayType) and isinstance(kind.elementType, t.ArrayType):
-        values, kind = f.flatten(values), kind.elementType
-    if isinstance(kind, t.ArrayType):
-        is_single = isinstance(kind.elementType, t.NumericType | t.BooleanType | TEXTS)
-        return f.size(values) if is_single else f.lit(None).cast("int")
-    return f.lit(None if isinstance(kind, MatrixUDT) else 1).cast("int")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.core.spelling import did_you_mean
+from sparkdl.ml.estimators.columns import inputs_by_column
 from sparkdl.ml.estimators.source import Signature, Tensor
 
 Made = bytes | Callable[[], Any]
@@ -207,38 +207,16 @@ def _is_softmax(tensor: Any) -> bool:
     return getattr(layer, "activation", None) is keras.activations.softmax
 
 
-def inputs_by_column(features: Mapping[str, str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return which column feeds which of the model's inputs; an only one feeds an only one.
-
-    Raises:
-        ConfigError: if an input has no column or two, or a column names no input.
-    """
-    if len(features) == len(inputs) == 1:
-        return dict(zip(features, inputs, strict=True))
-    by_name = {tensor.name: tensor for tensor in inputs}
-    if sorted(features.values()) == sorted(by_name):
-        return {column: by_name[name] for column, name in features.items()}
-    unnamed = any(name.startswith(_UNNAMED) for name in by_name)
-    raise ConfigError(
-        f"the model has the inputs {', '.join(by_name)}, and input_mapping={dict(features)} must "
-        "give each of them one column: setInputMapping({column: input, …})"
-        + ". Keras numbers inputs without names anew in each process: keras.Input(…, name=…) names "
-        "one" * unnamed
+def keras_inputs_by_column(
+    features: Mapping[str, str], inputs: Sequence[Tensor]
+) -> dict[str, Tensor]:
+    """Return what `inputs_by_column` does. Raises what it does, with advice on Keras' names."""
+    unnamed = any(tensor.name.startswith(_UNNAMED) for tensor in inputs)
+    advice = (
+        ". Keras numbers inputs without names anew in each process: keras.Input(…, name=…) names "
+        "one"
     )
-
-
-def check_size(column: str, size: int, tensor: Tensor) -> None:
-    """Check how many values a row of a column holds.
-
-    Raises:
-        ConfigError: if the model's input takes another number.
-    """
-    dims = (tensor.shape or (None, None))[1:]
-    if None not in dims and (wanted := prod(n or 0 for n in dims)) != size:
-        raise ConfigError(
-            f"column {column!r} holds {size} values in a row, and the model's input {tensor} takes "
-            f"{wanted}"
-        )
+    return inputs_by_column(features, inputs, advice * unnamed)
 
 
 def check_callbacks(found: Any) -> None:

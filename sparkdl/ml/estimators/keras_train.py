@@ -6,7 +6,6 @@ Runs in: child. The recipe and the callbacks in the driver and in Spark tasks as
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import prod
@@ -15,19 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkdl.control.values import MAX_VALUE_NBYTES
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.frameworks.keras_checkpoint import callback_for
+from sparkdl.ml.estimators.columns import Task, check_size, check_travels
 from sparkdl.ml.estimators.keras_model import (
     Made,
     as_content,
     as_inputs,
     check_callbacks,
-    check_size,
     compiled,
-    inputs_by_column,
     inputs_of,
+    keras_inputs_by_column,
     layer_names,
     with_softmax,
 )
@@ -37,7 +35,6 @@ from sparkdl.ml.scoring.tensorflow import keras_predictor
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
-Callbacks = Sequence[Any] | Callable[[], Sequence[Any]]
 _VALIDATION = "validation"
 
 
@@ -64,62 +61,11 @@ class Recipe:
         return model
 
 
-@dataclass(frozen=True)
-class Columns:
-    """What is trained with.
-
-    Attributes:
-        features: column to the model's input; a single column feeds a single input of any name.
-    """
-
-    features: dict[str, str]
-    label: str
-    weight: str | None = None
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The columns of the features and the weight."""
-        weight = [self.weight] if self.weight else []
-        return tuple(dict.fromkeys([*self.features, *weight]))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All of them."""
-        return tuple(dict.fromkeys([*self.inputs, self.label]))
-
-
-@dataclass(frozen=True)
-class EarlyStopping:
-    """When the training ends before its last epoch; `patience` is None for never."""
-
-    patience: int | None = None
-    monitor: str | None = None
-    min_delta: float = 0.0
-
-
-@dataclass(frozen=True)
-class KerasTask:
-    """What every node is given.
-
-    Attributes:
-        model_dir: folder for the model's file, where it is too large to travel.
-        saves: after each epoch, to continue there after a failure.
-        callbacks: the user's, or a function that makes them.
-    """
+@dataclass(frozen=True, kw_only=True)
+class KerasTask(Task):
+    """What every node is given."""
 
     recipe: Recipe
-    columns: Columns
-    batch_size: int
-    epochs: int
-    name: str
-    validates: bool = False
-    shuffle: bool = False
-    seed: int | None = None
-    stopping: EarlyStopping = EarlyStopping()
-    tensorboard_dir: str | None = None
-    model_dir: str | None = None
-    saves: bool = False
-    callbacks: Callbacks = ()
 
 
 def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
@@ -149,7 +95,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     # Made before the training, so that a model that cannot be copied costs no epochs: a copy
     # without optimizer, which is twice the size of the weights, and without strategy.
     copy = keras.models.model_from_json(model.to_json())
-    _check_size(model, task)
+    check_travels(sum(int(each.nbytes) for each in model.get_weights()), task.model_dir)
     checkpoint = callback_for(ctx, None, 1, DEFAULT_FEED) if task.saves else None
     history = model.fit(
         _data(task, ctx, model),
@@ -169,15 +115,6 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     return {**found, **_saved(copy, task, ctx)} if ctx.is_chief else found
 
 
-def _check_size(model: Any, task: KerasTask) -> None:
-    nbytes = sum(int(weight.nbytes) for weight in model.get_weights())
-    if task.model_dir is None and nbytes > MAX_VALUE_NBYTES * 9 // 10:
-        raise ConfigError(
-            f"the model's weights take {nbytes} bytes, and {MAX_VALUE_NBYTES} at most can travel "
-            "to the driver: set model_dir to a folder that all nodes and the driver share"
-        )
-
-
 def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = "input") -> Any:
     """Return batches of `(x, y)` or `(x, y, weight)`, shaped as the model's inputs are."""
     import tensorflow as tf
@@ -192,7 +129,7 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = "input") ->
         shuffle=task.shuffle and is_training,
         seed=task.seed or 0,
     )
-    by_column = inputs_by_column(columns.features, inputs_of(model))
+    by_column = keras_inputs_by_column(columns.features, inputs_of(model))
     for column, tensor in by_column.items():
         _check_spec(column, batches.element_spec[0][column], tensor)
     tensors = dict(zip(layer_names(model.inputs), model.inputs, strict=True))

@@ -13,7 +13,12 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.values.ndarrays import Array
-from sparkdl.ml.estimators.keras_model import as_inputs, inputs_by_column, inputs_of, tensor_of
+from sparkdl.ml.estimators.keras_model import (
+    as_inputs,
+    inputs_of,
+    keras_inputs_by_column,
+    tensor_of,
+)
 from sparkdl.ml.estimators.keras_train import KerasTask, callbacks_of, own_callbacks
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.jobs.rows import Column
@@ -212,7 +217,7 @@ class KerasMaster(Master):
     def columns(self) -> tuple[Column, ...]:
         """Return which columns are kept, and as what."""
         columns = self.task.columns
-        by_column = inputs_by_column(columns.features, inputs_of(self.model))
+        by_column = keras_inputs_by_column(columns.features, inputs_of(self.model))
         found = [Column(name, tensor) for name, tensor in by_column.items()]
         found.append(Column(columns.label))
         if columns.weight:

@@ -77,7 +77,7 @@ class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size
         return "output_mapping"
 
 
-class _FittedModel(ScoringModel):
+class FittedModel(ScoringModel):
     """A model that `fit` may have made."""
 
     _summary: TrainingSummary | None = None
@@ -112,7 +112,7 @@ class _FittedModel(ScoringModel):
 
 
 class TFModel(
-    _FittedModel,
+    FittedModel,
     TFParams,
     params=["model_dir", "export_dir", "signature_def_key", "tag_set", "model_config"],
 ):
@@ -185,34 +185,17 @@ def _name(source: ModelSource) -> str:
     return "saved_model" if source.format == "saved_model" else source.path.rpartition("/")[2]
 
 
-class KerasModel(_FittedModel, params=COLUMNS):
-    """What `KerasEstimator.fit` returns.
+class NetworkModel(FittedModel, params=COLUMNS):
+    """A model that an estimator of networks made: Spark ML's usual columns stand for its mapping.
 
     The model's output is the column `prediction_col`. If `probability_col` is set (or
     `raw_prediction_col`, for logits), the output is there as a vector, and `prediction_col` holds
     the number of the class with the highest score. An only output that ends in a softmax is so by
     itself, in the column `probability`, unless `output_types` names a type for `prediction_col`.
     With `output_mapping`, its columns are there instead.
-
-    Attributes:
-        content: the trained model as a `.keras` file.
     """
 
-    __module__ = "sparkdl"
-
-    def __init__(self, content: bytes = b"", signature: Signature | None = None) -> None:
-        super().__init__()
-        self.content = content
-        self._signature = signature or Signature((), ())
-        self._set_table_defaults(batch_size=SCORE_ROWS)
-
-    def getModel(self) -> Any:
-        """Return the trained Keras model, loaded anew and not compiled.
-
-        Raises:
-            FrameworkMissingError: if the driver has no Keras.
-        """
-        return from_content(self.content)
+    _signature = Signature((), ())
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -223,11 +206,6 @@ class KerasModel(_FittedModel, params=COLUMNS):
     def outputs(self) -> tuple[str, ...]:
         """The names of the model's outputs."""
         return tuple(tensor.name for tensor in self._signature.outputs)
-
-    def _parts(self) -> Parts:
-        args: Any = self._values()
-        args.input_mapping = self.getInputMapping() or {self.getFeaturesCol(): self._only_input()}
-        return source_of_content(self.content), self._signature, args, self._outputs()
 
     def _only_input(self) -> str:
         if len(self._signature.inputs) != 1:
@@ -267,6 +245,35 @@ class KerasModel(_FittedModel, params=COLUMNS):
     def _extra(self) -> dict[str, Any]:
         signature = msgspec.json.encode(self._signature).decode()
         return {**super()._extra(), "signature": signature}
+
+
+class KerasModel(NetworkModel):
+    """What `KerasEstimator.fit` returns; see `NetworkModel` for its columns.
+
+    Attributes:
+        content: the trained model as a `.keras` file.
+    """
+
+    __module__ = "sparkdl"
+
+    def __init__(self, content: bytes = b"", signature: Signature | None = None) -> None:
+        super().__init__()
+        self.content = content
+        self._signature = signature or Signature((), ())
+        self._set_table_defaults(batch_size=SCORE_ROWS)
+
+    def getModel(self) -> Any:
+        """Return the trained Keras model, loaded anew and not compiled.
+
+        Raises:
+            FrameworkMissingError: if the driver has no Keras.
+        """
+        return from_content(self.content)
+
+    def _parts(self) -> Parts:
+        args: Any = self._values()
+        args.input_mapping = self.getInputMapping() or {self.getFeaturesCol(): self._only_input()}
+        return source_of_content(self.content), self._signature, args, self._outputs()
 
     def _save_files(self, storage: Storage) -> None:
         storage.write(self.content, f"{_FILES}.keras")

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.ml.estimators import keras_estimator
+from sparkdl.ml.estimators import keras_estimator, network
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.estimators.keras_model import as_content, inputs_of, with_softmax
@@ -193,9 +193,7 @@ def test_null_behind_the_rows_that_are_looked_at_ends_the_training(
     spark_ml: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = {"framework": "plain"}  # for the feed fails, whoever reads
-    monkeypatch.setattr(
-        keras_estimator, "launch_options", lambda args: launch_options(args) | plain
-    )
+    monkeypatch.setattr(network, "launch_options", lambda args: launch_options(args) | plain)
     monkeypatch.setattr(keras_estimator, "train", read_all)
     late = spark_ml.range(5000, numPartitions=1).selectExpr(
         f"array_repeat(0.5d, {FEATURES}) as features", "if(id = 4990, null, 1.0d) as label"

@@ -1,0 +1,135 @@
+"""What cannot be trained on is refused before there are nodes.
+
+Runs in: driver
+
+Types come from the schema; lengths and nulls from the first rows, for all of them would cost a pass
+over the data. A null in a later row ends the feeding, see `training.without_nulls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.linalg import MatrixUDT, VectorUDT
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.columns import Task, check_size
+from sparkdl.ml.estimators.source import Signature, Tensor
+from sparkdl.ml.estimators.training import VALIDATION, check_columns, column, null_advice
+from sparkdl.ml.scoring.columns import NUMBERS, TEXTS, input_columns, leaf_type
+
+SAMPLE_ROWS = 1000
+"""So many rows are looked at before the nodes start."""
+Inputs = Mapping[str, Tensor]
+"""Column to the model's input that it feeds."""
+
+
+def check_schema(task: Task, schema: t.StructType) -> None:
+    """Check columns and their types.
+
+    Raises:
+        ConfigError: if they cannot be trained with; it names the column.
+    """
+    columns, stopping = task.columns, task.stopping
+    if stopping.patience and (stopping.monitor or "").startswith("val_") and not task.validates:
+        raise ConfigError(
+            f"early_stopping_monitor={stopping.monitor!r} needs rows to validate with: set "
+            "validation_indicator_col"
+        )
+    check_columns(schema.names, columns.names)
+    for name in columns.features:
+        if not isinstance(leaf_type(schema[name].dataType), NUMBERS | TEXTS):
+            raise _wrong_type(
+                schema, name, "features are numbers, vectors, text, or arrays of them"
+            )
+    if not isinstance(leaf_type(schema[columns.label].dataType), NUMBERS):
+        advice = "labels are numbers, vectors, or arrays of them"
+        if isinstance(leaf_type(schema[columns.label].dataType), TEXTS):
+            advice += ": index text first, for example with pyspark.ml.feature.StringIndexer"
+        raise _wrong_type(schema, columns.label, advice)
+    if columns.weight and not isinstance(schema[columns.weight].dataType, t.NumericType):
+        raise _wrong_type(schema, columns.weight, "weights are numbers")
+
+
+def check_fits(inputs: Inputs, schema: t.StructType) -> None:
+    """Check that columns can feed the model's inputs.
+
+    Raises:
+        ConfigError: if one cannot.
+    """
+    for name, tensor in inputs.items():
+        input_columns({name: tensor.name}, Signature((tensor,), ()), schema)
+
+
+def check_rows(task: Task, inputs: Inputs, nodes: int, rows: DataFrame, feed: str) -> None:
+    """Check the first rows: how many there are, nulls, lengths.
+
+    Args:
+        feed: `VALIDATION` for the rows that are validated with.
+
+    Raises:
+        ConfigError: if they cannot be trained with; it names the column.
+    """
+    kinds = {name: rows.schema[name].dataType for name in task.columns.names}
+    wanted = [
+        part.alias(f"{what}_{place}")
+        for place, (name, kind) in enumerate(kinds.items())
+        for what, part in (("null", _has_null(column(name), kind)), ("size", _size(name, kind)))
+    ]
+    found = rows.select(*wanted).take(max(SAMPLE_ROWS, nodes))
+    if len(found) < nodes:
+        what = "rows to validate with" if feed == VALIDATION else "rows to train on"
+        marked = ", by validation_indicator_col" if task.validates else ""
+        raise ConfigError(
+            f"the DataFrame has {len(found)} {what}{marked}: each of the {nodes} nodes needs one "
+            "at least"
+        )
+    for place, name in enumerate(kinds):
+        _check_column(name, [(row[2 * place], row[2 * place + 1]) for row in found], inputs)
+
+
+def _check_column(name: str, found: list[tuple[bool, int | None]], inputs: Inputs) -> None:
+    for number, (has_null, _) in enumerate(found):
+        if has_null:
+            raise ConfigError(
+                f"{null_advice(name)}. It is in row {number} of those that Spark gives first"
+            )
+    sizes = {size for _, size in found if size is not None}
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"column {name!r} holds {min(sizes)} values in some rows and {max(sizes)} in others; "
+            "all rows must have as many"
+        )
+    if name in inputs:
+        for size in sizes:
+            check_size(name, size, inputs[name])
+
+
+def _wrong_type(schema: t.StructType, name: str, advice: str) -> ConfigError:
+    kind = schema[name].dataType.simpleString()
+    return ConfigError(f"column {name!r} is of type {kind}, and {advice}")
+
+
+def _has_null(values: Column, kind: t.DataType) -> Column:
+    if not isinstance(kind, t.ArrayType):
+        return values.isNull()
+    element = kind.elementType
+    return values.isNull() | f.exists(values, lambda each: _has_null(each, element))
+
+
+def _size(name: str, kind: t.DataType) -> Column:
+    """Return how many values a row holds; null where only the nodes can know."""
+    values: Any = column(name)
+    if isinstance(kind, VectorUDT):
+        return f.when(values.isNotNull(), f.size(vector_to_array(values)))
+    while isinstance(kind, t.ArrayType) and isinstance(kind.elementType, t.ArrayType):
+        values, kind = f.flatten(values), kind.elementType
+    if isinstance(kind, t.ArrayType):
+        is_single = isinstance(kind.elementType, t.NumericType | t.BooleanType | TEXTS)
+        return f.size(values) if is_single else f.lit(None).cast("int")
+    return f.lit(None if isinstance(kind, MatrixUDT) else 1).cast("int")

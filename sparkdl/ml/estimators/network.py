@@ -1,0 +1,183 @@
+"""What estimators of networks have in common: from columns and parameters to a trained model.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import cloudpickle
+import msgspec
+from pyspark.ml.base import Estimator
+from pyspark.sql import DataFrame, SparkSession
+
+from sparkdl.core.errors import ConfigError, ResultError
+from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.tracking import tracked
+from sparkdl.ml.estimators.checks import Inputs, check_rows
+from sparkdl.ml.estimators.columns import Callbacks, Columns, EarlyStopping, Task
+from sparkdl.ml.estimators.estimator import launch_options
+from sparkdl.ml.estimators.params import HasParams
+from sparkdl.ml.estimators.persistence import CODE, Saved, Storage, load_code, save_code
+from sparkdl.ml.estimators.source import Signature
+from sparkdl.ml.estimators.training import Training, TrainingSummary
+from sparkdl.ml.scoring.model import FittedModel
+from sparkdl.ml.scoring.predict import SCORE_ROWS
+
+M = TypeVar("M", bound=FittedModel)
+Trained = tuple[bytes, Signature, TrainingSummary]
+_BATCH_ROWS = 32
+
+
+class NetworkEstimator(Estimator[M], HasParams, Saved):
+    """An estimator that gives every node a `Task`, and whose chief returns the trained model."""
+
+    _file: str
+    """The name under which a model that is not made by a function is saved."""
+    _made: bytes | Callable[[], Any] | None = None
+    _callbacks: Callbacks = ()
+
+    def _set_params(self, params: Mapping[str, Any]) -> None:
+        self._set_table_defaults(batch_size=_BATCH_ROWS)
+        if unknown := [name for name in params if not self.hasParam(name)]:
+            known = ["model", "callbacks", *(param.name for param in self.params)]
+            raise ConfigError(
+                f"{type(self).__name__} has no parameter {', '.join(map(repr, unknown))}; it has "
+                f"{', '.join(known)}{did_you_mean(unknown[0], known)}"
+            )
+        self._set(**params)
+
+    def setCallbacks(self, callbacks: Callbacks) -> Any:
+        """Set callbacks of the framework: a list, or a function without arguments that makes it.
+
+        Every node has its own, after those that parameters ask for (early stopping, TensorBoard).
+        With `mode="jobs"` they run on the driver, once an epoch and not for each batch.
+
+        Raises:
+            ConfigError: if they are none, or cannot travel to the nodes.
+        """
+        if not callable(callbacks):
+            self._check_callbacks(callbacks)
+        try:
+            cloudpickle.dumps(callbacks)
+        except Exception as error:
+            raise ConfigError(
+                f"callbacks cannot travel to the nodes: {error}. Give a function that makes them"
+            ) from error
+        self._callbacks = callbacks
+        return self
+
+    def getCallbacks(self) -> Callbacks:
+        """Return what `setCallbacks` was given."""
+        return self._callbacks
+
+    @abstractmethod
+    def _check_callbacks(self, found: Any) -> None:
+        """Raise a ConfigError if these are no callbacks."""
+
+    def _fit(self, dataset: DataFrame) -> M:
+        with tracked("fit", estimator=self, dataset=dataset) as note:
+            model = self._fitted(dataset)
+            note(model=model)
+        return model
+
+    @abstractmethod
+    def _fitted(self, dataset: DataFrame) -> M: ...
+
+    def _task_fields(self) -> dict[str, Any]:
+        """Return the fields of `Task` by name."""
+        return {
+            "columns": Columns(
+                features=self.getInputMapping() or {self.getFeaturesCol(): ""},
+                label=self.getLabelCol(),
+                weight=self.getWeightCol(),
+            ),
+            "batch_size": self.getBatchSize(),
+            "epochs": self.getEpochs(),
+            "name": self.uid,
+            "validates": self.getValidationIndicatorCol() is not None,
+            "shuffle": self.getShuffle(),
+            "seed": self.getSeed(),
+            "stopping": EarlyStopping(
+                patience=self.getEarlyStoppingPatience(),
+                monitor=self.getEarlyStoppingMonitor(),
+                min_delta=self.getEarlyStoppingMinDelta(),
+            ),
+            "tensorboard_dir": self.getTensorboardDir(),
+            "model_dir": self.getModelDir(),
+            "saves": self.getCheckpointDir() is not None,
+            "callbacks": self._callbacks,
+        }
+
+    def _training(
+        self, map_fun: Callable[[Any, Any], Any], task: Task, inputs: Inputs, **options: Any
+    ) -> Training:
+        """Return the training of a task.
+
+        Args:
+            inputs: of the model, by their columns, as far as they are known.
+            options: of `sparkdl.launch`, beside those that are parameters.
+        """
+        return Training(
+            map_fun=map_fun,
+            args=task,
+            nodes=self.getNumWorkers(),
+            epochs=task.epochs,
+            columns=task.columns.names,
+            check=partial(check_rows, task, inputs, self.getNumWorkers()),
+            refuses_nulls=True,
+            validation_col=self.getValidationIndicatorCol(),
+            return_timeout_s=self.getShutdownTimeout(),
+            cache=self.getCache(),
+            reader=self.getFeedReader(),
+            options={**launch_options(self._values()), **options},
+        )
+
+    def _trained(self, dataset: DataFrame, training: Training) -> Trained:
+        summary = training.run(dataset)
+        if not summary.results:
+            raise ResultError("the chief's model did not reach the driver; see the log above")
+        chief: dict[str, Any] = summary.results[0]
+        content = chief.get("content") or _read(dataset.sparkSession, chief["path"])
+        return content, msgspec.json.decode(chief["signature"], type=Signature), summary
+
+    def _with_values(self, model: M, summary: TrainingSummary) -> M:
+        """Return a trained model with this estimator's parameters and its summary."""
+        model = self._copyValues(model)
+        model.clear(model.batch_size)  # what trains well need not score well
+        model._setDefault(batch_size=SCORE_ROWS)
+        model._summary = replace(summary, results=())
+        return model
+
+    def _save_files(self, storage: Storage) -> None:
+        is_content = isinstance(self._made, bytes)
+        if isinstance(self._made, bytes):
+            storage.write(self._made, self._file)
+        if not is_content or self._callbacks:
+            save_code(storage, None if is_content else self._made, self._callbacks)
+
+    @classmethod
+    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> Any:
+        estimator: Any = cls()
+        content = storage.read(cls._file)
+        if content is None or storage.read(CODE) is not None:
+            estimator._made, *callbacks = load_code(storage)
+            estimator.setCallbacks(callbacks[0] if callbacks else ())
+        estimator._made = estimator._made if content is None else content
+        return estimator
+
+
+def _read(spark: SparkSession, path: str) -> bytes:
+    folder, _, name = path.rpartition("/")
+    content = Storage(spark, folder if "://" in folder else f"file://{folder}").read(name)
+    if content is None:
+        raise ResultError(
+            f"the chief saved its model as {path}, which the driver cannot see: model_dir must be "
+            "on storage that nodes and driver share"
+        )
+    return content
