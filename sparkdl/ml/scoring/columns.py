@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
@@ -49,10 +49,15 @@ _BY_DTYPE: dict[str, t.DataType] = {
 
 @dataclass(frozen=True)
 class InputColumn:
-    """A column and the model's input that it feeds."""
+    """A column and the model's input that it feeds.
+
+    Attributes:
+        is_part: a number for each row; those of several columns make the input's rows.
+    """
 
     name: str
     tensor: Tensor
+    is_part: bool = False
 
 
 def input_columns(
@@ -62,34 +67,65 @@ def input_columns(
 
     Args:
         mapping: column to input; a name may end in `:0`, as TensorFlow 1 had it, and the only one
-            may be another than the model's, see `only_one`. What names no input, as that of the
+            may be another than the model's, see `only_one`. Columns of numbers that name the same
+            input are the elements of its rows, in their order. What names no input, as that of the
             labels in training, is left out.
 
     Raises:
-        ConfigError: if an input has no column, or two, or one that is missing or of a type that
-            cannot feed it.
+        ConfigError: if an input has no column, or one that is missing or of a type that cannot
+            feed it, or another number of columns than elements.
     """
     inputs = [tensor.removesuffix(":0") for tensor in mapping.values()]
-    if only := only_one(inputs, signature.inputs):
-        inputs = [only.name]
-    by_input = dict(zip(inputs, mapping, strict=True))
-    if any(inputs.count(tensor.name) != 1 for tensor in signature.inputs):
+    if only := only_one(list(dict.fromkeys(inputs)), signature.inputs):
+        inputs = [only.name] * len(inputs)
+    by_input: dict[str, list[str]] = {}
+    for column, name in zip(mapping, inputs, strict=True):
+        by_input.setdefault(name, []).append(column)
+    if any(tensor.name not in by_input for tensor in signature.inputs):
         raise ConfigError(
-            f"input_mapping={dict(mapping)} must give each input of the model one column. Its "
+            f"input_mapping={dict(mapping)} must give each input of the model a column. Its "
             f"inputs are {', '.join(map(str, signature.inputs))}; write "
             "setInputMapping({column: input, …})"
         )
     found = []
     for tensor in signature.inputs:
-        column = by_input[tensor.name]
-        if column not in schema.names:
-            raise ConfigError(
-                f"the DataFrame has no column {column!r}, which feeds the model's input {tensor}; "
-                f"its columns are {', '.join(schema.names)}{did_you_mean(column, schema.names)}"
-            )
-        _check(column, schema[column].dataType, tensor)
-        found.append(InputColumn(column, tensor))
+        columns = by_input[tensor.name]
+        for column in columns:
+            if column not in schema.names:
+                raise ConfigError(
+                    f"the DataFrame has no column {column!r}, which feeds the model's input "
+                    f"{tensor}; its columns are {', '.join(schema.names)}"
+                    f"{did_you_mean(column, schema.names)}"
+                )
+            _check(column, schema[column].dataType, tensor)
+        if len(columns) > 1:
+            check_parts({name: schema[name].dataType for name in columns}, tensor)
+        found += [InputColumn(column, tensor, len(columns) > 1) for column in columns]
     return tuple(found)
+
+
+def check_parts(kinds: Mapping[str, t.DataType], tensor: Tensor) -> None:
+    """Check that columns can be the elements of a model's input.
+
+    Args:
+        kinds: column to type.
+
+    Raises:
+        ConfigError: if one is no number, or the input takes another number of elements.
+    """
+    for column, kind in kinds.items():
+        if not isinstance(kind, t.NumericType | t.BooleanType) or tensor.dtype in (TEXT, ANY):
+            raise ConfigError(
+                f"column {column!r} is of type {kind.simpleString()}, and {len(kinds)} columns "
+                f"feed the model's input {tensor}: each must be a number. Join arrays and vectors "
+                "with pyspark.ml.feature.VectorAssembler"
+            )
+    dims = (tensor.shape or (None, None))[1:]
+    if None not in dims and prod(n or 0 for n in dims) != len(kinds):
+        raise ConfigError(
+            f"{len(kinds)} columns feed the model's input {tensor}: {', '.join(kinds)}; it takes "
+            f"{prod(n or 0 for n in dims)} numbers a row"
+        )
 
 
 def leaf_type(kind: t.DataType) -> t.DataType:
@@ -134,10 +170,29 @@ def tensor_values(column: pa.Array, wanted: InputColumn) -> Array:
         FeedTypeError: if it does not fit; nothing is bent to fit.
     """
     where = f"column {wanted.name!r}"
+    tensor = replace(wanted.tensor, shape=(None,)) if wanted.is_part else wanted.tensor
     values = convert(column, None, where)
-    if wanted.tensor.dtype != ANY:
-        values = _cast(values, wanted.tensor, where)
-    return _shaped(values, wanted.tensor, where)
+    if tensor.dtype != ANY:
+        values = _cast(values, tensor, where)
+    return _shaped(values, tensor, where)
+
+
+def input_values(inputs: Sequence[InputColumn], columns: Sequence[pa.Array]) -> dict[str, Array]:
+    """Return columns without nulls as the model's inputs, by their names.
+
+    Raises:
+        FeedTypeError: if one does not fit.
+    """
+    found: dict[str, list[Array]] = {}
+    for wanted, column in zip(inputs, columns, strict=True):
+        found.setdefault(wanted.tensor.name, []).append(tensor_values(column, wanted))
+    tensors = {wanted.tensor.name: wanted.tensor for wanted in inputs if wanted.is_part}
+    return {
+        name: _shaped(np.stack(parts, axis=1), tensors[name], f"input {name!r}")
+        if name in tensors
+        else parts[0]
+        for name, parts in found.items()
+    }
 
 
 def _cast(values: Array, tensor: Tensor, where: str) -> Array:

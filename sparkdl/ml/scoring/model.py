@@ -5,7 +5,7 @@ Runs in: driver
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pyspark.ml.base import Model
@@ -18,6 +18,7 @@ from sparkdl.ml.estimators.keras_model import from_content
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, HasParams, TFParams
 from sparkdl.ml.estimators.persistence import Saved, Storage
+from sparkdl.ml.estimators.plot import plotted
 from sparkdl.ml.estimators.source import (
     ModelSource,
     Signature,
@@ -35,6 +36,9 @@ from sparkdl.ml.scoring.columns import (
 from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _FILES = "model"
 PROBABILITY = "probability"
@@ -102,6 +106,17 @@ class FittedModel(ScoringModel):
     def history(self) -> dict[str, list[float]]:
         """Metric to its values, one for each epoch."""
         return self.summary.history
+
+    def history_plot(self) -> Figure:
+        """Return a figure of the history, a part for each metric; a notebook shows it.
+
+        `model.history_plot().savefig("history.png")` writes it.
+
+        Raises:
+            ConfigError: if the model does not come from a `fit`, or its history is empty.
+            FrameworkMissingError: if matplotlib is not installed.
+        """
+        return plotted(self.history)
 
     def _extra(self) -> dict[str, Any]:
         return {} if self._summary is None else {"summary": self._summary.saved()}
