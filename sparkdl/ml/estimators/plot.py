@@ -46,4 +46,4 @@ def plotted(history: Mapping[str, Sequence[float]]) -> Figure:
         part.xaxis.get_major_locator().set_params(integer=True)
         part.legend()
     pyplot.close(figure)  # a notebook would show it once more at the end of the cell
-    return figure  # type: ignore[no-any-return]
+    return figure
