@@ -22,11 +22,13 @@ class Columns:
     """What is trained with.
 
     Attributes:
-        features: column to the model's input; a single column feeds a single input of any name.
+        features: column to the model's input, of any name if it is the only one. Columns of
+            numbers that name the same are the elements of its rows.
+        labels: column to the model's output; all without a name for outputs in their order.
     """
 
     features: dict[str, str]
-    label: str
+    labels: dict[str, str]
     weight: str | None = None
 
     @property
@@ -38,7 +40,7 @@ class Columns:
     @property
     def names(self) -> tuple[str, ...]:
         """All of them."""
-        return tuple(dict.fromkeys([*self.inputs, self.label]))
+        return tuple(dict.fromkeys([*self.inputs, *self.labels]))
 
 
 @dataclass(frozen=True)
@@ -74,26 +76,61 @@ class Task:
     callbacks: Callbacks = ()
 
 
+def named(columns: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Return columns with the names of what they feed, empty where they are not given."""
+    if isinstance(columns, str):
+        return {columns: ""}
+    return dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
+
+
 def inputs_by_column(
     features: Mapping[str, str], inputs: Sequence[Tensor], advice: str = ""
 ) -> dict[str, Tensor]:
-    """Return which column feeds which of the model's inputs; an only one feeds an only one.
+    """Return which column feeds which of the model's inputs, an only one whatever its name.
 
     Args:
         advice: what else may be wrong, for the error.
 
     Raises:
-        ConfigError: if an input has no column or two, or a column names no input.
+        ConfigError: if an input has no column, or a column names no input.
     """
-    if len(features) == len(inputs) == 1:
-        return dict(zip(features, inputs, strict=True))
+    if len(inputs) == len(set(features.values())) == 1:
+        return dict.fromkeys(features, inputs[0])
     by_name = {tensor.name: tensor for tensor in inputs}
-    if sorted(features.values()) == sorted(by_name):
+    if set(features.values()) == set(by_name):
         return {column: by_name[name] for column, name in features.items()}
     raise ConfigError(
         f"the model has the inputs {', '.join(by_name)}, and input_mapping={dict(features)} must "
-        f"give each of them one column: setInputMapping({{column: input, …}}){advice}"
+        f"give each of them a column: setInputMapping({{column: input, …}}){advice}"
     )
+
+
+def outputs_by_column(labels: Mapping[str, str], outputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return which column holds the labels of which of the model's outputs.
+
+    Raises:
+        ConfigError: if an output has none, or a column names no output.
+    """
+    by_name = {tensor.name: tensor for tensor in outputs}
+    if not any(labels.values()):
+        if len(outputs) == 1:
+            return dict.fromkeys(labels, outputs[0])
+        if len(labels) == len(outputs):
+            return dict(zip(labels, outputs, strict=True))
+    if set(labels.values()) == set(by_name):
+        return {column: by_name[name] for column, name in labels.items()}
+    raise ConfigError(
+        f"the model has the outputs {', '.join(by_name)}, and label_col={dict(labels)} must give "
+        "each of them labels: setLabelCol([column, …]) in this order, or {column: output, …}"
+    )
+
+
+def by_tensor(columns: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Return the names of inputs or outputs with their columns, in their order."""
+    found: dict[str, list[str]] = {}
+    for column, tensor in columns.items():
+        found.setdefault(tensor.name, []).append(column)
+    return found
 
 
 def check_size(column: str, size: int, tensor: Tensor) -> None:

@@ -23,6 +23,7 @@ Objects = Mapping[str, Any]
 _OWN = ("keras.", "keras_hub.", "keras_cv.", "keras_nlp.")
 _MARKS = ("__keras_tensor__", "__tensor__", "__numpy__", "__ellipsis__", "__tuple__", "__slice__")
 _LAMBDA = "<lambda>"
+_COMPILED = "compile_config"
 
 
 def scope(objects: Objects) -> AbstractContextManager[Any]:
@@ -76,12 +77,25 @@ def objects_of(model: Any) -> dict[str, Any]:
     return {name: known[name] for name in foreign_names(config) if name in known}
 
 
-def is_keras_own(model: Any) -> bool:
-    """Whether Keras alone can make a model again from its configuration."""
+def architecture(model: Any) -> dict[str, Any] | None:
+    """Return the configuration of a model, not of how it is compiled, if Keras can make it again.
+
+    None if it has parts that are not Keras' own, or that do not say what they are made of.
+    """
     try:
-        return not any(foreign_names(json.loads(model.to_json())))
+        config = json.loads(model.to_json())
     except (NotImplementedError, TypeError, ValueError):
-        return False  # a layer that does not say what it is made of
+        return None
+    config = _not_compiled(config)
+    return None if any(foreign_names(config)) else config
+
+
+def _not_compiled(config: Any) -> Any:
+    if isinstance(config, list):
+        return [_not_compiled(each) for each in config]
+    if not isinstance(config, dict):
+        return config
+    return {name: _not_compiled(each) for name, each in config.items() if name != _COMPILED}
 
 
 def foreign_names(config: Any) -> Iterator[str]:

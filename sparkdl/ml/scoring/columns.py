@@ -105,7 +105,7 @@ def input_columns(
 
 
 def check_parts(kinds: Mapping[str, t.DataType], tensor: Tensor) -> None:
-    """Check that columns can be the elements of a model's input.
+    """Check that columns can be the elements of a model's input, or the labels of an output.
 
     Args:
         kinds: column to type.
@@ -117,13 +117,13 @@ def check_parts(kinds: Mapping[str, t.DataType], tensor: Tensor) -> None:
         if not isinstance(kind, t.NumericType | t.BooleanType) or tensor.dtype in (TEXT, ANY):
             raise ConfigError(
                 f"column {column!r} is of type {kind.simpleString()}, and {len(kinds)} columns "
-                f"feed the model's input {tensor}: each must be a number. Join arrays and vectors "
-                "with pyspark.ml.feature.VectorAssembler"
+                f"are the model's {tensor}: each must be a number. Join arrays and vectors with "
+                "pyspark.ml.feature.VectorAssembler"
             )
     dims = (tensor.shape or (None, None))[1:]
     if None not in dims and prod(n or 0 for n in dims) != len(kinds):
         raise ConfigError(
-            f"{len(kinds)} columns feed the model's input {tensor}: {', '.join(kinds)}; it takes "
+            f"{len(kinds)} columns are the model's {tensor}: {', '.join(kinds)}; it has "
             f"{prod(n or 0 for n in dims)} numbers a row"
         )
 

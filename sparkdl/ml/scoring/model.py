@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import msgspec
 from pyspark.ml.base import Model
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.columns import named
 from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.keras_model import from_content
+from sparkdl.ml.estimators.keras_model import from_content, is_keras_file
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, HasParams, TFParams
 from sparkdl.ml.estimators.persistence import Saved, Storage
 from sparkdl.ml.estimators.plot import plotted
 from sparkdl.ml.estimators.source import (
+    Format,
     ModelSource,
     Signature,
     source_of,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FILES = "model"
+_FILE, _CODE = f"{_FILES}.keras", f"{_FILES}.pickle"
 PROBABILITY = "probability"
 """The column of a softmax, where `probability_col` names none; Spark ML's own name for it."""
 Parts = tuple[ModelSource, Signature, Any, tuple[StructType, tuple[OutputColumn, ...]]]
@@ -266,7 +270,8 @@ class KerasModel(NetworkModel):
     """What `KerasEstimator.fit` returns; see `NetworkModel` for its columns.
 
     Attributes:
-        content: the trained model as a `.keras` file.
+        content: the trained model as a `.keras` file; or pickled with the function that makes it,
+            where it has parts that are not Keras' own.
     """
 
     __module__ = "sparkdl"
@@ -283,19 +288,23 @@ class KerasModel(NetworkModel):
         Raises:
             FrameworkMissingError: if the driver has no Keras.
         """
-        return from_content(self.content)
+        if is_keras_file(self.content):
+            return from_content(self.content)
+        return cloudpickle.loads(self.content).model()
 
     def _parts(self) -> Parts:
         args: Any = self._values()
-        args.input_mapping = self.getInputMapping() or {self.getFeaturesCol(): self._only_input()}
-        return source_of_content(self.content), self._signature, args, self._outputs()
+        columns = named(self.getFeaturesCol())
+        args.input_mapping = self.getInputMapping() or dict.fromkeys(columns, self._only_input())
+        kind: Format = "keras" if is_keras_file(self.content) else "keras_code"
+        return source_of_content(self.content, kind), self._signature, args, self._outputs()
 
     def _save_files(self, storage: Storage) -> None:
-        storage.write(self.content, f"{_FILES}.keras")
+        storage.write(self.content, _FILE if is_keras_file(self.content) else _CODE)
 
     @classmethod
     def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> KerasModel:
-        content = storage.read(f"{_FILES}.keras")
+        content = storage.read(_FILE) or storage.read(_CODE)
         if content is None:
             raise ConfigError(f"{storage.location('')} holds no model: it was not saved whole")
         model = cls(content, msgspec.json.decode(metadata["signature"], type=Signature))
