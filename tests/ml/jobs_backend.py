@@ -42,7 +42,7 @@ def model(dropout: float = 0.0) -> Any:
 
 
 def task(made: Any) -> KerasTask:
-    columns = Columns({"f": ""}, "l", "w")
+    columns = Columns({"f": ""}, {"l": ""}, "w")
     recipe = Recipe(as_content(made))
     return KerasTask(recipe=recipe, columns=columns, batch_size=8, epochs=1, name="n", seed=1)
 
