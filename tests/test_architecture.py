@@ -90,6 +90,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "ml/daemon.py": "imports TensorFlow for Spark's workers",
     "ml/estimators/keras_train.py": "trains a Keras model",
     "ml/estimators/keras_model.py": "makes and compiles a Keras model",
+    "ml/estimators/keras_objects.py": "finds what a Keras model has of its own",
     "ml/jobs/keras.py": "a Keras model in Spark jobs",
     "ml/jobs/torch.py": "a PyTorch model in Spark jobs",
     "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",
@@ -134,6 +135,10 @@ FORBIDDEN_BUT = {
         "ml/estimators/persistence.py",
         "cloudpickle.loads",
     ): "the user's function, from where it was saved",
+    (
+        "ml/estimators/keras_model.py",
+        "cloudpickle.loads",
+    ): "the user's function, with the weights that it was trained to",
     ("ml/estimators/describe.py", "cloudpickle.loads"): "the user's function, from its own driver",
     (
         "ml/scoring/function.py",

@@ -21,7 +21,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import Task, by_tensor, check_size, outputs_by_column
 from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.estimators.training import VALIDATION, check_columns, column, null_advice
-from sparkdl.ml.scoring.columns import NUMBERS, TEXTS, check_parts, input_columns, leaf_type
+from sparkdl.ml.scoring.inputs import NUMBERS, TEXTS, check_parts, input_columns, leaf_type
 
 SAMPLE_ROWS = 1000
 """So many rows are looked at before the nodes start."""

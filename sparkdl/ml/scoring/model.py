@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import msgspec
 from pyspark.ml.base import Model
 from pyspark.sql import DataFrame
@@ -16,7 +15,7 @@ from pyspark.sql.types import StructType
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import named
 from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.keras_model import from_content, is_keras_file
+from sparkdl.ml.estimators.keras_model import code_in, from_content, is_keras_file
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, HasParams, TFParams
 from sparkdl.ml.estimators.persistence import Saved, Storage
@@ -29,13 +28,8 @@ from sparkdl.ml.estimators.source import (
     source_of_content,
 )
 from sparkdl.ml.estimators.training import TrainingSummary
-from sparkdl.ml.scoring.columns import (
-    TEXT,
-    OutputColumn,
-    class_outputs,
-    input_columns,
-    mapped_outputs,
-)
+from sparkdl.ml.scoring.columns import OutputColumn, class_outputs, mapped_outputs
+from sparkdl.ml.scoring.inputs import TEXT, input_columns
 from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
@@ -290,7 +284,7 @@ class KerasModel(NetworkModel):
         """
         if is_keras_file(self.content):
             return from_content(self.content)
-        return cloudpickle.loads(self.content).model()
+        return code_in(self.content).model()
 
     def _parts(self) -> Parts:
         args: Any = self._values()

@@ -25,9 +25,10 @@ from sparkdl.core.errors import FeedTypeError, InferenceError, ScorerLostError
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring.client import ScorerClient
-from sparkdl.ml.scoring.columns import InputColumn, OutputColumn, input_values, valid_rows
+from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.files import FileColumns, FileRows, runs
 from sparkdl.ml.scoring.held import OwnModel
+from sparkdl.ml.scoring.inputs import InputColumn, input_values, valid_rows
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.rows import Rows, ahead, chunks
 from sparkdl.ml.scoring.share import Sharing

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.values.ndarrays import Array
-from sparkdl.ml.estimators.keras_model import from_content, layer_names, output_names
+from sparkdl.ml.estimators.keras_model import code_in, from_content, layer_names, output_names
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.saved_model import signature_key
@@ -53,7 +52,7 @@ def _loaded(source: ModelSource) -> Predictor:
         model = keras.models.model_from_json(source.config)
         model.load_weights(source.path)
     elif source.format == "keras_code":
-        code = cloudpickle.loads(source.content or b"")
+        code = code_in(source.content or b"")
         return keras_predictor(code.model(), code.signature)
     elif source.content is not None:
         model = from_content(source.content)

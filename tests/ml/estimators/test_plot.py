@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from sparkdl.core.errors import ConfigError
@@ -13,9 +14,9 @@ def test_metric_is_drawn_with_that_of_the_validation_rows() -> None:
     figure = plotted({"loss": [0.5, 0.25], "accuracy": [0.5, 1.0], "val_loss": [0.6, 0.7]})
     assert [part.get_title() for part in figure.axes] == ["loss", "accuracy"]
     loss, accuracy = figure.axes
-    drawn = {line.get_label(): list(line.get_ydata()) for line in loss.lines}
+    drawn = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in loss.lines}
     assert drawn == {"training": [0.5, 0.25], "validation": [0.6, 0.7]}
-    assert list(loss.lines[0].get_xdata()) == [1, 2]
+    assert np.asarray(loss.lines[0].get_xdata()).tolist() == [1, 2]
     assert len(accuracy.lines) == 1
 
 

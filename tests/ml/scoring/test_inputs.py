@@ -12,7 +12,7 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators.source import Signature, Tensor
-from sparkdl.ml.scoring.columns import (
+from sparkdl.ml.scoring.inputs import (
     InputColumn,
     input_columns,
     input_values,
