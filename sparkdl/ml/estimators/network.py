@@ -32,6 +32,15 @@ from sparkdl.ml.scoring.predict import SCORE_ROWS
 M = TypeVar("M", bound=FittedModel)
 Trained = tuple[bytes, Signature, TrainingSummary]
 _BATCH_ROWS = 32
+_ADVICE = {
+    "steps_per_epoch": ". An epoch is a pass over the rows: fit(df.sample(…)) makes it shorter",
+    "transformation_fn": ". A Transformer before this stage changes rows, for transform as well",
+    "validation": ". Use validation_split=0.2, or validation_indicator_col='…'",
+    "feature_cols": ". Use features_col=[…]",
+    "label_cols": ". Use label_col=[…]",
+    "num_proc": ". Use num_workers=…",
+}
+"""What stands here for parameters of Keras' `fit` and of Horovod's estimators."""
 
 
 class NetworkEstimator(Estimator[M], HasParams, Saved):
@@ -48,9 +57,10 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         self._set_table_defaults(batch_size=_BATCH_ROWS)
         if unknown := [name for name in params if not self.hasParam(name)]:
             known = ["model", "callbacks", *(param.name for param in self.params)]
+            advice = _ADVICE.get(unknown[0]) or did_you_mean(unknown[0], known)
             raise ConfigError(
                 f"{type(self).__name__} has no parameter {', '.join(map(repr, unknown))}; it has "
-                f"{', '.join(known)}{did_you_mean(unknown[0], known)}"
+                f"{', '.join(known)}{advice}"
             )
         self._set(**params)
 
