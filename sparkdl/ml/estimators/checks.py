@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.columns import Task, by_tensor, check_size, outputs_by_column
+from sparkdl.ml.estimators.columns import Columns, Task, by_tensor, check_size, outputs_by_column
 from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.estimators.training import VALIDATION, check_columns, column, null_advice
 from sparkdl.ml.scoring.inputs import NUMBERS, TEXTS, check_parts, input_columns, leaf_type
@@ -68,22 +68,20 @@ def check_fits(inputs: Inputs, schema: t.StructType) -> None:
     input_columns(mapping, Signature(tuple(tensors.values()), ()), schema)
 
 
-def check_labels(
-    labels: Mapping[str, str], outputs: Sequence[Tensor], schema: t.StructType
-) -> None:
-    """Check that several columns can be the labels of the model's outputs, as far as it knows them.
+def check_labels(columns: Columns, outputs: Sequence[Tensor], schema: t.StructType) -> None:
+    """Check that columns can be the labels of the model's outputs, as far as it knows them.
 
     Raises:
         ConfigError: if an output has no labels; or several that are no numbers, or not as many as
             its elements.
     """
-    if len(labels) == 1 or not outputs:
+    if columns.has_plain_label or not outputs:
         return
-    by_column = outputs_by_column(labels, outputs)
+    by_column = outputs_by_column(columns.labels, outputs)
     tensors = {tensor.name: tensor for tensor in outputs}
-    for output, columns in by_tensor(by_column).items():
-        if len(columns) > 1:
-            check_parts({name: schema[name].dataType for name in columns}, tensors[output])
+    for output, names in by_tensor(by_column).items():
+        if len(names) > 1:
+            check_parts({name: schema[name].dataType for name in names}, tensors[output])
 
 
 def check_rows(task: Task, inputs: Inputs, nodes: int, rows: DataFrame, feed: str) -> None:

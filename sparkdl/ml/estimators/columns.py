@@ -42,6 +42,11 @@ class Columns:
         """All of them."""
         return tuple(dict.fromkeys([*self.inputs, *self.labels]))
 
+    @property
+    def has_plain_label(self) -> bool:
+        """Whether the labels are one column, which the loss takes as it is."""
+        return list(self.labels.values()) == [""]
+
 
 @dataclass(frozen=True)
 class EarlyStopping:

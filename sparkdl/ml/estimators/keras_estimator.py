@@ -135,7 +135,7 @@ class KerasEstimator(
         if signature := keras_signature(task.recipe, is_made_here):
             by_column = keras_inputs_by_column(task.columns.features, signature.inputs)
             check_fits(by_column, dataset.schema)
-            check_labels(task.columns.labels, signature.outputs, dataset.schema)
+            check_labels(task.columns, signature.outputs, dataset.schema)
         training = self._training(train, task, by_column)
         if is_made_here:
             content, signature, summary = self._fit_in_jobs(dataset, task, training)

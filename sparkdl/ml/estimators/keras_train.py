@@ -157,7 +157,7 @@ def arranged(
 def _labels(
     columns: Columns, model: Any, rows: Mapping[str, T], fitted: Callable[[list[T], Tensor], T]
 ) -> Any:
-    if len(columns.labels) == 1:
+    if columns.has_plain_label:
         return rows[next(iter(columns.labels))]
     labels = outputs_by_column(columns.labels, outputs_of(model))
     outputs = {tensor.name: tensor for tensor in labels.values()}

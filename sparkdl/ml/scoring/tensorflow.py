@@ -90,10 +90,12 @@ def keras_predictor(model: Any, signature: Signature | None = None) -> Predictor
     concrete = run.get_concrete_function()
     traced = concrete.structured_outputs
     found = list(traced.values()) if isinstance(traced, dict) else tf.nest.flatten(traced)
-    if signature:
+    if isinstance(traced, dict):
+        outputs = list(traced)
+    elif signature:
         outputs = [each.name for each in signature.outputs]
     else:
-        outputs = list(traced) if isinstance(traced, dict) else output_names(model, len(found))
+        outputs = output_names(model, len(found))
 
     def outputs_of(inputs: Mapping[str, Array]) -> dict[str, Any]:
         given = concrete(*(tf.convert_to_tensor(inputs[name]) for name in names))

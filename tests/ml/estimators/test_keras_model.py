@@ -15,6 +15,7 @@ from sparkdl.ml.estimators.keras_model import (
     as_config,
     as_file,
     as_inputs,
+    code_in,
     from_content,
     inputs_of,
     is_keras_file,
@@ -79,11 +80,28 @@ def test_trained_model_of_own_parts_is_made_again_by_its_function() -> None:
     content = recipe.packed(copy, signature)
     assert not is_keras_file(content)
     keras.layers.Dense(1)  # so that the function's next layer has another number
-    found = cloudpickle.loads(content)
+    found = code_in(content)
     assert found.model().predict(np.ones((1, 3)), verbose=0).tolist() == [[11.0]]
     predictor = keras_predictor(found.model(), found.signature)
     assert predictor.signature.outputs == signature.outputs
     assert list(predictor({"x": np.ones((1, 3), np.float32)})) == [signature.outputs[0].name]
+
+
+def test_outputs_of_a_dict_keep_their_names_where_the_model_is_made_again() -> None:
+    import keras
+
+    def make() -> Any:
+        (x,) = own_layer().inputs
+        return keras.Model(x, {"z": own_layer(1)(x), "a": own_layer(2)(x)})
+
+    recipe = Recipe(make, loss="mse")
+    copy = recipe.copy_of(recipe.model())
+    code = code_in(recipe.packed(copy, signature_of(copy)))
+    predictor = keras_predictor(code.model(), code.signature)
+    found = predictor({"x": np.ones((1, 3), np.float32)})
+    assert {name: values.shape for name, values in found.items()} == {"z": (1, 1), "a": (1, 2)}
+    shapes = {tensor.name: tensor.shape for tensor in code.signature.outputs}
+    assert shapes == {"z": (None, 1), "a": (None, 2)}
 
 
 def test_trained_model_of_keras_own_parts_is_a_file_whatever_its_loss() -> None:
