@@ -18,9 +18,9 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.columns import Task, check_size
+from sparkdl.ml.estimators.columns import VALIDATION, Task, check_size
 from sparkdl.ml.estimators.source import Signature, Tensor
-from sparkdl.ml.estimators.training import VALIDATION, check_columns, column, null_advice
+from sparkdl.ml.estimators.training import check_columns, column, null_advice
 from sparkdl.ml.scoring.columns import NUMBERS, TEXTS, input_columns, leaf_type
 
 SAMPLE_ROWS = 1000

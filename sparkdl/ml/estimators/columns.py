@@ -14,6 +14,8 @@ from sparkdl.control.values import MAX_VALUE_NBYTES
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.source import Tensor
 
+VALIDATION = "validation"
+"""The feed of the validation rows."""
 Callbacks = Sequence[Any] | Callable[[], Sequence[Any]]
 
 

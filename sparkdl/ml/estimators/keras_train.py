@@ -17,7 +17,7 @@ import msgspec
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.frameworks.keras_checkpoint import callback_for
-from sparkdl.ml.estimators.columns import Task, check_size, check_travels
+from sparkdl.ml.estimators.columns import VALIDATION, Task, check_size, check_travels
 from sparkdl.ml.estimators.keras_model import (
     Made,
     as_content,
@@ -34,8 +34,6 @@ from sparkdl.ml.scoring.tensorflow import keras_predictor
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
-
-_VALIDATION = "validation"
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     checkpoint = callback_for(ctx, None, 1, DEFAULT_FEED) if task.saves else None
     history = model.fit(
         _data(task, ctx, model),
-        validation_data=_data(task, ctx, model, _VALIDATION) if task.validates else None,
+        validation_data=_data(task, ctx, model, VALIDATION) if task.validates else None,
         epochs=task.epochs,
         shuffle=False,
         callbacks=[
@@ -119,7 +117,7 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = "input") ->
     """Return batches of `(x, y)` or `(x, y, weight)`, shaped as the model's inputs are."""
     import tensorflow as tf
 
-    is_training = feed != _VALIDATION
+    is_training = feed != VALIDATION
     columns = task.columns
     batches = ctx.dataset(
         task.batch_size,
