@@ -6,7 +6,8 @@ Runs in: child
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _STATE = "state.pt"
-
-
 TrainFn = Callable[[Any, Namespace, Any], Any]
 
 
@@ -191,7 +190,8 @@ class _Loop:
                 self._begin_with(batch)
             total = self._summed(rows)
             self._optimizer.zero_grad()
-            loss, output, label = self._forward(self._wrapped, batch)
+            with self._kept_norms(rows):
+                loss, output, label = self._forward(self._wrapped, batch)
             # A strategy takes the mean of the nodes' gradients, and nodes differ in rows.
             (loss * (rows * self._world / total())).backward()
             self._optimizer.step()
@@ -236,6 +236,27 @@ class _Loop:
 
         return total
 
+    @contextmanager
+    def _kept_norms(self, rows: int) -> Iterator[None]:
+        """Have BatchNorm take its running statistics for a lone row, which has no variance."""
+        if rows > 1 or self._task.batch_size == 1:
+            yield
+            return
+        from torch.nn import SyncBatchNorm
+        from torch.nn.modules.batchnorm import _BatchNorm
+
+        kept = [
+            each
+            for each in self._module.modules()
+            if isinstance(each, _BatchNorm) and not isinstance(each, SyncBatchNorm)
+        ]
+        modes = [each.training for each in kept]
+        for each in kept:
+            each.eval()
+        yield
+        for each, mode in zip(kept, modes, strict=True):
+            each.train(mode)
+
     def _begin_with(self, batch: dict[str, Any]) -> None:
         """Try the first batch on this node alone: what fails is the batch, and no other node."""
         import torch
@@ -255,7 +276,16 @@ class _Loop:
     def _forward(self, module: Any, batch: dict[str, Any]) -> tuple[Any, Any, Any]:
         """Return loss, output and label of a batch."""
         inputs = self._arranged(batch)
-        return self._losses(module(**inputs), batch, inputs)
+        try:
+            output = module(**inputs)
+        except RuntimeError as error:
+            if "find_unused_parameters" not in str(error):
+                raise
+            raise ConfigError(
+                "a step has made no use of some of the model's parameters: set "
+                "strategy='ddp_find_unused_parameters_true', or leave them out of the model"
+            ) from error
+        return self._losses(output, batch, inputs)
 
     def _arranged(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
         return {
@@ -356,7 +386,7 @@ class Watch:
         metric = self.metrics.get(name.removeprefix("val_"))
         value = -logs[name] if is_greater_better(name, metric) else logs[name]
         best, waited = self.state
-        is_best = best is None or value < best - self.stopping.min_delta
+        is_best = value == value and (best is None or value < best - self.stopping.min_delta)
         self.state = (value, 0) if is_best else (best, waited + 1)
         return is_best
 
