@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from sparkdl.driver import options
 from sparkdl.driver.launch import launch
 from sparkdl.ml.estimators import options as params
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
-from sparkdl.ml.estimators.params import TABLE, Row
+from sparkdl.ml.estimators.params import Row
+from sparkdl.ml.estimators.torch_estimator import LightningEstimator, TorchEstimator
 
 _READ = {"List[str]": "Sequence[str]", "dict[Any, Any]": "Mapping[str, Any]"}
 """What a converter returns, as what it takes."""
@@ -26,9 +28,9 @@ def launch_fields() -> dict[str, str]:
     return {each.name: each.annotation for each in named if each.kind is each.KEYWORD_ONLY}
 
 
-def keras_fields() -> dict[str, str]:
-    """Return the parameters of `KerasEstimator` with what their converters take."""
-    return {each.name: _taken(TABLE[each.name]) for each in KerasEstimator().params}
+def params_of(kind: Any) -> Callable[[], dict[str, str]]:
+    """Return what returns the parameters of an estimator with what their converters take."""
+    return lambda: {each.name: _taken(kind._rows[each.name]) for each in kind().params}
 
 
 def _taken(row: Row) -> str:
@@ -45,16 +47,19 @@ def _taken(row: Row) -> str:
 
 WRITTEN = (
     (Path(options.__file__), "LaunchOptions", launch_fields),
-    (Path(params.__file__), "KerasParams", keras_fields),
+    (Path(params.__file__), "KerasParams", params_of(KerasEstimator)),
+    (Path(params.__file__), "LightningParams", params_of(LightningEstimator)),
+    (Path(params.__file__), "TorchParams", params_of(TorchEstimator)),
 )
 
 
 def with_fields(text: str, name: str, fields: Mapping[str, str]) -> str:
-    """Return the text of a module whose class `name`, its last one, has these fields."""
+    """Return the text of a module whose class `name` has these fields."""
     head = re.match(rf'.*class {name}\(TypedDict.*?\n    """[^\n]*"""\n\n', text, re.DOTALL)
     assert head, name
+    rest = re.search(r"\n\nclass .*", text[head.end() :], re.DOTALL)
     lines = (f"    {field}: {annotation}\n" for field, annotation in fields.items())
-    return head[0] + "".join(lines).replace("'", '"')
+    return head[0] + "".join(lines).replace("'", '"') + (rest[0] if rest else "")
 
 
 if __name__ == "__main__":

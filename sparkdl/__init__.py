@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sparkdl.feed.parquet.paths import parquet
     from sparkdl.ml.estimators.estimator import TFEstimator
     from sparkdl.ml.estimators.keras_estimator import KerasEstimator
+    from sparkdl.ml.estimators.torch_estimator import LightningEstimator, TorchEstimator
     from sparkdl.ml.scoring.model import KerasModel, TFModel
     from sparkdl.ml.scoring.predict import predict
     from sparkdl.ml.scoring.torch_model import TorchModel
@@ -41,6 +42,7 @@ _HOMES = {
     "Feeding": "sparkdl.core.options",
     "KerasEstimator": "sparkdl.ml.estimators.keras_estimator",
     "KerasModel": "sparkdl.ml.scoring.model",
+    "LightningEstimator": "sparkdl.ml.estimators.torch_estimator",
     "NodeContext": "sparkdl.node.context",
     "NodeFailedError": "sparkdl.core.errors",
     "Observe": "sparkdl.driver.options",
@@ -52,6 +54,7 @@ _HOMES = {
     "TFModel": "sparkdl.ml.scoring.model",
     "TlsFiles": "sparkdl.core.options",
     "TorchDistributor": "sparkdl.torch_distributor",
+    "TorchEstimator": "sparkdl.ml.estimators.torch_estimator",
     "TorchModel": "sparkdl.ml.scoring.torch_model",
     "data": "sparkdl",
     "doctor": "sparkdl.diagnosis.doctor",
@@ -71,6 +74,7 @@ __all__ = [
     "Feeding",
     "KerasEstimator",
     "KerasModel",
+    "LightningEstimator",
     "NodeContext",
     "NodeFailedError",
     "Observe",
@@ -82,6 +86,7 @@ __all__ = [
     "TFModel",
     "TlsFiles",
     "TorchDistributor",
+    "TorchEstimator",
     "TorchModel",
     "__version__",
     "data",

@@ -12,7 +12,7 @@ import logging
 import socket
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -197,6 +197,7 @@ class FeedDataModule(Adopted):
         num_workers: processes of each loader.
         rows: of one epoch, of all nodes together; makes `steps_per_epoch` known.
         ctx: of this node, by default the one whose process this is.
+        collate_fn: makes of a batch what the module is given, as `DataLoader`'s.
         options: `feed`, `even`, `tail`, `shuffle`, `seed` of the training, see
             `NodeContext.batches`.
 
@@ -208,7 +209,7 @@ class FeedDataModule(Adopted):
     _packages = TRAINERS
     _base = ":LightningDataModule"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one option, one name)
         self,
         batch_size: int,
         x: Names = None,
@@ -219,6 +220,7 @@ class FeedDataModule(Adopted):
         num_workers: int = 0,
         rows: int | None = None,
         ctx: NodeContext | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -226,6 +228,7 @@ class FeedDataModule(Adopted):
         if ctx is None:
             raise ConfigError("FeedDataModule reads the feed of a node: make it inside map_fun")
         self._ctx, self._names, self._workers = ctx, (x, y), num_workers
+        self._collate = collate_fn
         self.batch_size, self._rows = batch_size, rows
         self._feeds = {"train": {"feed": DEFAULT_FEED, **options}}
         for stage, feed in (("val", validation), ("test", test)):
@@ -253,7 +256,9 @@ class FeedDataModule(Adopted):
 
         x, y = self._names
         data = self._ctx.torch_dataset(self.batch_size, x, y, **self._feeds[stage])
-        return DataLoader(data, batch_size=None, num_workers=self._workers)
+        return DataLoader(
+            data, batch_size=None, num_workers=self._workers, collate_fn=self._collate
+        )
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,11 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
     for number, name in enumerate(
         (
             *("version", "core", "control", "storage", "feed", "collectives", "frameworks", "data"),
-            *("node", "driver", "ml"),
+            *("node", "driver"),
+            "lightning",  # a face that an estimator of ml trains with
+            "ml",
             # The faces. Each is a door for somebody: nothing inside knows them.
-            *("torch_program", "torch_distributor", "lightning", "keras", "diagnosis"),
+            *("torch_program", "torch_distributor", "keras", "diagnosis"),
             "dashboard",
             "mlflow",
             *("tfos", "horovod"),
@@ -89,6 +91,9 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "ml/scoring/torch.py": "loads a saved model, and takes a module",
     "ml/daemon.py": "imports TensorFlow for Spark's workers",
     "ml/estimators/keras_train.py": "trains a Keras model",
+    "ml/estimators/torch_batch.py": "losses and metrics of PyTorch",
+    "ml/estimators/torch_module.py": "a module of PyTorch on a node",
+    "ml/estimators/torch_train.py": "trains a module of PyTorch",
     "ml/estimators/keras_model.py": "makes and compiles a Keras model",
     "ml/estimators/keras_objects.py": "finds what a Keras model has of its own",
     "ml/jobs/keras.py": "a Keras model in Spark jobs",

@@ -18,9 +18,16 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.columns import Columns, Task, by_tensor, check_size, outputs_by_column
+from sparkdl.ml.estimators.columns import (
+    VALIDATION,
+    Columns,
+    Task,
+    by_tensor,
+    check_size,
+    outputs_by_column,
+)
 from sparkdl.ml.estimators.source import Signature, Tensor
-from sparkdl.ml.estimators.training import VALIDATION, check_columns, column, null_advice
+from sparkdl.ml.estimators.training import check_columns, column, null_advice
 from sparkdl.ml.scoring.inputs import NUMBERS, TEXTS, check_parts, input_columns, leaf_type
 
 SAMPLE_ROWS = 1000

@@ -1,4 +1,4 @@
-"""What every node trains on: columns, batches, epochs; and what does not fit the model.
+"""What every node is given and returns: columns, batches, epochs; and what fits no model.
 
 Runs in: driver, child, feeder
 """
@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from sparkdl.control.values import MAX_VALUE_NBYTES
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.source import Tensor
+from sparkdl.ml.estimators.source import Signature, Tensor, local_path
+from sparkdl.storage import locate, open_storage
 
+if TYPE_CHECKING:
+    from sparkdl.node.context import NodeContext
+
+VALIDATION = "validation"
+"""The feed of the validation rows."""
 Callbacks = Sequence[Any] | Callable[[], Sequence[Any]]
 
 
@@ -163,3 +171,23 @@ def check_travels(nbytes: int, model_dir: str | None) -> None:
             f"the model's weights take {nbytes} bytes, and {MAX_VALUE_NBYTES} at most can travel "
             "to the driver: set model_dir to a folder that all nodes and the driver share"
         )
+
+
+def delivered(
+    content: bytes, ending: str, signature: Signature, task: Task, ctx: NodeContext
+) -> dict[str, Any]:
+    """Return a trained model as the chief returns it: `signature` as JSON, `content` or `path`.
+
+    Args:
+        ending: of the file's name, if the model is written to the task's `model_dir`.
+    """
+    found = {"signature": msgspec.json.encode(signature).decode()}
+    if task.model_dir is None:
+        return {**found, "content": content}
+    path = f"{local_path(ctx.absolute_path(task.model_dir))}/{task.name}.{ending}"
+    storage, inner = locate(path)
+    system = open_storage(storage)
+    system.create_dir(inner.rpartition("/")[0])
+    with system.open_output_stream(inner) as file:
+        file.write(content)
+    return {**found, "path": path}

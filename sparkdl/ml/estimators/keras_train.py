@@ -12,17 +12,17 @@ from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.frameworks.keras_checkpoint import callback_for
 from sparkdl.ml.estimators.columns import (
+    VALIDATION,
     Columns,
     Task,
     by_tensor,
     check_size,
     check_travels,
+    delivered,
     outputs_by_column,
 )
 from sparkdl.ml.estimators.keras_model import (
@@ -36,14 +36,12 @@ from sparkdl.ml.estimators.keras_model import (
     outputs_of,
     with_softmax,
 )
-from sparkdl.ml.estimators.source import Tensor, local_path
+from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.scoring.tensorflow import keras_predictor
-from sparkdl.storage import locate, open_storage
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
-_VALIDATION = "validation"
 T = TypeVar("T")
 
 
@@ -92,7 +90,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     checkpoint = callback_for(ctx, None, 1, DEFAULT_FEED) if task.saves else None
     history = model.fit(
         _data(task, ctx, model),
-        validation_data=_data(task, ctx, model, _VALIDATION) if task.validates else None,
+        validation_data=_data(task, ctx, model, VALIDATION) if task.validates else None,
         epochs=task.epochs,
         shuffle=False,
         callbacks=[
@@ -242,14 +240,4 @@ def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:
 def _saved(model: Any, task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     found = with_softmax(keras_predictor(model).signature, model)
     content = task.recipe.packed(model, found)
-    signature = msgspec.json.encode(found).decode()
-    if task.model_dir is None:
-        return {"signature": signature, "content": content}
-    ending = "keras" if is_keras_file(content) else "pickle"
-    path = f"{local_path(ctx.absolute_path(task.model_dir))}/{task.name}.{ending}"
-    storage, name = locate(path)
-    system = open_storage(storage)
-    system.create_dir(name.rpartition("/")[0])
-    with system.open_output_stream(name) as file:
-        file.write(content)
-    return {"signature": signature, "path": path}
+    return delivered(content, "keras" if is_keras_file(content) else "pickle", found, task, ctx)

@@ -19,6 +19,7 @@ from sparkdl.driver.feeds.coverage import READERS as FEED_READERS
 from sparkdl.driver.options import Observe
 from sparkdl.ml.estimators.keras_model import as_config
 from sparkdl.ml.estimators.namespace import Namespace
+from sparkdl.ml.estimators.source import STRATEGIES
 from sparkdl.ml.scoring.share import MODEL_PER
 from sparkdl.ml.scoring.transform import READERS
 
@@ -239,6 +240,11 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "order"),
     ("input_shapes", {}, _dict, "DataFrame column to the shape of its rows, for arrays that are "
      "stored flat: [3, 224, 224]"),
+    ("optimizer_args", {}, _dict, "Arguments of the optimizer by name"),
+    ("strategy", "ddp", _one_of(*STRATEGIES), "How nodes train in step: 'ddp', with "
+     "'ddp_find_unused_parameters_true' where some parameters take no part in a step, or 'fsdp': "
+     "each node has shards of weights, gradients and optimizer"),
+    ("trainer_args", {}, _dict, "Arguments of Lightning's Trainer by name"),
     # for Keras
     ("num_workers", 1, _whole(1), "Nodes that train"),
     ("features_col", "features", _columns, "Column of the features: array, vector or number; or "
@@ -276,6 +282,22 @@ def _accessor(name: str) -> str:
 TABLE = {row[0]: Row(*row, _accessor(row[0])) for row in _ROWS}
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+TORCH = tuple(
+    Row(name, default, _as_it_is, doc, _accessor(name))
+    for name, default, doc in (
+        ("optimizer", "adam", "A name or class of torch.optim, or a function of the parameters"),
+        ("loss", None, "A name of torch.nn, a module, or a function of output and label"),
+        ("metrics", None, "By name, or a list: 'accuracy', names of torch.nn.functional, functions "
+         "of output and label, metrics of torchmetrics"),
+    )
+)  # fmt: skip
+"""What `TorchEstimator` has under names of Keras'. They need not be JSON, see `Saved`."""
+
+
 TRAINING = (
     *("recovery", "feeding", "observe", "startup", "feed_reader", "shutdown_timeout"),
     *(
@@ -303,17 +325,21 @@ class HasParams(Params):
     Each has a getter, and a setter that returns the stage.
     """
 
-    def __init_subclass__(cls, params: Sequence[str] = (), **kwargs: Any) -> None:
+    _rows: Mapping[str, Row] = TABLE
+
+    def __init_subclass__(cls, params: Sequence[str | Row] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in params:
-            row = TABLE[name]
-            setattr(cls, name, Param(Params._dummy(), name, row.doc, row.converted))
+        rows = [TABLE[each] if isinstance(each, str) else each for each in params]
+        cls._rows = {**cls._rows, **{row.name: row for row in rows}}
+        for row in rows:
+            param = Param(Params._dummy(), row.name, row.doc, row.converted)
+            setattr(cls, row.name, param)
             setattr(cls, f"set{row.accessor}", _setter(row))
             setattr(cls, f"get{row.accessor}", _getter(row))
 
     def _set_table_defaults(self, **own: Any) -> None:
-        names = [param.name for param in self.params if param.name in TABLE]
-        self._setDefault(**{name: own.get(name, TABLE[name].default) for name in names})
+        names = [param.name for param in self.params if param.name in self._rows]
+        self._setDefault(**{name: own.get(name, self._rows[name].default) for name in names})
 
     def _values(self) -> Namespace:
         """Return all parameters as attributes."""

@@ -21,6 +21,8 @@ Format = Literal[
 ]
 TORCH = ("torchscript", "pt2", "module")
 """The formats that PyTorch loads."""
+STRATEGIES = ("ddp", "ddp_find_unused_parameters_true", "fsdp")
+"""How nodes train a model of PyTorch in step."""
 NUMBER = "number"
 """The dtype of an input that takes whatever numbers come."""
 ANY = "any"
@@ -39,13 +41,16 @@ class Tensor:
         dtype: numpy's name, or `string` for text and bytes; `NUMBER` or `ANY` where it is open.
         shape: the first axis is the rows, None; further ones are None where they vary. None if not
             even their number is known.
-        is_softmax: whether a softmax makes the values of a row, as far as the framework says it.
+        is_softmax: whether the values of a row are probabilities of classes, as far as the
+            framework says it.
+        is_logits: whether they are logits of classes; likewise.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...] | None
     is_softmax: bool = False
+    is_logits: bool = False
 
     def __str__(self) -> str:
         dims = "…" if self.shape is None else ", ".join(str(n or "?") for n in self.shape)

@@ -39,10 +39,9 @@ from sparkdl.driver.executors.spark import default_fs
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
+from sparkdl.ml.estimators.columns import VALIDATION
 from sparkdl.storage import locate, open_storage
 
-VALIDATION = "validation"
-"""The feed of the validation rows."""
 _log = logging.getLogger(__name__)
 _MARK = "sparkdl_is_validation"
 _SHARES = 1_000_000

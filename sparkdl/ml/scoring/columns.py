@@ -24,7 +24,7 @@ from sparkdl.feed.values.ndarrays import Array, is_vector
 from sparkdl.ml.estimators.source import Signature, Tensor, only_one
 from sparkdl.ml.scoring.inputs import TEXT, TEXTS, leaf_type
 
-How = Literal["as it is", "scores", "class", "function"]
+How = Literal["as it is", "scores", "softmax", "class", "function"]
 VECTOR = "vector"
 _BY_DTYPE: dict[str, t.DataType] = {
     "b1": t.BooleanType(),
@@ -48,8 +48,9 @@ class OutputColumn:
 
     Attributes:
         how: `scores`: one score for each class; where the model gives a single one, those of both
-            classes. `class`: the number of the class with the highest score. `function`: what a
-            function of the user's returns, an array, or values one by one.
+            classes. `softmax`: the probabilities, of logits. `class`: the number of the class with
+            the highest score. `function`: what a function of the user's returns, an array, or
+            values one by one.
         complement: what a single score and that of the other class add up to: 1 for
             probabilities, 0 for logits.
     """
@@ -74,6 +75,8 @@ class OutputColumn:
                 values = np.asarray(values)
             if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf":
                 return build(list(values), pa.field(self.name, self.type), whose="the function")
+        elif self.how == "softmax":
+            values = _softmax(values)
         elif self.how != "as it is":
             values = _scores(values, self.complement)
         if self.how == "class":
@@ -217,9 +220,18 @@ def mapped_outputs(
 
 
 def class_outputs(
-    tensor: Tensor, score_col: str, prediction_col: str, complement: float
+    tensor: Tensor,
+    score_col: str,
+    prediction_col: str,
+    complement: float,
+    logits_col: str | None = None,
 ) -> tuple[t.StructType, tuple[OutputColumn, ...]]:
     """Return a classifier's columns: a vector of scores, and the class as a double.
+
+    Args:
+        complement: see `OutputColumn`.
+        logits_col: a column more, of logits; `score_col` has their probabilities, if the output is
+            known to be logits.
 
     Raises:
         ConfigError: if the output is not one or more scores for each row.
@@ -229,13 +241,14 @@ def class_outputs(
         raise ConfigError(
             f"the model's output {tensor} is no scores of classes: float [rows] or [rows, classes]"
         )
-    schema = t.StructType(
-        [t.StructField(score_col, VectorUDT()), t.StructField(prediction_col, t.DoubleType())]
-    )
-    vector, number = (field.type for field in arrow_schema(schema))
-    return schema, (
-        OutputColumn(score_col, tensor.name, vector, "scores", complement),
-        OutputColumn(prediction_col, tensor.name, number, "class", complement),
+    columns: dict[str, How] = {score_col: "softmax" if tensor.is_logits else "scores"}
+    columns |= {logits_col: "scores"} if logits_col else {}
+    fields = [t.StructField(column, VectorUDT()) for column in columns]
+    schema = t.StructType([*fields, t.StructField(prediction_col, t.DoubleType())])
+    columns |= {prediction_col: "class"}
+    return schema, tuple(
+        OutputColumn(name, tensor.name, field.type, how, complement)
+        for (name, how), field in zip(columns.items(), arrow_schema(schema), strict=True)
     )
 
 
@@ -292,6 +305,14 @@ def _code(tensor: Tensor) -> str:
 def _scores(values: Array, complement: float) -> Array:
     scores = values.reshape(len(values), -1).astype(np.float64)
     return scores if scores.shape[1] > 1 else np.hstack([complement - scores, scores])
+
+
+def _softmax(values: Array) -> Array:
+    logits = values.reshape(len(values), -1).astype(np.float64)
+    if logits.shape[1] == 1:  # of the second class; that of the first is 0
+        logits = np.hstack([np.zeros_like(logits), logits])
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def _array(values: Array, kind: pa.DataType) -> pa.Array:

@@ -160,6 +160,8 @@ def tensor_values(column: pa.Array, wanted: InputColumn) -> Array:
 def input_values(inputs: Sequence[InputColumn], columns: Sequence[pa.Array]) -> dict[str, Array]:
     """Return columns without nulls as the model's inputs, by their names.
 
+    Several columns of one input are floats where it takes any numbers, as a matrix of features is.
+
     Raises:
         FeedTypeError: if one does not fit.
     """
@@ -168,11 +170,17 @@ def input_values(inputs: Sequence[InputColumn], columns: Sequence[pa.Array]) -> 
         found.setdefault(wanted.tensor.name, []).append(tensor_values(column, wanted))
     tensors = {wanted.tensor.name: wanted.tensor for wanted in inputs if wanted.is_part}
     return {
-        name: _shaped(np.stack(parts, axis=1), tensors[name], f"input {name!r}")
+        name: _shaped(_stacked(parts, tensors[name]), tensors[name], f"input {name!r}")
         if name in tensors
         else parts[0]
         for name, parts in found.items()
     }
+
+
+def _stacked(parts: list[Array], tensor: Tensor) -> Array:
+    values = np.stack(parts, axis=1)
+    is_open = tensor.dtype == NUMBER and values.dtype.kind in _WHOLE
+    return values.astype(np.float32) if is_open else values
 
 
 def _cast(values: Array, tensor: Tensor, where: str) -> Array:

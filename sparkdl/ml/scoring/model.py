@@ -204,8 +204,9 @@ class NetworkModel(FittedModel, params=COLUMNS):
     The model's output is the column `prediction_col`. If `probability_col` is set (or
     `raw_prediction_col`, for logits), the output is there as a vector, and `prediction_col` holds
     the number of the class with the highest score. An only output that ends in a softmax is so by
-    itself, in the column `probability`, unless `output_types` names a type for `prediction_col`.
-    With `output_mapping`, its columns are there instead.
+    itself, in the column `probability`, unless `output_types` names a type for `prediction_col`; of
+    logits, as far as the training's loss says that they are, it holds the probabilities. With
+    `output_mapping`, its columns are there instead.
     """
 
     _signature = Signature((), ())
@@ -239,9 +240,12 @@ class NetworkModel(FittedModel, params=COLUMNS):
             )
         (output,) = self._signature.outputs
         prediction, scores = self.getPredictionCol(), self.getProbabilityCol()
-        if output.is_softmax and not self.getRawPredictionCol() and prediction not in types:
+        logits = self.getRawPredictionCol()
+        if output.is_logits and prediction not in types:
+            return class_outputs(output, scores or PROBABILITY, prediction, 0, logits)
+        if output.is_softmax and not logits and prediction not in types:
             scores = scores or PROBABILITY
-        for column, complement in ((scores, 1), (self.getRawPredictionCol(), 0)):
+        for column, complement in ((scores, 1), (logits, 0)):
             if column:
                 return class_outputs(output, column, prediction, complement)
         if output.shape is not None and output.shape[1:] in ((), (1,)) and output.dtype != TEXT:

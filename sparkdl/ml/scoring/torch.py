@@ -25,6 +25,16 @@ Call = Callable[[Mapping[str, Any]], Any]
 _TENSORS = ("Tensor", "Optional[Tensor]")
 
 
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise FrameworkMissingError(
+            f"PyTorch cannot be imported here: {error}. Install it: pip install torch"
+        ) from error
+    return torch
+
+
 def module_content(module: Any) -> bytes:
     """Return a module as it travels: pickled, its class too where executors cannot import it.
 
@@ -32,12 +42,7 @@ def module_content(module: Any) -> bytes:
         FrameworkMissingError: if there is no PyTorch.
         ConfigError: if it is no module, or cannot be pickled.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise FrameworkMissingError(
-            f"PyTorch cannot be imported here: {error}. Install it: pip install torch"
-        ) from error
+    torch = _torch()
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(
             f"TorchModel takes a torch.nn.Module or the path of a saved model, not {module!r}"
@@ -59,9 +64,12 @@ def module_content(module: Any) -> bytes:
 
 
 def module_of(content: bytes, device: Any = "cpu") -> Any:
-    """Return the module of `module_content`; it runs what the pickle says."""
-    import torch
+    """Return the module of `module_content`; it runs what the pickle says.
 
+    Raises:
+        FrameworkMissingError: if there is no PyTorch.
+    """
+    torch = _torch()
     return torch.load(io.BytesIO(content), device, weights_only=False)
 
 
@@ -112,7 +120,7 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
     def run(inputs: Mapping[str, Array]) -> dict[str, Any]:
         with torch.inference_mode():
             tensors = {name: _tensor(x, dtypes[name], device) for name, x in inputs.items()}
-            return _by_name(call(tensors))
+            return by_name(call(tensors))
 
     return Predictor(signature, run, _numpy, is_waited_for=device.type != "cpu")
 
@@ -164,7 +172,7 @@ def _exported(source: ModelSource, device: Any) -> tuple[Signature, Call, dict[s
         )
     given = [values.get(name) for name in program.graph_signature.user_outputs]
     shaped = pytree.tree_unflatten(given, program.call_spec.out_spec)
-    outputs = tuple(_described(name, value) for name, value in _by_name(shaped).items())
+    outputs = tuple(_described(name, value) for name, value in by_name(shaped).items())
     module, layout = program.module(), program.call_spec.in_spec
 
     def call(tensors: Mapping[str, Any]) -> Any:
@@ -193,12 +201,16 @@ def _tensor(values: Array, dtype: Any, device: Any) -> Any:
     """Return a tensor with memory of its own, which the model may change; rows are others'."""
     import torch
 
-    found = torch.tensor(values)
-    is_float = dtype is not None and (found.is_floating_point() and dtype.is_floating_point)
-    return found.to(device, dtype if is_float else None)
+    return like_parameters(torch.tensor(values), dtype, device)
 
 
-def _by_name(found: Any) -> dict[str, Any]:
+def like_parameters(tensor: Any, dtype: Any, device: Any) -> Any:
+    """Return a tensor on a device; of floats in the dtype of the model's parameters, if any."""
+    is_float = dtype is not None and (tensor.is_floating_point() and dtype.is_floating_point)
+    return tensor.to(device, dtype if is_float else None)
+
+
+def by_name(found: Any) -> dict[str, Any]:
     """Return what a model gave: a dict's tensors by key, others by place."""
     import torch
 

@@ -14,19 +14,20 @@ import msgspec
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.columns import named
 from sparkdl.ml.estimators.describe import signature_of
 from sparkdl.ml.estimators.persistence import Storage
 from sparkdl.ml.estimators.source import ModelSource, Signature, source_of_content, torch_source
 from sparkdl.ml.scoring.columns import OutputColumn, declared_outputs, mapped_outputs
-from sparkdl.ml.scoring.model import Parts, ScoringModel
+from sparkdl.ml.scoring.model import NetworkModel, Parts
 from sparkdl.ml.scoring.predict import SCORE_ROWS
-from sparkdl.ml.scoring.torch import module_content, module_signature
+from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
 
 _FOLDER = "model"
 _PICKLE = "module.pickle"
 
 
-class TorchModel(ScoringModel, params=["model_path", "input_cols", "output_cols", "input_shapes"]):
+class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols", "input_shapes"]):
     """Scores with a model of PyTorch: a file of `torch.export` or TorchScript, or a module.
 
     `input_cols` names the columns for the parameters of `forward`, in their order; or
@@ -39,6 +40,9 @@ class TorchModel(ScoringModel, params=["model_path", "input_cols", "output_cols"
     as it was exported. Each Python worker of Spark loads the model once and keeps it until it is
     given another one; where GPUs are fewer than task slots, one process for each GPU does, see
     `setModelPer`.
+
+    `TorchEstimator` and `LightningEstimator` return one that knows its outputs. Without any of
+    these parameters it takes `features_col` and gives `prediction_col`, as `KerasModel` does.
 
     Args:
         model: the path of a saved model that driver and executors can read, or a
@@ -55,12 +59,29 @@ class TorchModel(ScoringModel, params=["model_path", "input_cols", "output_cols"
         super().__init__()
         self._set_table_defaults(batch_size=SCORE_ROWS)
         self._content = b""
-        self._signature = Signature((), ())
         if isinstance(model, str | Path):
             self.setModelPath(str(model))
         elif model is not None:
             self._content = module_content(model)
             self._signature = module_signature(model)
+
+    @classmethod
+    def _of(cls, content: bytes, signature: Signature) -> TorchModel:
+        """Return the model of a pickled module of which also the outputs are known."""
+        model = cls()
+        model._content, model._signature = content, signature
+        return model
+
+    def getModel(self) -> Any:
+        """Return the module, on the CPU; a further one with each call.
+
+        Raises:
+            ConfigError: if the model is a file.
+            FrameworkMissingError: if the driver has no PyTorch.
+        """
+        if not self._content:
+            raise ConfigError(f"{self.uid} scores with a file, not with a module: load it yourself")
+        return module_of(self._content)
 
     def _parts(self) -> Parts:
         source = self._source()
@@ -79,7 +100,10 @@ class TorchModel(ScoringModel, params=["model_path", "input_cols", "output_cols"
             replace(t, shape=shapes[t.name]) if t.name in shapes else t
             for t in (*signature.inputs, *chosen)
         )
-        return source, Signature(taken, ()), args, self._outputs(signature)
+        is_plain = not (self.getOutputCols() or self.getOutputMapping())
+        is_fitted = bool(self._content and signature.outputs)
+        outputs = self._outputs() if is_plain and is_fitted else self._mapped(signature)
+        return source, Signature(taken, ()), args, outputs
 
     def _source(self) -> ModelSource:
         if self._content:
@@ -96,12 +120,14 @@ class TorchModel(ScoringModel, params=["model_path", "input_cols", "output_cols"
         columns: list[str] = self.getInputCols()
         mapping: dict[str, str] = self.getInputMapping()
         names = [tensor.name for tensor in (*signature.inputs, *signature.optional)]
+        if signature.outputs and self._content and not (columns or mapping):
+            return dict.fromkeys(named(self.getFeaturesCol()), self._only_input())
         if bool(columns) == bool(mapping):
             raise ConfigError(
                 f"set either input_cols or input_mapping; the model's inputs are "
                 f"{_names(signature)}: setInputCols([column, …]) in this order"
             )
-        if not len(signature.inputs) <= len(columns or mapping) <= len(names):
+        if not len(signature.inputs) <= len(columns or set(mapping.values())) <= len(names):
             raise ConfigError(
                 f"{columns or mapping} does not give the model its inputs: {_names(signature)}"
             )
@@ -117,7 +143,7 @@ class TorchModel(ScoringModel, params=["model_path", "input_cols", "output_cols"
             )
         return {inputs[column]: (None, *shape) for column, shape in shapes.items()}
 
-    def _outputs(self, signature: Signature) -> tuple[StructType, tuple[OutputColumn, ...]]:
+    def _mapped(self, signature: Signature) -> tuple[StructType, tuple[OutputColumn, ...]]:
         columns: list[str] = self.getOutputCols()
         mapping: dict[str, str] = self.getOutputMapping()
         types: dict[str, str] = self.getOutputTypes()
@@ -143,9 +169,8 @@ class TorchModel(ScoringModel, params=["model_path", "input_cols", "output_cols"
         return declared_outputs(mapping, types)
 
     def _extra(self) -> dict[str, Any]:
-        signature = msgspec.json.encode(self._signature).decode()
         file = "" if self._content else self._source().path.rpartition("/")[2]
-        return {"signature": signature, "file": file}
+        return {**super()._extra(), "file": file}
 
     def _save_files(self, storage: Storage) -> None:
         if self._content:
@@ -158,6 +183,7 @@ class TorchModel(ScoringModel, params=["model_path", "input_cols", "output_cols"
     def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> TorchModel:
         model = cls()
         model._file = metadata["file"]
+        model._set_summary(metadata)
         model._signature = msgspec.json.decode(metadata["signature"], type=Signature)
         if not model._file:
             content = storage.read(_PICKLE)

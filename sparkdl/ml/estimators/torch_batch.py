@@ -1,0 +1,382 @@
+"""One batch of PyTorch: losses with weights, labels that fit the loss, metrics over all rows.
+
+Runs in: child. Names of losses and optimizers are looked up in the driver as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim import Optimizer
+
+Scores = Literal["", "logits", "logit", "sigmoid"]
+"""What a classifier gives: logits of all classes, or logit or probability of the second of two."""
+ACCURACY = "accuracy"
+_CLASSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "cross_entropy", "nll_loss")
+"""The losses that take the number of a class for each row."""
+_SCORES: Mapping[str, Scores] = {
+    **dict.fromkeys(_CLASSES, "logits"),
+    "BCEWithLogitsLoss": "logit",
+    "binary_cross_entropy_with_logits": "logit",
+    "BCELoss": "sigmoid",
+    "binary_cross_entropy": "sigmoid",
+}
+_GREATER = ("acc", "accuracy", "auc", "auroc", "f1", "precision", "recall", "r2")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss as it is applied to a batch.
+
+    Attributes:
+        call: of the model's output and the label.
+        by_row: likewise, for the loss of each row; None if only the mean is known.
+        takes_classes: the label may be the number of a class.
+        scores: what a classifier's output is, as far as the loss says it.
+        is_own: a function of the user's, which is given output and label as they are.
+    """
+
+    name: str
+    call: Callable[[Any, Any], Any]
+    by_row: Callable[[Any, Any], Any] | None
+    takes_classes: bool = False
+    scores: Scores = ""
+    is_own: bool = False
+
+    def of(self, output: Any, label: Any, weight: torch.Tensor | None) -> torch.Tensor:
+        """Return the mean over the rows of their losses, each times its weight.
+
+        Raises:
+            ConfigError: if there are weights, and the loss is known of all rows together alone.
+        """
+        found = (self.by_row or self.call)(output, label) if weight is not None else None
+        if found is None:
+            return self.call(output, label).mean()
+        if not found.ndim:
+            raise ConfigError(
+                f"the loss {self.name} returned a single number, and weight_col needs the loss of "
+                "each row: return a tensor [rows], or give a loss of torch.nn"
+            )
+        assert weight is not None
+        return (found.reshape(len(weight), -1).mean(1) * weight).mean()
+
+
+def loss_of(given: Any) -> Loss:
+    """Return a loss by its name, class, module or function.
+
+    Args:
+        given: a name in `torch.nn` or `torch.nn.functional`, a module, its class, or
+            `function(output, label)` that returns the mean, or `[rows]`.
+
+    Raises:
+        ConfigError: if it is none, or sums.
+    """
+    from torch import nn
+
+    found = _named(given, (nn.functional, nn), "loss") if isinstance(given, str) else given
+    found = found() if isinstance(found, type) else found
+    if not callable(found):
+        raise ConfigError(
+            f"loss={given!r}: give a name of torch.nn, a module, or function(output, label)"
+        )
+    if isinstance(found, nn.modules.loss._Loss):
+        return _module_loss(found)
+    name = getattr(found, "__name__", type(found).__name__)
+    if getattr(found, "__module__", "") in ("torch.nn.functional", "torch._C._nn"):
+        by_row = partial(found, reduction="none")
+        return Loss(name, found, by_row, name in _CLASSES, _SCORES.get(name, ""))
+    takes = not isinstance(found, nn.Module) and "reduction" in _parameters(found)
+    return Loss(name, found, partial(found, reduction="none") if takes else None, is_own=True)
+
+
+def _module_loss(module: Any) -> Loss:
+    name = next(kind.__name__ for kind in type(module).__mro__ if kind.__module__ == _HOME)
+    if module.reduction == "sum":
+        raise ConfigError(
+            f"loss={module}: a sum over the rows of a node depends on how many nodes there are. "
+            "Give it reduction='mean'"
+        )
+    by_row = None
+    if module.reduction != "batchmean":
+        by_row = copy.copy(module)
+        by_row.reduction = "none"
+    is_own = type(module).__name__ != name
+    return Loss(name, module, by_row, name in _CLASSES, _SCORES.get(name, ""), is_own)
+
+
+_HOME = "torch.nn.modules.loss"
+
+
+def _parameters(function: Any) -> Sequence[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of C
+        return []
+
+
+def _named(name: str, homes: Sequence[Any], what: str) -> Any:
+    known = {
+        each: getattr(home, each)
+        for home in homes
+        for each in dir(home)
+        if each[0] != "_" and callable(getattr(home, each)) and _is_of(each, what)
+    }
+    by_case = {each.lower(): value for each, value in known.items()}
+    found = known.get(name) or by_case.get(name.lower())
+    if found is None:
+        near = did_you_mean(name, known, 0.5)
+        raise ConfigError(f"{what}: PyTorch has no {name!r}{near}")
+    return found
+
+
+def _is_of(name: str, what: str) -> bool:
+    return what != "loss" or name.lower().endswith("loss") or "entropy" in name
+
+
+def optimizer_of(
+    given: Any, args: Mapping[str, Any], learning_rate: float | None, parameters: Any
+) -> Optimizer:
+    """Return an optimizer of these parameters.
+
+    Args:
+        given: a name in `torch.optim`, a class, or `function(parameters, **args)`.
+        learning_rate: of all groups of parameters; the optimizer's own if it is None.
+
+    Raises:
+        ConfigError: if it is none of them.
+    """
+    from torch import optim
+
+    made = check_optimizer(given)(parameters, **args)
+    if not isinstance(made, optim.Optimizer):
+        raise ConfigError(
+            f"the function that makes the optimizer returned a {type(made).__name__}, not an "
+            "optimizer of torch.optim"
+        )
+    for group in made.param_groups if learning_rate is not None else ():
+        group["lr"] = learning_rate
+    return made
+
+
+def check_optimizer(given: Any) -> Callable[..., Any]:
+    """Return what makes an optimizer.
+
+    Raises:
+        ConfigError: if `given` does not.
+    """
+    from torch import optim
+
+    if isinstance(given, optim.Optimizer):
+        raise ConfigError(
+            f"optimizer is a {type(given).__name__} of parameters that stay on the driver. Give "
+            f"its class and its arguments: optimizer=torch.optim.{type(given).__name__}, "
+            "optimizer_args={…}"
+        )
+    found = _named(given, (optim,), "optimizer") if isinstance(given, str) else given
+    if not callable(found):
+        raise ConfigError(
+            f"optimizer={given!r}: give a name or class of torch.optim, or function(parameters)"
+        )
+    made: Callable[..., Any] = found
+    return made
+
+
+def fitted_label(loss: Loss, output: Any, label: torch.Tensor, column: str) -> torch.Tensor:
+    """Return a label as the loss takes it.
+
+    Numbers of classes become int64. For other losses of PyTorch the label has the output's shape
+    and dtype, for they compare what differs in shape by a rule that mixes the rows. A function of
+    the user's is given the label as it is, floats in the output's dtype.
+
+    Raises:
+        ConfigError: if it does not fit; it names shapes, and what to change.
+    """
+    dtype = getattr(output, "dtype", None)
+    if dtype is None or not hasattr(label, "dtype"):  # for a function of the user's alone
+        return floats_as(dtype, label)
+    if loss.takes_classes and label.shape != output.shape:
+        return _classes(loss, output, label, column)
+    if loss.is_own:
+        return label.to(dtype) if label.is_floating_point() else label
+    if label.numel() != output.numel():
+        raise _unfit(loss, output, label, column)
+    return label.reshape(output.shape).to(dtype)
+
+
+def floats_as(dtype: Any, label: Any) -> Any:
+    """Return a label, or several, with floats in a dtype; float32 for None."""
+    import torch
+
+    if isinstance(label, Mapping):
+        return {name: floats_as(dtype, each) for name, each in label.items()}
+    if isinstance(label, tuple):
+        return tuple(floats_as(dtype, each) for each in label)
+    return label.to(dtype or torch.float32) if label.is_floating_point() else label
+
+
+def _classes(loss: Loss, output: Any, label: torch.Tensor, column: str) -> torch.Tensor:
+    if label.ndim == 2 == output.ndim and label.shape[1] == 1:
+        label = label[:, 0]
+    if label.is_floating_point() and not bool((label == label.round()).all()):
+        raise ConfigError(
+            f"the loss {loss.name} takes the numbers of classes, and column {column!r} holds "
+            f"{label[label != label.round()][0].item():g}: index the classes from 0, for example "
+            "with pyspark.ml.feature.StringIndexer"
+        )
+    return label.long()
+
+
+def _unfit(loss: Loss, output: Any, label: torch.Tensor, column: str) -> ConfigError:
+    return ConfigError(
+        f"the loss {loss.name} compares the model's output {described(output)} with column "
+        f"{column!r}, {described(label)}: both must have as many values. For the number of a class "
+        "in each row give loss='CrossEntropyLoss'; or end the model with as many outputs as there "
+        "are labels"
+    )
+
+
+def described(value: Any) -> str:
+    """Return dtype and shape: `float32 [32, 10]`."""
+    if not hasattr(value, "dtype"):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+
+
+@contextmanager
+def naming(what: str, **given: Any) -> Iterator[None]:
+    """Have an error of PyTorch about shapes and dtypes say what it was given.
+
+    Raises:
+        ConfigError: from such an error.
+    """
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        shapes = ", ".join(f"{name} {described(value)}" for name, value in given.items())
+        raise ConfigError(
+            f"{what} failed on {shapes}: {error}. Cast the column in the DataFrame "
+            "(col.cast('long'), col.cast('float')), give its rows another shape by input_shapes, "
+            "or change the model"
+        ) from error
+
+
+Metric = Callable[[Any, Any], Any]
+
+
+def metrics_of(given: Any) -> dict[str, Any]:
+    """Return metrics by name.
+
+    Args:
+        given: a dict, or a list, of `"accuracy"`, names in `torch.nn.functional`, metrics of
+            torchmetrics, and `function(output, label)` that returns the mean, or `[rows]`.
+
+    Raises:
+        ConfigError: if one is none of these.
+    """
+    listed = given if isinstance(given, Mapping) else {_name_of(each): each for each in given or ()}
+    return {str(name): _metric(each) for name, each in listed.items()}
+
+
+def _name_of(metric: Any) -> str:
+    return metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
+
+
+def _metric(given: Any) -> Any:
+    from torch import nn
+
+    if given == ACCURACY or (not isinstance(given, str) and callable(given)):
+        return given
+    if isinstance(given, str):
+        return _named(given, (nn.functional,), "loss")
+    raise ConfigError(
+        f"metrics has {given!r}: give 'accuracy', a function(output, label), or a metric of "
+        "torchmetrics"
+    )
+
+
+def is_greater_better(name: str, metric: Any) -> bool:
+    """Whether more of a metric is better: torchmetrics says it, otherwise its name."""
+    own = getattr(metric, "higher_is_better", None)
+    return name.removeprefix("val_").endswith(_GREATER) if own is None else bool(own)
+
+
+def accuracy(loss: Loss, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    """Return for each row, or each of its values, whether the most likely class is the label."""
+    is_own_shape = label.shape == output.shape
+    if output.ndim > 1 and output.shape[1] > 1 and (loss.takes_classes or not is_own_shape):
+        found = output.argmax(1)
+        return found == (label.argmax(1) if is_own_shape else label.reshape(found.shape))
+    is_likely = output > (0.0 if loss.scores == "logit" else 0.5)
+    return is_likely == (label.reshape(output.shape) > 0.5)
+
+
+@dataclass
+class Means:
+    """Means of the loss and of metrics over the rows of all nodes, for one epoch.
+
+    Args:
+        metrics: of `metrics_of`.
+        reduce: adds a tensor up over all nodes.
+    """
+
+    loss: Loss
+    metrics: Mapping[str, Any]
+    reduce: Callable[[torch.Tensor], None]
+    device: Any = "cpu"
+    _sums: Any = field(init=False, repr=False)
+    _kept: dict[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        import torch
+
+        kept = {name: each for name, each in self.metrics.items() if hasattr(each, "compute")}
+        self._kept = {name: copy.deepcopy(each).to(self.device) for name, each in kept.items()}
+        self._names = [name for name in self.metrics if name not in kept]
+        size = 2 + len(self._names)
+        self._sums = torch.zeros(size, dtype=torch.float64, device=self.device)
+
+    def add(self, loss: torch.Tensor, output: Any, label: Any, rows: int) -> None:
+        """Add a batch of which `rows` count; none does where a node has no more rows."""
+        import torch
+
+        if not rows:
+            return
+        with torch.no_grad():
+            means = [self._mean(name, output, label) for name in self._names]
+            values = torch.stack([torch.as_tensor(v).detach().double() for v in (loss, *means)])
+            self._sums[0] += rows
+            self._sums[1:] += rows * values.to(self.device)
+            for metric in self._kept.values():
+                metric.update(output, label.long() if self.loss.scores else label)
+
+    def _mean(self, name: str, output: Any, label: Any) -> Any:
+        metric = self.metrics[name]
+        if metric == ACCURACY:
+            return accuracy(self.loss, output, label).double().mean()
+        value = metric(output, label)
+        return value.double().mean() if hasattr(value, "mean") else value
+
+    def result(self) -> dict[str, float]:
+        """Return `loss` and the metrics, the same on all nodes; call it on all of them."""
+        self.reduce(self._sums)
+        rows, *totals = self._sums.tolist()
+        means = dict(zip(("loss", *self._names), (t / rows for t in totals), strict=True))
+        kept = {name: float(metric.compute()) for name, metric in self._kept.items()}
+        return {name: (means | kept)[name] for name in ("loss", *self.metrics)}

@@ -1,0 +1,261 @@
+"""`TorchEstimator` and `LightningEstimator`: train a module of PyTorch on several nodes.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
+from sparkdl.ml.estimators.checks import Inputs, check_fits, check_schema
+from sparkdl.ml.estimators.columns import check_travels
+from sparkdl.ml.estimators.lightning_train import LightningTask, train_by_lightning
+from sparkdl.ml.estimators.namespace import Namespace
+from sparkdl.ml.estimators.network import NetworkEstimator
+from sparkdl.ml.estimators.params import COLUMNS, SCORING, TORCH, TRAINING
+from sparkdl.ml.estimators.persistence import Storage, load_code, save_code
+from sparkdl.ml.estimators.source import NUMBER, Signature, Tensor
+from sparkdl.ml.estimators.torch_batch import check_optimizer, loss_of, metrics_of
+from sparkdl.ml.estimators.torch_module import ModuleTask, inputs_of
+from sparkdl.ml.estimators.torch_train import TorchTask, TrainFn, train
+from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
+from sparkdl.ml.scoring.torch_model import TorchModel
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from sparkdl.ml.estimators.options import LightningParams, TorchParams
+
+_OBJECTS = ("optimizer", "optimizer_args", "loss", "metrics", "trainer_args")
+"""Parameters whose values may be objects, which are saved as the user's functions are."""
+_OWN = ("devices", "max_epochs", "num_nodes")
+_WEIGHT = "the column sample_weight"
+_SHARED = (
+    *("input_mapping", "input_shapes", "output_cols", "batch_size", "epochs", "model_dir"),
+    *("num_workers", "label_col", "shuffle", "strategy", *TRAINING, *SCORING, *COLUMNS),
+)
+
+
+class ModuleEstimator(NetworkEstimator[TorchModel]):
+    """An estimator of modules of PyTorch."""
+
+    _train_fn: TrainFn | None = None
+
+    def setModel(self, model: Any) -> Any:
+        """Set the model: a module, or a function without arguments that makes one on each node.
+
+        Raises:
+            ConfigError: if it is neither, or cannot travel to the nodes.
+        """
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(model, torch.nn.Module):
+            self._made = module_content(model)
+        elif callable(model):
+            self._made = model
+        else:
+            raise ConfigError(
+                f"model is a {type(model).__name__}; give a torch.nn.Module or a function without "
+                "arguments that makes one"
+            )
+        return self
+
+    def _fitted(self, dataset: DataFrame) -> TorchModel:
+        if self._made is None:
+            name = type(self).__name__
+            raise ConfigError(f"{name} has no model: {name}(model=…)")
+        map_fun, task = self._work()
+        check_schema(task, dataset.schema)
+        inputs = self._inputs(task)
+        check_fits(inputs, dataset.schema)
+        if SAMPLE_WEIGHT in (*task.columns.features, *task.columns.labels):
+            raise ConfigError(
+                f"a column of features or labels is called {SAMPLE_WEIGHT!r}, as are the weights "
+                "that batches have: rename it"
+            )
+        if task.columns.weight == SAMPLE_WEIGHT:
+            dataset = dataset.withColumnRenamed(SAMPLE_WEIGHT, _WEIGHT)
+            task = replace(task, columns=replace(task.columns, weight=_WEIGHT))
+        training = self._training(map_fun, task, inputs, framework="torch")
+        content, signature, summary = self._trained(dataset, training)
+        return self._with_values(TorchModel._of(content, signature), summary)
+
+    def _work(self) -> tuple[Callable[[Any, Any], Any], ModuleTask]:
+        """Return what the nodes run, and its task; having checked what can be checked here."""
+        raise NotImplementedError
+
+    def _task_fields(self) -> dict[str, Any]:
+        return {
+            **super()._task_fields(),
+            "made": self._made,
+            "shapes": self.getInputShapes(),
+            "strategy": self.getStrategy(),
+        }
+
+    def _inputs(self, task: ModuleTask) -> Inputs:
+        """Return which column feeds which input; unnamed ones of a model that nodes make."""
+        if unknown := [name for name in task.shapes if name not in task.columns.features]:
+            raise ConfigError(
+                f"input_shapes names {', '.join(map(repr, unknown))}, and the columns of the "
+                f"features are {', '.join(task.columns.features)}"
+            )
+        features = dict.fromkeys(task.columns.features.values())
+        signature = Signature(tuple(Tensor(name, NUMBER, None) for name in features), ())
+        if isinstance(task.made, bytes) and find_spec("torch"):
+            check_travels(len(task.made), task.model_dir)
+            signature = module_signature(module_of(task.made))
+        return inputs_of(signature, task)
+
+    def _to_save(self) -> dict[str, Any]:
+        return {name: value for name, value in super()._to_save().items() if name not in _OBJECTS}
+
+    def _save_files(self, storage: Storage) -> None:
+        objects = {name: value for name, value in super()._to_save().items() if name in _OBJECTS}
+        save_code(storage, self._made, self._callbacks, self._train_fn, objects)
+
+    @classmethod
+    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> Any:
+        estimator = cls()
+        estimator._made, callbacks, estimator._train_fn, objects = load_code(storage)
+        estimator.setCallbacks(callbacks)
+        estimator._set(**objects)
+        return estimator
+
+
+class TorchEstimator(ModuleEstimator, params=[*_SHARED, "learning_rate", "optimizer_args", *TORCH]):
+    """Fits a module of PyTorch on `num_workers` nodes, which train in step.
+
+    `TorchEstimator(model, loss="MSELoss", num_workers=2, epochs=5).fit(df)` returns a `TorchModel`.
+    Every row is used once an epoch, and a step's gradient is that of the mean over the rows of all
+    nodes. `batch_size` is what one node sees in a step. Parameters are those of the table in
+    docs/spark-ml.md. Floats come in the dtype of the model's parameters; the label as the loss
+    takes it, see there.
+
+    Args:
+        model: a `torch.nn.Module`, or a function without arguments that makes one on each node.
+            All nodes begin with the first one's weights.
+        callbacks: functions that are given an `Epoch` after each epoch, on every node; or a
+            function without arguments that makes the list.
+        train_fn: `train_fn(model, args, ctx)` trains the module in place of the loop here, on every
+            node, and may return its history. `args` has all parameters. `torch.distributed` is
+            initialised where there are several nodes; wrapping the module is its own business, see
+            docs/pytorch.md.
+        params: parameters by name. `optimizer` may be a name, a class or a function of the
+            parameters, `loss` a name, a module or a function of output and label.
+
+    Raises:
+        ConfigError: if `model` is neither; if there is no such parameter, or it cannot have that
+            value.
+    """
+
+    __module__ = "sparkdl"
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        callbacks: Any = (),
+        train_fn: TrainFn | None = None,
+        **params: Unpack[TorchParams],
+    ) -> None:
+        super().__init__()
+        self._train_fn = train_fn
+        self._set_params(params)
+        self.setCallbacks(callbacks)
+        if model is not None:
+            self.setModel(model)
+
+    def _check_callbacks(self, found: Any) -> None:
+        if not isinstance(found, list | tuple) or not all(map(callable, found)):
+            raise ConfigError(
+                f"callbacks={found!r}: give a list of functions that take an Epoch, or a function "
+                "without arguments that makes it"
+            )
+
+    def _work(self) -> tuple[Callable[[Any, Any], Any], TorchTask]:
+        if self.getLoss() is None and self._train_fn is None:
+            raise ConfigError(
+                "TorchEstimator has no loss: set loss='CrossEntropyLoss' or another of torch.nn, a "
+                "module, or a function of output and label"
+            )
+        task = TorchTask(
+            optimizer=self.getOptimizer(),
+            optimizer_args=self.getOptimizerArgs(),
+            loss=self.getLoss(),
+            metrics=self.getMetrics(),
+            learning_rate=self.getLearningRate(),
+            train_fn=self._train_fn,
+            args=self._values() if self._train_fn else Namespace(),
+            **self._task_fields(),
+        )
+        if "torch" in sys.modules and self._train_fn is None:
+            check_optimizer(task.optimizer)
+            loss_of(task.loss)
+            _check_monitor(task, metrics_of(task.metrics))
+        return train, task
+
+
+def _check_monitor(task: TorchTask, metrics: Mapping[str, Any]) -> None:
+    names = ["loss", *metrics]
+    names += [f"val_{name}" for name in names] if task.validates else []
+    monitor = task.stopping.monitor
+    if task.stopping.patience and monitor and monitor not in names:
+        raise ConfigError(
+            f"early_stopping_monitor={monitor!r} is none of the history's {', '.join(names)}"
+        )
+
+
+class LightningEstimator(ModuleEstimator, params=[*_SHARED, "trainer_args"]):
+    """Fits a `LightningModule` on `num_workers` nodes, by Lightning's own `Trainer`.
+
+    `LightningEstimator(module, num_workers=2, epochs=5).fit(df)` returns a `TorchModel`, which
+    scores by the module's `forward`. The module's steps are given `(features, label)`, with
+    `weight_col` `(features, label, weight)`; several features are a dict by input. Floats come in
+    the dtype of the module's parameters, others as the column has them. The history holds `loss`,
+    and what the module logs.
+
+    Args:
+        model: a `LightningModule`, or a function without arguments that makes one on each node.
+        callbacks: of Lightning; or a function without arguments that makes the list.
+        params: parameters by name. `trainer_args` are the `Trainer`'s: `gradient_clip_val`,
+            `precision`, `logger`, `strategy`, …
+
+    Raises:
+        ConfigError: if `model` is neither; if there is no such parameter, or it cannot have that
+            value.
+    """
+
+    __module__ = "sparkdl"
+
+    def __init__(
+        self, model: Any = None, *, callbacks: Any = (), **params: Unpack[LightningParams]
+    ) -> None:
+        super().__init__()
+        self._set_params(params)
+        self.setCallbacks(callbacks)
+        if model is not None:
+            self.setModel(model)
+
+    def _check_callbacks(self, found: Any) -> None:
+        for each in found if isinstance(found, list | tuple) else [found]:
+            if isinstance(each, type) or not hasattr(each, "on_train_epoch_end"):
+                raise ConfigError(
+                    f"callbacks={each!r}: give a list of Lightning's callbacks, or a function "
+                    "without arguments that makes it"
+                )
+
+    def _work(self) -> tuple[Callable[[Any, Any], Any], LightningTask]:
+        given = self.getTrainerArgs()
+        if refused := [name for name in _OWN if name in given]:
+            raise ConfigError(
+                f"trainer_args has {', '.join(refused)}: num_workers and epochs say that"
+            )
+        task = LightningTask(trainer_args=given, **self._task_fields())
+        return train_by_lightning, task

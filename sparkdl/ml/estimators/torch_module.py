@@ -1,0 +1,317 @@
+"""A module of PyTorch on a node: made, in step with those of others, and returned.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.ml.estimators.columns import (
+    Columns,
+    Task,
+    by_tensor,
+    check_size,
+    delivered,
+    inputs_by_column,
+)
+from sparkdl.ml.estimators.source import Signature, Tensor
+from sparkdl.ml.estimators.torch_batch import Scores
+from sparkdl.ml.scoring.torch import by_name, like_parameters, module_content, module_of
+from sparkdl.ml.scoring.torch import module_signature as signature_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from sparkdl.node.context import NodeContext
+
+_log = logging.getLogger(__name__)
+SAMPLE_ROWS = 2
+"""So many rows are run to find out what a model gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleTask(Task):
+    """What every node is given, whoever trains.
+
+    Attributes:
+        made: a pickled module, or a function that makes one.
+        shapes: column to the shape of its rows.
+    """
+
+    made: bytes | Callable[[], Any]
+    shapes: Mapping[str, Any] = field(default_factory=dict)
+    strategy: str = "ddp"
+
+
+def check_board(task: Task) -> None:
+    """Raise a FrameworkMissingError if TensorBoard is to log and is not installed."""
+    if task.tensorboard_dir and find_spec("tensorboard") is None:
+        raise FrameworkMissingError(
+            "tensorboard_dir needs TensorBoard on the executors: pip install tensorboard"
+        )
+
+
+def join(ctx: NodeContext) -> torch.device:
+    """Join the process group, if there are several nodes; return this node's device."""
+    import torch
+
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    if ctx.num_workers > 1 and not torch.distributed.is_initialized():
+        torch.distributed.init_process_group()
+    return device
+
+
+def made(task: ModuleTask, ctx: NodeContext) -> Any:
+    """Return the module: by the same random numbers on all nodes, which then have their own.
+
+    Raises:
+        ConfigError: if the function makes none.
+    """
+    import torch
+
+    if task.seed is not None:
+        torch.manual_seed(task.seed)
+    module = module_of(task.made) if isinstance(task.made, bytes) else task.made()
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(
+            f"the function that makes the model returned a {type(module).__name__}, not a "
+            "torch.nn.Module"
+        )
+    if task.seed is not None and ctx.rank:
+        torch.manual_seed(task.seed + ctx.rank)
+    return module
+
+
+def inputs_of(signature: Signature, task: ModuleTask) -> dict[str, Tensor]:
+    """Return which column feeds which parameter of `forward`.
+
+    Raises:
+        ConfigError: if a parameter has no column, or a column no parameter.
+    """
+    features = task.columns.features
+    chosen = [tensor for tensor in signature.optional if tensor.name in features.values()]
+    found = inputs_by_column(features, [*signature.inputs, *chosen])
+    return {
+        column: replace(tensor, shape=(None, *task.shapes[column]))
+        if column in task.shapes
+        else tensor
+        for column, tensor in found.items()
+    }
+
+
+def arranged(
+    batch: Mapping[str, Any], inputs: Mapping[str, Tensor], dtype: Any, device: Any
+) -> dict[str, torch.Tensor]:
+    """Return the columns of a batch as the parameters of `forward`, by name.
+
+    Floats come as the model's parameters are; so do several columns that make one input.
+
+    Raises:
+        ConfigError: if one holds text, or another number of values than its shape.
+    """
+    tensors = {tensor.name: tensor for tensor in inputs.values()}
+    return {
+        name: _input({column: batch[column] for column in columns}, tensors[name], dtype, device)
+        for name, columns in by_tensor(inputs).items()
+    }
+
+
+def _input(columns: Mapping[str, Any], tensor: Tensor, dtype: Any, device: Any) -> torch.Tensor:
+    for column, each in columns.items():
+        if isinstance(each, list):
+            raise ConfigError(f"column {column!r} holds text, of which PyTorch has no tensors")
+    (column, values), *others = columns.items()
+    if others:
+        values = stacked(columns.values()).to(dtype)
+    if tensor.shape is not None:
+        check_size(column, values[0].numel(), tensor)
+        values = values.reshape(-1, *(n or 0 for n in tensor.shape[1:]))
+    return like_parameters(values, dtype, device)
+
+
+def stacked(columns: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return columns of numbers as one tensor `[rows, columns]` of floats."""
+    import torch
+
+    return torch.stack([values.reshape(-1).double() for values in columns], dim=1)
+
+
+def labels_of(batch: Mapping[str, Any], columns: Columns, output: Any = None) -> Any:
+    """Return the labels of a batch: the column; or a dict, where columns name outputs.
+
+    Several without names are `[rows, columns]`; a tuple for a model that gives several tensors.
+    """
+    if columns.has_plain_label:
+        return batch[next(iter(columns.labels))]
+    by_output: dict[str, list[Any]] = {}
+    for column, name in columns.labels.items():
+        by_output.setdefault(name, []).append(batch[column])
+    if "" in by_output:
+        several = isinstance(output, tuple | list | Mapping)
+        return tuple(by_output[""]) if several else stacked(by_output[""])
+    return {n: each[0] if len(each) == 1 else stacked(each) for n, each in by_output.items()}
+
+
+def wrapped(module: Any, strategy: str, ctx: NodeContext, device: torch.device) -> Any:
+    """Return a module that is trained in step with those of the other nodes."""
+    from torch.nn import ModuleList
+    from torch.nn.parallel import DistributedDataParallel
+
+    if ctx.num_workers == 1:
+        return module
+    if strategy != "fsdp":
+        ids = [device.index] if device.type == "cuda" else None
+        finds = strategy != "ddp"
+        return DistributedDataParallel(module, ids, find_unused_parameters=finds)
+    from torch.distributed.fsdp import fully_shard
+
+    broadcast([*module.parameters(), *module.buffers()])
+    mesh = ctx.mesh(data=-1)
+    for part in module.modules():
+        for block in part if isinstance(part, ModuleList) else ():
+            fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    return module
+
+
+def broadcast(tensors: Any) -> None:
+    """Have all nodes take the chief's tensors."""
+    from torch import distributed
+
+    for tensor in tensors:
+        distributed.broadcast(tensor.detach(), 0)
+
+
+def is_sharded(module: Any) -> bool:
+    """Whether this node has shards of the module's weights."""
+    from torch.distributed.tensor import DTensor
+
+    # Not its parameters: after a forward pass FSDP has whole ones there.
+    return any(isinstance(each, DTensor) for each in module.state_dict().values())
+
+
+def full_state(module: Any) -> dict[str, Any]:
+    """Return weights and buffers on the CPU; of shards on the chief alone, and by all nodes."""
+    if not is_sharded(module):
+        return {name: _copied(value) for name, value in module.state_dict().items()}
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    return dict(get_model_state_dict(module, options=_full()))
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if hasattr(value, "detach") else value
+
+
+def optimizer_state(module: Any, optimizer: Any) -> Any:
+    """Return an optimizer's state; of shards on the chief alone, and by all nodes."""
+    if not is_sharded(module):
+        return optimizer.state_dict()
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    return get_optimizer_state_dict(module, optimizer, options=_full())
+
+
+def load_state(module: Any, optimizer: Any, model: Any, state: Any) -> None:
+    """Load what `full_state` and `optimizer_state` have returned on the chief."""
+    if not is_sharded(module):
+        module.load_state_dict(model)
+        optimizer.load_state_dict(state)
+        return
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
+    found = {"model_state_dict": model, "optim_state_dict": state}
+    set_state_dict(module, optimizer, **found, options=_full())
+
+
+def _full() -> Any:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def note_inputs(module: Any) -> dict[str, torch.Tensor]:
+    """Return a dict that the module's first call fills with the first rows of its inputs."""
+    noted: dict[str, torch.Tensor] = {}
+
+    def note(called: Any, args: Any, kwargs: Any) -> None:
+        if not noted:
+            given = inspect.signature(called.forward).bind(*args, **kwargs).arguments
+            tensors = {name: x for name, x in given.items() if hasattr(x, "detach")}
+            noted.update({name: _copied(x[:SAMPLE_ROWS]) for name, x in tensors.items()})
+
+    module.register_forward_pre_hook(note, with_kwargs=True)
+    return noted
+
+
+def returned(
+    content: bytes,
+    state: Mapping[str, Any],
+    sample: Mapping[str, torch.Tensor],
+    scores: Scores,
+    task: Task,
+    ctx: NodeContext,
+) -> dict[str, Any]:
+    """Return what the chief returns of a trained module.
+
+    Args:
+        content: the module before the training, and `state` its weights after it.
+        sample: rows of its inputs, by which its outputs are found.
+    """
+    module = module_of(content)
+    module.load_state_dict(state)
+    signature = traced(module.eval(), sample, scores)
+    return delivered(module_content(module), "pt", signature, task, ctx)
+
+
+def traced(module: Any, sample: Mapping[str, torch.Tensor], scores: Scores) -> Signature:
+    """Return what a module takes, and what it gives: by a run of some rows.
+
+    Outputs are unknown without a sample, or if the run fails: the model is trained by then.
+    """
+    import torch
+
+    signature = signature_of(module)
+    if not sample:
+        return signature
+    try:
+        with torch.no_grad():
+            outputs = by_name(module(**sample))
+    except Exception as error:  # noqa: BLE001 (whatever the user's module raises)
+        _log.warning("The model's outputs are not known, for it cannot be run: %s", error)
+        return signature
+    rows = len(next(iter(sample.values())))
+    found = tuple(_output(name, value, rows) for name, value in outputs.items())
+    if len(found) == 1:
+        (values,) = outputs.values()
+        found = (_scored(found[0], values, scores),)
+    return replace(signature, outputs=found)
+
+
+def _output(name: str, value: torch.Tensor, rows: int) -> Tensor:
+    dims = tuple(value.shape)
+    dtype = str(value.dtype).removeprefix("torch.")
+    shape = (None, *dims[1:]) if dims[:1] == (rows,) else dims
+    return Tensor(name, "float32" if dtype == "bfloat16" else dtype, shape)
+
+
+def _scored(output: Tensor, values: torch.Tensor, scores: Scores) -> Tensor:
+    """Return an only output that knows whether it scores classes."""
+    if not values.is_floating_point() or output.shape is None or values.ndim > 2:
+        return output
+    several = values.ndim == 2 and values.shape[1] > 1
+    if not several:
+        return replace(output, is_softmax=scores == "sigmoid", is_logits=scores == "logit")
+    is_whole = bool((values >= 0).all()) and bool(((values.sum(1) - 1).abs() < 1e-3).all())
+    return replace(output, is_softmax=is_whole, is_logits=scores == "logits" and not is_whole)

@@ -1,0 +1,225 @@
+"""Losses, labels and metrics of one batch of PyTorch, beside PyTorch's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.torch_batch import (
+    Means,
+    fitted_label,
+    is_greater_better,
+    loss_of,
+    metrics_of,
+    naming,
+    optimizer_of,
+)
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = [pytest.mark.torch]
+
+LOGITS = [[2.0, -1.0, 0.5], [0.0, 1.0, 3.0], [1.0, 1.0, -2.0], [0.0, 0.5, 0.0]]
+CLASSES = [0.0, 2.0, 1.0, 1.0]
+WEIGHTS = [1.0, 0.0, 2.0, 0.5]
+
+
+@pytest.fixture(autouse=True)
+def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PyTorch's optimizers set it in the environment where it is not set."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
+
+
+def t(values: Any, dtype: Any = None) -> Any:
+    return torch.tensor(values, dtype=dtype)
+
+
+def cross_entropy() -> Any:
+    return torch.nn.functional.cross_entropy(t(LOGITS), t(CLASSES).long(), reduction="none")
+
+
+def by_hand(output: Any, label: Any) -> Any:
+    return torch.nn.functional.cross_entropy(output, label.long(), reduction="none")
+
+
+def of_reduction(output: Any, label: Any, reduction: str = "mean") -> Any:
+    return torch.nn.functional.cross_entropy(output, label.long(), reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("CrossEntropyLoss", "crossentropyloss", "cross_entropy"),
+        *(torch.nn.CrossEntropyLoss, torch.nn.CrossEntropyLoss()),
+        *(torch.nn.functional.cross_entropy, by_hand, of_reduction),
+    ],
+    ids=repr,
+)
+def test_loss_is_the_mean_over_the_rows_of_what_each_weighs(given: Any) -> None:
+    loss = loss_of(given)
+    label = fitted_label(loss, t(LOGITS), t(CLASSES, torch.float64), "y")
+    expected = cross_entropy()
+    assert loss.of(t(LOGITS), label, None).item() == pytest.approx(expected.mean().item())
+    weighted = loss.of(t(LOGITS), label, t(WEIGHTS)).item()
+    assert weighted == pytest.approx((expected * t(WEIGHTS)).mean().item())
+    assert (loss.scores == "logits") == (given not in (by_hand, of_reduction))
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ("MSE", "loss: PyTorch has no 'MSE'; did you mean 'MSELoss'"),
+        ("cross_entropi", "did you mean 'cross_entropy'"),
+        (7, "loss=7: give a name of torch.nn, a module, or function"),
+        (torch.nn.MSELoss(reduction="sum"), "a sum over the rows .* Give it reduction='mean'"),
+    ],
+)
+def test_what_is_no_loss_is_refused(given: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        loss_of(given)
+
+
+def test_weights_need_the_loss_of_each_row() -> None:
+    only_mean = loss_of(lambda output, label: (output - label).abs().mean())
+    assert only_mean.of(t(LOGITS), t(LOGITS), None).item() == 0
+    with pytest.raises(ConfigError, match="returned a single number, and weight_col needs"):
+        only_mean.of(t(LOGITS), t(LOGITS), t(WEIGHTS))
+    batchmean = loss_of(torch.nn.KLDivLoss(reduction="batchmean"))
+    with pytest.raises(ConfigError, match="the loss KLDivLoss returned a single number"):
+        batchmean.of(t(LOGITS), t(LOGITS), t(WEIGHTS))
+
+
+@pytest.mark.parametrize(
+    ("loss", "output", "label", "expected"),
+    [
+        ("MSELoss", [[1.0], [2.0]], [3.0, 4.0], [[3.0], [4.0]]),
+        ("MSELoss", [1.0, 2.0], [[3], [4]], [3.0, 4.0]),
+        ("BCEWithLogitsLoss", [[1.0], [2.0]], [True, False], [[1.0], [0.0]]),
+        ("CrossEntropyLoss", LOGITS, CLASSES, [0, 2, 1, 1]),
+        ("CrossEntropyLoss", LOGITS, [[v] for v in CLASSES], [0, 2, 1, 1]),
+        ("CrossEntropyLoss", LOGITS[:1], [[0.2, 0.3, 0.5]], [[0.2, 0.3, 0.5]]),
+        (by_hand, LOGITS, CLASSES, CLASSES),
+        (by_hand, LOGITS, [0, 2, 1, 1], [0, 2, 1, 1]),
+    ],
+)
+def test_label_comes_as_the_loss_takes_it(
+    loss: Any, output: Any, label: Any, expected: Any
+) -> None:
+    given = t(label, torch.float64) if isinstance(np.ravel(label)[0], float) else t(label)
+    found = fitted_label(loss_of(loss), t(output), given, "y")
+    assert found.dtype == t(expected).dtype
+    assert found.tolist() == t(expected).tolist()
+
+
+@pytest.mark.parametrize(
+    ("loss", "output", "label", "match"),
+    [
+        (
+            "MSELoss",
+            LOGITS,
+            CLASSES,
+            r"compares .*float32 \[4, 3\].*'y', float32 \[4\].*Cross",
+        ),
+        ("CrossEntropyLoss", LOGITS, WEIGHTS, "numbers of classes, and column 'y' holds 0.5"),
+    ],
+)
+def test_label_that_does_not_fit_is_refused(loss: str, output: Any, label: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        fitted_label(loss_of(loss), t(output), t(label), "y")
+
+
+def test_error_of_pytorch_says_what_it_was_given() -> None:
+    match = r"the model failed on x int64 \[2, 3\]: .*dtype.*Cast the column"
+    with pytest.raises(ConfigError, match=match), naming("the model", x=t([[1, 2, 3]] * 2)):
+        torch.nn.Linear(3, 1)(t([[1, 2, 3]] * 2))
+
+
+class Counted:
+    """A metric in the manner of torchmetrics: states that are added up, and a value of them."""
+
+    higher_is_better = True
+
+    def __init__(self) -> None:
+        self.rows, self.batches = 0, 0
+
+    def to(self, device: Any) -> Any:
+        return self
+
+    def update(self, output: Any, label: Any) -> None:
+        self.rows += len(label)
+        self.batches += 1
+
+    def compute(self) -> Any:
+        return t(self.rows / self.batches)
+
+    def __call__(self, output: Any, label: Any) -> Any:
+        raise NotImplementedError
+
+
+def largest(output: Any, label: Any) -> Any:
+    return output.max(dim=1).values
+
+
+def test_means_are_over_all_rows_whatever_the_batches() -> None:
+    loss = loss_of("cross_entropy")
+    metrics = {"acc": "accuracy", "largest": largest, "counted": Counted()}
+    means = Means(loss, metrics_of(metrics), reduce=lambda sums: sums.mul_(2))  # two such nodes
+    for rows in (slice(0, 3), slice(3, 4), slice(0, 0)):
+        output, label = t(LOGITS[rows] or LOGITS[:1]), t(CLASSES[rows] or CLASSES[:1])
+        label = fitted_label(loss, output, label, "y")
+        means.add(loss.of(output, label, None), output, label, rows.stop - rows.start)
+    found = means.result()
+    assert list(found) == ["loss", "acc", "largest", "counted"]
+    assert found["loss"] == pytest.approx(cross_entropy().mean().item())
+    assert found["acc"] == 0.75
+    assert found["largest"] == pytest.approx((2 + 3 + 1 + 0.5) / 4)
+    assert found["counted"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "output", "label", "expected"),
+    [
+        ("CrossEntropyLoss", LOGITS, [0, 2, 0, 2], 0.75),
+        ("CrossEntropyLoss", LOGITS, [[1.0, 0.0, 0.0]] * 4, 0.5),
+        ("BCEWithLogitsLoss", [[0.1], [-0.1], [2.0]], [[1.0], [1.0], [1.0]], 2 / 3),
+        ("BCELoss", [[0.1], [0.6], [0.7]], [[0.0], [0.0], [1.0]], 2 / 3),
+        ("BCEWithLogitsLoss", LOGITS[:2], [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]], 5 / 6),
+        (by_hand, LOGITS, [[0], [2], [0], [2]], 0.75),
+    ],
+)
+def test_accuracy_is_that_of_the_loss(loss: Any, output: Any, label: Any, expected: float) -> None:
+    means = Means(loss_of(loss), metrics_of(["accuracy"]), reduce=lambda sums: None)
+    means.add(t(0.0), t(output), t(label), len(output))
+    assert means.result()["accuracy"] == pytest.approx(expected)
+
+
+def test_metrics_are_called_by_their_names() -> None:
+    given = ["accuracy", "l1_loss", largest]
+    assert list(metrics_of(given)) == ["accuracy", "l1_loss", "largest"]
+    for metric, match in (("l1_los", "did you mean 'l1_loss'"), (3, "metrics has 3: give")):
+        with pytest.raises(ConfigError, match=match):
+            metrics_of([metric])
+    kinds = {"val_acc": None, "val_loss": None, "own": Counted(), "f1": None}
+    better = [name for name, metric in kinds.items() if is_greater_better(name, metric)]
+    assert better == ["val_acc", "own", "f1"]
+
+
+def test_optimizer_is_made_of_what_names_it() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    sgd = torch.optim.SGD
+    for given in ("sgd", "SGD", sgd, lambda own, **args: sgd(own, 9.0, **args)):
+        made = optimizer_of(given, {"momentum": 0.5}, 0.25, parameters)
+        assert isinstance(made, sgd)
+        assert (made.defaults["momentum"], made.param_groups[0]["lr"]) == (0.5, 0.25)
+    assert optimizer_of("adam", {}, None, parameters).param_groups[0]["lr"] == 0.001
+    for wrong, match in (
+        ("adamm", "optimizer: PyTorch has no 'adamm'; did you mean 'Adam"),
+        (made, r"optimizer=torch.optim.SGD, optimizer_args=\{"),
+        (lambda own: own, "returned a list, not an optimizer"),
+        (7, "optimizer=7: give a name or class"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            optimizer_of(wrong, {}, None, parameters)
