@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sparkdl.control.values import MAX_VALUE_NBYTES
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.ml.estimators.source import Signature, Tensor, local_path
 from sparkdl.storage import locate, open_storage
 
@@ -170,6 +171,14 @@ def check_travels(nbytes: int, model_dir: str | None) -> None:
         raise ConfigError(
             f"the model's weights take {nbytes} bytes, and {MAX_VALUE_NBYTES} at most can travel "
             "to the driver: set model_dir to a folder that all nodes and the driver share"
+        )
+
+
+def check_board(task: Task) -> None:
+    """Raise a FrameworkMissingError if TensorBoard is to log and is not installed."""
+    if task.tensorboard_dir and find_spec("tensorboard") is None:
+        raise FrameworkMissingError(
+            "tensorboard_dir needs TensorBoard on the executors: pip install tensorboard"
         )
 
 

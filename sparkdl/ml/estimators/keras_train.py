@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.frameworks.keras_checkpoint import callback_for
 from sparkdl.ml.estimators.columns import (
@@ -20,6 +19,7 @@ from sparkdl.ml.estimators.columns import (
     Columns,
     Task,
     by_tensor,
+    check_board,
     check_size,
     check_travels,
     delivered,
@@ -73,10 +73,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    if task.tensorboard_dir and find_spec("tensorboard") is None:
-        raise FrameworkMissingError(
-            "tensorboard_dir needs TensorBoard on the executors: pip install tensorboard"
-        )
+    check_board(task)
     if task.seed is not None:
         keras.utils.set_random_seed(task.seed)
     several = ctx.num_workers > 1

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.lightning import TRAINERS, Checkpoint, Environment, FeedDataModule
-from sparkdl.ml.estimators.columns import VALIDATION, check_travels
+from sparkdl.ml.estimators.columns import VALIDATION, check_board, check_travels
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.estimators.torch_batch import floats_as
 from sparkdl.ml.estimators.torch_module import (
     SAMPLE_ROWS,
     ModuleTask,
     arranged,
-    check_board,
     full_state,
     inputs_of,
     labels_of,

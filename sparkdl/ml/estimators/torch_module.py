@@ -10,10 +10,9 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import (
     Columns,
     Task,
@@ -49,14 +48,6 @@ class ModuleTask(Task):
     made: bytes | Callable[[], Any]
     shapes: Mapping[str, Any] = field(default_factory=dict)
     strategy: str = "ddp"
-
-
-def check_board(task: Task) -> None:
-    """Raise a FrameworkMissingError if TensorBoard is to log and is not installed."""
-    if task.tensorboard_dir and find_spec("tensorboard") is None:
-        raise FrameworkMissingError(
-            "tensorboard_dir needs TensorBoard on the executors: pip install tensorboard"
-        )
 
 
 def join(ctx: NodeContext) -> torch.device:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
-from sparkdl.ml.estimators.columns import VALIDATION, EarlyStopping, check_travels
+from sparkdl.ml.estimators.columns import VALIDATION, EarlyStopping, check_board, check_travels
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.estimators.torch_batch import (
@@ -33,7 +33,6 @@ from sparkdl.ml.estimators.torch_module import (
     ModuleTask,
     arranged,
     broadcast,
-    check_board,
     full_state,
     inputs_of,
     join,
