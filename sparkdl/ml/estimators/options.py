@@ -77,14 +77,14 @@ class LightningParams(TypedDict, total=False):
     early_stopping_monitor: str | None
     early_stopping_patience: int | None
     epochs: int
-    features_col: str
+    features_col: str | Sequence[str]
     feed_reader: Literal["auto", "spark", "nodes"]
     feeding: Feeding | None
     handle_invalid: Literal["error", "skip", "keep"]
     input_mapping: Mapping[str, Any]
     input_shapes: Mapping[str, Any]
     keep: bool | Sequence[str]
-    label_col: str
+    label_col: str | Sequence[str] | Mapping[str, str]
     max_restarts: int
     model_dir: str | None
     model_per: Literal["auto", "slot", "executor"]
@@ -107,6 +107,7 @@ class LightningParams(TypedDict, total=False):
     tensorboard_dir: str | None
     trainer_args: Mapping[str, Any]
     validation_indicator_col: str | None
+    validation_split: float
     weight_col: str | None
 
 
@@ -120,14 +121,14 @@ class TorchParams(TypedDict, total=False):
     early_stopping_monitor: str | None
     early_stopping_patience: int | None
     epochs: int
-    features_col: str
+    features_col: str | Sequence[str]
     feed_reader: Literal["auto", "spark", "nodes"]
     feeding: Feeding | None
     handle_invalid: Literal["error", "skip", "keep"]
     input_mapping: Mapping[str, Any]
     input_shapes: Mapping[str, Any]
     keep: bool | Sequence[str]
-    label_col: str
+    label_col: str | Sequence[str] | Mapping[str, str]
     learning_rate: float | None
     loss: Any
     max_restarts: int
@@ -154,4 +155,5 @@ class TorchParams(TypedDict, total=False):
     strategy: Literal["ddp", "ddp_find_unused_parameters_true", "fsdp"]
     tensorboard_dir: str | None
     validation_indicator_col: str | None
+    validation_split: float
     weight_col: str | None
