@@ -40,19 +40,22 @@ def normed() -> Any:
     )
 
 
-def alone(epochs: int, weighted: bool = False, make: Any = net) -> tuple[list[float], list[Any]]:
-    """Train on all rows in each step, in this process; return losses and weights."""
+def alone(
+    epochs: int, weighted: bool = False, rows: Any = slice(None)
+) -> tuple[list[float], list[Any]]:
+    """Train `net` on these rows in each step, in this process; return losses and weights."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = make()
+        model = net()
     optimizer = torch.optim.Adam(model.parameters(), 0.05)
-    weight = torch.tensor(W) if weighted else torch.ones(ROWS)
+    x, y = torch.tensor(X[rows]), torch.tensor(Y[rows])
+    weight = torch.tensor(W[rows]) if weighted else torch.ones(len(y))
     losses = []
     for _ in range(epochs):
         optimizer.zero_grad()
-        squares = (model(torch.tensor(X))[:, 0] - torch.tensor(Y)) ** 2
+        squares = (model(x)[:, 0] - y) ** 2
         loss = (squares * weight).mean()
         loss.backward()
         optimizer.step()
