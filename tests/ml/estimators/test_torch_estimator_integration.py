@@ -97,8 +97,9 @@ def test_two_nodes_fit_a_classifier_that_evaluators_take_and_that_is_saved(
     assert again.stages[-1].summary == model.summary
     scored = again.transform(points).cache()
     assert scored.dtypes[-2:] == [("probability", "vector"), ("prediction", "double")]
+    log_loss: Any = MulticlassClassificationEvaluator().setMetricName("logLoss")  # type: ignore[arg-type]
     assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) > 0.9
-    assert MulticlassClassificationEvaluator(metricName="logLoss").evaluate(scored) < 0.7
+    assert log_loss.evaluate(scored) < 0.7
     (row, *_) = scored.take(1)
     with torch.no_grad():
         logits = again.stages[-1].getModel()(torch.tensor(row.features.toArray()[None]).float())[0]
