@@ -95,6 +95,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "ml/estimators/torch_module.py": "a module of PyTorch on a node",
     "ml/estimators/torch_train.py": "trains a module of PyTorch",
     "ml/estimators/keras_model.py": "makes and compiles a Keras model",
+    "ml/estimators/keras_objects.py": "finds what a Keras model has of its own",
     "ml/jobs/keras.py": "a Keras model in Spark jobs",
     "ml/jobs/torch.py": "a PyTorch model in Spark jobs",
     "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",
@@ -139,6 +140,10 @@ FORBIDDEN_BUT = {
         "ml/estimators/persistence.py",
         "cloudpickle.loads",
     ): "the user's function, from where it was saved",
+    (
+        "ml/estimators/keras_model.py",
+        "cloudpickle.loads",
+    ): "the user's function, with the weights that it was trained to",
     ("ml/estimators/describe.py", "cloudpickle.loads"): "the user's function, from its own driver",
     (
         "ml/scoring/function.py",

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from sparkdl.ml.estimators.columns import Columns
-from sparkdl.ml.estimators.keras_model import as_content
-from sparkdl.ml.estimators.keras_train import KerasTask, Recipe
-from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, arranged, backend, signature_of
+from sparkdl.ml.estimators.keras_model import Recipe, as_content
+from sparkdl.ml.estimators.keras_train import KerasTask
+from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, backend, batch_of, signature_of
 from sparkdl.ml.jobs.task import Sum, added, joined, pack, parts, total
 
 RNG = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def model(dropout: float = 0.0) -> Any:
 
 
 def task(made: Any) -> KerasTask:
-    columns = Columns({"f": ""}, "l", "w")
+    columns = Columns({"f": ""}, {"l": ""}, "w")
     recipe = Recipe(as_content(made))
     return KerasTask(recipe=recipe, columns=columns, batch_size=8, epochs=1, name="n", seed=1)
 
@@ -76,7 +76,7 @@ def gradients_of_two_partitions_are_those_of_all() -> None:
         assert np.allclose(whole.vector, plain)
         master.apply(replace(whole, vector=whole.vector / whole.weight))
         logs = alone.train_on_batch(
-            *arranged(asked, alone, rows(start, start + 12)), return_dict=True
+            *batch_of(asked, alone, rows(start, start + 12)), return_dict=True
         )
         measured = master.metrics(whole.metrics)
         assert np.isclose(measured["accuracy"], logs["accuracy"])
@@ -102,7 +102,7 @@ def local_steps_are_steps_and_what_is_random_is_repeated() -> None:
         learner.load(master.state())
         for start in (0, 8, 16):
             learner.learn(rows(start, start + 8), seed=start)
-            alone.train_on_batch(*arranged(asked, alone, rows(start, start + 8)))
+            alone.train_on_batch(*batch_of(asked, alone, rows(start, start + 8)))
         vector, exact = pack(learner.learned())
         master.apply(Sum(0, 1, vector, exact))
     for mine, theirs in zip(master.model.get_weights(), alone.get_weights(), strict=True):

@@ -8,7 +8,7 @@ over the data. A null in a later row ends the feeding, see `training.without_nul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.ml.functions import vector_to_array
@@ -18,10 +18,17 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.columns import VALIDATION, Task, check_size
+from sparkdl.ml.estimators.columns import (
+    VALIDATION,
+    Columns,
+    Task,
+    by_tensor,
+    check_size,
+    outputs_by_column,
+)
 from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.estimators.training import check_columns, column, null_advice
-from sparkdl.ml.scoring.columns import NUMBERS, TEXTS, input_columns, leaf_type
+from sparkdl.ml.scoring.inputs import NUMBERS, TEXTS, check_parts, input_columns, leaf_type
 
 SAMPLE_ROWS = 1000
 """So many rows are looked at before the nodes start."""
@@ -39,7 +46,7 @@ def check_schema(task: Task, schema: t.StructType) -> None:
     if stopping.patience and (stopping.monitor or "").startswith("val_") and not task.validates:
         raise ConfigError(
             f"early_stopping_monitor={stopping.monitor!r} needs rows to validate with: set "
-            "validation_indicator_col"
+            "validation_indicator_col, or validation_split"
         )
     check_columns(schema.names, columns.names)
     for name in columns.features:
@@ -47,11 +54,12 @@ def check_schema(task: Task, schema: t.StructType) -> None:
             raise _wrong_type(
                 schema, name, "features are numbers, vectors, text, or arrays of them"
             )
-    if not isinstance(leaf_type(schema[columns.label].dataType), NUMBERS):
-        advice = "labels are numbers, vectors, or arrays of them"
-        if isinstance(leaf_type(schema[columns.label].dataType), TEXTS):
-            advice += ": index text first, for example with pyspark.ml.feature.StringIndexer"
-        raise _wrong_type(schema, columns.label, advice)
+    for name in columns.labels:
+        if not isinstance(leaf_type(schema[name].dataType), NUMBERS):
+            advice = "labels are numbers, vectors, or arrays of them"
+            if isinstance(leaf_type(schema[name].dataType), TEXTS):
+                advice += ": index text first, for example with pyspark.ml.feature.StringIndexer"
+            raise _wrong_type(schema, name, advice)
     if columns.weight and not isinstance(schema[columns.weight].dataType, t.NumericType):
         raise _wrong_type(schema, columns.weight, "weights are numbers")
 
@@ -62,8 +70,25 @@ def check_fits(inputs: Inputs, schema: t.StructType) -> None:
     Raises:
         ConfigError: if one cannot.
     """
-    for name, tensor in inputs.items():
-        input_columns({name: tensor.name}, Signature((tensor,), ()), schema)
+    mapping = {name: tensor.name for name, tensor in inputs.items()}
+    tensors = {tensor.name: tensor for tensor in inputs.values()}
+    input_columns(mapping, Signature(tuple(tensors.values()), ()), schema)
+
+
+def check_labels(columns: Columns, outputs: Sequence[Tensor], schema: t.StructType) -> None:
+    """Check that columns can be the labels of the model's outputs, as far as it knows them.
+
+    Raises:
+        ConfigError: if an output has no labels; or several that are no numbers, or not as many as
+            its elements.
+    """
+    if columns.has_plain_label or not outputs:
+        return
+    by_column = outputs_by_column(columns.labels, outputs)
+    tensors = {tensor.name: tensor for tensor in outputs}
+    for output, names in by_tensor(by_column).items():
+        if len(names) > 1:
+            check_parts({name: schema[name].dataType for name in names}, tensors[output])
 
 
 def check_rows(task: Task, inputs: Inputs, nodes: int, rows: DataFrame, feed: str) -> None:
@@ -84,7 +109,7 @@ def check_rows(task: Task, inputs: Inputs, nodes: int, rows: DataFrame, feed: st
     found = rows.select(*wanted).take(max(SAMPLE_ROWS, nodes))
     if len(found) < nodes:
         what = "rows to validate with" if feed == VALIDATION else "rows to train on"
-        marked = ", by validation_indicator_col" if task.validates else ""
+        marked = ", by validation_indicator_col or validation_split" if task.validates else ""
         raise ConfigError(
             f"the DataFrame has {len(found)} {what}{marked}: each of the {nodes} nodes needs one "
             "at least"
@@ -105,7 +130,7 @@ def _check_column(name: str, found: list[tuple[bool, int | None]], inputs: Input
             f"column {name!r} holds {min(sizes)} values in some rows and {max(sizes)} in others; "
             "all rows must have as many"
         )
-    if name in inputs:
+    if name in inputs and sum(tensor == inputs[name] for tensor in inputs.values()) == 1:
         for size in sizes:
             check_size(name, size, inputs[name])
 

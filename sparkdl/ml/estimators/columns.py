@@ -1,4 +1,4 @@
-"""What every node trains on: columns, batches, epochs; and what does not fit the model.
+"""What every node is given and returns: columns, batches, epochs; and what fits no model.
 
 Runs in: driver, child, feeder
 """
@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from sparkdl.control.values import MAX_VALUE_NBYTES
-from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.source import Tensor
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.ml.estimators.source import Signature, Tensor, local_path
+from sparkdl.storage import locate, open_storage
+
+if TYPE_CHECKING:
+    from sparkdl.node.context import NodeContext
 
 VALIDATION = "validation"
 """The feed of the validation rows."""
@@ -24,11 +31,13 @@ class Columns:
     """What is trained with.
 
     Attributes:
-        features: column to the model's input; a single column feeds a single input of any name.
+        features: column to the model's input, of any name if it is the only one. Columns of
+            numbers that name the same are the elements of its rows.
+        labels: column to the model's output; all without a name for outputs in their order.
     """
 
     features: dict[str, str]
-    label: str
+    labels: dict[str, str]
     weight: str | None = None
 
     @property
@@ -40,7 +49,12 @@ class Columns:
     @property
     def names(self) -> tuple[str, ...]:
         """All of them."""
-        return tuple(dict.fromkeys([*self.inputs, self.label]))
+        return tuple(dict.fromkeys([*self.inputs, *self.labels]))
+
+    @property
+    def has_plain_label(self) -> bool:
+        """Whether the labels are one column, which the loss takes as it is."""
+        return list(self.labels.values()) == [""]
 
 
 @dataclass(frozen=True)
@@ -76,26 +90,61 @@ class Task:
     callbacks: Callbacks = ()
 
 
+def named(columns: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Return columns with the names of what they feed, empty where they are not given."""
+    if isinstance(columns, str):
+        return {columns: ""}
+    return dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
+
+
 def inputs_by_column(
     features: Mapping[str, str], inputs: Sequence[Tensor], advice: str = ""
 ) -> dict[str, Tensor]:
-    """Return which column feeds which of the model's inputs; an only one feeds an only one.
+    """Return which column feeds which of the model's inputs, an only one whatever its name.
 
     Args:
         advice: what else may be wrong, for the error.
 
     Raises:
-        ConfigError: if an input has no column or two, or a column names no input.
+        ConfigError: if an input has no column, or a column names no input.
     """
-    if len(features) == len(inputs) == 1:
-        return dict(zip(features, inputs, strict=True))
+    if len(inputs) == len(set(features.values())) == 1:
+        return dict.fromkeys(features, inputs[0])
     by_name = {tensor.name: tensor for tensor in inputs}
-    if sorted(features.values()) == sorted(by_name):
+    if set(features.values()) == set(by_name):
         return {column: by_name[name] for column, name in features.items()}
     raise ConfigError(
         f"the model has the inputs {', '.join(by_name)}, and input_mapping={dict(features)} must "
-        f"give each of them one column: setInputMapping({{column: input, …}}){advice}"
+        f"give each of them a column: setInputMapping({{column: input, …}}){advice}"
     )
+
+
+def outputs_by_column(labels: Mapping[str, str], outputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return which column holds the labels of which of the model's outputs.
+
+    Raises:
+        ConfigError: if an output has none, or a column names no output.
+    """
+    by_name = {tensor.name: tensor for tensor in outputs}
+    if not any(labels.values()):
+        if len(outputs) == 1:
+            return dict.fromkeys(labels, outputs[0])
+        if len(labels) == len(outputs):
+            return dict(zip(labels, outputs, strict=True))
+    if set(labels.values()) == set(by_name):
+        return {column: by_name[name] for column, name in labels.items()}
+    raise ConfigError(
+        f"the model has the outputs {', '.join(by_name)}, and label_col={dict(labels)} must give "
+        "each of them labels: setLabelCol([column, …]) in this order, or {column: output, …}"
+    )
+
+
+def by_tensor(columns: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Return the names of inputs or outputs with their columns, in their order."""
+    found: dict[str, list[str]] = {}
+    for column, tensor in columns.items():
+        found.setdefault(tensor.name, []).append(column)
+    return found
 
 
 def check_size(column: str, size: int, tensor: Tensor) -> None:
@@ -123,3 +172,31 @@ def check_travels(nbytes: int, model_dir: str | None) -> None:
             f"the model's weights take {nbytes} bytes, and {MAX_VALUE_NBYTES} at most can travel "
             "to the driver: set model_dir to a folder that all nodes and the driver share"
         )
+
+
+def check_board(task: Task) -> None:
+    """Raise a FrameworkMissingError if TensorBoard is to log and is not installed."""
+    if task.tensorboard_dir and find_spec("tensorboard") is None:
+        raise FrameworkMissingError(
+            "tensorboard_dir needs TensorBoard on the executors: pip install tensorboard"
+        )
+
+
+def delivered(
+    content: bytes, ending: str, signature: Signature, task: Task, ctx: NodeContext
+) -> dict[str, Any]:
+    """Return a trained model as the chief returns it: `signature` as JSON, `content` or `path`.
+
+    Args:
+        ending: of the file's name, if the model is written to the task's `model_dir`.
+    """
+    found = {"signature": msgspec.json.encode(signature).decode()}
+    if task.model_dir is None:
+        return {**found, "content": content}
+    path = f"{local_path(ctx.absolute_path(task.model_dir))}/{task.name}.{ending}"
+    storage, inner = locate(path)
+    system = open_storage(storage)
+    system.create_dir(inner.rpartition("/")[0])
+    with system.open_output_stream(inner) as file:
+        file.write(content)
+    return {**found, "path": path}

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import cloudpickle
 import msgspec
@@ -24,8 +23,8 @@ import msgspec
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.imports import quick_imports
 from sparkdl.core.paths import python_path
-from sparkdl.ml.estimators.keras_model import Made, compiled, costs_nothing, inputs_of
-from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature, Tensor
+from sparkdl.ml.estimators.keras_model import Recipe, costs_nothing, inputs_of, outputs_of
+from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature
 from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.keras_file import signature_in_keras_file
 from sparkdl.ml.scoring.saved_model import signature_in_file
@@ -107,10 +106,8 @@ def _ask_process(source: ModelSource) -> Signature:
     return answer.signature
 
 
-def keras_inputs(
-    made: Made, optimizer: Any, loss: Any, metrics: Any, is_made_here: bool
-) -> tuple[Tensor, ...] | None:
-    """Return a Keras model's inputs; None if only the nodes can make it.
+def keras_signature(recipe: Recipe, is_made_here: bool) -> Signature | None:
+    """Return what a Keras model takes and gives; None if only the nodes can make it.
 
     It is made in this process if that takes no more than memory, see `costs_nothing`.
 
@@ -118,20 +115,20 @@ def keras_inputs(
         is_made_here: it is to be made in this process anyway.
 
     Raises:
-        ConfigError: if the model cannot be trained, see `compiled`.
+        ConfigError: if the model cannot be trained, see `Recipe.model`.
     """
-    if is_made_here or costs_nothing(made):
-        answer = _keras_answer(made, optimizer, loss, metrics)
+    if is_made_here or costs_nothing(recipe.made):
+        answer = _keras_answer(recipe)
     else:
         try:
-            answer = ask_keras_process(cloudpickle.dumps((made, optimizer, loss, metrics)))
+            answer = ask_keras_process(cloudpickle.dumps(recipe))
         except (pickle.PicklingError, TypeError) as error:
             raise ConfigError(f"what makes the model cannot be pickled: {error}") from error
     if answer.refused:
         raise ConfigError(answer.refused)
     if answer.failed:
         _log.warning("The model cannot be made on the driver, only on the nodes: %s", answer.failed)
-    return answer.signature.inputs if answer.signature else None
+    return answer.signature
 
 
 @lru_cache(maxsize=8)
@@ -140,9 +137,11 @@ def ask_keras_process(asked: bytes) -> Answer:
     return _run_process("keras", asked, _KERAS_DEADLINE_S)
 
 
-def _keras_answer(*asked: Any) -> Answer:
+def _keras_answer(recipe: Recipe) -> Answer:
     try:
-        return Answer(Signature(inputs_of(compiled(*asked)), ()))
+        model = recipe.model()
+        outputs = outputs_of(model) if model.outputs else ()
+        return Answer(Signature(inputs_of(model), outputs))
     except ConfigError as error:
         return Answer(refused=str(error))
     except Exception as error:  # noqa: BLE001 (whatever the user's function raises)
@@ -183,7 +182,7 @@ def main(kind: str) -> None:
     given = sys.stdin.buffer.read()
     with quick_imports():
         if kind == "keras":
-            found = _keras_answer(*cloudpickle.loads(given))
+            found = _keras_answer(cloudpickle.loads(given))
         else:
             found = _saved_answer(msgspec.json.decode(given, type=ModelSource))
     answer = msgspec.json.encode(found).decode()

@@ -85,6 +85,8 @@ class TFEstimator(
             epochs=_value(args, "epochs"),
             columns=self._columns(args),
             validation_col=args.validation_indicator_col,
+            validation_split=_value(args, "validation_split"),
+            seed=_value(args, "seed") or 0,
             return_timeout_s=float(self._return_timeout_s(args)),
             cache=_value(args, "cache"),
             reader=_value(args, "feed_reader"),

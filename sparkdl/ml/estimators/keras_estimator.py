@@ -5,21 +5,25 @@ Runs in: driver
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.checks import check_fits, check_schema
-from sparkdl.ml.estimators.describe import keras_inputs
+from sparkdl.ml.estimators.checks import check_fits, check_labels, check_schema
+from sparkdl.ml.estimators.columns import named
+from sparkdl.ml.estimators.describe import keras_signature
 from sparkdl.ml.estimators.keras_model import (
     NO_LOSS,
-    as_content,
+    Recipe,
+    as_file,
     check_callbacks,
     check_inputs,
     keras_inputs_by_column,
 )
-from sparkdl.ml.estimators.keras_train import KerasTask, Recipe, train
+from sparkdl.ml.estimators.keras_objects import objects_in
+from sparkdl.ml.estimators.keras_train import KerasTask, train
 from sparkdl.ml.estimators.network import NetworkEstimator, Trained
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, TRAINING
 from sparkdl.ml.estimators.training import Training
@@ -38,7 +42,7 @@ class KerasEstimator(
     params=[
         *("input_mapping", "batch_size", "epochs", "model_dir", "num_workers", "label_col"),
         *("optimizer", "loss", "metrics", "learning_rate", "shuffle", "mode", "sync_every"),
-        *("aggregation", *TRAINING, *SCORING, *COLUMNS),
+        *("aggregation", "loss_weights", "class_weight", "verbose", *TRAINING, *SCORING, *COLUMNS),
     ],
 ):
     """Fits a Keras 3 model on `num_workers` nodes, under a strategy that keeps them in step.
@@ -53,7 +57,9 @@ class KerasEstimator(
         model: a Keras model with known inputs, or a function without arguments that makes one.
             Its loss, optimizer and metrics count if it is compiled and `loss` is not set.
         callbacks: see `setCallbacks`.
-        params: parameters by name. `optimizer`, `loss` and `metrics` may be objects of Keras.
+        custom_objects: see `setCustomObjects`.
+        params: parameters by name. `optimizer`, `loss` and `metrics` may be objects of Keras, and
+            functions and classes of your own.
 
     Raises:
         ConfigError: if `model` is neither, or is not compiled and there is no `loss`; if there is
@@ -64,11 +70,17 @@ class KerasEstimator(
     _file = "model.keras"
 
     def __init__(
-        self, model: Any = None, *, callbacks: Any = (), **params: Unpack[KerasParams]
+        self,
+        model: Any = None,
+        *,
+        callbacks: Any = (),
+        custom_objects: Mapping[str, Any] | None = None,
+        **params: Unpack[KerasParams],
     ) -> None:
         super().__init__()
         self._set_params(params)
         self.setCallbacks(callbacks)
+        self.setCustomObjects(custom_objects or {})
         if model is not None:
             self.setModel(model)
             if not (callable(self._made) or model.compiled or self.getLoss()):
@@ -78,11 +90,12 @@ class KerasEstimator(
         """Set the model: a Keras model, or a function that makes one.
 
         Raises:
-            ConfigError: if it is neither.
+            ConfigError: if it is neither, or a model that cannot be made again from its file.
         """
         if hasattr(model, "get_weights") and hasattr(model, "save"):
             check_inputs(model)
-            self._made = as_content(model)
+            self._made, found = as_file(model)
+            self._objects = {**self._objects, **found}
         elif callable(model):
             self._made = model
         else:
@@ -92,6 +105,24 @@ class KerasEstimator(
             )
         return self
 
+    def setCustomObjects(self, objects: Mapping[str, Any]) -> KerasEstimator:
+        """Set classes and functions that the model's file names, by these names.
+
+        Those that are registered with Keras, or are in the program's main module, and those that
+        `loss`, `metrics` and `optimizer` were given, need not be named.
+        """
+        self._objects = {**self._objects, **objects}
+        return self
+
+    def getCustomObjects(self) -> dict[str, Any]:
+        """Return what travels with the model, by name."""
+        return dict(self._objects)
+
+    def _set(self, **params: Any) -> Any:
+        found = [objects_in(params.get(name)) for name in ("loss", "metrics", "optimizer")]
+        self._objects = {**self._objects, **found[0], **found[1], **found[2]}
+        return super()._set(**params)
+
     def _check_callbacks(self, found: Any) -> None:
         check_callbacks(found)
 
@@ -100,11 +131,11 @@ class KerasEstimator(
         task = self._task()
         check_schema(task, dataset.schema)  # before anything that takes time
         is_made_here = self.getMode() == "jobs"
-        recipe = task.recipe
-        made = (recipe.made, recipe.optimizer, recipe.loss, recipe.metrics)
-        inputs = keras_inputs(*made, is_made_here)
-        by_column = keras_inputs_by_column(task.columns.features, inputs) if inputs else {}
-        check_fits(by_column, dataset.schema)
+        by_column = {}
+        if signature := keras_signature(task.recipe, is_made_here):
+            by_column = keras_inputs_by_column(task.columns.features, signature.inputs)
+            check_fits(by_column, dataset.schema)
+            check_labels(task.columns, signature.outputs, dataset.schema)
         training = self._training(train, task, by_column)
         if is_made_here:
             content, signature, summary = self._fit_in_jobs(dataset, task, training)
@@ -129,6 +160,12 @@ class KerasEstimator(
     def _task(self) -> KerasTask:
         if self._made is None:
             raise ConfigError("KerasEstimator has no model: KerasEstimator(model=…)")
+        labels = named(self.getLabelCol())
+        if self.getClassWeight() and len(labels) > 1:
+            raise ConfigError(
+                f"class_weight is for one column of labels, and label_col has {', '.join(labels)}: "
+                "set weight_col"
+            )
         return KerasTask(
             recipe=Recipe(
                 self._made,
@@ -136,6 +173,10 @@ class KerasEstimator(
                 loss=self.getLoss(),
                 metrics=self.getMetrics(),
                 learning_rate=self.getLearningRate(),
+                loss_weights=self.getLossWeights(),
+                objects=self._objects,
             ),
+            class_weight=self.getClassWeight(),
+            verbose=self.getVerbose(),
             **self._task_fields(),
         )

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
+import cloudpickle
+
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.columns import inputs_by_column
+from sparkdl.ml.estimators.keras_objects import Objects, architecture, objects_of, scope
 from sparkdl.ml.estimators.source import Signature, Tensor
 
 Made = bytes | Callable[[], Any]
+_ZIP = b"PK"
 NO_LOSS = "the model has no loss: set loss=, or compile the model"
 _METRICS_BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
 """Names that `compile` takes for a metric by the loss, and `keras.metrics.get` does not know."""
@@ -28,6 +32,27 @@ def as_content(model: Any) -> bytes:
         path = folder / "model.keras"
         model.save(path)
         return path.read_bytes()
+
+
+def as_file(model: Any) -> tuple[bytes, Objects]:
+    """Return a Keras model as a `.keras` file, and what has to travel with it.
+
+    Raises:
+        ConfigError: if Keras cannot make the model again from these.
+    """
+    try:
+        objects = objects_of(model)
+        content = as_content(model)
+        if objects or not architecture(model):
+            with scope(objects):
+                from_content(content, compiles=True)
+    except Exception as error:
+        raise ConfigError(
+            f"the model {model.name!r} cannot be made again from its file, as the nodes have to "
+            f"make it: {in_words(error)}. Give a function that makes the model, or name what it "
+            "is made of with keras.saving.register_keras_serializable"
+        ) from error
+    return content, objects
 
 
 def as_config(value: Any) -> Any:
@@ -78,34 +103,112 @@ def from_content(content: bytes, compiles: bool = False) -> Any:
         return keras.saving.load_model(path, compile=compiles)
 
 
-def compiled(made: Made, optimizer: Any, loss: Any, metrics: Any) -> Any:
-    """Return a model, compiled with `loss` if that is not None.
+@dataclass(frozen=True)
+class Recipe:
+    """How the model is made.
 
-    Raises:
-        ConfigError: if it has no loss, or no known inputs; or if Keras has nothing of a
-            name.
+    Attributes:
+        made: a `.keras` file, or a function that makes the model.
+        optimizer, loss, metrics: names, or what `as_config` made of Keras' objects.
+        loss_weights: of the losses of several outputs, by output or in their order.
+        objects: what Keras does not have, see `keras_objects`.
     """
-    import keras
 
-    model = from_content(made, compiles=True) if isinstance(made, bytes) else made()
-    if not isinstance(model, keras.Model):
-        raise ConfigError(
-            f"the function that makes the model returned a {type(model).__name__}, not a Keras "
-            "model"
-        )
-    if loss is not None:
-        _check_names("loss", loss, keras.losses)
-        _check_names("metrics", metrics, keras.metrics)
-        _check_names("optimizer", optimizer, keras.optimizers)
+    made: Made
+    optimizer: Any = None
+    loss: Any = None
+    metrics: Any = None
+    learning_rate: float | None = None
+    loss_weights: Any = None
+    objects: Objects = field(default_factory=dict)
+
+    def model(self) -> Any:
+        """Return the model, compiled with `loss` if that is not None.
+
+        Raises:
+            ConfigError: if it has no loss, or no known inputs; or if Keras has nothing of a name.
+        """
+        with scope(self.objects):
+            model = self._made(compiles=True)
+            if self.loss is not None:
+                self._compile(model)
+        if not model.compiled:
+            raise ConfigError(NO_LOSS)
+        check_inputs(model)
+        if self.learning_rate is not None:
+            model.optimizer.learning_rate = self.learning_rate
+        return model
+
+    def copy_of(self, model: Any) -> Any:
+        """Return a copy of what `model` has made, with other weights and without optimizer."""
+        import keras
+
+        if config := architecture(model):
+            return keras.saving.deserialize_keras_object(config)
+        with scope(self.objects):
+            return self._made(compiles=False)
+
+    def packed(self, copy: Any, signature: Signature) -> bytes:
+        """Return what `copy_of` gave as a `.keras` file, or else as a `KerasCode`."""
+        if architecture(copy):
+            return as_content(copy)
+        return bytes(cloudpickle.dumps(KerasCode(self, copy.get_weights(), signature)))
+
+    def _made(self, compiles: bool) -> Any:
+        import keras
+
+        model = from_content(self.made, compiles) if isinstance(self.made, bytes) else self.made()
+        if not isinstance(model, keras.Model):
+            raise ConfigError(
+                f"the function that makes the model returned a {type(model).__name__}, not a "
+                "Keras model"
+            )
+        return model
+
+    def _compile(self, model: Any) -> None:
+        import keras
+
+        _check_names("loss", self.loss, keras.losses)
+        _check_names("metrics", self.metrics, keras.metrics)
+        _check_names("optimizer", self.optimizer, keras.optimizers)
         model.compile(
-            keras.optimizers.get(_from_config(optimizer)),
-            _from_config(loss),
-            metrics=_from_config(metrics),
+            keras.optimizers.get(_from_config(self.optimizer)),
+            _from_config(self.loss),
+            loss_weights=self.loss_weights,
+            metrics=_from_config(self.metrics),
         )
-    if not model.compiled:
-        raise ConfigError(NO_LOSS)
-    check_inputs(model)
-    return model
+
+
+@dataclass(frozen=True)
+class KerasCode:
+    """A trained model that Keras cannot make from its file alone; pickled.
+
+    Attributes:
+        signature: by which names its inputs and outputs go: a function that is called again may
+            number its layers otherwise.
+    """
+
+    recipe: Recipe
+    weights: Sequence[Any]
+    signature: Signature
+
+    def model(self) -> Any:
+        """Return the model, not compiled."""
+        with scope(self.recipe.objects):
+            model = self.recipe._made(compiles=False)
+        model.set_weights(self.weights)
+        return model
+
+
+def code_in(content: bytes) -> KerasCode:
+    """Return what `Recipe.packed` gave where it is no `.keras` file: trust its origin."""
+    found: KerasCode = cloudpickle.loads(content)
+    return found
+
+
+def is_keras_file(content: bytes) -> bool:
+    """Whether this is a `.keras` file; a `KerasCode` otherwise."""
+    return content.startswith(_ZIP)
 
 
 def check_inputs(model: Any) -> None:
@@ -166,15 +269,51 @@ def layer_names(tensors: Sequence[Any]) -> list[str]:
     return [tensor._keras_history.operation.name for tensor in tensors]
 
 
+def outputs_of(model: Any) -> tuple[Tensor, ...]:
+    """Return what a Keras model gives.
+
+    Raises:
+        ConfigError: if it does not know its outputs.
+    """
+    if not getattr(model, "outputs", None):
+        raise ConfigError(f"the model {model.name!r} has no known outputs")
+    return tuple(map(tensor_of, model.outputs, output_names(model, len(model.outputs))))
+
+
+def output_names(model: Any, count: int) -> list[str]:
+    """Return the names of a Keras model's outputs; numbers if unclear.
+
+    They are the keys of a dict, or those of the layers that the outputs come from.
+    """
+    if isinstance(output := getattr(model, "output", None), dict):  # a Sequential may have none
+        keys = {id(tensor): str(key) for key, tensor in output.items()}
+        return [keys[id(tensor)] for tensor in model.outputs]
+    names = layer_names(model.outputs)
+    if len(names) != count or len(set(names)) != count:
+        return [f"output_{place}" for place in range(count)]
+    return names
+
+
 def as_inputs(model: Any, values: Mapping[str, Any]) -> Any:
     """Return values, given by the names of a model's inputs, in the structure that it takes.
 
     By name Keras takes neither the layer's nor the tensor's of an input without a name.
     """
+    return _arranged(model.input, model.inputs, layer_names(model.inputs), values)
+
+
+def as_outputs(model: Any, values: Mapping[str, Any]) -> Any:
+    """Return values, given by the names of a model's outputs, in the structure that it gives."""
+    return _arranged(model.output, model.outputs, output_names(model, len(model.outputs)), values)
+
+
+def _arranged(
+    structure: Any, tensors: Sequence[Any], names: Sequence[str], values: Mapping[str, Any]
+) -> Any:
     import keras
 
-    names = dict(zip(map(id, model.inputs), layer_names(model.inputs), strict=True))
-    found = keras.tree.map_structure(lambda tensor: values[names[id(tensor)]], model.input)
+    by_id = dict(zip(map(id, tensors), names, strict=True))
+    found = keras.tree.map_structure(lambda tensor: values[by_id[id(tensor)]], structure)
     return keras.tree.lists_to_tuples(found)  # tf.data makes one tensor of a list
 
 

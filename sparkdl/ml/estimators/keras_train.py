@@ -6,72 +6,65 @@ Runs in: child. The recipe and the callbacks in the driver and in Spark tasks as
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.frameworks.keras_checkpoint import callback_for
-from sparkdl.ml.estimators.columns import VALIDATION, Task, check_size, check_travels
+from sparkdl.ml.estimators.columns import (
+    VALIDATION,
+    Columns,
+    Task,
+    by_tensor,
+    check_board,
+    check_size,
+    check_travels,
+    delivered,
+    outputs_by_column,
+)
 from sparkdl.ml.estimators.keras_model import (
-    Made,
-    as_content,
+    Recipe,
     as_inputs,
+    as_outputs,
     check_callbacks,
-    compiled,
     inputs_of,
+    is_keras_file,
     keras_inputs_by_column,
-    layer_names,
+    outputs_of,
     with_softmax,
 )
-from sparkdl.ml.estimators.source import Tensor, local_path
+from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.scoring.tensorflow import keras_predictor
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """How the model is made.
-
-    Attributes:
-        made: a `.keras` file, or a function that makes the model.
-        optimizer, loss, metrics: names, or what `as_config` made of Keras' objects.
-    """
-
-    made: Made
-    optimizer: Any = None
-    loss: Any = None
-    metrics: Any = None
-    learning_rate: float | None = None
-
-    def model(self) -> Any:
-        """Return the model, compiled. Raises what `compiled` does."""
-        model = compiled(self.made, self.optimizer, self.loss, self.metrics)
-        if self.learning_rate is not None:
-            model.optimizer.learning_rate = self.learning_rate
-        return model
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KerasTask(Task):
-    """What every node is given."""
+    """What every node is given.
+
+    Attributes:
+        class_weight: of the rows whose label is this class, beside their own weights.
+        verbose: what the chief prints, as Keras has it.
+    """
 
     recipe: Recipe
+    class_weight: Mapping[int, float] = field(default_factory=dict)
+    verbose: int = 2
 
 
 def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     """Fit the model, under a strategy if there are several nodes.
 
     Returns:
-        `history`; and of the chief `signature` as JSON, and `content`, the `.keras` file, or `path`
-        if it is in `model_dir`.
+        `history`; and of the chief `signature` as JSON, and `content`, what `Recipe.packed` gives,
+        or `path` if it is in `model_dir`.
 
     Raises:
         ConfigError: if the model cannot be trained, or could not be returned; before any row.
@@ -80,10 +73,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    if task.tensorboard_dir and find_spec("tensorboard") is None:
-        raise FrameworkMissingError(
-            "tensorboard_dir needs TensorBoard on the executors: pip install tensorboard"
-        )
+    check_board(task)
     if task.seed is not None:
         keras.utils.set_random_seed(task.seed)
     several = ctx.num_workers > 1
@@ -92,7 +82,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
         model = task.recipe.model()
     # Made before the training, so that a model that cannot be copied costs no epochs: a copy
     # without optimizer, which is twice the size of the weights, and without strategy.
-    copy = keras.models.model_from_json(model.to_json())
+    copy = task.recipe.copy_of(model)
     check_travels(sum(int(each.nbytes) for each in model.get_weights()), task.model_dir)
     checkpoint = callback_for(ctx, None, 1, DEFAULT_FEED) if task.saves else None
     history = model.fit(
@@ -106,43 +96,93 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
             *([checkpoint] if checkpoint else []),
         ],
         initial_epoch=checkpoint.initial_epoch if checkpoint else 0,
-        verbose=2 if ctx.is_chief else 0,
+        verbose=task.verbose if ctx.is_chief else 0,
     ).history
     found = {"history": {name: [float(v) for v in values] for name, values in history.items()}}
     copy.set_weights(model.get_weights())  # on all nodes: reading some of them is a collective
     return {**found, **_saved(copy, task, ctx)} if ctx.is_chief else found
 
 
-def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = "input") -> Any:
+def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEED) -> Any:
     """Return batches of `(x, y)` or `(x, y, weight)`, shaped as the model's inputs are."""
-    import tensorflow as tf
-
-    is_training = feed != VALIDATION
-    columns = task.columns
+    is_training = feed == DEFAULT_FEED
     batches = ctx.dataset(
         task.batch_size,
-        x=list(columns.inputs),
-        y=columns.label,
+        x=list(task.columns.names),
         feed=feed,
         shuffle=task.shuffle and is_training,
         seed=task.seed or 0,
     )
-    by_column = keras_inputs_by_column(columns.features, inputs_of(model))
+    class_weight = task.class_weight if is_training else {}
+    by_column = keras_inputs_by_column(task.columns.features, inputs_of(model))
     for column, tensor in by_column.items():
-        _check_spec(column, batches.element_spec[0][column], tensor)
-    tensors = dict(zip(layer_names(model.inputs), model.inputs, strict=True))
+        is_part = len(by_tensor(by_column)[tensor.name]) > 1
+        _check_spec(column, batches.element_spec[column], tensor, is_part)
 
-    def arrange(features: dict[str, Any], label: Any) -> Any:
-        x = {t.name: _fitted(features[c], tensors[t.name]) for c, t in by_column.items()}
-        x = as_inputs(model, x) if len(x) > 1 else next(iter(x.values()))
-        if columns.weight is None:
-            return x, label
-        return x, label, tf.cast(features[columns.weight], tf.float32)
+    def arrange(rows: dict[str, Any]) -> Any:
+        x, y = arranged(task.columns, model, rows, _fitted)
+        weight = _weight(rows, task.columns, class_weight)
+        return (x, y) if weight is None else (x, y, weight)
 
     return batches.map(arrange)
 
 
-def _check_spec(column: str, spec: Any, tensor: Tensor) -> None:
+def arranged(
+    columns: Columns, model: Any, rows: Mapping[str, T], fitted: Callable[[list[T], Tensor], T]
+) -> tuple[Any, Any]:
+    """Return `(x, y)` as a model takes it.
+
+    Args:
+        rows: columns by name.
+        fitted: makes an input of its columns.
+
+    Raises:
+        ConfigError: if an input or an output has no column.
+    """
+    features = keras_inputs_by_column(columns.features, inputs_of(model))
+    inputs = {tensor.name: tensor for tensor in features.values()}
+    x = {
+        name: fitted([rows[column] for column in names], inputs[name])
+        for name, names in by_tensor(features).items()
+    }
+    labels = _labels(columns, model, rows, fitted)
+    return as_inputs(model, x) if len(x) > 1 else next(iter(x.values())), labels
+
+
+def _labels(
+    columns: Columns, model: Any, rows: Mapping[str, T], fitted: Callable[[list[T], Tensor], T]
+) -> Any:
+    if columns.has_plain_label:
+        return rows[next(iter(columns.labels))]
+    labels = outputs_by_column(columns.labels, outputs_of(model))
+    outputs = {tensor.name: tensor for tensor in labels.values()}
+    y = {
+        name: fitted([rows[column] for column in names], outputs[name])
+        if len(names) > 1
+        else rows[names[0]]
+        for name, names in by_tensor(labels).items()
+    }
+    return as_outputs(model, y) if len(y) > 1 else next(iter(y.values()))
+
+
+def _weight(rows: Mapping[str, Any], columns: Columns, class_weight: Mapping[int, float]) -> Any:
+    """Return the weights of rows, those of their classes included; None if there are none."""
+    import tensorflow as tf
+
+    weight = tf.cast(rows[columns.weight], tf.float32) if columns.weight else None
+    if not class_weight:
+        return weight
+    label = rows[next(iter(columns.labels))]
+    if label.shape.rank == 2 and label.shape[1] > 1:  # one-hot
+        label = tf.argmax(label, axis=1)
+    label = tf.cast(tf.round(tf.reshape(label, [-1])), tf.int64)
+    of_class = tf.ones(tf.shape(label))
+    for number, each in class_weight.items():
+        of_class = tf.where(label == number, tf.constant(each, tf.float32), of_class)
+    return of_class if weight is None else of_class * tf.reshape(weight, [-1])
+
+
+def _check_spec(column: str, spec: Any, tensor: Tensor, is_part: bool) -> None:
     """Check what the feed brings, where the driver could not: see `keras_estimator`."""
     is_text = spec.dtype.name == "string"
     if is_text != (tensor.dtype == "string"):
@@ -150,17 +190,17 @@ def _check_spec(column: str, spec: Any, tensor: Tensor) -> None:
             f"column {column!r} holds {'text' if is_text else 'numbers'}, and the model's input is "
             f"{tensor}"
         )
-    if spec.shape.rank is not None and None not in spec.shape[1:]:
+    if spec.shape.rank is not None and None not in spec.shape[1:] and not is_part:
         check_size(column, prod(spec.shape[1:]), tensor)
 
 
-def _fitted(values: Any, tensor: Any) -> Any:
-    """Return a column as the model's input takes it."""
+def _fitted(columns: list[Any], tensor: Tensor) -> Any:
+    """Return columns as the model's input takes them: one of any shape, or several of numbers."""
     import tensorflow as tf
 
-    if values.dtype != tensor.dtype:
-        values = tf.cast(values, tensor.dtype)
-    dims = tuple(tensor.shape[1:])
+    found = [c if c.dtype == tensor.dtype else tf.cast(c, tensor.dtype) for c in columns]
+    values = found[0] if len(found) == 1 else tf.stack([tf.reshape(c, [-1]) for c in found], axis=1)
+    dims = tensor.shape[1:] if tensor.shape else (None,)
     return values if None in dims else tf.reshape(values, (-1, *dims))
 
 
@@ -196,11 +236,5 @@ def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:
 
 def _saved(model: Any, task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     found = with_softmax(keras_predictor(model).signature, model)
-    signature = msgspec.json.encode(found).decode()
-    if task.model_dir is None:
-        return {"signature": signature, "content": as_content(model)}
-    path = f"{local_path(ctx.absolute_path(task.model_dir))}/{task.name}.keras"
-    if "://" not in path:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-    model.save(path)
-    return {"signature": signature, "path": path}
+    content = task.recipe.packed(model, found)
+    return delivered(content, "keras" if is_keras_file(content) else "pickle", found, task, ctx)

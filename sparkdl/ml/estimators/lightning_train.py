@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.lightning import TRAINERS, Checkpoint, Environment, FeedDataModule
-from sparkdl.ml.estimators.columns import VALIDATION, check_travels
+from sparkdl.ml.estimators.columns import VALIDATION, check_board, check_travels
 from sparkdl.ml.estimators.source import Tensor
+from sparkdl.ml.estimators.torch_batch import floats_as
 from sparkdl.ml.estimators.torch_module import (
     SAMPLE_ROWS,
     ModuleTask,
-    as_input,
-    check_board,
+    arranged,
     full_state,
     inputs_of,
+    labels_of,
     made,
     returned,
 )
@@ -130,14 +131,10 @@ class _Arrange:
         self.sample: dict[str, Any] = {}
 
     def __call__(self, batch: dict[str, Any]) -> tuple[Any, ...]:
-        x = {
-            tensor.name: as_input(batch[column], column, tensor, self._dtype, "cpu")
-            for column, tensor in self._inputs.items()
-        }
+        x = arranged(batch, self._inputs, self._dtype, "cpu")
         self.sample = self.sample or {name: each[:SAMPLE_ROWS] for name, each in x.items()}
         features = x if len(x) > 1 else next(iter(x.values()))
-        label = batch[self._columns.label]
-        label = label.to(self._dtype) if label.is_floating_point() else label
+        label = floats_as(self._dtype, labels_of(batch, self._columns))
         weight = [batch[self._columns.weight].float()] if self._columns.weight else []
         return (features, label, *weight)
 
@@ -174,8 +171,9 @@ class Notes(Checkpoint):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is not None:
-            self._rows += len(batch[1])
-            self._loss += float(loss) * len(batch[1])
+            rows = _rows(batch[1])
+            self._rows += rows
+            self._loss += float(loss) * rows
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Note what was logged, of all nodes; stop if it is time; save."""
@@ -200,6 +198,10 @@ class Notes(Checkpoint):
         """Continue where a checkpoint was made."""
         self.history, self.best = state_dict["history"], state_dict["best"]
         self._watch.state = state_dict["watch"]
+
+
+def _rows(label: Any) -> int:
+    return len(next(iter(label.values())) if isinstance(label, Mapping) else label)
 
 
 def _means(gathered: list[Any]) -> dict[str, float]:

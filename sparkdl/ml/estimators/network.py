@@ -20,7 +20,7 @@ from sparkdl.core.errors import ConfigError, ResultError
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.tracking import tracked
 from sparkdl.ml.estimators.checks import Inputs, check_rows
-from sparkdl.ml.estimators.columns import Callbacks, Columns, EarlyStopping, Task
+from sparkdl.ml.estimators.columns import Callbacks, Columns, EarlyStopping, Task, named
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.params import HasParams
 from sparkdl.ml.estimators.persistence import CODE, Saved, Storage, load_code, save_code
@@ -32,6 +32,15 @@ from sparkdl.ml.scoring.predict import SCORE_ROWS
 M = TypeVar("M", bound=FittedModel)
 Trained = tuple[bytes, Signature, TrainingSummary]
 _BATCH_ROWS = 32
+_ADVICE = {
+    "steps_per_epoch": ". An epoch is a pass over the rows: fit(df.sample(…)) makes it shorter",
+    "transformation_fn": ". A Transformer before this stage changes rows, for transform as well",
+    "validation": ". Use validation_split=0.2, or validation_indicator_col='…'",
+    "feature_cols": ". Use features_col=[…]",
+    "label_cols": ". Use label_col=[…]",
+    "num_proc": ". Use num_workers=…",
+}
+"""What stands here for parameters of Keras' `fit` and of Horovod's estimators."""
 
 
 class NetworkEstimator(Estimator[M], HasParams, Saved):
@@ -41,14 +50,17 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
     """The name under which a model that is not made by a function is saved."""
     _made: bytes | Callable[[], Any] | None = None
     _callbacks: Callbacks = ()
+    _objects: Mapping[str, Any] = {}
+    """What the framework does not find where the model is made again, by name."""
 
     def _set_params(self, params: Mapping[str, Any]) -> None:
         self._set_table_defaults(batch_size=_BATCH_ROWS)
         if unknown := [name for name in params if not self.hasParam(name)]:
             known = ["model", "callbacks", *(param.name for param in self.params)]
+            advice = _ADVICE.get(unknown[0]) or did_you_mean(unknown[0], known)
             raise ConfigError(
                 f"{type(self).__name__} has no parameter {', '.join(map(repr, unknown))}; it has "
-                f"{', '.join(known)}{did_you_mean(unknown[0], known)}"
+                f"{', '.join(known)}{advice}"
             )
         self._set(**params)
 
@@ -93,14 +105,14 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         """Return the fields of `Task` by name."""
         return {
             "columns": Columns(
-                features=self.getInputMapping() or {self.getFeaturesCol(): ""},
-                label=self.getLabelCol(),
+                features=self.getInputMapping() or named(self.getFeaturesCol()),
+                labels=named(self.getLabelCol()),
                 weight=self.getWeightCol(),
             ),
             "batch_size": self.getBatchSize(),
             "epochs": self.getEpochs(),
             "name": self.uid,
-            "validates": self.getValidationIndicatorCol() is not None,
+            "validates": bool(self.getValidationIndicatorCol() or self.getValidationSplit()),
             "shuffle": self.getShuffle(),
             "seed": self.getSeed(),
             "stopping": EarlyStopping(
@@ -132,6 +144,8 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
             check=partial(check_rows, task, inputs, self.getNumWorkers()),
             refuses_nulls=True,
             validation_col=self.getValidationIndicatorCol(),
+            validation_split=self.getValidationSplit(),
+            seed=self.getSeed() or 0,
             return_timeout_s=self.getShutdownTimeout(),
             cache=self.getCache(),
             reader=self.getFeedReader(),
@@ -158,16 +172,17 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         is_content = isinstance(self._made, bytes)
         if isinstance(self._made, bytes):
             storage.write(self._made, self._file)
-        if not is_content or self._callbacks:
-            save_code(storage, None if is_content else self._made, self._callbacks)
+        if not is_content or self._callbacks or self._objects:
+            made = None if is_content else self._made
+            save_code(storage, made, self._callbacks, dict(self._objects))
 
     @classmethod
     def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> Any:
         estimator: Any = cls()
         content = storage.read(cls._file)
         if content is None or storage.read(CODE) is not None:
-            estimator._made, *callbacks = load_code(storage)
-            estimator.setCallbacks(callbacks[0] if callbacks else ())
+            estimator._made, callbacks, estimator._objects = load_code(storage)
+            estimator.setCallbacks(callbacks)
         estimator._made = estimator._made if content is None else content
         return estimator
 

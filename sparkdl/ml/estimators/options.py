@@ -24,19 +24,21 @@ class KerasParams(TypedDict, total=False):
     batch_size: int
     cache: bool
     checkpoint_dir: str | None
+    class_weight: Mapping[int, float]
     early_stopping_min_delta: float
     early_stopping_monitor: str | None
     early_stopping_patience: int | None
     epochs: int
-    features_col: str
+    features_col: str | Sequence[str]
     feed_reader: Literal["auto", "spark", "nodes"]
     feeding: Feeding | None
     handle_invalid: Literal["error", "skip", "keep"]
     input_mapping: Mapping[str, Any]
     keep: bool | Sequence[str]
-    label_col: str
+    label_col: str | Sequence[str] | Mapping[str, str]
     learning_rate: float | None
     loss: Any
+    loss_weights: Any
     max_restarts: int
     metrics: Any
     mode: Literal["nodes", "jobs"]
@@ -60,6 +62,8 @@ class KerasParams(TypedDict, total=False):
     sync_every: int
     tensorboard_dir: str | None
     validation_indicator_col: str | None
+    validation_split: float
+    verbose: int
     weight_col: str | None
 
 
@@ -73,14 +77,14 @@ class LightningParams(TypedDict, total=False):
     early_stopping_monitor: str | None
     early_stopping_patience: int | None
     epochs: int
-    features_col: str
+    features_col: str | Sequence[str]
     feed_reader: Literal["auto", "spark", "nodes"]
     feeding: Feeding | None
     handle_invalid: Literal["error", "skip", "keep"]
     input_mapping: Mapping[str, Any]
     input_shapes: Mapping[str, Any]
     keep: bool | Sequence[str]
-    label_col: str
+    label_col: str | Sequence[str] | Mapping[str, str]
     max_restarts: int
     model_dir: str | None
     model_per: Literal["auto", "slot", "executor"]
@@ -103,6 +107,7 @@ class LightningParams(TypedDict, total=False):
     tensorboard_dir: str | None
     trainer_args: Mapping[str, Any]
     validation_indicator_col: str | None
+    validation_split: float
     weight_col: str | None
 
 
@@ -116,14 +121,14 @@ class TorchParams(TypedDict, total=False):
     early_stopping_monitor: str | None
     early_stopping_patience: int | None
     epochs: int
-    features_col: str
+    features_col: str | Sequence[str]
     feed_reader: Literal["auto", "spark", "nodes"]
     feeding: Feeding | None
     handle_invalid: Literal["error", "skip", "keep"]
     input_mapping: Mapping[str, Any]
     input_shapes: Mapping[str, Any]
     keep: bool | Sequence[str]
-    label_col: str
+    label_col: str | Sequence[str] | Mapping[str, str]
     learning_rate: float | None
     loss: Any
     max_restarts: int
@@ -150,4 +155,5 @@ class TorchParams(TypedDict, total=False):
     strategy: Literal["ddp", "ddp_find_unused_parameters_true", "fsdp"]
     tensorboard_dir: str | None
     validation_indicator_col: str | None
+    validation_split: float
     weight_col: str | None

@@ -79,6 +79,40 @@ def _seconds(value: Any) -> float:
     return number
 
 
+def _share(value: Any) -> float:
+    number = TypeConverters.toFloat(value)
+    if not 0 <= number < 1:
+        raise ConfigError("must be at least 0 and below 1")
+    return number
+
+
+def _columns(value: Any) -> str | Sequence[str]:
+    found = value if isinstance(value, str) else TypeConverters.toListString(value)
+    if not found:
+        raise ConfigError("must name a column")
+    return found
+
+
+def _labels(value: Any) -> str | Sequence[str] | Mapping[str, str]:
+    return dict(value) if isinstance(value, Mapping) and value else _columns(value)
+
+
+def _weights(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: float(weight) for name, weight in value.items()}
+    return TypeConverters.toListFloat(value)
+
+
+def _class_weights(value: Any) -> Mapping[int, float]:
+    return {int(number): float(weight) for number, weight in _dict(value).items()}
+
+
+def _verbose(value: Any) -> int:
+    if value not in (0, 1, 2):
+        raise ConfigError("must be 0 for nothing, 1 for a bar, or 2 for a line an epoch")
+    return int(value)
+
+
 def _one_of(*words: str) -> Callable[[Any], str]:
     def convert(value: Any) -> str:
         if value not in words:
@@ -167,6 +201,8 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "last row"),
     ("validation_indicator_col", None, _text, "Boolean column: rows where it is true are not "
      "trained on; they are the feed 'validation'"),
+    ("validation_split", 0.0, _share, "The share of rows to validate with and not to train on; "
+     "equal rows stay together"),
     ("weight_col", None, _text, "Column of the rows' weights"),
     ("early_stopping_patience", None, _whole(1), "Epochs without improvement after which training "
      "ends; never, if it is not set"),
@@ -211,8 +247,10 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("trainer_args", {}, _dict, "Arguments of Lightning's Trainer by name"),
     # for Keras
     ("num_workers", 1, _whole(1), "Nodes that train"),
-    ("features_col", "features", _text, "Column of the features: array, vector or number"),
-    ("label_col", "label", _text, "Column of the labels"),
+    ("features_col", "features", _columns, "Column of the features: array, vector or number; or "
+     "several columns of numbers, which make a vector"),
+    ("label_col", "label", _labels, "Column of the labels; several for the outputs in their order, "
+     "or as a dict from column to output"),
     ("prediction_col", "prediction", _text, "Column of the predictions: the class as a double if "
      "there are scores of classes in another column, else the model's output"),
     ("probability_col", None, _text, "Column of the classes' probabilities, a vector; "
@@ -222,7 +260,11 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("optimizer", "adam", as_config, "Its name, or a Keras optimizer"),
     ("loss", None, as_config, "Its name, or a Keras loss; that of the compiled model if it is not "
      "set"),
+    ("loss_weights", None, _weights, "Of the losses of several outputs: a list, or a dict by "
+     "output"),
     ("metrics", None, as_config, "Names or Keras metrics"),
+    ("class_weight", {}, _class_weights, "Class to the weight of its rows in training"),
+    ("verbose", 2, _verbose, "What the chief prints: nothing, a bar, or a line an epoch"),
     ("learning_rate", None, _float, "The optimizer's; its own default if it is not set"),
     ("shuffle", True, _bool, "Whether rows come in random order"),
     ("mode", "nodes", _one_of("nodes", "jobs"), "How to train: on a cluster of nodes, or as Spark "
@@ -260,6 +302,7 @@ TRAINING = (
     *("recovery", "feeding", "observe", "startup", "feed_reader", "shutdown_timeout"),
     *(
         "validation_indicator_col",
+        "validation_split",
         "weight_col",
         "early_stopping_patience",
         "early_stopping_monitor",

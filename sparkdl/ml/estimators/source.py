@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 
 from sparkdl.core.errors import ConfigError
 
-Format = Literal["saved_model", "keras", "weights", "torchscript", "pt2", "module", "function"]
+Format = Literal[
+    "saved_model", "keras", "keras_code", "weights", "torchscript", "pt2", "module", "function"
+]
 TORCH = ("torchscript", "pt2", "module")
 """The formats that PyTorch loads."""
 STRATEGIES = ("ddp", "ddp_find_unused_parameters_true", "fsdp")

@@ -203,8 +203,8 @@ def fitted_label(loss: Loss, output: Any, label: torch.Tensor, column: str) -> t
         ConfigError: if it does not fit; it names shapes, and what to change.
     """
     dtype = getattr(output, "dtype", None)
-    if dtype is None:  # several outputs, which only a function of the user's can take
-        return label.float() if label.is_floating_point() else label
+    if dtype is None or not hasattr(label, "dtype"):  # for a function of the user's alone
+        return floats_as(dtype, label)
     if loss.takes_classes and label.shape != output.shape:
         return _classes(loss, output, label, column)
     if loss.is_own:
@@ -212,6 +212,17 @@ def fitted_label(loss: Loss, output: Any, label: torch.Tensor, column: str) -> t
     if label.numel() != output.numel():
         raise _unfit(loss, output, label, column)
     return label.reshape(output.shape).to(dtype)
+
+
+def floats_as(dtype: Any, label: Any) -> Any:
+    """Return a label, or several, with floats in a dtype; float32 for None."""
+    import torch
+
+    if isinstance(label, Mapping):
+        return {name: floats_as(dtype, each) for name, each in label.items()}
+    if isinstance(label, tuple):
+        return tuple(floats_as(dtype, each) for each in label)
+    return label.to(dtype or torch.float32) if label.is_floating_point() else label
 
 
 def _classes(loss: Loss, output: Any, label: torch.Tensor, column: str) -> torch.Tensor:

@@ -75,7 +75,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         check_schema(task, dataset.schema)
         inputs = self._inputs(task)
         check_fits(inputs, dataset.schema)
-        if SAMPLE_WEIGHT in (*task.columns.features, task.columns.label):
+        if SAMPLE_WEIGHT in (*task.columns.features, *task.columns.labels):
             raise ConfigError(
                 f"a column of features or labels is called {SAMPLE_WEIGHT!r}, as are the weights "
                 "that batches have: rename it"
@@ -106,7 +106,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
                 f"input_shapes names {', '.join(map(repr, unknown))}, and the columns of the "
                 f"features are {', '.join(task.columns.features)}"
             )
-        features = task.columns.features.values()
+        features = dict.fromkeys(task.columns.features.values())
         signature = Signature(tuple(Tensor(name, NUMBER, None) for name in features), ())
         if isinstance(task.made, bytes) and find_spec("torch"):
             check_travels(len(task.made), task.model_dir)

@@ -8,20 +8,23 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.ml.estimators.columns import Task, check_size, inputs_by_column
-from sparkdl.ml.estimators.source import Signature, Tensor, local_path
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.columns import (
+    Columns,
+    Task,
+    by_tensor,
+    check_size,
+    delivered,
+    inputs_by_column,
+)
+from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.estimators.torch_batch import Scores
 from sparkdl.ml.scoring.torch import by_name, like_parameters, module_content, module_of
 from sparkdl.ml.scoring.torch import module_signature as signature_of
-from sparkdl.storage import locate, open_storage
 
 if TYPE_CHECKING:
     import torch
@@ -45,14 +48,6 @@ class ModuleTask(Task):
     made: bytes | Callable[[], Any]
     shapes: Mapping[str, Any] = field(default_factory=dict)
     strategy: str = "ddp"
-
-
-def check_board(task: Task) -> None:
-    """Raise a FrameworkMissingError if TensorBoard is to log and is not installed."""
-    if task.tensorboard_dir and find_spec("tensorboard") is None:
-        raise FrameworkMissingError(
-            "tensorboard_dir needs TensorBoard on the executors: pip install tensorboard"
-        )
 
 
 def join(ctx: NodeContext) -> torch.device:
@@ -106,18 +101,57 @@ def inputs_of(signature: Signature, task: ModuleTask) -> dict[str, Tensor]:
     }
 
 
-def as_input(values: Any, column: str, tensor: Tensor, dtype: Any, device: Any) -> torch.Tensor:
-    """Return a column as a parameter of `forward` takes it: floats as the model's parameters are.
+def arranged(
+    batch: Mapping[str, Any], inputs: Mapping[str, Tensor], dtype: Any, device: Any
+) -> dict[str, torch.Tensor]:
+    """Return the columns of a batch as the parameters of `forward`, by name.
+
+    Floats come as the model's parameters are; so do several columns that make one input.
 
     Raises:
-        ConfigError: if it holds text, or another number of values than its shape.
+        ConfigError: if one holds text, or another number of values than its shape.
     """
-    if isinstance(values, list):
-        raise ConfigError(f"column {column!r} holds text, of which PyTorch has no tensors")
+    tensors = {tensor.name: tensor for tensor in inputs.values()}
+    return {
+        name: _input({column: batch[column] for column in columns}, tensors[name], dtype, device)
+        for name, columns in by_tensor(inputs).items()
+    }
+
+
+def _input(columns: Mapping[str, Any], tensor: Tensor, dtype: Any, device: Any) -> torch.Tensor:
+    for column, each in columns.items():
+        if isinstance(each, list):
+            raise ConfigError(f"column {column!r} holds text, of which PyTorch has no tensors")
+    (column, values), *others = columns.items()
+    if others:
+        values = stacked(columns.values()).to(dtype)
     if tensor.shape is not None:
         check_size(column, values[0].numel(), tensor)
         values = values.reshape(-1, *(n or 0 for n in tensor.shape[1:]))
     return like_parameters(values, dtype, device)
+
+
+def stacked(columns: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return columns of numbers as one tensor `[rows, columns]` of floats."""
+    import torch
+
+    return torch.stack([values.reshape(-1).double() for values in columns], dim=1)
+
+
+def labels_of(batch: Mapping[str, Any], columns: Columns, output: Any = None) -> Any:
+    """Return the labels of a batch: the column; or a dict, where columns name outputs.
+
+    Several without names are `[rows, columns]`; a tuple for a model that gives several tensors.
+    """
+    if columns.has_plain_label:
+        return batch[next(iter(columns.labels))]
+    by_output: dict[str, list[Any]] = {}
+    for column, name in columns.labels.items():
+        by_output.setdefault(name, []).append(batch[column])
+    if "" in by_output:
+        several = isinstance(output, tuple | list | Mapping)
+        return tuple(by_output[""]) if several else stacked(by_output[""])
+    return {n: each[0] if len(each) == 1 else stacked(each) for n, each in by_output.items()}
 
 
 def wrapped(module: Any, strategy: str, ctx: NodeContext, device: torch.device) -> Any:
@@ -228,17 +262,8 @@ def returned(
     """
     module = module_of(content)
     module.load_state_dict(state)
-    signature = msgspec.json.encode(traced(module.eval(), sample, scores)).decode()
-    content = module_content(module)
-    if task.model_dir is None:
-        return {"signature": signature, "content": content}
-    path = f"{local_path(ctx.absolute_path(task.model_dir))}/{task.name}.pt"
-    storage, inner = locate(path)
-    system = open_storage(storage)
-    system.create_dir(inner.rpartition("/")[0])
-    with system.open_output_stream(inner) as file:
-        file.write(content)
-    return {"signature": signature, "path": path}
+    signature = traced(module.eval(), sample, scores)
+    return delivered(module_content(module), "pt", signature, task, ctx)
 
 
 def traced(module: Any, sample: Mapping[str, torch.Tensor], scores: Scores) -> Signature:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
-from sparkdl.ml.estimators.columns import VALIDATION, EarlyStopping, check_travels
+from sparkdl.ml.estimators.columns import VALIDATION, EarlyStopping, check_board, check_travels
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.estimators.torch_batch import (
@@ -31,12 +31,12 @@ from sparkdl.ml.estimators.torch_batch import (
 from sparkdl.ml.estimators.torch_module import (
     SAMPLE_ROWS,
     ModuleTask,
-    as_input,
+    arranged,
     broadcast,
-    check_board,
     full_state,
     inputs_of,
     join,
+    labels_of,
     load_state,
     made,
     note_inputs,
@@ -268,7 +268,7 @@ class _Loop:
         self._module.eval()
         with torch.no_grad(), naming("the model", **inputs):
             output = self._module(**inputs)
-        label = batch[self._task.columns.label]
+        label = labels_of(batch, self._task.columns, output)
         with torch.no_grad(), naming(f"the loss {self._loss.name}", output=output, label=label):
             self._losses(output, batch, inputs)
         self._wrapped.train()
@@ -288,19 +288,17 @@ class _Loop:
         return self._losses(output, batch, inputs)
 
     def _arranged(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-        return {
-            tensor.name: as_input(batch[column], column, tensor, self._dtype, self._device)
-            for column, tensor in self._inputs.items()
-        }
+        return arranged(batch, self._inputs, self._dtype, self._device)
 
     def _losses(
         self, output: Any, batch: dict[str, Any], inputs: Mapping[str, Any]
     ) -> tuple[Any, Any, Any]:
         columns = self._task.columns
         weight = batch[columns.weight].float().to(self._device) if columns.weight else None
-        label = batch[columns.label].to(self._device)
-        check_rows(output, len(label), inputs)
-        label = fitted_label(self._loss, output, label, columns.label)
+        names = ", ".join(columns.labels)
+        check_rows(output, len(batch[next(iter(columns.labels))]), inputs)
+        label = _on(self._device, labels_of(batch, columns, output))
+        label = fitted_label(self._loss, output, label, names)
         return self._loss.of(output, label, weight), output, label
 
     def _end(self, number: int, logs: dict[str, float]) -> None:
@@ -395,6 +393,13 @@ class Watch:
         """Whether the patience is at its end."""
         patience = self.stopping.patience
         return patience is not None and self.state[1] >= patience
+
+
+def _on(device: Any, label: Any) -> Any:
+    """Return a label, or several, on a device."""
+    if isinstance(label, Mapping):
+        return {name: each.to(device) for name, each in label.items()}
+    return tuple(e.to(device) for e in label) if isinstance(label, tuple) else label.to(device)
 
 
 def real_rows(batch: dict[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, functions
-from pyspark.sql.types import BooleanType, StructField
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.codes import Code
@@ -44,6 +44,8 @@ from sparkdl.storage import locate, open_storage
 
 _log = logging.getLogger(__name__)
 _MARK = "sparkdl_is_validation"
+_SHARES = 1_000_000
+"""Into so many shares rows fall by their hash."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Training:
         map_fun: runs on every node, with `args`.
         columns: those that are fed; empty for all.
         validation_col: boolean column that marks the validation rows, if there are any.
+        validation_split: the share of rows to validate with instead, below 1; 0 for none.
+        seed: which rows `validation_split` takes.
         check: given the rows and the name of their feed, raises if they cannot be trained with.
         refuses_nulls: a null ends the feeding, where numpy would have NaN for it.
         return_timeout_s: how long `map_fun` may take to return after the last row.
@@ -72,6 +76,8 @@ class Training:
     cache: bool
     check: Callable[[DataFrame, str], None] | None = None
     refuses_nulls: bool = False
+    validation_split: float = 0.0
+    seed: int = 0
     reader: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -109,18 +115,14 @@ class Training:
         marker = self.validation_col
         names = self.columns or tuple(name for name in dataset.columns if name != marker)
         check_columns(dataset.columns, (*names, *([marker] if marker else [])))
-        if marker and not isinstance(dataset.schema[marker].dataType, BooleanType):
-            raise ConfigError(
-                f"validation_indicator_col={marker!r} must be a boolean column, and is of type "
-                f"{dataset.schema[marker].dataType.simpleString()}"
-            )
+        mark = self._mark(dataset.schema, names)
         columns = [column(name) for name in names]
-        rows = dataset.select(*columns, *([column(marker).alias(_MARK)] if marker else []))
+        rows = dataset.select(*columns, *([] if mark is None else [mark.alias(_MARK)]))
         if self.cache:
             rows.persist()
         training, validation = rows, None
         try:
-            if marker is not None:
+            if mark is not None:
                 mark = functions.coalesce(functions.col(_MARK), functions.lit(False))
                 training, validation = rows.where(~mark).drop(_MARK), rows.where(mark).drop(_MARK)
             with named_jobs(dataset.sparkSession, "sparkdl", "fit, first rows"):
@@ -131,6 +133,29 @@ class Training:
         finally:
             if self.cache:
                 rows.unpersist()
+
+    def _mark(self, schema: StructType, names: Sequence[str]) -> Column | None:
+        """Return what is true for the validation rows; None if there are none."""
+        marker = self.validation_col
+        if marker is None and not self.validation_split:
+            return None
+        if marker is None:
+            # By what is in a row: Spark may compute the rows twice, in another order.
+            hashed = functions.xxhash64(functions.lit(self.seed), *map(column, names))
+            share = functions.pmod(hashed, functions.lit(_SHARES))
+            return share < int(self.validation_split * _SHARES)
+        if self.validation_split:
+            raise ConfigError(
+                f"validation_indicator_col={marker!r} and validation_split="
+                f"{self.validation_split} both say which rows to validate with: leave one out"
+            )
+        kind = schema[marker].dataType
+        if not isinstance(kind, BooleanType):
+            raise ConfigError(
+                f"validation_indicator_col={marker!r} must be a boolean column, and is of type "
+                f"{kind.simpleString()}"
+            )
+        return column(marker)
 
     @contextmanager
     def _nulls_named(self) -> Iterator[None]:
@@ -147,8 +172,10 @@ class Training:
         elif rows.isEmpty():
             none = "no rows to train on"
             if feed != DEFAULT_FEED:
-                marker = f"validation_indicator_col={self.validation_col!r}"
-                none = f"no rows to validate with: {marker} is true in none"
+                marker = f"validation_indicator_col={self.validation_col!r} is true in none"
+                if self.validation_col is None:
+                    marker = f"validation_split={self.validation_split} takes none"
+                none = f"no rows to validate with: {marker}"
             raise ConfigError(f"the DataFrame has {none}")
 
     def _fed(self, rows: DataFrame) -> DataFrame:

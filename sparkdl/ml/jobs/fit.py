@@ -18,11 +18,11 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.keras_model import as_content, with_softmax
+from sparkdl.ml.estimators.keras_model import with_softmax
 from sparkdl.ml.estimators.keras_train import KerasTask
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.estimators.training import Training, TrainingSummary, check_columns
-from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, backend, final_copy, signature_of
+from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, backend, signature_of
 from sparkdl.ml.jobs.loop import Loop, Plan
 from sparkdl.ml.jobs.spark import Jobs
 from sparkdl.ml.jobs.task import Aggregation
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 AGGREGATIONS = ("tree", "slices")
 _NODES_ONLY = (
     *("num_gpus", "recovery", "feeding", "observe", "startup"),
-    *("shutdown_timeout", "feed_reader"),
+    *("shutdown_timeout", "feed_reader", "class_weight", "verbose"),
 )
 _JOBS_ONLY = ("sync_every", "aggregation")
 
@@ -179,9 +179,11 @@ def fit_keras(
         spec = KerasSpec(small, content, is_local, backend())
         plan = replace(plan, identity=_identity(task, master))
         outcome = Loop(jobs, plan, master, spec).run(rows, validation)
-    copy = final_copy(master.model)
+    copy = task.recipe.copy_of(master.model)
+    copy.set_weights(master.model.get_weights())
+    signature = with_softmax(signature_of(copy), copy)
     summary = TrainingSummary(outcome.history, seconds=outcome.seconds)
-    return as_content(copy), with_softmax(signature_of(copy), copy), summary
+    return task.recipe.packed(copy, signature), signature, summary
 
 
 def _identity(task: KerasTask, master: KerasMaster) -> tuple[object, ...]:

@@ -13,18 +13,18 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.estimators.columns import by_tensor
 from sparkdl.ml.estimators.keras_model import (
-    as_inputs,
     inputs_of,
     keras_inputs_by_column,
-    tensor_of,
+    outputs_of,
 )
-from sparkdl.ml.estimators.keras_train import KerasTask, callbacks_of, own_callbacks
-from sparkdl.ml.estimators.source import Signature
+from sparkdl.ml.estimators.keras_train import KerasTask, arranged, callbacks_of, own_callbacks
+from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
 from sparkdl.ml.scoring.share import task_share
-from sparkdl.ml.scoring.tensorflow import output_names, prepare_worker
+from sparkdl.ml.scoring.tensorflow import prepare_worker
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -94,7 +94,7 @@ class KerasLearner:
 
             torch.manual_seed(seed)  # which Keras' dropout draws from there
         self._model.reset_metrics()
-        self._model.train_on_batch(*arranged(self._task, self._model, batch))
+        self._model.train_on_batch(*batch_of(self._task, self._model, batch))
         return as_arrays(self._model.metrics_variables)
 
     def learned(self) -> Sequence[Array]:
@@ -107,20 +107,23 @@ class KerasLearner:
     def evaluate(self, batch: dict[str, Array]) -> tuple[Array, ...]:
         """Evaluate some rows."""
         self._model.reset_metrics()
-        self._model.test_on_batch(*arranged(self._task, self._model, batch))
+        self._model.test_on_batch(*batch_of(self._task, self._model, batch))
         return as_arrays(self._model.metrics_variables)
 
 
-def arranged(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[Any, ...]:
+def batch_of(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[Any, ...]:
     """Return `(x, y)` or `(x, y, weight)`, as the model's methods take them."""
     columns = task.columns
-    if len(columns.features) == 1:
-        (column,) = columns.features
-        x: Any = batch[column]
-    else:
-        x = as_inputs(model, {name: batch[column] for column, name in columns.features.items()})
     weight = () if columns.weight is None else (batch[columns.weight],)
-    return (x, batch[columns.label], *weight)
+    return (*arranged(columns, model, batch, _joined), *weight)
+
+
+def _joined(columns: list[Array], tensor: Tensor) -> Array:
+    if len(columns) == 1:
+        return columns[0]
+    values = np.stack(columns, axis=1)
+    dims = tensor.shape[1:] if tensor.shape else (None,)
+    return values if None in dims else values.reshape(-1, *(n or 0 for n in dims))
 
 
 def backend() -> str:
@@ -136,15 +139,7 @@ def signature_of(model: Any) -> Signature:
     Raises:
         ConfigError: if its outputs are unknown.
     """
-    if not getattr(model, "outputs", None):
-        raise ConfigError(f"the model {model.name!r} has no known outputs")
-    names = output_names(model, len(model.outputs))
-    if isinstance(output := getattr(model, "output", None), dict):  # a Sequential may have none
-        names = list(output)
-    return Signature(
-        inputs_of(model),
-        tuple(map(tensor_of, model.outputs, names)),
-    )
+    return Signature(inputs_of(model), outputs_of(model))
 
 
 def as_arrays(variables: Sequence[Any]) -> tuple[Array, ...]:
@@ -218,15 +213,19 @@ class KerasMaster(Master):
         """Return which columns are kept, and as what."""
         columns = self.task.columns
         by_column = keras_inputs_by_column(columns.features, inputs_of(self.model))
-        found = [Column(name, tensor) for name, tensor in by_column.items()]
-        found.append(Column(columns.label))
+        parts = {name for name, several in by_tensor(by_column).items() if len(several) > 1}
+        found = [
+            Column(name, replace(tensor, shape=(None,)) if tensor.name in parts else tensor)
+            for name, tensor in by_column.items()
+        ]
+        found += map(Column, columns.labels)
         if columns.weight:
             found.append(Column(columns.weight, dtype="float32"))
         return tuple({column.name: column for column in reversed(found)}.values())
 
     def begin(self, sample: dict[str, Array]) -> None:
         """Build all, from one row."""
-        self.model.test_on_batch(*arranged(self.task, self.model, sample))
+        self.model.test_on_batch(*batch_of(self.task, self.model, sample))
         self.model.optimizer.build(self.model.trainable_variables)
         self._list.on_train_begin()
 
@@ -295,15 +294,6 @@ class KerasMaster(Master):
 
     def _stopping(self) -> list[Any]:
         return [each for each in self._callbacks if hasattr(each, "best_weights")]
-
-
-def final_copy(model: Any) -> Any:
-    """Return a copy without optimizer, which may be twice the size of the weights."""
-    import keras
-
-    copy = keras.models.model_from_json(model.to_json())
-    copy.set_weights(model.get_weights())
-    return copy
 
 
 def _check(model: Any) -> None:

@@ -24,7 +24,7 @@ from sparkdl.core.errors import FeedTypeError
 from sparkdl.feed.values.columns import convert
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import Tensor
-from sparkdl.ml.scoring.columns import InputColumn, tensor_values
+from sparkdl.ml.scoring.inputs import InputColumn, tensor_values
 
 _ABOUT = "about.json"
 

@@ -30,7 +30,7 @@ from sparkdl.driver.slots.spark_errors import raised_in_task, was_shut_down
 from sparkdl.ml.estimators.training import column as column_of
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, joined, total
-from sparkdl.ml.scoring.columns import NUMBERS, leaf_type
+from sparkdl.ml.scoring.inputs import NUMBERS, leaf_type
 from sparkdl.node.task import parse_problem
 
 _log = logging.getLogger(__name__)

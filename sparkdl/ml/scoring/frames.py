@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _PLAN = "score.json"
-_CONTENT = {"keras": "model.keras", "module": "module.pickle"}
+_CONTENT = {"keras": "model.keras", "keras_code": "model.pickle", "module": "module.pickle"}
 """Names of the files of models that are in memory."""
+_PICKLED = ("keras_code", "module")
 
 
 class FrameScorer:
@@ -100,7 +101,7 @@ class FrameScorer:
             raise ConfigError(f"{folder} holds no model that was saved whole: {error}") from None
         path = folder / score.source.path
         source = replace(score.source, path=str(path), fingerprint=fingerprint(str(path)))
-        if source.format == "module":  # whose loader wants its content
+        if source.format in _PICKLED:  # whose loader wants its content
             source = replace(source, path="", content=path.read_bytes())
         return cls(replace(score, source=source))
 

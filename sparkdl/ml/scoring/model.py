@@ -5,7 +5,7 @@ Runs in: driver
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pyspark.ml.base import Model
@@ -13,30 +13,32 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.columns import named
 from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.keras_model import from_content
+from sparkdl.ml.estimators.keras_model import code_in, from_content, is_keras_file
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, HasParams, TFParams
 from sparkdl.ml.estimators.persistence import Saved, Storage
+from sparkdl.ml.estimators.plot import plotted
 from sparkdl.ml.estimators.source import (
+    Format,
     ModelSource,
     Signature,
     source_of,
     source_of_content,
 )
 from sparkdl.ml.estimators.training import TrainingSummary
-from sparkdl.ml.scoring.columns import (
-    TEXT,
-    OutputColumn,
-    class_outputs,
-    input_columns,
-    mapped_outputs,
-)
+from sparkdl.ml.scoring.columns import OutputColumn, class_outputs, mapped_outputs
+from sparkdl.ml.scoring.inputs import TEXT, input_columns
 from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _FILES = "model"
+_FILE, _CODE = f"{_FILES}.keras", f"{_FILES}.pickle"
 PROBABILITY = "probability"
 """The column of a softmax, where `probability_col` names none; Spark ML's own name for it."""
 Parts = tuple[ModelSource, Signature, Any, tuple[StructType, tuple[OutputColumn, ...]]]
@@ -102,6 +104,17 @@ class FittedModel(ScoringModel):
     def history(self) -> dict[str, list[float]]:
         """Metric to its values, one for each epoch."""
         return self.summary.history
+
+    def history_plot(self) -> Figure:
+        """Return a figure of the history, a part for each metric; a notebook shows it.
+
+        `model.history_plot().savefig("history.png")` writes it.
+
+        Raises:
+            ConfigError: if the model does not come from a `fit`, or its history is empty.
+            FrameworkMissingError: if matplotlib is not installed.
+        """
+        return plotted(self.history)
 
     def _extra(self) -> dict[str, Any]:
         return {} if self._summary is None else {"summary": self._summary.saved()}
@@ -255,7 +268,8 @@ class KerasModel(NetworkModel):
     """What `KerasEstimator.fit` returns; see `NetworkModel` for its columns.
 
     Attributes:
-        content: the trained model as a `.keras` file.
+        content: the trained model as a `.keras` file; or pickled with the function that makes it,
+            where it has parts that are not Keras' own.
     """
 
     __module__ = "sparkdl"
@@ -272,19 +286,23 @@ class KerasModel(NetworkModel):
         Raises:
             FrameworkMissingError: if the driver has no Keras.
         """
-        return from_content(self.content)
+        if is_keras_file(self.content):
+            return from_content(self.content)
+        return code_in(self.content).model()
 
     def _parts(self) -> Parts:
         args: Any = self._values()
-        args.input_mapping = self.getInputMapping() or {self.getFeaturesCol(): self._only_input()}
-        return source_of_content(self.content), self._signature, args, self._outputs()
+        columns = named(self.getFeaturesCol())
+        args.input_mapping = self.getInputMapping() or dict.fromkeys(columns, self._only_input())
+        kind: Format = "keras" if is_keras_file(self.content) else "keras_code"
+        return source_of_content(self.content, kind), self._signature, args, self._outputs()
 
     def _save_files(self, storage: Storage) -> None:
-        storage.write(self.content, f"{_FILES}.keras")
+        storage.write(self.content, _FILE if is_keras_file(self.content) else _CODE)
 
     @classmethod
     def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> KerasModel:
-        content = storage.read(f"{_FILES}.keras")
+        content = storage.read(_FILE) or storage.read(_CODE)
         if content is None:
             raise ConfigError(f"{storage.location('')} holds no model: it was not saved whole")
         model = cls(content, msgspec.json.decode(metadata["signature"], type=Signature))

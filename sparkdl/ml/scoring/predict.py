@@ -18,7 +18,8 @@ from sparkdl.driver.payload import advice_on, culprits
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.params import TABLE
 from sparkdl.ml.estimators.source import ANY, Signature, Tensor, source_of_content
-from sparkdl.ml.scoring.columns import OutputColumn, input_columns
+from sparkdl.ml.scoring.columns import OutputColumn
+from sparkdl.ml.scoring.inputs import input_columns
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
 

@@ -25,9 +25,10 @@ from sparkdl.core.errors import FeedTypeError, InferenceError, ScorerLostError
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring.client import ScorerClient
-from sparkdl.ml.scoring.columns import InputColumn, OutputColumn, tensor_values, valid_rows
+from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.files import FileColumns, FileRows, runs
 from sparkdl.ml.scoring.held import OwnModel
+from sparkdl.ml.scoring.inputs import InputColumn, input_values, valid_rows
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.rows import Rows, ahead, chunks
 from sparkdl.ml.scoring.share import Sharing
@@ -174,11 +175,12 @@ class Score:
             if valid is not None:
                 given = tuple(column.filter(pa.array(valid)) for column in given)
             is_empty = valid is not None and not valid.any()
-            pairs = list(zip([] if is_empty else self.inputs, given, strict=False))
-            values = {wanted.tensor.name: tensor_values(c, wanted) for wanted, c in pairs}
+            inputs = () if is_empty else self.inputs
+            values = input_values(inputs, given[: len(inputs)])
         except FeedTypeError as error:
             raise FeedTypeError(f"{self.model}, {rows}: {error}") from error
-        return Chunk(rows, values, {wanted.tensor.name: c for wanted, c in pairs}, valid)
+        by_input = {wanted.tensor.name: c for wanted, c in zip(inputs, given, strict=False)}
+        return Chunk(rows, values, by_input, valid)
 
     def _nulls(self, chunk: Chunk) -> list[pa.Array]:
         return [pa.nulls(len(chunk.rows), output.type) for output in self.outputs]

@@ -14,6 +14,7 @@ import msgspec
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.columns import named
 from sparkdl.ml.estimators.describe import signature_of
 from sparkdl.ml.estimators.persistence import Storage
 from sparkdl.ml.estimators.source import ModelSource, Signature, source_of_content, torch_source
@@ -120,13 +121,13 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
         mapping: dict[str, str] = self.getInputMapping()
         names = [tensor.name for tensor in (*signature.inputs, *signature.optional)]
         if signature.outputs and self._content and not (columns or mapping):
-            return {self.getFeaturesCol(): self._only_input()}
+            return dict.fromkeys(named(self.getFeaturesCol()), self._only_input())
         if bool(columns) == bool(mapping):
             raise ConfigError(
                 f"set either input_cols or input_mapping; the model's inputs are "
                 f"{_names(signature)}: setInputCols([column, …]) in this order"
             )
-        if not len(signature.inputs) <= len(columns or mapping) <= len(names):
+        if not len(signature.inputs) <= len(columns or set(mapping.values())) <= len(names):
             raise ConfigError(
                 f"{columns or mapping} does not give the model its inputs: {_names(signature)}"
             )

@@ -221,6 +221,10 @@ unchecked: Any = KerasEstimator
     [
         (lambda: unchecked(classifier, gone=1), "no parameter 'gone'"),
         (lambda: unchecked(classifier, batchSize=1), "did you mean 'batch_size'"),
+        (lambda: unchecked(classifier, steps_per_epoch=1), "An epoch is a pass over the rows"),
+        (lambda: KerasEstimator(classifier, validation_split=1.0), "at least 0 and below 1"),
+        (lambda: unchecked(classifier, verbose=3), "verbose=3 must be 0"),
+        (lambda: KerasEstimator(classifier, features_col=[]), "features_col=.* must name a column"),
         (lambda: KerasEstimator(classifier, epochs=-1), "epochs=-1 must be at least 1"),
         (lambda: unchecked(classifier, mode="job"), "mode='job' cannot be: choose one of"),
         (
@@ -334,3 +338,57 @@ def test_model_of_several_outputs_asks_for_a_mapping(spark_ml: SparkSession) -> 
     with pytest.raises(ConfigError, match="outputs sum, twice: setOutputMapping"):
         stage.transform(frame)
     assert stage.setOutputMapping({"sum": "s"}).transform(frame).columns == ["l", "r", "s"]
+
+
+def two_headed() -> Any:
+    """Make a model of own parts: two numbers in, their sum and difference out, both times two."""
+    import keras
+
+    class Doubled(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return 2 * x
+
+    x = Doubled()(keras.Input((2,), name="x"))
+    heads = [keras.layers.Dense(1, use_bias=False, name=name)(x) for name in ("total", "gap")]
+    return keras.Model(x._keras_history.operation.input, heads)
+
+
+def test_own_parts_several_columns_and_several_labels(
+    spark_ml: SparkSession, tmp_path: Path
+) -> None:
+    def own_loss(y: Any, p: Any) -> Any:
+        return (y - p) ** 2
+
+    numbers = spark_ml.range(1000, numPartitions=4).selectExpr("rand(1) as a", "rand(2) as b")
+    frame = numbers.selectExpr("float(a) as a", "b", "2 * (a + b) as total", "2 * (a - b) as gap")
+    estimator: Any = KerasEstimator(
+        two_headed,
+        loss=[own_loss, "mse"],
+        optimizer="sgd",
+        learning_rate=0.1,
+        loss_weights=[1.0, 0.5],
+        features_col=["a", "b"],
+        label_col=["total", "gap"],
+        validation_split=0.2,
+        batch_size=25,
+        epochs=4,
+        seed=3,
+        verbose=0,
+        num_workers=2,
+    )
+    estimator.write().save(str(tmp_path / "estimator"))
+    model = KerasEstimator.load(str(tmp_path / "estimator")).fit(frame)
+    history = model.history
+    assert {"loss", "val_loss", "total_loss", "gap_loss"} <= set(history)
+    assert history["val_loss"][-1] < 0.01 < history["val_loss"][0]
+    weighted = history["total_loss"][-1] + 0.5 * history["gap_loss"][-1]
+    assert history["loss"][-1] == pytest.approx(weighted, rel=0.2)  # Keras weighs batches otherwise
+    rows = model.summary.feed.rows_used / 4
+    assert 700 <= rows <= 900
+    model.setOutputMapping({"total": "t", "gap": "g"}).setOutputTypes({"t": "double"})
+    model.write().save(str(tmp_path / "model"))
+    for each in (model, KerasModel.load(str(tmp_path / "model"))):
+        found = each.transform(frame).first()
+        assert found.t == pytest.approx(found.total, abs=0.2)
+        assert found.g[0] == pytest.approx(found.gap, abs=0.2)
+    assert model.getModel().get_layer("total").get_weights()[0].shape == (2, 1)

@@ -13,6 +13,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators import training
 from sparkdl.ml.estimators.describe import ask_keras_process
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
+from sparkdl.ml.estimators.keras_model import Recipe
 from tests.doubles import sessions
 from tests.doubles.sessions import SparkSessions
 from tests.ml.models import WIDTH, network
@@ -170,7 +171,7 @@ def test_function_is_called_for_its_model(
 
 
 def test_function_is_called_in_a_process_of_its_own_where_that_would_cost() -> None:
-    asked = cloudpickle.dumps((functools.partial(network, a="float32"), "sgd", None, None))
+    asked = cloudpickle.dumps(Recipe(functools.partial(network, a="float32"), "sgd"))
     answer = ask_keras_process(asked)
     assert answer.signature is not None
     assert [str(tensor) for tensor in answer.signature.inputs] == ["a (float32 [?, 1])"]

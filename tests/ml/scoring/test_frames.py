@@ -11,8 +11,9 @@ import pytest
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.source import Tensor, source_of_content
-from sparkdl.ml.scoring.columns import InputColumn, OutputColumn
+from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.frames import FrameScorer
+from sparkdl.ml.scoring.inputs import InputColumn
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.torch import module_content
 from tests.ml import torch_models

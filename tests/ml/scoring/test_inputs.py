@@ -12,7 +12,13 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators.source import Signature, Tensor
-from sparkdl.ml.scoring.columns import InputColumn, input_columns, tensor_values, valid_rows
+from sparkdl.ml.scoring.inputs import (
+    InputColumn,
+    input_columns,
+    input_values,
+    tensor_values,
+    valid_rows,
+)
 
 VECTOR = pa.struct(
     [
@@ -111,6 +117,9 @@ SCHEMA = t.StructType(
         t.StructField("a", t.ArrayType(t.ArrayType(t.FloatType()))),
         t.StructField("s", t.StringType()),
         t.StructField("m", t.MapType(t.StringType(), t.LongType())),
+        t.StructField("i", t.IntegerType()),
+        t.StructField("d", t.DoubleType()),
+        t.StructField("j", t.IntegerType()),
     ]
 )
 NUMBER, WORD = Tensor("n", "float32", (None, 2)), Tensor("w", "string", (None,))
@@ -121,6 +130,24 @@ def test_mapping_names_a_column_for_each_input() -> None:
     assert found == (InputColumn("v", NUMBER), InputColumn("s", WORD))
     (one,) = input_columns({"a": "n", "label": "y"}, Signature((NUMBER,), ()), SCHEMA)
     assert one.name == "a"
+
+
+def test_columns_of_one_input_are_the_elements_of_its_rows() -> None:
+    mapping = {"d": "n", "s": "w", "i": "n"}
+    found = input_columns(mapping, Signature((NUMBER, WORD), ()), SCHEMA)
+    assert [(each.name, each.is_part) for each in found] == [("d", True), ("i", True), ("s", False)]
+    given = [pa.array([0.5, 1.5]), pa.array([7, 8], pa.int32()), pa.array(["a", "b"])]
+    values = input_values(found, given)
+    assert values["n"].tolist() == [[0.5, 7], [1.5, 8]]
+    assert values["n"].dtype == np.float32
+    assert values["w"].tolist() == ["a", "b"]
+
+
+def test_columns_of_one_input_get_its_shape() -> None:
+    tensor = Tensor("n", "float32", (None, 2, 1))
+    found = input_columns({"d": "n", "i": "n"}, Signature((tensor,), ()), SCHEMA)
+    values = input_values(found, [pa.array([0.5]), pa.array([7])])
+    assert values["n"].tolist() == [[[0.5], [7]]]
 
 
 def test_only_input_may_be_asked_for_by_another_name_if_nobody_chose_its_own() -> None:
@@ -139,8 +166,13 @@ def test_only_input_may_be_asked_for_by_another_name_if_nobody_chose_its_own() -
     [
         ({}, r"inputs are n \(float32 \[\?, 2\]\), w"),
         ({"v": "n", "s": "wrong"}, "must give each input"),
-        ({"v": "n", "a": "n", "s": "w"}, "must give each input"),
-        ({"v": "n", "gone": "w"}, "no column 'gone'.*columns are v, a, s, m"),
+        (
+            {"v": "n", "a": "n", "s": "w"},
+            "column 'v' is of type vector.*2 columns are.*a num",
+        ),
+        ({"i": "n", "d": "n", "j": "n", "s": "w"}, "3 columns are .* i, d, j; it has 2 numbers"),
+        ({"v": "n", "i": "w", "d": "w"}, "column 'i' is of type int, which cannot feed"),
+        ({"v": "n", "gone": "w"}, "no column 'gone'.*columns are v, a, s, m, i, d"),
         ({"v": "w", "s": "n"}, "column 's' is of type string, which cannot feed"),
         ({"m": "n", "s": "w"}, "column 'm' is of type map"),
     ],

@@ -1,0 +1,230 @@
+"""The columns that a model takes from a DataFrame, and their values as it takes them.
+
+Runs in: driver, feeder
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+import pyarrow as pa
+from pyspark.ml.linalg import MatrixUDT, VectorUDT
+from pyspark.sql import types as t
+
+from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.core.spelling import did_you_mean
+from sparkdl.feed.values.columns import convert
+from sparkdl.feed.values.decode import is_list
+from sparkdl.feed.values.ndarrays import Array, lengths
+from sparkdl.ml.estimators.source import ANY, NUMBER, Signature, Tensor, only_one
+
+TEXT = "string"
+TEXTS = t.StringType | t.BinaryType
+NUMBERS = t.NumericType | t.BooleanType | VectorUDT | MatrixUDT
+_WHOLE = "iu"
+
+
+@dataclass(frozen=True)
+class InputColumn:
+    """A column and the model's input that it feeds.
+
+    Attributes:
+        is_part: a number for each row; those of several columns make the input's rows.
+    """
+
+    name: str
+    tensor: Tensor
+    is_part: bool = False
+
+
+def input_columns(
+    mapping: Mapping[str, str], signature: Signature, schema: t.StructType
+) -> tuple[InputColumn, ...]:
+    """Return which columns feed which inputs.
+
+    Args:
+        mapping: column to input; a name may end in `:0`, as TensorFlow 1 had it, and the only one
+            may be another than the model's, see `only_one`. Columns of numbers that name the same
+            input are the elements of its rows, in their order. What names no input, as that of the
+            labels in training, is left out.
+
+    Raises:
+        ConfigError: if an input has no column, or one that is missing or of a type that cannot
+            feed it, or another number of columns than elements.
+    """
+    inputs = [tensor.removesuffix(":0") for tensor in mapping.values()]
+    if only := only_one(list(dict.fromkeys(inputs)), signature.inputs):
+        inputs = [only.name] * len(inputs)
+    by_input: dict[str, list[str]] = {}
+    for column, name in zip(mapping, inputs, strict=True):
+        by_input.setdefault(name, []).append(column)
+    if any(tensor.name not in by_input for tensor in signature.inputs):
+        raise ConfigError(
+            f"input_mapping={dict(mapping)} must give each input of the model a column. Its "
+            f"inputs are {', '.join(map(str, signature.inputs))}; write "
+            "setInputMapping({column: input, …})"
+        )
+    found = []
+    for tensor in signature.inputs:
+        columns = by_input[tensor.name]
+        for column in columns:
+            if column not in schema.names:
+                raise ConfigError(
+                    f"the DataFrame has no column {column!r}, which feeds the model's input "
+                    f"{tensor}; its columns are {', '.join(schema.names)}"
+                    f"{did_you_mean(column, schema.names)}"
+                )
+            _check(column, schema[column].dataType, tensor)
+        if len(columns) > 1:
+            check_parts({name: schema[name].dataType for name in columns}, tensor)
+        found += [InputColumn(column, tensor, len(columns) > 1) for column in columns]
+    return tuple(found)
+
+
+def check_parts(kinds: Mapping[str, t.DataType], tensor: Tensor) -> None:
+    """Check that columns can be the elements of a model's input, or the labels of an output.
+
+    Args:
+        kinds: column to type.
+
+    Raises:
+        ConfigError: if one is no number, or the input takes another number of elements.
+    """
+    for column, kind in kinds.items():
+        if not isinstance(kind, t.NumericType | t.BooleanType) or tensor.dtype in (TEXT, ANY):
+            raise ConfigError(
+                f"column {column!r} is of type {kind.simpleString()}, and {len(kinds)} columns "
+                f"are the model's {tensor}: each must be a number. Join arrays and vectors with "
+                "pyspark.ml.feature.VectorAssembler"
+            )
+    dims = (tensor.shape or (None, None))[1:]
+    if None not in dims and prod(n or 0 for n in dims) != len(kinds):
+        raise ConfigError(
+            f"{len(kinds)} columns are the model's {tensor}: {', '.join(kinds)}; it has "
+            f"{prod(n or 0 for n in dims)} numbers a row"
+        )
+
+
+def leaf_type(kind: t.DataType) -> t.DataType:
+    """Return the type of the values in an array of any depth; of anything else its own."""
+    while isinstance(kind, t.ArrayType):
+        kind = kind.elementType
+    return kind
+
+
+def _check(column: str, kind: t.DataType, tensor: Tensor) -> None:
+    kind = leaf_type(kind)
+    if tensor.dtype == ANY:
+        takes = not isinstance(kind, t.StructType | t.MapType | t.NullType)
+    else:
+        takes = isinstance(kind, TEXTS if tensor.dtype == TEXT else NUMBERS)
+    if not takes:
+        raise ConfigError(
+            f"column {column!r} is of type {kind.simpleString()}, which cannot feed the model's "
+            f"input {tensor}"
+            + (". Give its parts as columns of their own" if tensor.dtype == ANY else "")
+        )
+
+
+def valid_rows(column: pa.Array) -> Array | None:
+    """Return which rows hold no null, at any depth of their arrays; None if none does."""
+    found = None
+    if column.null_count:
+        found = np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
+    if is_list(column.type):
+        elements = valid_rows(column.flatten())
+        if elements is not None:
+            rows = np.repeat(np.arange(len(column)), lengths(column))
+            found = np.ones(len(column), bool) if found is None else found.copy()
+            found[rows[~elements]] = False
+    return found
+
+
+def tensor_values(column: pa.Array, wanted: InputColumn) -> Array:
+    """Return a column without nulls as the model's input takes it: its dtype, its shape.
+
+    Raises:
+        FeedTypeError: if it does not fit; nothing is bent to fit.
+    """
+    where = f"column {wanted.name!r}"
+    tensor = replace(wanted.tensor, shape=(None,)) if wanted.is_part else wanted.tensor
+    values = convert(column, None, where)
+    if tensor.dtype != ANY:
+        values = _cast(values, tensor, where)
+    return _shaped(values, tensor, where)
+
+
+def input_values(inputs: Sequence[InputColumn], columns: Sequence[pa.Array]) -> dict[str, Array]:
+    """Return columns without nulls as the model's inputs, by their names.
+
+    Several columns of one input are floats where it takes any numbers, as a matrix of features is.
+
+    Raises:
+        FeedTypeError: if one does not fit.
+    """
+    found: dict[str, list[Array]] = {}
+    for wanted, column in zip(inputs, columns, strict=True):
+        found.setdefault(wanted.tensor.name, []).append(tensor_values(column, wanted))
+    tensors = {wanted.tensor.name: wanted.tensor for wanted in inputs if wanted.is_part}
+    return {
+        name: _shaped(_stacked(parts, tensors[name]), tensors[name], f"input {name!r}")
+        if name in tensors
+        else parts[0]
+        for name, parts in found.items()
+    }
+
+
+def _stacked(parts: list[Array], tensor: Tensor) -> Array:
+    values = np.stack(parts, axis=1)
+    is_open = tensor.dtype == NUMBER and values.dtype.kind in _WHOLE
+    return values.astype(np.float32) if is_open else values
+
+
+def _cast(values: Array, tensor: Tensor, where: str) -> Array:
+    if values.dtype == object or tensor.dtype == TEXT:
+        if tensor.dtype == TEXT and values.dtype == object and _is_text(values):
+            return values
+        raise FeedTypeError(
+            f"{where} holds arrays of different lengths, or values of another kind, and cannot "
+            f"feed the model's input {tensor}. Make all rows the same length"
+        )
+    dtype = values.dtype if tensor.dtype == NUMBER else np.dtype(tensor.dtype)
+    if values.dtype == dtype:
+        return values
+    if dtype.kind in _WHOLE:
+        with np.errstate(invalid="ignore"):
+            whole = values.astype(dtype)
+        if np.array_equal(whole, values):
+            return whole
+        raise FeedTypeError(
+            f"{where} holds numbers that are no {tensor.dtype}, which the model's input {tensor} "
+            "takes. Cast the column to what is meant"
+        )
+    if np.can_cast(values.dtype, dtype, "same_kind"):
+        return values.astype(dtype)
+    raise FeedTypeError(f"{where} holds {values.dtype}, and the model's input is {tensor}")
+
+
+def _is_text(values: Array) -> bool:
+    return not values.size or isinstance(values.flat[0], str | bytes)
+
+
+def _shaped(values: Array, tensor: Tensor, where: str) -> Array:
+    if tensor.shape is None:
+        return values
+    own, wanted = values.shape[1:], tensor.shape[1:]
+    if own == wanted:
+        return values
+    if None not in wanted and prod(own) == prod(n or 0 for n in wanted):
+        return values.reshape(len(values), *(n or 0 for n in wanted))
+    is_alike = len(own) == len(wanted) and all(
+        n in (None, size) for n, size in zip(wanted, own, strict=True)
+    )
+    if is_alike:
+        return values
+    raise FeedTypeError(
+        f"{where} holds rows of shape {list(own)}, and the model's input is {tensor}"
+    )
