@@ -42,7 +42,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def task(weighted: bool = False, **fields: Any) -> LightningTask:
-    columns = Columns({"x": ""}, "y", "w" if weighted else None)
+    columns = Columns({"x": ""}, {"y": ""}, "w" if weighted else None)
     given = {"made": line, "batch_size": ROWS, "epochs": EPOCHS, "seed": SEED, **fields}
     return LightningTask(columns=columns, name="fit", **given)
 

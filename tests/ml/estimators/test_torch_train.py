@@ -58,7 +58,7 @@ def task(features: Any = "x", **fields: Any) -> TorchTask:
     features = {features: ""} if isinstance(features, str) else features
     given = {"made": net, "batch_size": 100, "epochs": 2, "loss": "MSELoss", **fields}
     given = {"optimizer": "adam", "learning_rate": 0.05, "seed": SEED, **given}
-    return TorchTask(columns=Columns(features, "y"), name="fit", **given)
+    return TorchTask(columns=Columns(features, {"y": ""}), name="fit", **given)
 
 
 def signature_of(result: dict[str, Any]) -> list[str]:

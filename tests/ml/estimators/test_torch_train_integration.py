@@ -51,7 +51,7 @@ def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def task(weighted: bool = False, **fields: Any) -> TorchTask:
-    columns = Columns({"x": ""}, "y", "w" if weighted else None)
+    columns = Columns({"x": ""}, {"y": ""}, "w" if weighted else None)
     given = {"made": net, "batch_size": ALL, "epochs": EPOCHS, "loss": "MSELoss", **fields}
     given = {"optimizer": "adam", "learning_rate": 0.05, "seed": SEED, **given}
     return TorchTask(columns=columns, name="fit", **given)
