@@ -57,7 +57,7 @@ NEEDS = {
     "parameter-servers.md": ("tf_keras",),
     "profiling.md": ("tensorflow",),
     "pytorch.md": ("torch",),
-    "spark-ml.md": ("keras", "tensorflow", "torch"),
+    "spark-ml.md": ("keras", "tensorflow", "torch", "lightning"),
     "streaming.md": ("tensorflow",),
     "tracking.md": ("mlflow", "sqlalchemy", "tensorboard", "tensorflow", "torch"),
     "tuning.md": ("optuna", "tensorflow", "torch"),

@@ -135,13 +135,13 @@ def _named(name: str, homes: Sequence[Any], what: str) -> Any:
     by_case = {each.lower(): value for each, value in known.items()}
     found = known.get(name) or by_case.get(name.lower())
     if found is None:
-        near = did_you_mean(name, known, 0.5)
+        near = did_you_mean(name, [*known, *([ACCURACY] if what == "metrics" else [])], 0.5)
         raise ConfigError(f"{what}: PyTorch has no {name!r}{near}")
     return found
 
 
 def _is_of(name: str, what: str) -> bool:
-    return what != "loss" or name.lower().endswith("loss") or "entropy" in name
+    return what == "optimizer" or name.lower().endswith("loss") or "entropy" in name
 
 
 def optimizer_of(
@@ -304,7 +304,7 @@ def _metric(given: Any) -> Any:
     if given == ACCURACY or (not isinstance(given, str) and callable(given)):
         return given
     if isinstance(given, str):
-        return _named(given, (nn.functional,), "loss")
+        return _named(given, (nn.functional,), "metrics")
     raise ConfigError(
         f"metrics has {given!r}: give 'accuracy', a function(output, label), or a metric of "
         "torchmetrics"

@@ -404,11 +404,9 @@ def _on(device: Any, label: Any) -> Any:
 
 def real_rows(batch: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Return how many rows of a padded batch count, and these; one row where none does."""
-    weight = batch.pop(SAMPLE_WEIGHT)
-    rows = int(weight.sum())
-    if rows == len(weight):
-        return rows, batch
-    return rows, {name: values[: max(rows, 1)] for name, values in batch.items()}
+    rows = int(batch[SAMPLE_WEIGHT].sum())
+    kept = {name: values for name, values in batch.items() if name != SAMPLE_WEIGHT}
+    return rows, {name: values[: max(rows, 1)] for name, values in kept.items()}
 
 
 def check_rows(output: Any, rows: int, inputs: Mapping[str, Any]) -> None:

@@ -34,6 +34,16 @@ def build_model():
 # block: A Keras model
 assert "val_loss" in fitted.stages[-1].history
 
+# block: A module of PyTorch
+assert {"loss", "accuracy"} == set(fitted.stages[-1].history)
+
+# block: Your own loop
+assert len(model.history["loss"]) == 1
+
+# block: A LightningModule
+assert len(model.history["val_loss"]) == 5
+assert "rawPrediction" in model.transform(features.transform(test)).columns
+
 # block: Your own train_fn
 assert model.history["loss"]
 rows = model.setOutputMapping({"scores": "scores"}).transform(df).collect()

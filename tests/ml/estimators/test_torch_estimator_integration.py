@@ -1,0 +1,266 @@
+"""`TorchEstimator` and `LightningEstimator` on Spark: pipelines, tuning, saving, and refusals."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
+from pyspark.sql import DataFrame, SparkSession
+
+from sparkdl import LightningEstimator, TorchEstimator, TorchModel
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators import training
+from tests.doubles import sessions
+from tests.doubles.sessions import SparkSessions
+from tests.ml.torch_fits import line, net
+from tests.ml.torch_models import two_in_two_out
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("spark_ml"), pytest.mark.timeout(400)]
+
+loose: Any = TorchEstimator
+"""It, to be given what a type checker refuses."""
+
+
+@pytest.fixture(autouse=True)
+def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PyTorch's optimizers set it in the environment where it is not set."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
+
+
+@pytest.fixture(scope="module")
+def points(spark_sessions: SparkSessions) -> DataFrame:
+    """Columns `a`, `b`, `label` (double, 0 to 2), `held`, `sample_weight`."""
+    spark: SparkSession = spark_sessions.get(sessions.ML)
+    rows = spark.range(300, numPartitions=3).selectExpr("id", "id % 3 as c", "id % 7 / 7 as n")
+    return rows.selectExpr(
+        "double(if(c = 0, n, 2 - n)) as a",
+        "double(if(c = 1, n, 2 + n)) as b",
+        "double(c) as label",
+        "id % 5 = 0 as held",
+        "1.0d + id % 2 as sample_weight",
+    )
+
+
+def classifier() -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+
+
+def assembled(*estimators: Any) -> Pipeline:
+    return Pipeline(
+        stages=[VectorAssembler(inputCols=["a", "b"], outputCol="features"), *estimators]
+    )
+
+
+def estimator(**params: Any) -> Any:
+    given: dict[str, Any] = {"loss": "CrossEntropyLoss", "learning_rate": 0.05, "seed": 1}
+    return TorchEstimator(classifier, **{**given, "batch_size": 16, "epochs": 6, **params})
+
+
+def test_two_nodes_fit_a_classifier_that_evaluators_take_and_that_is_saved(
+    points: DataFrame, tmp_path: Path
+) -> None:
+    stage = estimator(
+        num_workers=2,
+        metrics={"acc": "accuracy"},
+        validation_indicator_col="held",
+        weight_col="sample_weight",
+        early_stopping_patience=5,
+        optimizer=torch.optim.AdamW,
+        optimizer_args={"weight_decay": 0.01},
+    )
+    stage.save(str(tmp_path / "estimator"))
+    loaded: Any = TorchEstimator.load(str(tmp_path / "estimator"))
+    assert loaded.getOptimizer() is torch.optim.AdamW
+    assert (loaded.uid, loaded.getMetrics(), loaded.getEpochs()) == (
+        stage.uid,
+        {"acc": "accuracy"},
+        6,
+    )
+    fitted = assembled(loaded).fit(points)
+    model: Any = fitted.stages[-1]
+    assert isinstance(model, TorchModel)
+    assert sorted(model.history) == ["acc", "loss", "val_acc", "val_loss"]
+    assert model.history["val_acc"][-1] > 0.9
+    assert model.summary.feed.rows_used == 6 * 240
+    fitted.save(str(tmp_path / "pipeline"))
+    again: Any = PipelineModel.load(str(tmp_path / "pipeline"))
+    assert again.stages[-1].summary == model.summary
+    scored = again.transform(points).cache()
+    assert scored.dtypes[-2:] == [("probability", "vector"), ("prediction", "double")]
+    log_loss: Any = MulticlassClassificationEvaluator().setMetricName("logLoss")  # type: ignore[arg-type]
+    assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) > 0.9
+    assert log_loss.evaluate(scored) < 0.7
+    (row, *_) = scored.take(1)
+    with torch.no_grad():
+        logits = again.stages[-1].getModel()(torch.tensor(row.features.toArray()[None]).float())[0]
+    assert row.probability.toArray() == pytest.approx(logits.softmax(0).numpy(), abs=1e-5)
+    assert row.prediction == float(logits.argmax())
+    scored.unpersist()
+    raw = model.copy().setRawPredictionCol("raw").setProbabilityCol("p")
+    assert raw.transform(fitted.stages[0].transform(points)).columns[-3:] == [
+        "p",
+        "raw",
+        "prediction",
+    ]
+
+
+def test_regression_of_several_inputs_and_outputs(points: DataFrame) -> None:
+    def loss(output: Any, label: Any) -> Any:
+        return (output[0][:, 0] - label) ** 2
+
+    stage: Any = TorchEstimator(
+        two_in_two_out(),
+        loss=loss,
+        input_mapping={"left": "left", "right": "right"},
+        output_cols=["sums", "next"],
+        keep=False,
+    )
+    rows = points.selectExpr("array(a, b, 1d) as left", "int(label) as right", "label")
+    model = stage.fit(rows)
+    scored = model.transform(rows)
+    assert scored.dtypes == [("sums", "array<float>"), ("next", "int")]
+    assert {row.next for row in scored.collect()} == {1, 2, 3}
+    with pytest.raises(ConfigError, match="outputs output_0, output_1: setOutputMapping"):
+        model.copy().setOutputCols([]).transform(rows)
+
+
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
+@pytest.mark.parametrize("kind", [CrossValidator, TrainValidationSplit])
+def test_spark_tunes_it_with_two_fits_at_once(points: DataFrame, kind: Any) -> None:
+    stage = estimator(epochs=4)
+    grid = ParamGridBuilder().addGrid(stage.learning_rate, [1e-6, 0.05])
+    search = kind(
+        estimator=assembled(stage),
+        estimatorParamMaps=grid.addGrid(stage.optimizer, ["adam"]).build(),
+        evaluator=MulticlassClassificationEvaluator(metricName="accuracy"),
+        parallelism=2,
+        seed=1,
+        **({"numFolds": 2} if kind is CrossValidator else {}),
+    )
+    tuned = search.fit(points)
+    gc.collect()  # Spark leaves a pool of threads to it
+    metrics = tuned.avgMetrics if kind is CrossValidator else tuned.validationMetrics
+    assert metrics[1] > metrics[0]
+    assert tuned.transform(points).dtypes[-1] == ("prediction", "double")
+
+
+@pytest.mark.deep
+def test_fits_at_once_have_models_of_their_own(points: DataFrame) -> None:
+    stage = estimator(epochs=1)
+    rows = points.selectExpr("array(a, b) as features", "label")
+    maps = [{stage.epochs: epochs} for epochs in (1, 2)]
+    fits: Iterator[Any] = stage.fitMultiple(rows, maps)
+    assert sorted((i, model.summary.total_epochs) for i, model in fits) == [(0, 1), (1, 2)]
+
+
+@pytest.mark.skipif(not find_spec("lightning"), reason="PyTorch Lightning is not installed")
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.deep)])
+def test_lightning_module_is_fitted_as_it_is(
+    spark_ml: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    rows = spark_ml.range(64, numPartitions=2).selectExpr(
+        "array(id / 64, 1d, 0d) as features", "id / 32 as label", "id % 4 = 0 as held"
+    )
+    stage: Any = LightningEstimator(
+        line,
+        num_workers=nodes,
+        epochs=12,
+        batch_size=8,
+        validation_indicator_col="held",
+        early_stopping_patience=3,
+        trainer_args={"gradient_clip_val": 5.0},
+    )
+    stage.save(str(tmp_path / "estimator"))
+    loaded: Any = LightningEstimator.load(str(tmp_path / "estimator"))
+    assert loaded.getTrainerArgs() == {"gradient_clip_val": 5.0}
+    model = loaded.fit(rows)
+    losses = model.history["val_loss"]
+    assert losses[-1] < 0.3 * losses[0]
+    scored = model.transform(rows)
+    assert scored.dtypes[-1] == ("prediction", "double")
+    errors = [(row.prediction - row.label) ** 2 for row in scored.where("held").collect()]
+    assert sum(errors) / len(errors) == pytest.approx(min(losses), rel=1e-3)
+
+
+def test_binary_classifier_of_one_logit(spark_ml: SparkSession) -> None:
+    rows = spark_ml.range(40, numPartitions=1).selectExpr(
+        "array(double(id % 2), 1d, 0d) as features", "int(id % 2) as label"
+    )
+    stage = TorchEstimator(net, loss="BCEWithLogitsLoss", epochs=8, learning_rate=0.1)
+    scored = stage.fit(rows).transform(rows).cache()
+    evaluate = BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate
+    assert evaluate(scored) == pytest.approx(1.0)
+    assert all(row.prediction == row.label for row in scored.collect())
+    assert all(sum(row.probability) == pytest.approx(1.0) for row in scored.collect())
+    scored.unpersist()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: loose(net, gone=1), "TorchEstimator has no parameter 'gone'"),
+        (lambda: loose(net, los="mse"), "did you mean 'loss'"),
+        (lambda: TorchEstimator(7), "model is a int; give a torch.nn.Module or a function"),
+        (lambda: loose(net, strategy="dp"), "strategy='dp' cannot be: choose one of 'ddp'"),
+        (lambda: TorchEstimator(net, callbacks=[7]), r"callbacks=\[7\]: give a list of functions"),
+        (lambda: LightningEstimator(line, callbacks=[7]), "a list of Lightning's callbacks"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        ({"loss": None}, "TorchEstimator has no loss: set loss="),
+        ({"loss": "MSELos"}, "loss: PyTorch has no 'MSELos'; did you mean 'MSELoss'"),
+        ({"optimizer": "adamm"}, "optimizer: PyTorch has no 'adamm'"),
+        ({"metrics": ["acuracy"]}, "metrics: PyTorch has no 'acuracy'"),
+        ({"label_col": "labels"}, "no column 'labels'.*did you mean 'label'"),
+        ({"features_col": "text"}, "column 'text' is of type string, which cannot feed"),
+        ({"input_shapes": {"x": [1]}}, "input_shapes names 'x', and the columns .* are features"),
+        ({"input_shapes": {"features": [4]}}, "'features' holds 2 values in a row, .* takes 4"),
+        ({"features_col": "sample_weight"}, "is called 'sample_weight'.*rename it"),
+        (
+            {"early_stopping_patience": 1, "early_stopping_monitor": "acc"},
+            "early_stopping_monitor='acc' is none of the history's loss",
+        ),
+        ({"num_workers": 301}, "300 rows to train on: each of the 301 nodes"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_nodes_start(
+    points: DataFrame, monkeypatch: pytest.MonkeyPatch, params: Any, match: str
+) -> None:
+    monkeypatch.setattr(training, "launch", None)
+    rows = points.selectExpr("array(a, b) as features", "label", "'a' as text", "sample_weight")
+    with pytest.raises(ConfigError, match=match):
+        estimator(**params).fit(rows)
+
+
+def test_module_says_what_it_takes_before_nodes_start(
+    points: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "launch", None)
+    fit: Any = partial(TorchEstimator, two_in_two_out(), loss="MSELoss")
+    with pytest.raises(ConfigError, match="has the inputs left, right, and input_mapping="):
+        fit(features_col="a").fit(points)
+    with pytest.raises(ConfigError, match=r"model's weights take .* set model_dir"):
+        TorchEstimator(torch.nn.Linear(2, 2_000_000), loss="MSELoss", features_col="a").fit(points)
+    with pytest.raises(ConfigError, match="trainer_args has max_epochs: num_workers and epochs"):
+        LightningEstimator(line, trainer_args={"max_epochs": 3}, features_col="a").fit(points)
+    with pytest.raises(ConfigError, match=r"TorchEstimator has no model: TorchEstimator\(model"):
+        TorchEstimator(loss="MSELoss").fit(points)

@@ -1,0 +1,200 @@
+"""One node of PyTorch's training, in this process: what it refuses, finds out and returns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.columns import Columns, EarlyStopping
+from sparkdl.ml.estimators.namespace import Namespace
+from sparkdl.ml.estimators.source import Signature
+from sparkdl.ml.estimators.torch_train import TorchTask, Watch, train
+from sparkdl.ml.scoring.torch import module_content, module_of
+from tests.ml.torch_fits import SEED, X, Y, alone, net, weights_of
+from tests.ml.torch_models import named, two_in_two_out
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = [pytest.mark.torch]
+
+
+@pytest.fixture(autouse=True)
+def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PyTorch's optimizers set it in the environment where it is not set."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
+
+
+class Alone:
+    """The context of a node without others, whose feeds are batches in memory."""
+
+    num_workers, rank, is_chief, last_checkpoint = 1, 0, True, None
+
+    def __init__(self, **columns: Any) -> None:
+        self.columns = columns
+
+    def torch_dataset(self, batch_size: int, **_options: Any) -> list[dict[str, Any]]:
+        rows = len(next(iter(self.columns.values())))
+        batches = []
+        for start in range(0, rows, batch_size):
+            batch = {
+                name: torch.tensor(values[start : start + batch_size])
+                if not isinstance(values[0], str)
+                else values[start : start + batch_size]
+                for name, values in self.columns.items()
+            }
+            count = len(next(iter(batch.values())))
+            batches.append({**batch, "sample_weight": torch.ones(count)})
+        return batches
+
+    def absolute_path(self, path: str) -> str:
+        return path
+
+
+def task(features: Any = "x", **fields: Any) -> TorchTask:
+    features = {features: ""} if isinstance(features, str) else features
+    given = {"made": net, "batch_size": 100, "epochs": 2, "loss": "MSELoss", **fields}
+    given = {"optimizer": "adam", "learning_rate": 0.05, "seed": SEED, **given}
+    return TorchTask(columns=Columns(features, {"y": ""}), name="fit", **given)
+
+
+def signature_of(result: dict[str, Any]) -> list[str]:
+    found = msgspec.json.decode(result["signature"], type=Signature)
+    return [str(tensor) for tensor in found.outputs]
+
+
+def linear(*sizes: int) -> Any:
+    return lambda: torch.nn.Linear(*sizes)
+
+
+def test_module_and_function_train_alike() -> None:
+    """Of a module the weights are those that it has."""
+    ctx: Any = Alone(x=X.astype(np.float64), y=Y.astype(np.float64))
+    torch.manual_seed(SEED)
+    for made in (net, module_content(net())):
+        result = train(task(made=made), ctx)
+        losses, weights = alone(2)
+        assert result["history"]["loss"] == pytest.approx(losses, rel=1e-5)
+        found = weights_of(module_of(result["content"]))
+        assert all(map(np.allclose, found, weights))
+        assert signature_of(result) == ["output_0 (float32 [?, 1])"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields", "match"),
+    [
+        (
+            {"x": X},
+            {"made": linear(4, 1)},
+            r"model failed on input float32 \[46, 3\]: .*shape",
+        ),
+        ({"x": X.astype(int)}, {}, r"the model failed on input int64 \[46, 3\]: .*col.cast"),
+        (
+            {"x": X[:, 0]},
+            {"made": linear(46, 1)},
+            r"float32 \[1\] of input float32 \[46\]: .*46",
+        ),
+        (
+            {"x": X},
+            {"made": linear(3, 2)},
+            r"MSELoss compares .*\[46, 2\] with .*'y', .*\[46\]",
+        ),
+        (
+            {"x": X},
+            {"loss": lambda a, b: a @ b},
+            r"loss <lambda> failed on output float32 \[46",
+        ),
+        ({"x": ["a"] * 46}, {}, "column 'x' holds text"),
+        ({"x": X}, {"made": list}, "returned a list, not a torch.nn.Module"),
+        ({"x": X}, {"made": two_in_two_out}, "has the inputs left, right, and input_mapping="),
+        ({"x": X}, {"shapes": {"x": [1, 2]}}, r"'x' holds 3 values in a row, and .*takes 2"),
+        ({"x": X}, {"metrics": ["accuracie"]}, "did you mean"),
+        (
+            {"x": X},
+            {"stopping": EarlyStopping(2, "val_loss")},
+            "early_stopping_monitor='val_loss' is none of the history's loss",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_says_so_with_shapes(columns: Any, fields: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        train(task(**fields), Alone(y=Y, **columns))  # type: ignore[arg-type]
+
+
+def test_model_too_large_to_travel_costs_no_epoch() -> None:
+    big = linear(3, 1_000_000)
+    with pytest.raises(ConfigError, match=r"model's weights take .* set model_dir"):
+        train(task(made=big), Alone(x=X, y=Y))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("made", "loss", "y", "kinds"),
+    [
+        (linear(3, 4), "CrossEntropyLoss", Y > 0, (False, True)),
+        (linear(3, 1), "BCEWithLogitsLoss", Y > 0, (False, True)),
+        (linear(3, 1), "MSELoss", Y, (False, False)),
+        (
+            lambda: torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Sigmoid()),
+            *("BCELoss", Y > 0, (True, False)),
+        ),
+        (
+            lambda: torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Softmax(1)),
+            *("CrossEntropyLoss", Y > 0, (True, False)),
+        ),
+        (linear(3, 4), lambda a, b: a.mean() - b.sum(), Y, (False, False)),
+    ],
+)
+def test_classifiers_are_known_by_loss_and_values(made: Any, loss: Any, y: Any, kinds: Any) -> None:
+    result = train(task(made=made, loss=loss, epochs=1), Alone(x=X, y=y))  # type: ignore[arg-type]
+    (output,) = msgspec.json.decode(result["signature"], type=Signature).outputs
+    assert (output.is_softmax, output.is_logits) == kinds
+
+
+def test_several_inputs_and_outputs_and_shapes() -> None:
+    def loss(output: Any, label: Any) -> Any:
+        return (output[0].sum(1) - label) ** 2
+
+    ctx: Any = Alone(a=X, b=np.arange(46), y=Y.astype(np.float64))
+    asked = task({"a": "left", "b": "right"}, made=two_in_two_out, loss=loss)
+    result = train(asked, ctx)
+    assert signature_of(result) == ["output_0 (float32 [?, 2])", "output_1 (int64 [?])"]
+    ctx = Alone(x=X[:, 0], y=Y)
+    result = train(task(made=named, loss=lambda o, y: o["twice"].mean(), shapes={"x": [1]}), ctx)
+    assert signature_of(result) == ["twice (float32 [?, 1])", "sum (float32 [?])"]
+
+
+def test_own_training_function_trains_the_model_in_place() -> None:
+    def train_fn(model: Any, args: Any, ctx: Any) -> dict[str, Any]:
+        for batch in ctx.torch_dataset(args.batch_size):
+            loss = (model(batch["x"])[:, 0] - batch["y"]).abs().mean()
+            loss.backward()
+        with torch.no_grad():
+            model[0].weight.fill_(2.0)
+        return {"mine": [loss.item()]}
+
+    asked = task(train_fn=train_fn, args=Namespace({"batch_size": 46}), loss=None)
+    result = train(asked, Alone(x=X, y=Y))  # type: ignore[arg-type]
+    assert list(result["history"]) == ["mine"]
+    assert weights_of(module_of(result["content"]))[0] == pytest.approx(2.0)
+    assert signature_of(result) == ["output_0 (float32 [?, 1])"]
+
+
+def test_model_dir_takes_what_cannot_travel(tmp_path: Path) -> None:
+    asked = task(made=linear(3, 1_000_000), epochs=0, model_dir=str(tmp_path / "models"))
+    result = train(asked, Alone(x=X, y=Y))  # type: ignore[arg-type]
+    assert result["path"] == f"{tmp_path}/models/fit.pt"
+    assert module_of(Path(result["path"]).read_bytes()).out_features == 1_000_000
+
+
+def test_watch_knows_which_way_is_better() -> None:
+    for name, values, best in (
+        ("val_loss", [3.0, 2.0, 2.05, 1.9], [True, True, False, False]),
+        ("val_accuracy", [0.1, 0.3, 0.3, 0.6], [True, True, False, True]),
+        ("loss", [float("nan"), 1.0, float("nan"), 0.5], [False, True, False, True]),
+    ):
+        watch = Watch(EarlyStopping(2, name, 0.15), True, {})
+        assert [watch.improves({name: value}) for value in values] == best
+        assert watch.stops == (not any(best[-2:]))

@@ -1,0 +1,154 @@
+"""PyTorch's estimators on nodes: equal to one process, whatever the rows and whatever fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.ml.estimators.columns import Columns, EarlyStopping
+from sparkdl.ml.estimators.torch_train import TorchTask, train
+from sparkdl.ml.scoring.torch import module_of
+from tests.doubles.labs import Lab, lab
+from tests.doubles.nodes import launch
+from tests.ml.torch_fits import (
+    DATA,
+    ROWS,
+    SEED,
+    W,
+    Y,
+    alone,
+    die_once,
+    net,
+    normed,
+    stop_on_one,
+    weights_of,
+    worsen,
+)
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+NODES, EPOCHS = 2, 5
+ALL = ROWS
+"""A batch of all rows: a step is over all of them, wherever they are."""
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(tmp_path_factory.mktemp("lab"), "torch", NODES) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PyTorch's optimizers set it in the environment where it is not set."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
+
+
+def task(weighted: bool = False, **fields: Any) -> TorchTask:
+    columns = Columns({"x": ""}, {"y": ""}, "w" if weighted else None)
+    given = {"made": net, "batch_size": ALL, "epochs": EPOCHS, "loss": "MSELoss", **fields}
+    given = {"optimizer": "adam", "learning_rate": 0.05, "seed": SEED, **given}
+    return TorchTask(columns=columns, name="fit", **given)
+
+
+def fitted(nodes: Lab, asked: TorchTask, epochs: int | None = None, rows: Any = DATA) -> list[Any]:
+    """Have the nodes train on the rows; return what they return."""
+    nodes.begin(train, asked)
+    epochs = epochs or asked.epochs
+    validating = None
+    if asked.validates:
+        validating = nodes.cluster.feed_async(rows[:7], epochs=epochs, feed="validation")
+    nodes.cluster.feed(rows, epochs=epochs)
+    if validating is not None:
+        validating.result(60.0)
+    return nodes.results()
+
+
+def trained(results: list[Any]) -> Any:
+    """Return the module that the chief returned."""
+    assert [sorted(each) for each in results] == [["content", "history", "signature"], ["history"]]
+    assert results[0]["history"] == results[1]["history"]
+    return module_of(results[0]["content"])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_nodes_train_as_one_process_does(nodes: Lab, strategy: str) -> None:
+    results = fitted(nodes, task(weighted=True, strategy=strategy))
+    losses, weights = alone(EPOCHS, weighted=True)
+    assert results[0]["history"]["loss"] == pytest.approx(losses, rel=1e-4)
+    found = weights_of(trained(results))
+    assert all(map(partial(np.allclose, atol=1e-4), found, weights))
+
+
+@pytest.mark.parametrize("batch", [3, pytest.param(16, marks=pytest.mark.deep)])
+def test_history_is_the_mean_over_all_rows_however_they_lie(nodes: Lab, batch: int) -> None:
+    """With a rate of 0, for the weights stay those of the beginning."""
+    fields = {"batch_size": batch, "learning_rate": 0.0, "validates": True, "shuffle": True}
+    metrics = {"mae": "l1_loss"}
+    if batch == 16 and find_spec("torchmetrics"):
+        from torchmetrics import MeanSquaredError
+
+        metrics["mse"] = MeanSquaredError()
+    results = fitted(nodes, task(weighted=True, metrics=metrics, **fields), epochs=EPOCHS)
+    history = results[0]["history"]
+    import torch
+
+    with torch.no_grad():
+        errors = trained(results)(torch.tensor([row["x"] for row in DATA]))[:, 0].numpy() - Y
+    for prefix, rows in (("", slice(None)), ("val_", slice(7))):
+        means = {"loss": (errors**2 * W)[rows].mean(), "mae": abs(errors)[rows].mean()}
+        means["mse"] = (errors**2)[rows].mean()
+        for name in ("loss", *metrics):
+            assert history[prefix + name] == pytest.approx([means[name]] * EPOCHS, rel=1e-5)
+
+
+def test_lone_rows_are_no_trouble_to_batch_norm(nodes: Lab) -> None:
+    labelled = [{**row, "y": float(row["y"] > 0)} for row in DATA[:33]]
+    asked = task(made=normed, loss="CrossEntropyLoss", batch_size=4, metrics=["accuracy"], epochs=8)
+    results = fitted(nodes, asked, rows=labelled)
+    module = trained(results)
+    assert all(np.isfinite(each.numpy()).all() for each in module.buffers())
+    assert module[1].running_var.numpy() != pytest.approx(1.0)
+    losses = results[0]["history"]["loss"]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_early_stopping_takes_the_weights_of_the_best_epoch(nodes: Lab) -> None:
+    stopping = EarlyStopping(patience=2)
+    asked = task(epochs=50, stopping=stopping, callbacks=partial(worsen, 4), validates=True)
+    results = fitted(nodes, asked, epochs=7)
+    values = results[0]["history"]["val_loss"]
+    assert len(values) == 7
+    assert min(values) == values[4]
+    _, weights = alone(5)
+    assert all(map(partial(np.allclose, atol=1e-4), weights_of(trained(results)), weights))
+
+
+def test_callback_on_one_node_stops_all(nodes: Lab) -> None:
+    results = fitted(nodes, task(callbacks=partial(stop_on_one, 1)), epochs=2)
+    assert [len(each["history"]["loss"]) for each in results] == [2, 2]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.deep)])
+def test_killed_node_costs_no_row_and_no_epoch(tmp_path: Path, strategy: str) -> None:
+    asked = task(
+        saves=True,
+        strategy=strategy,
+        callbacks=partial(die_once, tmp_path / "died", 2),
+        stopping=EarlyStopping(patience=4),
+    )
+    options: dict[str, Any] = {"max_restarts": 1, "checkpoint_dir": str(tmp_path / "saved")}
+    with launch(train, asked, NODES, framework="torch", **options) as cluster:
+        report = cluster.feed(DATA, epochs=EPOCHS)
+        results = cluster.results(120.0)
+    losses, weights = alone(EPOCHS)
+    assert (tmp_path / "died").exists()
+    assert report.rows_used >= EPOCHS * ROWS
+    assert results[0]["history"]["loss"] == pytest.approx(losses, rel=1e-4)
+    assert all(map(partial(np.allclose, atol=1e-4), weights_of(trained(results)), weights))

@@ -1,0 +1,135 @@
+"""What nodes train in tests of PyTorch's estimators, and the same in one process.
+
+Here, and not beside the tests, for whoever runs a function imports its module.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from sparkdl.ml.estimators.torch_train import Epoch
+
+SEED, ROWS = 5, 46
+_RNG = np.random.default_rng(3)
+X = _RNG.normal(size=(ROWS, 3)).astype(np.float32)
+Y = (X @ [1.0, -2.0, 0.5]).astype(np.float32)
+W = _RNG.uniform(0.0, 2.0, ROWS).astype(np.float32)
+DATA = [{"x": x.tolist(), "y": float(y), "w": float(w)} for x, y, w in zip(X, Y, W, strict=True)]
+
+
+def net() -> Any:
+    """Make a regression of three features; its loss falls."""
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+
+def normed() -> Any:
+    """Make a classifier that normalises over the batch."""
+    import torch
+
+    return torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+    )
+
+
+def alone(
+    epochs: int, weighted: bool = False, rows: Any = slice(None)
+) -> tuple[list[float], list[Any]]:
+    """Train `net` on these rows in each step, in this process; return losses and weights."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    x, y = torch.tensor(X[rows]), torch.tensor(Y[rows])
+    weight = torch.tensor(W[rows]) if weighted else torch.ones(len(y))
+    losses = []
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        squares = (model(x)[:, 0] - y) ** 2
+        loss = (squares * weight).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, weights_of(model)
+
+
+def weights_of(module: Any) -> list[Any]:
+    """Return the parameters as arrays."""
+    return [each.detach().numpy() for each in module.parameters()]
+
+
+def die_once(marker: Path, at: int) -> list[Any]:
+    """Return a callback that kills the first process that ends epoch `at`, before it is saved."""
+
+    def die(epoch: Epoch) -> None:
+        if epoch.number == at:
+            with suppress(FileExistsError):
+                marker.touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return [die]
+
+
+def worsen(after: int) -> list[Any]:
+    """Return a callback with which the loss grows after an epoch."""
+
+    def set_rate(epoch: Epoch) -> None:
+        for group in epoch.optimizer.param_groups:
+            group["lr"] = 0.05 if epoch.number < after else 3.0
+
+    return [set_rate]
+
+
+def stop_on_one(at: int) -> list[Any]:
+    """Return a callback that stops the training on one node."""
+
+    def stop(epoch: Epoch) -> None:
+        epoch.stops = epoch.number == at and epoch.ctx.rank == 1
+
+    return [stop]
+
+
+def line(package: str = "lightning.pytorch", weighted: bool = False, logs: Any = None) -> Any:
+    """Make a LightningModule around `net`."""
+    from importlib import import_module
+
+    import torch
+
+    class Line(import_module(package).LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: Any) -> Any:
+            return self.net(x)
+
+        def _loss(self, batch: Any) -> Any:
+            x, y, *weight = batch
+            squares = (self(x)[:, 0] - y) ** 2
+            return (squares * weight[0] if weight else squares).mean()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self._loss(batch)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self._loss(batch), batch_size=len(batch[1]))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), 0.05)
+
+        def on_train_epoch_end(self) -> None:
+            self.log("epoch", float(self.current_epoch))
+            if logs is not None:
+                logs(self)
+
+    return Line()
