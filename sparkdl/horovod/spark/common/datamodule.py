@@ -211,13 +211,23 @@ def _chunks(batches: Iterator[pa.RecordBatch], chunk_nbytes: int) -> Iterator[Co
     parts: list[Columns] = []
     nbytes = 0
     for batch in batches:
-        parts.append(to_columns(batch))
+        parts.append(_even(to_columns(batch)))
         nbytes += batch.nbytes
         if nbytes >= chunk_nbytes:
             yield concat(parts)
             parts, nbytes = [], 0
     if parts:
         yield concat(parts)
+
+
+def _even(columns: Columns) -> Columns:
+    for name, values in columns.items():
+        if values.dtype == object and isinstance(values[0], np.ndarray):
+            raise FeedTypeError(
+                f"column {name!r} holds arrays of different shapes: make all rows the same shape, "
+                "or leave the column out"
+            )
+    return columns
 
 
 def transformed(batch: Columns, function: Callable[[Any], Any]) -> Columns:
@@ -237,8 +247,8 @@ def transformed(batch: Columns, function: Callable[[Any], Any]) -> Columns:
 
 
 def _stacked(name: Any, values: Any) -> Array:
-    array = np.asarray(values)
     try:
+        array = np.asarray(values)
         return np.stack(list(array)) if array.dtype == object else array
     except ValueError as error:
         raise FeedTypeError(

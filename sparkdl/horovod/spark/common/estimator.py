@@ -154,7 +154,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         self._check_params(metadata)
         store = self._store()
         run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}"
-        folder = f"{store.get_runs_path()}/_models/{uuid.uuid4().hex}"
+        folder = f"{store.get_runs_path()}/_model-{uuid.uuid4().hex}"
         has_val = self.getValidation() is not None and self.getValidation() != 0.0
         columns = [*self.getFeatureCols(), *self.getLabelCols()]
         columns += filter(None, [self.getSampleWeightCol()])

@@ -8,6 +8,7 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/torch/remote.py
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,10 @@ class _Training:
         if not (self.is_root and self.work.store.saving_runs()):
             return None
         try:
+            import tensorboard.compat
+
+            # TensorBoard imports TensorFlow, for seconds, unless there is this module.
+            sys.modules.setdefault("tensorboard.compat.notf", tensorboard.compat)
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             say("No logs for TensorBoard: the package tensorboard is not installed")
