@@ -92,8 +92,6 @@ _OF_HOROVOD = {
     ),
     "spark.driver": _ON_SPARK,
     "spark.gloo_run": _ON_SPARK,
-    "spark.lightning": "Horovod's estimator for Lightning: give a function with a Trainer, and the "
-    "DataFrame, to sparkdl.TorchDistributor(feed=df), see docs/lightning.md",
     "spark.mpi_run": _ON_SPARK,
     **dict.fromkeys(
         (

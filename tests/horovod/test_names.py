@@ -78,7 +78,7 @@ def test_all_of_horovods_names_for_pytorch_are_told() -> None:
         ("spark.common.cache", "ParquetDataModule"),
         ("spark.driver.host_discovery", r"sparkdl\.horovod\.spark\.run"),
         ("spark.keras.datamodule", "ParquetDataModule"),
-        ("spark.lightning.estimator", r"docs/lightning\.md"),
+        ("spark.lightning.util", "ParquetDataModule"),
         ("spark.tensorflow.compute_worker", r"sparkdl\.parquet"),
         ("spark.torch.util", "ParquetDataModule"),
         ("tensorflow.data.compute_service", r"cluster\.feed"),

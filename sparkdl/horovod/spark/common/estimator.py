@@ -208,7 +208,7 @@ class HorovodModel(Model, ModelParams, _Saved):
             raise ConfigError(
                 f"outputCols={names} must have one name for each label: {', '.join(labels)}"
             )
-        widths, call = self._scoring()
+        widths, call = self._scoring(df)
         if len(widths) != len(names):
             raise ConfigError(
                 f"the model has {len(widths)} outputs, and the labels are {', '.join(labels)}"
@@ -225,7 +225,7 @@ class HorovodModel(Model, ModelParams, _Saved):
         features = list(dict.fromkeys(self.getFeatureColumns()))
         return predict(df, make, features, StructType(fields), batch_size=_SCORE_ROWS)
 
-    def _scoring(self) -> tuple[list[int], Callable[[], Callable[..., list[Any]]]]:
+    def _scoring(self, df: DataFrame) -> tuple[list[int], Callable[[], Callable[..., list[Any]]]]:
         """Return the numbers of each output, and what makes the function that computes them."""
         raise NotImplementedError
 

