@@ -64,7 +64,7 @@ def test_module_is_fitted_in_two_processes_and_scores(
 
     path = str(tmp_path / "saved")
     Pipeline(stages=[estimator]).write().save(path)
-    (loaded,) = Pipeline.load(path).getStages()
+    loaded: Any = Pipeline.load(path).getStages()[0]
     loaded.setStore(estimator.getStore()).setBackend(InThisProcess())
     loaded.clear(loaded.num_proc)
     again = loaded.setEpochs(1).fit(frame)
@@ -87,7 +87,7 @@ def test_types_of_results_are_those_of_the_labels(spark_ml: SparkSession, tmp_pa
 
     from sparkdl.horovod.spark.torch import TorchModel
 
-    class Two(torch.nn.Module):
+    class Two(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any, y: Any) -> Any:
             return x * 2, x.sum(1) + y + 0.3
 

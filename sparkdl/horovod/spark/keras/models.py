@@ -71,6 +71,11 @@ def model_bytes(model: Any) -> bytes:
         return (folder / "model.keras").read_bytes()
 
 
+def unpickled(content: bytes) -> Any:
+    """Return what this program pickled on the driver; it runs what the pickle says."""
+    return cloudpickle.loads(content)
+
+
 def model_of(content: bytes, library: str, known: Mapping[str, Any], compile: bool) -> Any:
     """Return the model of a `.keras` file; `compile` with its optimizer and losses."""
     with scratch_folder() as folder:
@@ -161,7 +166,7 @@ class KerasScoring:
 
     def __call__(self) -> Callable[..., list[Any]]:
         """Load it."""
-        content, known = cloudpickle.loads(self.content)
+        content, known = unpickled(self.content)
         model = model_of(content, self.library, known, compile=False)
 
         def score(*columns: Any) -> list[Any]:

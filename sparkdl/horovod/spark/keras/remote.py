@@ -14,7 +14,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
@@ -23,7 +22,13 @@ from sparkdl.horovod.keras.callbacks import Schedule
 from sparkdl.horovod.spark.common.datamodule import ParquetDataModule
 from sparkdl.horovod.spark.common.util import say
 from sparkdl.horovod.spark.common.work import Work
-from sparkdl.horovod.spark.keras.models import OptimizerState, batch_of, model_of, rate_of
+from sparkdl.horovod.spark.keras.models import (
+    OptimizerState,
+    batch_of,
+    model_of,
+    rate_of,
+    unpickled,
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ class KerasTrainer:
         """Return the compiled model, with the learning rate of all processes."""
         params = self.work.params
         with self.work.received("start") as file:
-            content, known, state = cloudpickle.loads(file.read_bytes())
+            content, known, state = unpickled(file.read_bytes())
         model = model_of(content, self.library, known, compile=False)
         optimizer: OptimizerState = state
         made = optimizer.optimizer(self.library, known)

@@ -16,7 +16,8 @@ def test_parameters_have_horovods_defaults() -> None:
     assert params.getPartitionsPerProcess() == 10
     assert params.getTrainReaderNumWorker() == 2
     assert params.getMetrics() == []
-    assert EstimatorParams.backend.name == "backend"
+    param = EstimatorParams.backend  # type: ignore[attr-defined]
+    assert param.name == "backend"
 
 
 def test_constructor_takes_all_parameters_by_keyword() -> None:
