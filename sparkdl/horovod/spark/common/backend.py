@@ -7,7 +7,7 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/common/backend.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
@@ -32,19 +32,12 @@ class Backend:
     """Runs a function in processes that train together; derive from it to run them elsewhere."""
 
     def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> list[Any]:
-        """Call `fn` in each process, where `hvd.init()` finds the others.
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, env: Any = None
+    ) -> Any:
+        """Call `fn` in each process, where `hvd.init()` finds the others; return results by rank.
 
         Args:
             env: variables to set in each process.
-
-        Returns:
-            What `fn` returned, by rank.
         """
         raise NotImplementedError
 
@@ -70,12 +63,8 @@ class SparkBackend(Backend):
         self._kwargs = kwargs
 
     def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> list[Any]:
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, env: Any = None
+    ) -> Any:
         """See `Backend.run`."""
         own = {**self._env, **(env or {})}
         # A driver hides GPUs from itself by this; the processes are given theirs.

@@ -32,6 +32,8 @@ CHUNK_NBYTES = 256 * 1024 * 1024
 class DataModule:
     """A context in which a process has its rows; derive from it to read them otherwise.
 
+    It has these attributes, which estimators give it by keyword with others of theirs:
+
     Args:
         train_dir, val_dir: folders with Parquet files.
         num_train_epochs: passes over the training rows.
@@ -45,47 +47,21 @@ class DataModule:
         storage_options: how fsspec opens the store.
         steps_per_epoch_train, steps_per_epoch_val: batches of an epoch.
         verbose: whether to show progress.
-        kwargs: others; kept as attributes.
     """
 
     short_name: str | None = None
+    train_dir: str
+    val_dir: str
+    train_batch_size, val_batch_size = 32, 32
+    cur_shard, shard_count = 0, 1
+    has_val = shuffle = verbose = True
+    inmemory_cache_all = False
+    num_train_epochs = steps_per_epoch_train = steps_per_epoch_val = 1
+    transform_fn: Callable[[Any], Any] | None = None
+    schema_fields: list[str] | None = None
+    storage_options: Mapping[str, Any] | None = None
 
-    def __init__(  # noqa: PLR0913 (Horovod's arguments)
-        self,
-        train_dir: str,
-        val_dir: str,
-        num_train_epochs: int = 1,
-        has_val: bool = True,
-        train_batch_size: int = 32,
-        val_batch_size: int = 32,
-        shuffle: bool = True,
-        transform_fn: Callable[[Any], Any] | None = None,
-        inmemory_cache_all: bool = False,
-        cur_shard: int = 0,
-        shard_count: int = 1,
-        schema_fields: list[str] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        steps_per_epoch_train: int = 1,
-        steps_per_epoch_val: int = 1,
-        verbose: Any = True,
-        **kwargs: Any,
-    ) -> None:
-        self.train_dir = train_dir
-        self.val_dir = val_dir
-        self.num_train_epochs = num_train_epochs
-        self.has_val = has_val
-        self.train_batch_size = train_batch_size
-        self.val_batch_size = val_batch_size
-        self.shuffle = shuffle
-        self.transform_fn = transform_fn
-        self.inmemory_cache_all = inmemory_cache_all
-        self.cur_shard = cur_shard
-        self.shard_count = shard_count
-        self.schema_fields = schema_fields
-        self.storage_options = storage_options
-        self.steps_per_epoch_train = steps_per_epoch_train
-        self.steps_per_epoch_val = steps_per_epoch_val
-        self.verbose = verbose
+    def __init__(self, **kwargs: Any) -> None:
         vars(self).update(kwargs)
 
     def __enter__(self) -> Any:

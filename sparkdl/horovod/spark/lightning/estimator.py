@@ -28,6 +28,8 @@ from sparkdl.lightning import TRAINERS
 
 _int, _bool = TypeConverters.toInt, TypeConverters.toBoolean
 _SUFFIX = ".ckpt"
+MIN_PL_VERSION = "2.0.0"
+"""By which programs for Horovod ask whether Lightning is new enough."""
 OWN = (
     Row("trainer_args", None, "arguments of Lightning's Trainer, before those of the estimator"),
     Row("num_gpus", None, "accepted: a process has one GPU, where there are any", _int, "NumGPUs"),

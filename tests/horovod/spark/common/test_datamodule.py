@@ -33,9 +33,7 @@ def epochs(folder: Path, rank: int, size: int, count: int, **options: Any) -> li
     source = list_files(str(folder), ["x", "v"])
     rows = rows_each(source.num_rows, size)
     steps = len(batch_sizes(rows, options.get("train_batch_size", 32)))
-    module = ParquetDataModule(
-        str(folder), "", cur_shard=rank, shard_count=size, train_source=source, **options
-    )
+    module = ParquetDataModule(cur_shard=rank, shard_count=size, train_source=source, **options)
     with module as data:
         batches = iter(data.train_data())
         return [list(islice(batches, steps)) for _ in range(count)]
