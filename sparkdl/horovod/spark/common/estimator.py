@@ -66,6 +66,8 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
     """Fits a model to a DataFrame, in processes that a backend runs."""
 
     _prefix = ""
+    _unused: tuple[str, ...] = ()
+    """Parameters that Horovod has for all frameworks, and that this one does not use."""
 
     def fit_on_parquet(
         self, params: Mapping[Any, Any] | None = None, dataset_idx: int | None = None
@@ -129,6 +131,8 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
             warnings.warn(
                 "shuffle_buffer_size is deprecated, use shuffle", DeprecationWarning, stacklevel=2
             )
+        if idle := [name for name in self._unused if self.isSet(name)]:
+            warnings.warn(f"{type(self).__name__} does not use {', '.join(idle)}", stacklevel=2)
         method = self.getMpStartMethod()
         if method is not None and method not in get_all_start_methods():
             raise ConfigError(
@@ -153,8 +157,9 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
     ) -> Any:
         self._check_params(metadata)
         store = self._store()
-        run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}"
-        folder = f"{store.get_runs_path()}/_model-{uuid.uuid4().hex}"
+        unique = uuid.uuid4().hex
+        run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}_{unique[:6]}"
+        folder = f"{store.get_runs_path()}/_model-{unique}"
         has_val = self.getValidation() is not None and self.getValidation() != 0.0
         columns = [*self.getFeatureCols(), *self.getLabelCols()]
         columns += filter(None, [self.getSampleWeightCol()])
@@ -209,7 +214,7 @@ class HorovodModel(Model, ModelParams, _Saved):
                 f"outputCols={names} must have one name for each label: {', '.join(labels)}"
             )
         widths, call = self._scoring(df)
-        if len(widths) != len(names):
+        if len(widths) < len(names):
             raise ConfigError(
                 f"the model has {len(widths)} outputs, and the labels are {', '.join(labels)}"
             )
@@ -218,7 +223,7 @@ class HorovodModel(Model, ModelParams, _Saved):
                  for name in labels]  # fmt: skip
         fields = [
             StructField(name, util.model_type(kind, width), nullable=True)
-            for name, kind, width in zip(names, kinds, widths, strict=True)
+            for name, kind, width in zip(names, kinds, widths, strict=False)
         ]
         results = tuple(_Result.of(field) for field in fields)
         make = Scoring(call, tuple(self.getFeatureColumns()), results)
@@ -284,7 +289,7 @@ class Scoring:
             rows = len(inputs[0])
             return {
                 result.name: result.values(output, rows)
-                for result, output in zip(self.results, outputs, strict=True)
+                for result, output in zip(self.results, outputs, strict=False)
             }
 
         return score

@@ -57,8 +57,15 @@ class TorchEstimator(torch_estimator.TorchEstimator, params=OWN):
         kwargs: parameters by name, see `explainParams()`.
     """
 
+    _unused = (
+        *("backward_passes_per_step", "gradient_compression", "loss_constructors", "metrics"),
+        "train_minibatch_fn",
+    )
+
     def _check_training(self) -> None:
         if self._package() is None:
+            if self.getLoss() is None:
+                raise ConfigError("loss is not set")
             super()._check_training()
             return
         for name in ("optimizer", "loss", "loss_weights"):

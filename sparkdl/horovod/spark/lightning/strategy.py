@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.spark.torch.modules import multiply_rates
 
 
 class _Horovod:
@@ -60,7 +61,7 @@ class _Horovod:
         for optimizer, state in zip(optimizers, self._states, strict=False):
             optimizer.load_state_dict(state)
         for optimizer in optimizers:
-            _multiply(optimizer.param_groups, self.world_size)
+            multiply_rates(optimizer.param_groups, self.world_size)
         for config in self.lr_scheduler_configs:  # type: ignore[attr-defined]
             if (rates := getattr(config.scheduler, "base_lrs", None)) is not None:
                 config.scheduler.base_lrs = [rate * self.world_size for rate in rates]
@@ -97,7 +98,7 @@ class _Horovod:
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         state: dict[str, Any] = super().optimizer_state(optimizer)  # type: ignore[misc]
         groups = [dict(group) for group in state["param_groups"]]
-        _multiply(groups, 1 / self.world_size)
+        multiply_rates(groups, 1 / self.world_size)
         return {**state, "param_groups": groups}
 
     def barrier(self, name: str | None = None) -> None:
@@ -124,13 +125,6 @@ class _Horovod:
         self._stack.close()
         # Not that of ParallelStrategy, which forgets variables of the environment.
         import_module(f"{self._package}.strategies").Strategy.teardown(self)
-
-
-def _multiply(groups: list[dict[str, Any]], factor: float) -> None:
-    for group in groups:
-        for name in ("lr", "initial_lr"):
-            if name in group:
-                group[name] = group[name] * factor
 
 
 def strategy(package: str, hvd: Any, device: Any, states: list[dict[str, Any]]) -> Any:

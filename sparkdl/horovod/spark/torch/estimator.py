@@ -72,6 +72,7 @@ class TorchEstimator(_TorchSaved, HorovodEstimator, params=(*OWN, PASSES)):
     """
 
     _prefix = "pytorch"
+    _unused: tuple[str, ...] = ("callbacks",)
 
     def __init__(self, **kwargs: Any) -> None:
         if kwargs.get("loss") is not None and kwargs.get("loss_constructors") is not None:

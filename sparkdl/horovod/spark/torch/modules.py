@@ -110,10 +110,18 @@ class OptimizerState:
             }
             for group, own in zip(saved, self.groups, strict=True)
         ]
-        # Classes that demand a rate get one; load_state_dict sets that of each group.
-        made = self.kind(groups, lr=saved[0].get("lr", 1.0))
+        rate = {"lr": saved[0]["lr"]} if "lr" in saved[0] else {}  # some classes demand one
+        made = self.kind(groups, **rate)
         made.load_state_dict(self.state)
         return made
+
+
+def multiply_rates(groups: Sequence[dict[str, Any]], factor: float) -> None:
+    """Multiply the learning rates of parameter groups."""
+    for group in groups:
+        for name in ("lr", "initial_lr"):
+            if name in group:
+                group[name] = group[name] * factor
 
 
 def shaped(rows: torch.Tensor, shape: Shape | None) -> torch.Tensor:

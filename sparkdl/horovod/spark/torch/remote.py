@@ -22,6 +22,7 @@ from sparkdl.horovod.spark.torch.modules import (
     OptimizerState,
     as_list,
     load_start,
+    multiply_rates,
     shaped,
     unpacked_module,
 )
@@ -69,8 +70,7 @@ class _Training:
         self.model: Any = unpacked_module(start["model"]).to(self.device)
         self.state: OptimizerState = start["optimizer"]
         optimizer = self.state.optimizer_for(self.model)
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * hvd.size()
+        multiply_rates(optimizer.param_groups, hvd.size())
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         compression = self.params.gradient_compression or hvd.Compression.none
@@ -136,7 +136,8 @@ class _Training:
         import torch
 
         state = self.optimizer.state_dict()
-        groups = [{**g, "lr": g["lr"] / self.hvd.size()} for g in state["param_groups"]]
+        groups = [dict(group) for group in state["param_groups"]]
+        multiply_rates(groups, 1 / self.hvd.size())
         state = {**state, "param_groups": groups}
         torch.save({"model": self.model.state_dict(), "optimizer": state}, self._checkpoint)
 
@@ -192,13 +193,18 @@ class _Training:
         return found.to(self.device, torch.float32)
 
     def _outputs(self, outputs: Any, labels: Tensors) -> tuple[list[Any], list[Any]]:
-        """Return outputs as a list, and labels in their shapes, or in those that the user gave."""
-        found = as_list(outputs)
+        """Return the labels' outputs, and labels in their shapes or in those that the user gave."""
+        found = as_list(outputs)[: len(labels)]
+        if len(found) < len(labels):
+            raise ConfigError(
+                f"the model has {len(found)} outputs, and the labels are "
+                f"{', '.join(self.params.label_cols)}"
+            )
         if shapes := self.params.label_shapes:
             return found, [shaped(x, shape) for x, shape in zip(labels, shapes, strict=True)]
         return found, [
             label.reshape(output.shape) if output.numel() == label.numel() else label
-            for label, output in zip(labels, found, strict=False)
+            for label, output in zip(labels, found, strict=True)
         ]
 
 
@@ -343,8 +349,10 @@ class _Measure:
         return float(self._sums[0]) / self._count
 
     def add(self, loss: Any, outputs: Tensors, labels: Tensors) -> None:
+        import torch
+
         found = [loss.detach()] + [
-            function(output, label).detach()
+            torch.as_tensor(function(output, label)).detach()
             for group in self._groups
             for function, output, label in zip(group, outputs, labels, strict=True)
         ]

@@ -196,6 +196,17 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         estimator(store, **options).fit_on_parquet()
 
 
+def test_parameter_that_is_not_used_is_no_secret(store: LocalStore) -> None:
+    with pytest.warns(UserWarning, match="TorchEstimator does not use callbacks"):
+        estimator(store, callbacks=[print], epochs=1).fit_on_parquet()
+
+
+def test_runs_without_a_name_do_not_continue_each_other(store: LocalStore) -> None:
+    first, second = (estimator(store, run_id=None).fit_on_parquet() for _ in range(2))
+    assert first.getRunId() != second.getRunId()
+    assert losses(first) == losses(second)
+
+
 def test_constructor_refuses_what_contradicts(store: LocalStore) -> None:
     with pytest.raises(ValueError, match="only one of loss_constructors and loss"):
         estimator(store, loss_constructors=[])
