@@ -86,6 +86,9 @@ _OF_HOROVOD = {
             *("spark.keras.optimizer", "spark.keras.tensorflow", "spark.keras.util"),
             *("spark.lightning.datamodule", "spark.lightning.util"),
             *("spark.torch.datamodule", "spark.torch.util"),
+            *("spark.common.util.data_type_to_str", "spark.common.util.get_output_cols"),
+            *("spark.common.util.host_hash", "spark.common.util.is_databricks"),
+            *("spark.common.util.pyarrow_to_spark_data_type", "spark.common.util.to_petastorm_fn"),
         ),
         "a part of Horovod's own estimators: those of sparkdl.horovod.spark read Parquet by "
         "sparkdl.horovod.spark.common.datamodule.ParquetDataModule, or by a class of yours",

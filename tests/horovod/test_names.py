@@ -97,6 +97,7 @@ def test_absent_module_says_so_in_each_form_of_an_import() -> None:
         "from sparkdl.horovod.spark.keras import datamodule",
         "from sparkdl.horovod.spark.torch.datamodule import NVTabularDataModule",
         "import sparkdl.horovod.spark.common.cache as cache",
+        "from sparkdl.horovod.spark.common.util import to_petastorm_fn",
         "from sparkdl.horovod.spark.runner import _task_fn",
         "from sparkdl.horovod.spark.task import gloo_exec_fn, mpirun_exec_fn",
         "from sparkdl.horovod.spark.task.task_service import SparkTaskService",

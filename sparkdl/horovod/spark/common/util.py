@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import ArrayType, BooleanType
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.namesakes import missing_name
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.values.columns import convert
 from sparkdl.horovod.spark.common.store import AbstractFilesystemStore
@@ -59,6 +61,7 @@ class _Cache:
 
 _cache = _Cache()
 _last: dict[int, Properties] = {}
+__getattr__ = partial(missing_name, __name__)
 
 
 def _is_same(known: tuple[Any, ...], key: tuple[Any, ...]) -> bool:
@@ -363,37 +366,28 @@ def check_shape_compatibility(
 ) -> None:
     """Check that the model has an input for each feature and an output for each label, as large.
 
+    Sizes of shapes with several -1 are not compared.
+
     Raises:
         ConfigError: if not; it names the column.
     """
+    labels = ("label shape", label_shapes) if label_shapes else ("model output", output_shapes)
     for what, names, other, shapes in (
-        ("Feature", feature_columns, "model inputs", input_shapes),
-        ("Label", label_columns, "provided label shapes", label_shapes),
-        ("Label", label_columns, "model outputs", output_shapes),
+        ("Feature", feature_columns, "model input", input_shapes),
+        ("Label", label_columns, *labels),
     ):
         if shapes is not None and len(names) != len(shapes):
             raise ConfigError(
-                f"{what} column count {len(names)} must equal {other} count {len(shapes)}"
+                f"{what} column count {len(names)} must equal {other}s count {len(shapes)}"
             )
-    # A label may be the number of a class, whatever the model's output has.
-    sized = [
-        *(("Feature", name, "model input", s) for name, s in _pairs(feature_columns, input_shapes)),
-        *(("Label", name, "label shape", s) for name, s in _pairs(label_columns, label_shapes)),
-    ]
-    for place, (what, name, other, shape) in enumerate(sized):
-        known, wanted = metadata[name]["shape"], abs(int(np.prod(shape)))
-        is_open = sum(size < 0 for size in shape) > 1
-        if known is not None and not is_open and known != wanted:
-            raise ConfigError(
-                f"{what} column '{name}' with size {known} must equal that of the {other} at "
-                f"index {place} with size {wanted}"
-            )
-
-
-def _pairs(
-    names: Sequence[str], shapes: Sequence[Sequence[int]] | None
-) -> list[tuple[str, Sequence[int]]]:
-    return [] if shapes is None else list(zip(names, shapes, strict=True))
+        for place, (name, shape) in enumerate(zip(names, shapes or [], strict=False)):
+            known, wanted = metadata[name]["shape"], abs(int(np.prod(shape)))
+            is_open = sum(size < 0 for size in shape) > 1
+            if known is not None and not is_open and known != wanted:
+                raise ConfigError(
+                    f"{what} column '{name}' with size {known} must equal that of the {other} at "
+                    f"index {place} with size {wanted}"
+                )
 
 
 def to_list(var: Any, length: int) -> list[Any] | None:

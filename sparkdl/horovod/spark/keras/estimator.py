@@ -92,7 +92,8 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
     def _check_metadata_compatibility(self, metadata: util.Metadata) -> None:
         library_of(self.getModel())
         inputs, outputs = self.get_model_shapes()
-        shapes = inputs, outputs, self.getLabelShapes()
+        # A label may be the number of a class, whatever size the output has.
+        shapes = inputs, [[-1, -1]] * len(outputs), self.getLabelShapes()
         util.check_shape_compatibility(
             metadata, self.getFeatureCols(), self.getLabelCols(), *shapes
         )
