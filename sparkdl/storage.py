@@ -23,6 +23,7 @@ from sparkdl.core.spelling import did_you_mean
 READ_NBYTES = 256 * 1024
 """Local files are read in pieces of this size for each column."""
 _URI = re.compile(r"(?P<base>(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>[^/]*))(?P<path>.*)")
+_FSSPEC = "fsspec+"
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _SCHEMES = ("file", "hdfs", "viewfs", "s3", "gs", "abfs", "abfss")
 _OTHERS = ("dbfs", "wasb", "wasbs", "adl", "oss", "obs", "cos", "http", "https", "ftp", "ofs")
@@ -35,13 +36,17 @@ def locate(path: str, options: dict[str, Any] | None = None) -> tuple[Storage, s
 
     Args:
         path: a local path, absolute or not, or `file`, `hdfs`, `viewfs`, `s3` (`s3a`), `gs`,
-            `abfs` or `abfss` with `://`; not URL-encoded.
+            `abfs` or `abfss` with `://`; not URL-encoded. `fsspec+` before a scheme has fsspec
+            open it, any that it knows; the rest is the path as fsspec takes it.
         options: keyword arguments of the `pyarrow.fs` class of that scheme, such as `region` and
-            `endpoint_override` for S3; they must be able to travel as JSON.
+            `endpoint_override` for S3, or of fsspec's; they must be able to travel as JSON.
 
     Raises:
         ConfigError: for another scheme.
     """
+    if path.startswith(_FSSPEC):
+        scheme_name, _, inner = path.partition("://")
+        return Storage(f"{scheme_name}://", options or {}), inner
     match = _URI.fullmatch(path)
     if not match:
         scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
@@ -71,6 +76,11 @@ def open_storage(storage: Storage) -> pafs.FileSystem:
     uri = urlsplit(storage.uri)
     options = dict(storage.options)
     try:
+        if uri.scheme.startswith(_FSSPEC):
+            import fsspec
+
+            system = fsspec.filesystem(uri.scheme.removeprefix(_FSSPEC), **options)
+            return pafs.PyFileSystem(pafs.FSSpecHandler(system))
         if uri.scheme == "file":
             return pafs.LocalFileSystem(**options)
         if not options and (uri.netloc or uri.scheme != "hdfs"):
@@ -83,11 +93,11 @@ def open_storage(storage: Storage) -> pafs.FileSystem:
             options.setdefault("account_name", (uri.hostname or "").split(".")[0])
             return pafs.AzureFileSystem(**options)
         return pafs.HadoopFileSystem(uri.hostname or "default", uri.port or 0, **options)
-    except (OSError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+    except (OSError, TypeError, ValueError, AttributeError, ImportError, pa.ArrowException) as e:
         raise ConfigError(
             f"{uri.scheme}://{uri.hostname or ''} cannot be opened with the storage options "
-            f"{sorted(storage.options)}: {error}"
-        ) from error
+            f"{sorted(storage.options)}: {e}"
+        ) from e
 
 
 def open_file(

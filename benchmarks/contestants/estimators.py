@@ -88,6 +88,7 @@ def lightning(train: Any, folder: str) -> tuple[Any, list[float]]:
 
 def horovod_keras(train: Any, folder: str) -> tuple[Any, list[float]]:
     import keras
+
     from sparkdl.horovod.spark.common.store import Store
     from sparkdl.horovod.spark.keras import KerasEstimator
 
@@ -108,9 +109,10 @@ def horovod_keras(train: Any, folder: str) -> tuple[Any, list[float]]:
 
 
 def horovod_torch(train: Any, folder: str) -> tuple[Any, list[float]]:
+    from torch import nn, optim
+
     from sparkdl.horovod.spark.common.store import Store
     from sparkdl.horovod.spark.torch import TorchEstimator
-    from torch import nn, optim
 
     module = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     model = TorchEstimator(

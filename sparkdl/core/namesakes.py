@@ -78,15 +78,23 @@ _OF_HOROVOD = {
     "sparkdl.horovod.run on this machine",
     "runner": f"{_ENGINE}: call sparkdl.horovod.run, or in a shell `sparkdl run -np 2 python "
     "train.py`",
-    "spark.common": "for Horovod's estimators, which copy their data into a Store: "
-    "sparkdl.KerasEstimator and sparkdl.TorchDistributor(feed=df) need none",
     "spark.conf": _ON_SPARK,
-    "spark.data_loaders": "for Horovod's estimators: use ctx.torch_dataset",
+    **dict.fromkeys(
+        (
+            *("spark.common.cache", "spark.common.data_loader", "spark.common.serialization"),
+            *("spark.data_loaders", "spark.keras.bare", "spark.keras.datamodule"),
+            *("spark.keras.optimizer", "spark.keras.tensorflow", "spark.keras.util"),
+            *("spark.lightning.datamodule", "spark.lightning.util"),
+            *("spark.torch.datamodule", "spark.torch.util"),
+            *("spark.common.util.data_type_to_str", "spark.common.util.get_output_cols"),
+            *("spark.common.util.host_hash", "spark.common.util.is_databricks"),
+            *("spark.common.util.pyarrow_to_spark_data_type", "spark.common.util.to_petastorm_fn"),
+        ),
+        "a part of Horovod's own estimators: those of sparkdl.horovod.spark read Parquet by "
+        "sparkdl.horovod.spark.common.datamodule.ParquetDataModule, or by a class of yours",
+    ),
     "spark.driver": _ON_SPARK,
     "spark.gloo_run": _ON_SPARK,
-    "spark.keras": "Horovod's KerasEstimator: use sparkdl.KerasEstimator, which needs no Store",
-    "spark.lightning": "Horovod's estimator for Lightning: give a function with a Trainer, and the "
-    "DataFrame, to sparkdl.TorchDistributor(feed=df), see docs/lightning.md",
     "spark.mpi_run": _ON_SPARK,
     **dict.fromkeys(
         (
@@ -99,8 +107,6 @@ _OF_HOROVOD = {
         _ON_SPARK,
     ),
     "spark.tensorflow": _SERVICE,
-    "spark.torch": "Horovod's TorchEstimator: give the training function and the DataFrame to "
-    "sparkdl.TorchDistributor(feed=df), see docs/pytorch.md",
     "tensorflow.data": _SERVICE,
     "tensorflow.gradient_aggregation": _AGGREGATION,
     "tensorflow.gradient_aggregation_eager": _AGGREGATION,

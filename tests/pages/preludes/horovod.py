@@ -8,6 +8,8 @@ import tempfile
 import keras
 import numpy as np
 import torch
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import SparkSession
 
 from sparkdl.horovod.spark.runner import run_elastic
 from sparkdl.node.context import current
@@ -50,6 +52,12 @@ def program():
 folder = tempfile.mkdtemp()
 ended = run_elastic(program, num_proc=2, reset_limit=1, checkpoint_dir=folder, framework="torch")
 assert ended == [(100, 101)] * 2, ended
+
+rows = [(Vectors.dense([float(i), 1.0, 0.0, 0.0]), i / 10) for i in range(20)]
+df = SparkSession.builder.getOrCreate().createDataFrame(rows, ["features", "label"])
+# block: Estimators
+assert [set(epoch) for epoch in fitted.getHistory()] == [{"epoch", "train", "validation"}] * 2
+assert fitted.transform(df).select("label__output").count() == 20
 
 
 def make_model():

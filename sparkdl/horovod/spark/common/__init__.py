@@ -1,0 +1,6 @@
+"""What Horovod's estimators share: parameters, stores, backends, prepared data.
+
+Runs in: driver, child
+
+https://horovod.readthedocs.io/en/v0.28.1/spark_include.html
+"""

@@ -1,0 +1,232 @@
+"""The rows of one process of a training, read from Parquet files: `ParquetDataModule`, or another.
+
+Runs in: child
+
+https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/common/datamodule.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.core.errors import FeedTypeError
+from sparkdl.feed.parquet.read import read_share
+from sparkdl.feed.parquet.source import ParquetSource
+from sparkdl.feed.values.columns import concat, to_columns
+from sparkdl.feed.values.ndarrays import Array
+
+Columns = dict[str, Array]
+CHUNK_NBYTES = 256 * 1024 * 1024
+"""Rows are shuffled within so many bytes of them; fewer are kept in memory for all epochs."""
+
+
+class DataModule:
+    """A context in which a process has its rows; derive from it to read them otherwise.
+
+    It has these attributes, which estimators give it by keyword with others of theirs:
+
+    Args:
+        train_dir, val_dir: folders with Parquet files.
+        num_train_epochs: passes over the training rows.
+        has_val: whether there are validation rows.
+        train_batch_size, val_batch_size: rows of a batch.
+        shuffle: whether training rows come in random order.
+        transform_fn: function of a batch.
+        inmemory_cache_all: whether to keep all rows in memory.
+        cur_shard, shard_count: rank and number of the processes.
+        schema_fields: the columns.
+        storage_options: how fsspec opens the store.
+        steps_per_epoch_train, steps_per_epoch_val: batches of an epoch.
+        verbose: whether to show progress.
+    """
+
+    short_name: str | None = None
+    train_dir: str
+    val_dir: str
+    train_batch_size, val_batch_size = 32, 32
+    cur_shard, shard_count = 0, 1
+    has_val = shuffle = verbose = True
+    inmemory_cache_all = False
+    num_train_epochs = steps_per_epoch_train = steps_per_epoch_val = 1
+    transform_fn: Callable[[Any], Any] | None = None
+    schema_fields: list[str] | None = None
+    storage_options: Mapping[str, Any] | None = None
+
+    def __init__(self, **kwargs: Any) -> None:
+        vars(self).update(kwargs)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def train_data(self) -> Iterable[Any]:
+        """Return the batches to train on, epoch after epoch, without an end."""
+        raise NotImplementedError
+
+    def val_data(self) -> Iterable[Any]:
+        """Return the batches to validate with, likewise."""
+        raise NotImplementedError
+
+
+class ParquetDataModule(DataModule):
+    """Reads as many rows in each process, and in as many batches, whatever the files are.
+
+    Rows are shared out one by one. Where they cannot be shared out evenly, some processes read one
+    of theirs twice in an epoch. The batches of an epoch differ by one row at most. Each batch is
+    the columns as arrays, by name.
+    """
+
+    short_name = "parquet"
+    train_source: ParquetSource
+    val_source: ParquetSource | None = None
+    random_seed: int | None = None
+
+    def __enter__(self) -> ParquetDataModule:
+        self._is_closed = threading.Event()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closed.set()
+
+    def train_data(self) -> Iterator[Columns]:
+        """See `DataModule.train_data`."""
+        seed = self.random_seed or 0
+        batch_size = self.train_batch_size
+        return self._batches(self.train_source, batch_size, seed if self.shuffle else None)
+
+    def val_data(self) -> Iterator[Columns]:
+        """See `DataModule.val_data`."""
+        assert self.val_source is not None, "has_val"
+        return self._batches(self.val_source, self.val_batch_size, None)
+
+    def _batches(
+        self, source: ParquetSource, batch_size: int, seed: int | None
+    ) -> Iterator[Columns]:
+        chunk_nbytes = sys.maxsize if self.inmemory_cache_all else CHUNK_NBYTES
+        reader = own_rows(source, self.cur_shard, self.shard_count)
+        rows = rows_each(source.num_rows, self.shard_count)
+        sizes = batch_sizes(rows, batch_size)
+        for batch in _stream(reader, sizes, seed, chunk_nbytes):
+            if self._is_closed.is_set():
+                return
+            yield transformed(batch, self.transform_fn) if self.transform_fn else batch
+
+
+def rows_each(num_rows: int, processes: int) -> int:
+    """Return how many rows each process reads in an epoch."""
+    return -(-num_rows // processes)
+
+
+def batch_sizes(rows: int, batch_size: int) -> list[int]:
+    """Return the rows of each batch of an epoch, `batch_size` at most; they differ by one at most.
+
+    A rest of a single row would be a batch that batch normalization refuses.
+    """
+    steps = -(-rows // batch_size)
+    ends = [rows * step // steps for step in range(steps + 1)]
+    return [stop - start for start, stop in itertools.pairwise(ends)]
+
+
+def own_rows(
+    source: ParquetSource, rank: int, processes: int
+) -> Callable[[random.Random | None], Iterator[pa.RecordBatch]]:
+    """Return a function that reads a process's rows, in another order of row groups each time."""
+    share = source.shares(processes)[rank]
+    if share.num_rows < rows_each(source.num_rows, processes):
+        some = share if share.ranges else source.shares(1)[0]  # fewer rows than processes
+        first = some.ranges[0]
+        again = msgspec.structs.replace(first, stop=first.start + 1)
+        share = msgspec.structs.replace(some, ranges=(*share.ranges, again))
+
+    def read(order: random.Random | None) -> Iterator[pa.RecordBatch]:
+        ranges = list(share.ranges)
+        if order is not None:
+            order.shuffle(ranges)
+        return read_share(msgspec.structs.replace(share, ranges=tuple(ranges)))
+
+    return read
+
+
+def _stream(
+    read: Callable[[random.Random | None], Iterator[pa.RecordBatch]],
+    sizes: list[int],
+    seed: int | None,
+    chunk_nbytes: int,
+) -> Iterator[Columns]:
+    kept: Columns | None = None
+    for epoch in itertools.count():
+        order = None if seed is None else random.Random(f"{seed}/{epoch}")
+        numbers = None if seed is None else np.random.default_rng((seed, epoch))
+        left = iter(sizes)
+        size, rest, count = next(left), None, 0
+        for count, columns in enumerate([kept] if kept else _chunks(read(order), chunk_nbytes), 1):
+            chunk = concat([rest, columns]) if rest else columns
+            rows = len(next(iter(chunk.values())))
+            places = np.arange(rows) if numbers is None else numbers.permutation(rows)
+            start = 0
+            while start + size <= rows and size:
+                yield {name: each[places[start : start + size]] for name, each in chunk.items()}
+                start, size = start + size, next(left, 0)
+            rest = {name: each[places[start:]] for name, each in chunk.items()}
+            if count == 1:
+                first = columns
+        kept = first if count == 1 else None
+
+
+def _chunks(batches: Iterator[pa.RecordBatch], chunk_nbytes: int) -> Iterator[Columns]:
+    parts: list[Columns] = []
+    nbytes = 0
+    for batch in batches:
+        parts.append(_even(to_columns(batch)))
+        nbytes += batch.nbytes
+        if nbytes >= chunk_nbytes:
+            yield concat(parts)
+            parts, nbytes = [], 0
+    if parts:
+        yield concat(parts)
+
+
+def _even(columns: Columns) -> Columns:
+    for name, values in columns.items():
+        if values.dtype == object and isinstance(values[0], np.ndarray):
+            raise FeedTypeError(
+                f"column {name!r} holds arrays of different shapes: make all rows the same shape, "
+                "or leave the column out"
+            )
+    return columns
+
+
+def transformed(batch: Columns, function: Callable[[Any], Any]) -> Columns:
+    """Return what a function makes of a batch.
+
+    Args:
+        function: takes a DataFrame of pandas, arrays as its values, and returns one, or a mapping.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame({n: x if x.ndim == 1 else list(x) for n, x in batch.items()})
+    found = function(frame)
+    columns = {str(name): _stacked(name, found[name]) for name in found.keys()}  # noqa: SIM118
+    if len({len(values) for values in columns.values()}) > 1:
+        raise FeedTypeError("transformation_fn returned columns of different lengths")
+    return columns
+
+
+def _stacked(name: Any, values: Any) -> Array:
+    try:
+        array = np.asarray(values)
+        return np.stack(list(array)) if array.dtype == object else array
+    except ValueError as error:
+        raise FeedTypeError(
+            f"transformation_fn returned a column {name!r} whose rows differ in shape: {error}"
+        ) from error

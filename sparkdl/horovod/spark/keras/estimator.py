@@ -1,0 +1,183 @@
+"""`KerasEstimator` and `KerasModel`, as Horovod has them.
+
+Runs in: driver
+
+https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/keras/estimator.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from pyspark.ml.param import TypeConverters
+from pyspark.sql import DataFrame
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.scratch import scratch_folder
+from sparkdl.horovod.spark.common import util
+from sparkdl.horovod.spark.common.estimator import HorovodEstimator, HorovodModel
+from sparkdl.horovod.spark.common.params import EstimatorParams as EstimatorParams
+from sparkdl.horovod.spark.common.params import Row
+from sparkdl.horovod.spark.common.work import Work
+from sparkdl.horovod.spark.keras.models import (
+    KerasScoring,
+    OptimizerState,
+    known_objects,
+    library_of,
+    load_file,
+    model_bytes,
+    model_of,
+    shapes_of,
+)
+from sparkdl.horovod.spark.keras.remote import KerasTrainer
+
+_CUSTOM = Row("custom_objects", {}, "classes and functions that Keras does not know, by name")
+OWN = (
+    _CUSTOM,
+    Row("checkpoint_callback", None, "what saves the model; after each epoch, if it is not set"),
+    Row("backend_env", None, "variables to set in each process"),
+)
+_SUFFIXES = (".keras", ".h5")
+
+
+class _KerasSaved:
+    """Models travel as `.keras` files with their custom objects; optimizers as their values."""
+
+    @classmethod
+    def _packed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        found = dict(values)
+        if (model := values.get("model")) is not None:
+            library = library_of(model)
+            apart = ("custom_objects", "loss", "metrics")
+            known = known_objects(library, *map(values.get, apart))
+            found["model"] = library, known, model_bytes(model)
+            if values.get("optimizer") is not None:
+                found["optimizer"] = OptimizerState.of(values["optimizer"], library)
+        return found
+
+    @classmethod
+    def _unpacked(cls, values: dict[str, Any]) -> dict[str, Any]:
+        found = dict(values)
+        if "model" in values:
+            library, known, content = values["model"]
+            model = found["model"] = model_of(content, library, known, compile=True)
+            if isinstance(state := values.get("optimizer"), OptimizerState):
+                optimizer = found["optimizer"] = state.optimizer(library, known)
+                state.restore(optimizer, model.trainable_variables)
+        return found
+
+
+class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
+    """Fits a Keras model to a DataFrame, in processes that average their gradients.
+
+    The learning rate is multiplied by the number of processes. `fit` returns a `KerasModel`, whose
+    history is that of Keras: a list of numbers for each measure. Models of Keras 3 on TensorFlow
+    and of tf_keras; they must know the shapes of their inputs.
+
+    Args:
+        kwargs: parameters by name, see `explainParams()`.
+    """
+
+    _prefix = "keras"
+
+    def get_model_shapes(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the shapes of the model's inputs and outputs, -1 where any size is possible."""
+        model = self.getModel()
+        return shapes_of(model.inputs), shapes_of(model.outputs)
+
+    def _check_metadata_compatibility(self, metadata: util.Metadata) -> None:
+        library_of(self.getModel())
+        inputs, outputs = self.get_model_shapes()
+        # A label may be the number of a class, whatever size the output has.
+        shapes = inputs, [[-1, -1]] * len(outputs), self.getLabelShapes()
+        util.check_shape_compatibility(
+            metadata, self.getFeatureCols(), self.getLabelCols(), *shapes
+        )
+        if getattr(self.getCheckpointCallback(), "save_weights_only", False):
+            raise ConfigError(
+                "checkpoint_callback has save_weights_only=True: the estimator needs whole models"
+            )
+
+    def _env(self) -> dict[str, str]:
+        own = {} if library_of(self.getModel()) == "keras" else {"TF_USE_LEGACY_KERAS": "1"}
+        return {**own, **(self.getBackendEnv() or {})}
+
+    def _checkpoint_path(self, run_id: str) -> str | None:
+        folder = self._store().get_checkpoint_path(run_id)
+        return folder and f"{folder}/{self._checkpoint_name()}"
+
+    def _checkpoint_name(self) -> str:
+        """Return the name of the checkpoint's file, which tells Keras its format."""
+        name: str = self._store().get_checkpoint_filename()
+        return name if name.endswith(_SUFFIXES) else f"{name}.keras"
+
+    def _write_start(self, file: Path, run_id: str) -> None:
+        model, library = self.getModel(), library_of(self.getModel())
+        if self.getLoss() is None:
+            raise ConfigError("Loss parameter is required for the model to compile")
+        optimizer = self.getOptimizer() or getattr(model, "optimizer", None)
+        if self._has_checkpoint(run_id):
+            model = self._load_model_from_checkpoint(run_id)
+            optimizer = model.optimizer
+        if not optimizer:
+            raise ConfigError(
+                "Optimizer must be provided either as a parameter or as part of a compiled model"
+            )
+        state = OptimizerState.of(optimizer, library)
+        with file.open("wb") as out:
+            cloudpickle.dump((model_bytes(model), self._known(library), state), out)
+
+    def _known(self, library: str) -> dict[str, Any]:
+        given = self.getCustomObjects(), self.getLoss(), self.getMetrics(), self.getOptimizer()
+        return known_objects(library, *given)
+
+    def _load_model_from_checkpoint(self, run_id: str) -> Any:
+        path = self._checkpoint_path(run_id)
+        assert path is not None, "_has_checkpoint"
+        if self.getVerbose():
+            util.say(f"Resuming training from last checkpoint: {path}")
+        library = library_of(self.getModel())
+        with scratch_folder() as folder:
+            local = folder / self._checkpoint_name()
+            self._store().download(path, local)
+            return load_file(local, library, self._known(library), compile=True)
+
+    def _trainer(self, work: Work) -> Callable[[], Any]:
+        library = library_of(self.getModel())
+        return KerasTrainer(work, library, *self.get_model_shapes(), self._checkpoint_name())
+
+    def _create_model(self, history: Any, file: Path, run_id: str, metadata: util.Metadata) -> Any:
+        library = library_of(self.getModel())
+        saved = file.rename(file.with_name(self._checkpoint_name()))
+        return KerasModel(
+            history=history,
+            model=load_file(saved, library, self._known(library), compile=True),
+            feature_columns=self.getFeatureCols(),
+            label_columns=self.getLabelCols(),
+            custom_objects=self._known(library),
+            run_id=run_id,
+            _metadata=metadata,
+        )
+
+
+class KerasModel(
+    _KerasSaved,
+    HorovodModel,
+    params=(_CUSTOM, Row("_floatx", None, "accepted", TypeConverters.toString)),
+):
+    """Adds the outputs of a Keras model to a DataFrame.
+
+    `getModel()` returns the model, `getHistory()` what its training measured.
+
+    Args:
+        kwargs: parameters by name, see `explainParams()`.
+    """
+
+    def _scoring(self, df: DataFrame) -> tuple[list[int], Callable[[], Callable[..., list[Any]]]]:
+        model = self.getModel()
+        scoring = KerasScoring.of(model, self.getCustomObjects())
+        return [abs(int(np.prod(shape))) for shape in shapes_of(model.outputs)], scoring

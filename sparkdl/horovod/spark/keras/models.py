@@ -1,0 +1,188 @@
+"""Models and optimizers of Keras between driver and processes, and models that score rows.
+
+Runs in: driver, child, feeder
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.scratch import scratch_folder
+from sparkdl.horovod.tensorflow.optimizer import build, variables_of
+
+LIBRARIES = ("keras", "tf_keras")
+
+
+def library_of(model: Any) -> str:
+    """Return whose model it is: `keras` (3) or `tf_keras`.
+
+    Raises:
+        ConfigError: if it is neither's, or has no input shapes yet.
+    """
+    origins = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
+    library = next((name for name in LIBRARIES if name in origins), None)
+    if library is None or not hasattr(model, "compile"):
+        raise ConfigError(f"model must be a Keras model, not {type(model).__name__}")
+    if not getattr(model, "inputs", None):
+        raise ConfigError(
+            "the model has no input shapes: make it of Input(shape=…) and layers, so that columns "
+            "can be given their shapes"
+        )
+    return library
+
+
+def shapes_of(tensors: Sequence[Any]) -> list[list[int]]:
+    """Return the shapes of a model's inputs or outputs, -1 where any size is possible."""
+    return [[-1 if size is None else int(size) for size in tensor.shape] for tensor in tensors]
+
+
+def known_objects(library: str, *given: Any) -> dict[str, Any]:
+    """Return custom objects by name: registered ones, and those in `given`.
+
+    Args:
+        given: mappings, functions, or objects of classes.
+    """
+    keras = import_module(library)
+    known = dict(keras.utils.get_custom_objects())
+    for each in given:
+        if isinstance(each, Mapping):
+            known.update(each)
+        elif isinstance(each, list | tuple):
+            known.update(known_objects(library, *each))
+        elif hasattr(each, "__name__"):
+            known[each.__name__] = each
+        elif each is not None and not isinstance(each, str):
+            known[type(each).__name__] = type(each)
+    return known
+
+
+def model_bytes(model: Any) -> bytes:
+    """Return a model as its `.keras` file."""
+    with scratch_folder() as folder:
+        model.save(folder / "model.keras")
+        return (folder / "model.keras").read_bytes()
+
+
+def unpickled(content: bytes) -> Any:
+    """Return what this program pickled on the driver; it runs what the pickle says."""
+    return cloudpickle.loads(content)
+
+
+def model_of(content: bytes, library: str, known: Mapping[str, Any], compile: bool) -> Any:
+    """Return the model of a `.keras` file; `compile` with its optimizer and losses."""
+    with scratch_folder() as folder:
+        (folder / "model.keras").write_bytes(content)
+        return load_file(folder / "model.keras", library, known, compile)
+
+
+def load_file(path: Path, library: str, known: Mapping[str, Any], compile: bool) -> Any:
+    """Return a saved model.
+
+    Raises:
+        ConfigError: if Keras does not know what is in it.
+    """
+    keras = import_module(library)
+    try:
+        with keras.utils.custom_object_scope(dict(known)):
+            return keras.models.load_model(path, compile=compile)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"the model cannot be loaded: {error}. Give custom_objects={{name: class or function}} "
+            "for what is not Keras' own, with get_config in its classes"
+        ) from error
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """An optimizer as it travels.
+
+    Attributes:
+        values: of its variables, none if it has not trained.
+    """
+
+    config: Any
+    values: list[Any]
+
+    @classmethod
+    def of(cls, optimizer: Any, library: str) -> OptimizerState:
+        """Take an optimizer, or one by its name."""
+        optimizers = import_module(library).optimizers
+        optimizer = optimizers.get(optimizer)
+        has_trained = getattr(optimizer, "built", False) or getattr(optimizer, "_built", False)
+        has_trained = has_trained or not hasattr(optimizer, "build")  # of tf_keras' legacy
+        values = [np.asarray(v) for v in variables_of(optimizer)] if has_trained else []
+        return cls(optimizers.serialize(optimizer), values)
+
+    def optimizer(self, library: str, known: Mapping[str, Any]) -> Any:
+        """Return the optimizer, without its values."""
+        keras = import_module(library)
+        with keras.utils.custom_object_scope(dict(known)):
+            return keras.optimizers.deserialize(self.config)
+
+    def restore(self, optimizer: Any, variables: list[Any]) -> None:
+        """Give an optimizer its values, if there are any."""
+        if self.values:
+            build(optimizer, variables)
+            for variable, value in zip(variables_of(optimizer), self.values, strict=True):
+                variable.assign(value)
+
+
+def rate_of(optimizer: Any) -> float | None:
+    """Return the learning rate, None if it is a schedule."""
+    from sparkdl.horovod.keras.callbacks import number
+
+    config = optimizer.get_config()["learning_rate"]
+    return None if isinstance(config, dict) else number(optimizer.learning_rate)
+
+
+@dataclass(frozen=True)
+class KerasScoring:
+    """Loads a model, and returns a function that scores with it.
+
+    Attributes:
+        content: the model's file, and its custom objects, by cloudpickle.
+        shapes: of its inputs.
+    """
+
+    content: bytes
+    library: str
+    shapes: list[list[int]]
+
+    @classmethod
+    def of(cls, model: Any, custom_objects: Mapping[str, Any]) -> KerasScoring:
+        """Take a model as it is now."""
+        library = library_of(model)
+        known = known_objects(library, custom_objects)
+        content = cloudpickle.dumps((model_bytes(model), known))
+        return cls(content, library, shapes_of(model.inputs))
+
+    def __call__(self) -> Callable[..., list[Any]]:
+        """Load it."""
+        content, known = unpickled(self.content)
+        model = model_of(content, self.library, known, compile=False)
+
+        def score(*columns: Any) -> list[Any]:
+            inputs = [
+                batch_of(column, shape) for column, shape in zip(columns, self.shapes, strict=True)
+            ]
+            outputs = model.predict_on_batch(inputs if len(inputs) > 1 else inputs[0])
+            return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+        return score
+
+
+def batch_of(values: Any, shape: Sequence[int]) -> Any:
+    """Return rows [rows, …] in the shape of an input, float64 as float32 as Keras has them."""
+    array = np.asarray(values)
+    if array.dtype == np.float64:
+        array = array.astype(np.float32)
+    is_open = sum(size < 0 for size in shape) > 1
+    return array if is_open else array.reshape([len(array), *shape[1:]])

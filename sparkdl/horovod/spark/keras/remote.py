@@ -1,0 +1,230 @@
+"""The training of a Keras model in one of several processes.
+
+Runs in: child
+
+https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/keras/remote.py
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.scratch import scratch_folder
+from sparkdl.horovod.keras.callbacks import Schedule
+from sparkdl.horovod.spark.common.datamodule import ParquetDataModule
+from sparkdl.horovod.spark.common.util import say
+from sparkdl.horovod.spark.common.work import Work
+from sparkdl.horovod.spark.keras.models import (
+    OptimizerState,
+    batch_of,
+    model_of,
+    rate_of,
+    unpickled,
+)
+
+
+@dataclass(frozen=True)
+class KerasTrainer:
+    """What each process calls.
+
+    Attributes:
+        library: `keras` or `tf_keras`.
+        input_shapes, output_shapes: the model's.
+        checkpoint: the name of the model's file.
+    """
+
+    work: Work
+    library: str
+    input_shapes: list[list[int]]
+    output_shapes: list[list[int]]
+    checkpoint: str
+
+    def __call__(self) -> dict[str, list[float]] | None:
+        """Train; return the history, on rank 0."""
+        self.work.start()
+        hvd = import_module(
+            "sparkdl.horovod.keras"
+            if self.library == "keras"
+            else "sparkdl.horovod.tensorflow.keras"
+        )
+        hvd.init()
+        _choose_gpu(hvd, self.work.params.use_gpu)
+        if self.work.params.random_seed is not None:
+            import tensorflow as tf
+
+            tf.random.set_seed(self.work.params.random_seed)
+        with scratch_folder() as folder:
+            return self._train(hvd, folder)
+
+    def _train(self, hvd: Any, folder: Path) -> dict[str, list[float]] | None:
+        work, params = self.work, self.work.params
+        is_root = hvd.rank() == 0
+        model = self._model(hvd)
+        steps, val_steps = work.steps(hvd.size())
+        callbacks = self._callbacks(hvd, model, folder)
+        if is_root and params.verbose:
+            work.describe(hvd.size())
+        with work.data_module(hvd.rank(), hvd.size()) as rows:
+            history = model.fit(
+                self._data(rows, rows.train_data),
+                validation_data=self._data(rows, rows.val_data) if work.val is not None else None,
+                steps_per_epoch=steps,
+                validation_steps=val_steps or None,
+                callbacks=callbacks,
+                # A line for each epoch, since bars of progress do not fit into a log.
+                verbose=2 if is_root and params.verbose else 0,
+                epochs=params.epochs,
+                shuffle=False,  # the rows come in random order
+            )
+        if not is_root:
+            return None
+        if not (folder / self.checkpoint).is_file():
+            raise ConfigError(
+                "checkpoint_callback has saved no model: its monitor must be one of "
+                f"{', '.join(history.history)}, and save_freq below the batches of all epochs"
+            )
+        work.send(folder / self.checkpoint, "result")
+        return {name: [float(x) for x in values] for name, values in history.history.items()}
+
+    def _model(self, hvd: Any) -> Any:
+        """Return the compiled model, with the learning rate of all processes."""
+        params = self.work.params
+        with self.work.received("start") as file:
+            content, known, state = unpickled(file.read_bytes())
+        model = model_of(content, self.library, known, compile=False)
+        optimizer: OptimizerState = state
+        made = optimizer.optimizer(self.library, known)
+        compression = params.gradient_compression or hvd.Compression.none
+        model.compile(
+            hvd.DistributedOptimizer(made, compression=compression),
+            loss=params.loss,
+            loss_weights=params.loss_weights,
+            metrics=params.metrics or None,
+        )
+        optimizer.restore(model.optimizer, model.trainable_variables)
+        rate = rate_of(model.optimizer)
+        if rate is not None:
+            model.optimizer.learning_rate = rate * hvd.size()
+        elif hvd.rank() == 0:
+            say("The learning rate is a schedule: it is not multiplied by the number of processes")
+        return model
+
+    def _callbacks(self, hvd: Any, model: Any, folder: Path) -> list[Any]:
+        params, keras = self.work.params, import_module(self.library)
+        rate = rate_of(model.optimizer)
+        for each in params.callbacks:
+            if isinstance(each, Schedule) and rate is not None:
+                each.initial_lr = rate
+        logs_dir = str(folder / self.work.store.get_logs_subdir())
+        board = [each for each in params.callbacks if isinstance(each, keras.callbacks.TensorBoard)]
+        found = [
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+            *(each for each in params.callbacks if each not in board),
+        ]
+        if hvd.rank() != 0:
+            return found
+        path = str(folder / self.checkpoint)
+        saver = params.checkpoint_callback or keras.callbacks.ModelCheckpoint(path)
+        saver.filepath = path
+        found += _with_rate_of_one(keras, model, saver, hvd.size())
+        if self.work.store.saving_runs():
+            board = board or [keras.callbacks.TensorBoard(logs_dir)]
+            for each in board:
+                each.log_dir = logs_dir
+            sync = self.work.store.sync_fn(self.work.run_id)
+            found += [*board, _on_epoch_end(keras, lambda: sync(str(folder)))]
+        return found
+
+    def _data(self, rows: Any, batches: Callable[[], Any]) -> Any:
+        """Return what `fit` takes: that of a user's own data module as it is."""
+        if not isinstance(rows, ParquetDataModule):
+            return batches()
+        import tensorflow as tf
+
+        stream = batches()
+        first = next(stream)
+        begun = [itertools.chain([first], stream)]
+
+        def generate() -> Iterator[Any]:
+            for batch in begun.pop() if begun else batches():
+                yield self._arrays(batch)
+
+        signature = tf.nest.map_structure(
+            lambda array: tf.TensorSpec([None, *array.shape[1:]], tf.as_dtype(array.dtype)),
+            self._arrays(first),
+        )
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
+        return dataset.prefetch(tf.data.AUTOTUNE)
+
+    def _arrays(self, batch: dict[str, Any]) -> tuple[Any, ...]:
+        """Return inputs, labels, and weights if there are any."""
+        params = self.work.params
+        inputs = [
+            batch_of(batch[name], shape)
+            for name, shape in zip(params.feature_cols, self.input_shapes, strict=True)
+        ]
+        shapes = params.label_shapes or self.output_shapes
+        labels = [
+            _label(batch[name], shape)
+            for name, shape in zip(params.label_cols, shapes, strict=True)
+        ]
+        found = [_one_or_all(inputs), _one_or_all(labels)]
+        if params.sample_weight_col:
+            weights = np.asarray(batch[params.sample_weight_col], np.float32).reshape(-1)
+            found.append(_one_or_all([weights] * len(labels)))
+        return tuple(found)
+
+
+def _label(values: Any, shape: list[int]) -> Any:
+    """Return labels in an output's shape; as they are if they are numbers of classes."""
+    array = np.asarray(values)
+    fits = array[:1].size == abs(int(np.prod(shape)))
+    return batch_of(array, shape if fits else [-1, *array.shape[1:]])
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    return tuple(values) if len(values) > 1 else values[0]
+
+
+def _on_epoch_end(keras: Any, function: Callable[[], Any]) -> Any:
+    return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: function())
+
+
+def _with_rate_of_one(keras: Any, model: Any, saver: Any, size: int) -> list[Any]:
+    """Return callbacks by which models are saved with the learning rate of one process.
+
+    So a run can be continued by another number of processes.
+    """
+    if rate_of(model.optimizer) is None or size == 1:
+        return [saver]
+    kept: list[float] = []
+
+    def divide() -> None:
+        kept[:] = [rate_of(model.optimizer) or 0.0]
+        model.optimizer.learning_rate = kept[0] / size
+
+    def restore() -> None:
+        model.optimizer.learning_rate = kept[0]
+
+    return [_on_epoch_end(keras, divide), saver, _on_epoch_end(keras, restore)]
+
+
+def _choose_gpu(hvd: Any, use_gpu: bool) -> None:
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus and use_gpu:
+        for gpu in gpus:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+    elif gpus:
+        tf.config.set_visible_devices([], "GPU")

@@ -1,0 +1,50 @@
+"""Horovod's parameters: by keyword, with its setters and getters."""
+
+from __future__ import annotations
+
+from inspect import signature
+
+import pytest
+
+from sparkdl.horovod.spark.common.params import EstimatorParams, ModelParams
+
+
+def test_parameters_have_horovods_defaults() -> None:
+    params = EstimatorParams()
+    found = params.getBatchSize(), params.getEpochs(), params.getVerbose(), params.getShuffle()
+    assert found == (32, 1, 1, True)
+    assert params.getPartitionsPerProcess() == 10
+    assert params.getTrainReaderNumWorker() == 2
+    assert params.getMetrics() == []
+    param = EstimatorParams.backend  # type: ignore[attr-defined]
+    assert param.name == "backend"
+
+
+def test_constructor_takes_all_parameters_by_keyword() -> None:
+    params = EstimatorParams(batch_size=4, feature_cols=["a"], shuffle_buffer_size=0)
+    assert (params.getBatchSize(), params.getFeatureCols()) == (4, ["a"])
+    assert params.getShufflingBufferSize() == 0
+    assert list(signature(EstimatorParams).parameters)[:3] == ["num_proc", "backend", "store"]
+
+
+def test_unknown_parameter_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(TypeError, match=r"no parameter 'batchsize'.*batch_size"):
+        EstimatorParams(batchsize=4)
+
+
+def test_none_leaves_the_default() -> None:
+    params = EstimatorParams(batch_size=None).setEpochs(7)
+    assert params.getBatchSize() == 32
+    assert params.setEpochs(None).getEpochs() == 1
+
+
+def test_wrong_type_names_the_parameter() -> None:
+    with pytest.raises(TypeError, match="batch_size"):
+        EstimatorParams(batch_size="many")
+
+
+def test_output_columns_are_named_after_the_labels() -> None:
+    model = ModelParams(label_columns=["y", "z"])
+    assert model.getOutputCols() == ["y__output", "z__output"]
+    assert model.setOutputCols(["a", "b"]).getOutputCols() == ["a", "b"]
+    assert model.setLabelColoumns(["w"]).getLabelColumns() == ["w"]
