@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparkdl.driver.launch import launch, run
     from sparkdl.driver.options import Observe
     from sparkdl.feed.parquet.paths import parquet
+    from sparkdl.horovod.runner_base import HorovodRunner
     from sparkdl.ml.estimators.estimator import TFEstimator
     from sparkdl.ml.estimators.keras_estimator import KerasEstimator
     from sparkdl.ml.scoring.model import KerasModel, TFModel
@@ -39,6 +40,7 @@ _HOMES = {
     "Cluster": "sparkdl.driver.handle",
     "Failure": "sparkdl.core.failure",
     "Feeding": "sparkdl.core.options",
+    "HorovodRunner": "sparkdl.horovod.runner_base",
     "KerasEstimator": "sparkdl.ml.estimators.keras_estimator",
     "KerasModel": "sparkdl.ml.scoring.model",
     "NodeContext": "sparkdl.node.context",
@@ -69,6 +71,7 @@ __all__ = [
     "Cluster",
     "Failure",
     "Feeding",
+    "HorovodRunner",
     "KerasEstimator",
     "KerasModel",
     "NodeContext",

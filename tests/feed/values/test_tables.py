@@ -36,8 +36,10 @@ def test_pandas_columns_keep_dtype_and_nan_and_lose_the_index() -> None:
     )
     found = columns_of(frame)
     assert list(found) == ["f", "u", "t", "v", "7"]
-    assert found["f"].dtype == np.float32 and np.isnan(found["f"][1])
-    assert found["u"].dtype == np.uint8 and found["u"].tolist() == [1, 255]
+    assert found["f"].dtype == np.float32
+    assert np.isnan(found["f"][1])
+    assert found["u"].dtype == np.uint8
+    assert found["u"].tolist() == [1, 255]
     assert found["t"].tolist() == ["a", "b"]
     assert found["v"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
@@ -56,7 +58,8 @@ def test_pandas_column_without_a_type_is_named() -> None:
 def test_large_table_has_batches_of_bounded_size() -> None:
     (batches,) = tables_in(pa.table({"x": np.arange(200_000)}))
     sizes = [batch.num_rows for batch in batches]
-    assert sum(sizes) == 200_000 and max(sizes) <= 65_536
+    assert sum(sizes) == 200_000
+    assert max(sizes) <= 65_536
 
 
 def test_tensors_of_arrow_keep_their_shape() -> None:
