@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sparkdl.driver.options import Observe
     from sparkdl.feed.parquet.paths import parquet
     from sparkdl.horovod.runner_base import HorovodRunner
+    from sparkdl.mirrored_strategy_runner import MirroredStrategyRunner
     from sparkdl.ml.estimators.estimator import TFEstimator
     from sparkdl.ml.estimators.keras_estimator import KerasEstimator
     from sparkdl.ml.scoring.model import KerasModel, TFModel
@@ -43,6 +44,7 @@ _HOMES = {
     "HorovodRunner": "sparkdl.horovod.runner_base",
     "KerasEstimator": "sparkdl.ml.estimators.keras_estimator",
     "KerasModel": "sparkdl.ml.scoring.model",
+    "MirroredStrategyRunner": "sparkdl.mirrored_strategy_runner",
     "NodeContext": "sparkdl.node.context",
     "NodeFailedError": "sparkdl.core.errors",
     "Observe": "sparkdl.driver.options",
@@ -74,6 +76,7 @@ __all__ = [
     "HorovodRunner",
     "KerasEstimator",
     "KerasModel",
+    "MirroredStrategyRunner",
     "NodeContext",
     "NodeFailedError",
     "Observe",

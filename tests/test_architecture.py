@@ -28,7 +28,14 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             *("version", "core", "control", "storage", "feed", "collectives", "frameworks", "data"),
             *("node", "driver", "ml"),
             # The faces. Each is a door for somebody: nothing inside knows them.
-            *("torch_program", "torch_distributor", "lightning", "keras", "diagnosis"),
+            *(
+                "torch_program",
+                "torch_distributor",
+                "mirrored_strategy_runner",
+                "lightning",
+                "keras",
+            ),
+            "diagnosis",
             "dashboard",
             "mlflow",
             *("tfos", "horovod"),

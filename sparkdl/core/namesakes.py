@@ -43,11 +43,6 @@ _OF_OTHERS = {
         "run a function that calls deepspeed.initialize by sparkdl.TorchDistributor, or shard by "
         "FSDP2 as ZeRO does (docs/pytorch.md)",
     ),
-    "MirroredStrategyRunner": (
-        "spark_tensorflow_distributor",
-        "run a function that trains under MultiWorkerMirroredStrategy by sparkdl.run(spark, "
-        "train, args, nodes=2)",
-    ),
     "TFCluster": ("TensorFlowOnSpark", _TFOS),
     "TFNode": ("TensorFlowOnSpark", _TFOS),
     "TFParallel": ("TensorFlowOnSpark", _TFOS),

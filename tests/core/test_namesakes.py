@@ -40,7 +40,6 @@ def test_other_names_have_the_usual_errors() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("MirroredStrategyRunner", r"spark_tensorflow_distributor's: .*sparkdl\.run\(spark"),
         ("DeepspeedTorchDistributor", r"pyspark\.ml\.deepspeed's: .*sparkdl\.TorchDistributor"),
     ],
 )
