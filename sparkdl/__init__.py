@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sparkdl.ml.scoring.torch_model import TorchModel
     from sparkdl.ml.tuning import search
     from sparkdl.node.context import NodeContext
+    from sparkdl.petastorm.spark.spark_dataset_converter import make_spark_converter
     from sparkdl.torch_distributor import TorchDistributor
 
 _HOMES = {
@@ -62,6 +63,7 @@ _HOMES = {
     "errors": "sparkdl.core",
     "keras": "sparkdl",
     "launch": "sparkdl.driver.launch",
+    "make_spark_converter": "sparkdl.petastorm.spark.spark_dataset_converter",
     "mlflow": "sparkdl",
     "parquet": "sparkdl.feed.parquet.paths",
     "predict": "sparkdl.ml.scoring.predict",
@@ -95,6 +97,7 @@ __all__ = [
     "errors",
     "keras",
     "launch",
+    "make_spark_converter",
     "mlflow",
     "parquet",
     "predict",

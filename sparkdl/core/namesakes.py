@@ -48,7 +48,19 @@ _OF_OTHERS = {
     "TFParallel": ("TensorFlowOnSpark", _TFOS),
 }
 """Names that people look for here: their home, and what to use instead."""
-
+_READERS = (
+    "read any Parquet files by sparkdl.make_spark_converter('file:///…'), ctx.parquet, or "
+    "cluster.feed(sparkdl.parquet(…))"
+)
+_OF_PETASTORM = {
+    **dict.fromkeys(("make_batch_reader", "make_reader", "reader", "tf_utils"), _READERS),
+    "pytorch": f"its loaders: call converter.make_torch_dataloader, or {_READERS}",
+    **dict.fromkeys(
+        ("codecs", "etl", "ngram", "predicates", "unischema"),
+        "for data sets with a Unischema: write plain Parquet by Spark, with arrays of numbers",
+    ),
+}
+"""Of Petastorm's modules and names, beside its converter."""
 
 _SERVICE = (
     "TensorFlow's data service beside the training: feed the rows by cluster.feed, or let nodes "
@@ -116,6 +128,10 @@ def advise(fullname: str) -> None:
         )
     if name.startswith("horovod.") and (advice := _found(name[len("horovod.") :], _OF_HOROVOD)):
         raise _removed(f"sparkdl has no {fullname}: it is {advice}. See docs/horovod.md")
+    if name.startswith("petastorm.") and (
+        advice := _found(name[len("petastorm.") :], _OF_PETASTORM)
+    ):
+        raise _removed(f"sparkdl has no {fullname}, which is Petastorm's: {advice}")
 
 
 def missing_name(module: str, name: str) -> NoReturn:
