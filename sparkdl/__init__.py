@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from sparkdl.driver.launch import launch, run
     from sparkdl.driver.options import Observe
     from sparkdl.feed.parquet.paths import parquet
+    from sparkdl.horovod.runner_base import HorovodRunner
+    from sparkdl.mirrored_strategy_runner import MirroredStrategyRunner
     from sparkdl.ml.estimators.estimator import TFEstimator
     from sparkdl.ml.estimators.keras_estimator import KerasEstimator
     from sparkdl.ml.estimators.torch_estimator import LightningEstimator, TorchEstimator
@@ -34,15 +36,18 @@ if TYPE_CHECKING:
     from sparkdl.ml.scoring.torch_model import TorchModel
     from sparkdl.ml.tuning import search
     from sparkdl.node.context import NodeContext
+    from sparkdl.petastorm.spark.spark_dataset_converter import make_spark_converter
     from sparkdl.torch_distributor import TorchDistributor
 
 _HOMES = {
     "Cluster": "sparkdl.driver.handle",
     "Failure": "sparkdl.core.failure",
     "Feeding": "sparkdl.core.options",
+    "HorovodRunner": "sparkdl.horovod.runner_base",
     "KerasEstimator": "sparkdl.ml.estimators.keras_estimator",
     "KerasModel": "sparkdl.ml.scoring.model",
     "LightningEstimator": "sparkdl.ml.estimators.torch_estimator",
+    "MirroredStrategyRunner": "sparkdl.mirrored_strategy_runner",
     "NodeContext": "sparkdl.node.context",
     "NodeFailedError": "sparkdl.core.errors",
     "Observe": "sparkdl.driver.options",
@@ -61,6 +66,7 @@ _HOMES = {
     "errors": "sparkdl.core",
     "keras": "sparkdl",
     "launch": "sparkdl.driver.launch",
+    "make_spark_converter": "sparkdl.petastorm.spark.spark_dataset_converter",
     "mlflow": "sparkdl",
     "parquet": "sparkdl.feed.parquet.paths",
     "predict": "sparkdl.ml.scoring.predict",
@@ -72,9 +78,11 @@ __all__ = [
     "Cluster",
     "Failure",
     "Feeding",
+    "HorovodRunner",
     "KerasEstimator",
     "KerasModel",
     "LightningEstimator",
+    "MirroredStrategyRunner",
     "NodeContext",
     "NodeFailedError",
     "Observe",
@@ -94,6 +102,7 @@ __all__ = [
     "errors",
     "keras",
     "launch",
+    "make_spark_converter",
     "mlflow",
     "parquet",
     "predict",

@@ -82,7 +82,8 @@ class TorchDistributor:
                 f"TorchDistributor takes no {', '.join(sorted(unknown))}; the options of "
                 f"sparkdl.launch that it takes are all but {', '.join(sorted(_OWN))}"
             )
-        self.spark = _session(needed=not local_mode or use_gpu)
+        is_needed = not local_mode or use_gpu
+        self.spark = active_session("TorchDistributor", ", use_gpu=False", is_needed=is_needed)
         self.local_mode, self.use_gpu, self.ssl_conf = local_mode, use_gpu, _ssl_conf
         self.num_processes = num_processes
         if use_gpu:
@@ -184,7 +185,8 @@ class TorchDistributor:
 
     def _launch(self, program: Program, *, is_fed: bool) -> Cluster:
         if not self.local_mode:
-            self._check_encryption()
+            assert self.spark is not None
+            check_encryption(self.spark, self.ssl_conf, "PyTorch")
         return launch(
             None if self.local_mode else self.spark,
             program,
@@ -197,27 +199,44 @@ class TorchDistributor:
             **self._options,
         )
 
-    def _check_encryption(self) -> None:
-        assert self.spark is not None
-        if self.spark.conf.get("spark.ssl.enabled", "false") != "true":
-            return
-        text = (
-            "spark.ssl.enabled=true asks for TLS encryption, and PyTorch's own connections between "
-            "the nodes have none"
-        )
-        if self.spark.conf.get(self.ssl_conf, "false") != "true":
-            raise SparkConfigError(f"{text}. Set {self.ssl_conf}=true to train all the same")
-        _log.warning("%s; %s=true allows it", text, self.ssl_conf)
+
+def check_encryption(spark: SparkSession, ignore: str, framework: str) -> None:
+    """Refuse to train unencrypted where Spark encrypts.
+
+    Args:
+        ignore: the setting that allows it.
+
+    Raises:
+        SparkConfigError: if Spark's `spark.ssl.enabled` is true, and `ignore` is not.
+    """
+    if spark.conf.get("spark.ssl.enabled", "false") != "true":
+        return
+    text = (
+        f"spark.ssl.enabled=true asks for TLS encryption, and {framework}'s own connections "
+        "between the nodes have none"
+    )
+    if spark.conf.get(ignore, "false") != "true":
+        raise SparkConfigError(f"{text}. Set {ignore}=true to train all the same")
+    _log.warning("%s; %s=true allows it", text, ignore)
 
 
-def _session(needed: bool) -> SparkSession | None:
+def active_session(who: str, unless: str, *, is_needed: bool) -> SparkSession | None:
+    """Return the active session.
+
+    Args:
+        who: needs it.
+        unless: what works without, beside `local_mode=True`.
+
+    Raises:
+        SparkConfigError: if there is none, and it is needed.
+    """
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()
-    if session is None and needed:
+    if session is None and is_needed:
         raise SparkConfigError(
-            "TorchDistributor needs an active SparkSession: create one first. Only "
-            "local_mode=True with use_gpu=False works without"
+            f"{who} needs an active SparkSession: create one first. Only local_mode=True{unless} "
+            "works without"
         )
     return session
 

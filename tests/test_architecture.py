@@ -30,9 +30,8 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             "lightning",  # a face that an estimator of ml trains with
             "ml",
             # The faces. Each is a door for somebody: nothing inside knows them.
-            *("torch_program", "torch_distributor", "keras", "diagnosis"),
-            "dashboard",
-            "mlflow",
+            *("torch_program", "torch_distributor", "mirrored_strategy_runner"),
+            *("keras", "petastorm", "diagnosis", "dashboard", "mlflow"),
             *("tfos", "horovod"),
             "",  # sparkdl/__init__.py
             *("demo", "migrate", "cli", "__main__"),
@@ -68,13 +67,14 @@ PYSPARK = {  # who may import pyspark
     "demo*": "a face",
     "cli.py": "a face",
     "mlflow/*": "a face",
+    "petastorm/*": "a face",
     "diagnosis/command.py": "starts the session that it examines",
     "diagnosis/executors.py": "asks all executors by one job",
     "torch_distributor.py": "a face",
 }
 PYSPARK_LAZILY = (
     *("feed/*", "cli.py", "demo*", "node/resources.py", "*task.py"),
-    *("torch_distributor.py", "diagnosis/command.py"),
+    *("torch_distributor.py", "petastorm/*", "diagnosis/command.py"),
 )
 """Of these, those that import it inside functions only: they load where there may be no pyspark."""
 
@@ -101,6 +101,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",
     "horovod/*": "Horovod's signatures name the frameworks' types",
     "demo*": "trains a model",
+    "petastorm/*": "a converter gives datasets of both",
     "lightning.py": "a data module gives loaders of PyTorch",
 }
 

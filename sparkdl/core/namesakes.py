@@ -2,7 +2,7 @@
 
 Runs in: anywhere
 
-Databricks' Deep Learning Pipelines and HorovodRunner, and the package `sparkdl` on PyPI, which are
+Databricks' Deep Learning Pipelines, and the package `sparkdl` on PyPI, which are
 imported by the same name; their files may lie in the same folder as these: docs/deployment.md.
 And Horovod's names that have no place in `sparkdl.horovod`.
 """
@@ -14,12 +14,10 @@ from typing import Any, NoReturn
 
 _SCORE = "sparkdl.KerasEstimator and its KerasModel, or sparkdl.TFModel, score a DataFrame"
 _IMAGES = "Spark reads images itself: spark.read.format('image') or format('binaryFile')"
-_HOROVOD = "call sparkdl.horovod.spark.run(train, kwargs={…}, num_proc=2) (docs/horovod.md)"
 _TFOS = "its modules are in sparkdl.tfos: from sparkdl.tfos import TFCluster"
 ADVICE = {
     "DeepImageFeaturizer": _SCORE,
     "DeepImagePredictor": _SCORE,
-    "HorovodRunner": _HOROVOD,
     "KerasImageFileEstimator": "use sparkdl.KerasEstimator (docs/spark-ml.md)",
     "KerasImageFileTransformer": _SCORE,
     "KerasTransformer": _SCORE,
@@ -29,11 +27,6 @@ ADVICE = {
     "TextEstimator": "use sparkdl.KerasEstimator (docs/spark-ml.md)",
     "estimators": "use sparkdl.KerasEstimator (docs/spark-ml.md)",
     "graph": _SCORE,
-    "horovod.log_to_driver": "print in the function: sparkdl.horovod.spark.run prints the lines of "
-    "all processes, sparkdl.launch and sparkdl.run do so with observe=Observe(log_to_driver=True)",
-    "horovod.runner_base": _HOROVOD,
-    "horovod.tensorflow.keras.LogCallback": "call ctx.report(step, loss=…) in a callback of your "
-    "own, in a function that sparkdl.launch or sparkdl.run starts (docs/tracking.md)",
     "image": _IMAGES,
     "imageInputPlaceholder": _SCORE,
     "imageSchema": _IMAGES,
@@ -50,17 +43,24 @@ _OF_OTHERS = {
         "run a function that calls deepspeed.initialize by sparkdl.TorchDistributor, or shard by "
         "FSDP2 as ZeRO does (docs/pytorch.md)",
     ),
-    "MirroredStrategyRunner": (
-        "spark_tensorflow_distributor",
-        "run a function that trains under MultiWorkerMirroredStrategy by sparkdl.run(spark, "
-        "train, args, nodes=2)",
-    ),
     "TFCluster": ("TensorFlowOnSpark", _TFOS),
     "TFNode": ("TensorFlowOnSpark", _TFOS),
     "TFParallel": ("TensorFlowOnSpark", _TFOS),
 }
 """Names that people look for here: their home, and what to use instead."""
-
+_READERS = (
+    "read any Parquet files by sparkdl.make_spark_converter('file:///…'), ctx.parquet, or "
+    "cluster.feed(sparkdl.parquet(…))"
+)
+_OF_PETASTORM = {
+    **dict.fromkeys(("make_batch_reader", "make_reader", "reader", "tf_utils"), _READERS),
+    "pytorch": f"its loaders: call converter.make_torch_dataloader, or {_READERS}",
+    **dict.fromkeys(
+        ("codecs", "etl", "ngram", "predicates", "unischema"),
+        "for data sets with a Unischema: write plain Parquet by Spark, with arrays of numbers",
+    ),
+}
+"""Of Petastorm's modules and names, beside its converter."""
 
 _SERVICE = (
     "TensorFlow's data service beside the training: feed the rows by cluster.feed, or let nodes "
@@ -130,10 +130,14 @@ def advise(fullname: str) -> None:
     if advice := _found(name, ADVICE):
         raise _removed(
             f"{fullname} belongs to another package that is imported as sparkdl (Databricks' "
-            f"Deep Learning Pipelines or HorovodRunner), and this one is sparkdl-cluster: {advice}"
+            f"Deep Learning Pipelines), and this one is sparkdl-cluster: {advice}"
         )
     if name.startswith("horovod.") and (advice := _found(name[len("horovod.") :], _OF_HOROVOD)):
         raise _removed(f"sparkdl has no {fullname}: it is {advice}. See docs/horovod.md")
+    if name.startswith("petastorm.") and (
+        advice := _found(name[len("petastorm.") :], _OF_PETASTORM)
+    ):
+        raise _removed(f"sparkdl has no {fullname}, which is Petastorm's: {advice}")
 
 
 def missing_name(module: str, name: str) -> NoReturn:

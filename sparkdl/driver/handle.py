@@ -175,9 +175,9 @@ class Cluster:
         returns when a node has called `terminate()` or none wants more; it may be repeated.
 
         Args:
-            data: a DataFrame or an RDD; with `executor="local"` a `pyarrow.Table` or rows. Or
-                Parquet files, which the nodes read themselves: a path or pattern, a list of them,
-                or what `sparkdl.parquet` returns, which chooses columns and opens other storages.
+            data: a DataFrame, an RDD, or Parquet files, which the nodes read themselves: a path or
+                pattern, a list of them, or a `sparkdl.parquet`. Or a table of this process, of
+                pyarrow, pandas, Polars or Hugging Face; with `executor="local"` also rows.
             feed: its name; `ctx.batches(…, feed=…)` reads it.
             timeout_s: seconds without any row received or read before it is an error.
             role: feed the nodes of this role, `evaluator` for example; by default those that train.

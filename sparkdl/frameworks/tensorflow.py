@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -135,6 +136,20 @@ class TensorFlow(Framework):
         """Whether TensorFlow could not reach another node, or has missed its heartbeats."""
         is_lost = _is_of_tensorflow(error) and type(error).__name__ in _PEER_LOST
         return is_lost or super().is_peer_lost(error)
+
+
+@dataclass(frozen=True)
+class InStrategy:
+    """A function that is called in the scope of a `MultiWorkerMirroredStrategy`."""
+
+    train_fn: Callable[..., Any]
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """Return what the function does."""
+        import tensorflow as tf
+
+        with tf.distribute.MultiWorkerMirroredStrategy().scope():
+            return self.train_fn(**kwargs)
 
 
 def _is_of_tensorflow(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkdl.core.namesakes import missing_name
 
-__all__ = ["run"]
+__all__ = ["log_to_driver", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from sparkdl.horovod.runner import run
 
         return run
+    if name == "log_to_driver":
+        from sparkdl.horovod.driver_log import log_to_driver
+
+        return log_to_driver
     return missing_name(__name__, name)

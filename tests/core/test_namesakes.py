@@ -11,8 +11,8 @@ from sparkdl.core.errors import RemovedModuleError
 
 
 def test_name_of_a_namesake_is_an_import_error_that_says_what_to_use() -> None:
-    with pytest.raises(ImportError, match=r"sparkdl-cluster: call sparkdl\.horovod\.spark\.run"):
-        from sparkdl import HorovodRunner  # noqa: F401
+    with pytest.raises(ImportError, match=r"sparkdl-cluster: sparkdl\.KerasEstimator"):
+        from sparkdl import DeepImageFeaturizer  # noqa: F401
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_name_of_a_namesake_is_an_import_error_that_says_what_to_use() -> None:
     [
         ("xgboost", r"use xgboost\.spark"),
         ("transformers.named_image", "KerasModel"),
-        ("horovod.runner_base", r"sparkdl\.horovod\.spark\.run"),
+        ("udf.keras_image_model", "KerasModel"),
     ],
 )
 def test_module_of_a_namesake_is_an_import_error_that_says_what_to_use(
@@ -40,23 +40,9 @@ def test_other_names_have_the_usual_errors() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("MirroredStrategyRunner", r"spark_tensorflow_distributor's: .*sparkdl\.run\(spark"),
         ("DeepspeedTorchDistributor", r"pyspark\.ml\.deepspeed's: .*sparkdl\.TorchDistributor"),
     ],
 )
 def test_name_of_another_runner_says_whose_it_is_and_what_to_use(name: str, said: str) -> None:
     with pytest.raises(RemovedModuleError, match=said):
         getattr(sparkdl, name)
-
-
-def test_log_to_driver_of_a_namesake_says_what_to_use() -> None:
-    with pytest.raises(
-        ImportError, match=r"sparkdl-cluster: print in the function: .*log_to_drive"
-    ):
-        from sparkdl.horovod import log_to_driver  # noqa: F401
-
-
-@pytest.mark.tensorflow
-def test_log_callback_of_a_namesake_says_what_to_use() -> None:
-    with pytest.raises(ImportError, match=r"sparkdl-cluster: call ctx\.report\(step"):
-        from sparkdl.horovod.tensorflow.keras import LogCallback  # noqa: F401

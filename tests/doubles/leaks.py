@@ -36,6 +36,7 @@ Belonging = tuple[str, Any]
 ALLOWED = (  # kind, pattern (fnmatch) of its description, why it is no leak
     ("thread", "pytest_timeout *", "pytest-timeout's"),
     ("thread", "MlflowLocalArtifactRepository*", "MLflow's pool of uploads, kept with the place"),
+    ("thread", "Dummy-*", "TensorFlow's own, which has called Python that started a thread"),
     ("thread", "tqdm_monitor", "tqdm's, one for the life of a process"),
     ("thread", "asyncio_*", "an event loop's resolver pool, idle once its loop is closed"),
     ("process", "*multiprocessing.resource_tracker*", "one for the life of a process"),

@@ -53,6 +53,7 @@ NEEDS = {
     "jobs.md": ("keras", "torch"),
     "lightning.md": ("lightning",),
     "meshes.md": ("jax", "tensorflow", "torch"),
+    "migrating.md": ("tensorflow", "torch"),
     "overview.md": ("tensorflow",),
     "parameter-servers.md": ("tf_keras",),
     "profiling.md": ("tensorflow",),

@@ -31,6 +31,7 @@ from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
 from sparkdl.feed.values.row_codec import encode_rows
+from sparkdl.feed.values.tables import TABLES, Batches, holds_tables, tables_in
 from sparkdl.node.gpus import split_gpus
 from sparkdl.node.resources import assigned_gpus
 from sparkdl.node.spec import AgentProcess, AgentSpec, StatusLine, start_agent, tail_of
@@ -47,8 +48,8 @@ _MAX_PAUSE_S = 5.0
 class LocalExecutor(Executor):
     """Runs each node's agent as a subprocess.
 
-    Data to feed is an iterable of rows or a `pyarrow.Table`; a list of tables has one partition
-    per table.
+    Data to feed is an iterable of rows or a table, see `tables_in`; a list of tables has one
+    partition per table.
     """
 
     def __init__(self) -> None:
@@ -281,19 +282,16 @@ def _until(
 
 
 def _partitions(data: Any) -> Sequence[Any]:
-    if isinstance(data, pa.Table):
-        return [data]
+    if holds_tables(data):
+        return tables_in(data)
     is_text_or_frame = isinstance(data, (str, bytes, Mapping)) or hasattr(data, "columns")
     if is_text_or_frame or not isinstance(data, Iterable):
         raise ConfigError(
-            f"executor='local' feeds tables and iterables of rows, not {type(data).__name__}; "
-            "pyarrow.table and pyarrow.Table.from_pandas make tables"
+            f"executor='local' feeds tables and iterables of rows, not {type(data).__name__}; give "
+            f"{TABLES}"
         )
-    is_tables = isinstance(data, Sequence) and all(isinstance(part, pa.Table) for part in data)
-    return list(data) if is_tables and data else [data]
+    return [data]
 
 
 def _batches(partition: Any) -> Iterator[pa.RecordBatch]:
-    if isinstance(partition, pa.Table):
-        return iter(partition.to_batches())
-    return encode_rows(partition)
+    return iter(partition) if isinstance(partition, Batches) else encode_rows(partition)

@@ -58,6 +58,7 @@ from sparkdl.feed.infer.task import InferRdd, decode_results
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
+from sparkdl.feed.values.tables import TABLES, holds_tables
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
 
 Explain = Callable[[BaseException], SparkdlError | None]
@@ -273,7 +274,12 @@ class SparkExecutor(Executor):
         job.start()
 
     def feed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:
-        """Run one Spark job in the calling thread, with its local properties."""
+        """Run one Spark job in the calling thread, with its local properties.
+
+        Tables of this process take no job: their rows go to the nodes from here.
+        """
+        if holds_tables(data):
+            return self._here.feed(data, spec)
         first, last = spec.epoch, max(spec.epoch, spec.last_epoch)
         epochs = f"epochs {first}-{last}" if last > first else f"epoch {first}"
         what = f"feed {spec.feed!r}, {epochs}"
@@ -285,7 +291,7 @@ class SparkExecutor(Executor):
         if not _is_dataframe(data):
             raise ConfigError(
                 f"a {type(data).__module__}.{type(data).__name__} cannot be fed; "
-                "give a DataFrame or an RDD"
+                f"give a DataFrame or an RDD of Spark, files by sparkdl.parquet, {TABLES}"
             )
         if data.isStreaming:
             raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
@@ -328,6 +334,7 @@ class SparkExecutor(Executor):
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Cancel the jobs of running `feed` calls: those of one feed, or all."""
+        self._here.cancel_feeds(feed)
         cancel_jobs(self._spark, self._feed_tag if feed is None else self._tag_of(feed))
 
     def hide_progress(self) -> None:

@@ -221,6 +221,15 @@ def _own(columns: Plain) -> Plain:
     }
 
 
+def tensors_of(columns: Columns) -> dict[str, Any]:
+    """Return columns as tensors of their own memory, and strings as lists.
+
+    Raises:
+        FeedTypeError: if a column is neither numbers nor strings.
+    """
+    return {name: _tensor(name, part) for name, part in _own(plain(columns)).items()}
+
+
 def _tensor(name: str, column: np.ndarray | list[Any]) -> Any:
     import torch
 

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import random
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain, groupby
-
-import msgspec
 
 from sparkdl.control.channel import EndMark, FeedStart, Local, ReadFailed, ReadParquet
 from sparkdl.control.messages import EpochEnd, Granted, ReadShare
@@ -142,7 +138,7 @@ class DirectLoader(ParquetLoader):
             self._send_to_child(self, ReadFailed(self._feed, _problem_text(error), is_config))
 
     def _read_all(self) -> None:
-        from sparkdl.feed.parquet.source import list_files
+        from sparkdl.feed.parquet.source import list_files, shuffled
 
         order, log = self._order, self._log
         source = list_files(order.paths, order.columns, order.options)
@@ -167,7 +163,7 @@ class DirectLoader(ParquetLoader):
                 rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
                 if len(rows) > 1:
                     self._send_to_child(self, Granted(log.feed, epoch, min(rows.values())))
-                share = _shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
+                share = shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
                 request = AppendRequest(epoch, keep=not (is_last or done))
                 if not (self._read(share, log, request) and log.takes(epoch)):
                     return
@@ -190,17 +186,6 @@ class DirectLoader(ParquetLoader):
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped or self._epoch >= epoch)
             return not self._is_stopped
-
-
-def _shuffled(share: Share, seed: int | None, epoch: int) -> Share:
-    """Return the share with its row groups in random order, if there is a seed."""
-    if seed is None:
-        return share
-    # What is left of a row group may be many ranges, which are read in one go.
-    whole = groupby(share.ranges, lambda part: (part.file, part.row_group))
-    groups = [tuple(ranges) for _, ranges in whole]
-    random.Random(f"{seed}/{epoch}").shuffle(groups)
-    return msgspec.structs.replace(share, ranges=tuple(chain.from_iterable(groups)))
 
 
 def _problem_text(error: Exception) -> str:

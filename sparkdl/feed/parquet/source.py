@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
-from itertools import accumulate
+from itertools import accumulate, chain, groupby
 from typing import Any, TypeVar
 
 import msgspec
@@ -330,6 +330,17 @@ def _groups(row_groups: Sequence[Sequence[int]]) -> Iterator[FileRange]:
             if rows:
                 yield FileRange(file, group, 0, rows, first)
             first += rows
+
+
+def shuffled(share: Share, seed: int | None, epoch: int) -> Share:
+    """Return the share with its row groups in random order, if there is a seed."""
+    if seed is None:
+        return share
+    # What is left of a row group may be many ranges, which are read in one go.
+    whole = groupby(share.ranges, lambda part: (part.file, part.row_group))
+    groups = [tuple(ranges) for _, ranges in whole]
+    random.Random(f"{seed}/{epoch}").shuffle(groups)
+    return msgspec.structs.replace(share, ranges=tuple(chain.from_iterable(groups)))
 
 
 def own_files(

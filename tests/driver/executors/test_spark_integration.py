@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import psutil
+import pyarrow as pa
 import pytest
 
 import sparkdl
@@ -153,6 +155,24 @@ def test_filter_that_no_row_passes_and_an_empty_rdd_are_errors_of_the_feed(
                 cluster.feed(data)
         assert cluster.feed(spark_local.range(10)).rows_used == 10, "it can be fed again"
         assert cluster.results(60)[0]["rows"] == 10
+
+
+def test_tables_of_the_driver_are_fed_without_a_job_each_row_once_an_epoch(
+    spark_cluster: SparkSession,
+) -> None:
+    frame = pd.DataFrame({"id": range(1000)})
+    table = pa.table({"id": range(1000, 3000)})
+    with launch(spark_cluster, map_funs.count_rows) as cluster:
+        assert cluster.feed(frame, epochs=2).rows_used == 2000
+        assert cluster.feed([table.slice(0, 500), table.slice(500)]).rows_used == 2000
+        with pytest.raises(ConfigError, match=r"builtins.dict cannot be fed; give a DataFrame .*"):
+            cluster.feed({"id": [1]})
+        results = cluster.results(60)
+    assert sum(result["total"] for result in results) == 2 * sum(range(1000)) + sum(
+        range(1000, 3000)
+    )
+    jobs = [job.description for job in jobs_of(spark_cluster)]
+    assert not any(f"{cluster.spec.cluster_id}: feed" in text for text in jobs if text)
 
 
 def test_attached_nodes_keep_their_slots_and_inference_answers_each_row_in_order(

@@ -28,6 +28,10 @@ assert set(results[0]) == {"weight", "bias"}
 assert results[1] is None
 
 
+# block: HorovodRunner
+assert set(weights) == {"weight", "bias"}
+
+
 def program():
     import sparkdl.horovod.torch as hvd
 

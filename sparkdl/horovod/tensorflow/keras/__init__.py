@@ -8,11 +8,14 @@ Runs in: child
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from sparkdl.core.namesakes import missing_name
+from sparkdl.horovod.driver_log import Log
 from sparkdl.horovod.keras import *  # noqa: F403 (all of it, but for what follows)
 from sparkdl.horovod.keras import __all__ as __all__
 from sparkdl.horovod.keras import in_order, load
+from sparkdl.horovod.keras.callbacks import library_named
 from sparkdl.horovod.tensorflow import optimizer as _tensorflow
 
 # In this form, because `from … import callbacks` would find those of Keras 3, imported above.
@@ -27,4 +30,15 @@ DistributedOptimizer = in_order(
 )
 load_model = functools.partial(load, "tf.keras")
 """See `sparkdl.horovod.keras.load`."""
-__getattr__ = functools.partial(missing_name, __name__)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LogCallback":  # of Databricks' sparkdl, see `horovod/driver_log.py`
+        return log_callback()
+    return missing_name(__name__, name)
+
+
+@functools.cache
+def log_callback() -> type[Any]:
+    """Return `Log` as a callback of `tf.keras`, which is imported now."""
+    return type("LogCallback", (Log, library_named("tf.keras").callbacks.Callback), {})

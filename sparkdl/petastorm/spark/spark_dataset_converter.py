@@ -1,0 +1,400 @@
+"""A DataFrame written to Parquet once, and read by processes that train: Petastorm's converter.
+
+Runs in: driver, child
+
+https://petastorm.readthedocs.io/en/latest/api.html#petastorm.spark.spark_dataset_converter.make_spark_converter
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import re
+import time
+import uuid
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from sparkdl.core.errors import ConfigError, WriteError
+from sparkdl.core.spelling import did_you_mean
+from sparkdl.feed.parquet.source import ParquetSource, list_files
+from sparkdl.petastorm.reader import Reading, Streams, place
+from sparkdl.storage import locate, open_storage
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructField
+    from torch.utils.data import DataLoader
+
+_log = logging.getLogger(__name__)
+_ROW_GROUP_NBYTES = 32 * 1024 * 1024
+_CODECS = ("uncompressed", "bzip2", "gzip", "lz4", "snappy", "deflate", "zstd")
+_THREADS = 4
+_OPTIONS = {
+    "cur_shard": None,
+    "schema_fields": None,
+    "seed": None,
+    "shard_count": None,
+    "shard_seed": None,
+    "shuffle_row_groups": True,
+    "shuffle_rows": False,
+    "transform_spec": None,
+}
+"""Of Petastorm's `make_batch_reader`, with their defaults."""
+_ACCEPTED = ("convert_early_to_numpy", "hdfs_driver", "reader_pool_type", "results_queue_size")
+"""Without effect here: how Petastorm's own reader works."""
+_MIXED_ROWS = 100_000
+
+
+@dataclass(frozen=True)
+class SparkDatasetConverter:
+    """Rows in Parquet files; it can be pickled, and used in processes on any host.
+
+    Made by `make_spark_converter`. `len(converter)` is the number of rows.
+
+    Attributes:
+        cache_dir_url: folder of the files.
+        source: the files, and what is in them.
+        is_own: whether they were written by this converter, so that `delete` may remove them.
+    """
+
+    PARENT_CACHE_DIR_URL_CONF: ClassVar[str] = "petastorm.spark.converter.parentCacheDirUrl"
+    cache_dir_url: str
+    source: ParquetSource = field(repr=False)
+    is_own: bool = True
+
+    def __len__(self) -> int:
+        return self.source.num_rows
+
+    @property
+    def dataset_size(self) -> int:
+        """The number of rows."""
+        return len(self)
+
+    @property
+    def file_urls(self) -> list[str]:
+        """The files."""
+        return [f"{self.source.storage.uri}{file.path}" for file in self.source.files]
+
+    def make_tf_dataset(
+        self,
+        batch_size: int | None = None,
+        prefetch: int | None = None,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int | None = None,
+        **petastorm_reader_kwargs: Any,
+    ) -> AbstractContextManager[tf.data.Dataset]:
+        """Return a context manager, which opens this process's rows as a `tf.data.Dataset`.
+
+        Args:
+            batch_size: rows of a batch; by default 32.
+            prefetch: batches that are made ready; by default TensorFlow chooses.
+            num_epochs: how often the rows are read; by default without end. Batches go over the
+                ends of epochs, and the last one may be smaller.
+            workers_count: threads that apply `transform_spec`; by default 4.
+            shuffling_queue_capacity: shuffle within so many rows.
+            petastorm_reader_kwargs: `cur_shard` and `shard_count`, by default those of the
+                process: of its node, or as Horovod, MPI or torchrun say; `cur_shard=0,
+                shard_count=1` reads all rows. `schema_fields` (names or patterns), `seed`,
+                `shard_seed`, `shuffle_row_groups` (True), `shuffle_rows`, `transform_spec`.
+
+        Returns:
+            Elements are named tuples of all columns: tensors `[rows, …]`.
+
+        Raises:
+            ConfigError: for an argument that cannot work. From the `with` block also if this shard
+                has no rows, and ReadError if a file cannot be read.
+            FeedTypeError: from the `with` block, if a column cannot be a tensor.
+        """
+        common = (batch_size or 32, num_epochs, workers_count, shuffling_queue_capacity)
+        return _tf_dataset(self._reading(*common, petastorm_reader_kwargs), prefetch)
+
+    def make_torch_dataloader(
+        self,
+        batch_size: int = 32,
+        num_epochs: int | None = None,
+        workers_count: int | None = None,
+        shuffling_queue_capacity: int = 0,
+        data_loader_fn: Callable[..., Any] | None = None,
+        **petastorm_reader_kwargs: Any,
+    ) -> AbstractContextManager[DataLoader[Any]]:
+        """Return a context manager, which opens this process's rows as a `DataLoader` of PyTorch.
+
+        Args:
+            batch_size, num_epochs, workers_count, shuffling_queue_capacity,
+                petastorm_reader_kwargs: see `make_tf_dataset`.
+            data_loader_fn: makes the loader out of a dataset of whole batches, and
+                `batch_size=None`; by default `torch.utils.data.DataLoader`.
+
+        Returns:
+            Batches are dicts of tensors `[rows, …]`, strings lists.
+
+        Raises:
+            ConfigError, ReadError, FeedTypeError: see `make_tf_dataset`.
+        """
+        common = (batch_size, num_epochs, workers_count, shuffling_queue_capacity)
+        return _torch_loader(self._reading(*common, petastorm_reader_kwargs), data_loader_fn)
+
+    def delete(self) -> None:
+        """Delete the files.
+
+        Raises:
+            ConfigError: if this converter has not written them.
+            WriteError: if they cannot be deleted.
+        """
+        if not self.is_own:
+            raise ConfigError(
+                f"{self.cache_dir_url} was given to make_spark_converter as it is, and delete() "
+                "removes only what that has written; delete it yourself"
+            )
+        storage, path = locate(self.cache_dir_url)
+        try:
+            open_storage(storage).delete_dir(path)
+        except OSError as error:
+            raise WriteError(f"{self.cache_dir_url} cannot be deleted: {error}") from error
+
+    def _reading(
+        self,
+        batch_size: int,
+        epochs: int | None,
+        threads: int | None,
+        window: int | None,
+        given: dict[str, Any],
+    ) -> Reading:
+        options = {**_OPTIONS, **given}
+        for name in given.keys() - _OPTIONS.keys() - set(_ACCEPTED):
+            raise ConfigError(
+                f"{name}={given[name]!r}: a converter takes no {name}"
+                f"{did_you_mean(name, _OPTIONS)}. It takes {', '.join(_OPTIONS)}; select and "
+                "filter rows and columns in the DataFrame"
+            )
+        for name, value in (("batch_size", batch_size), ("num_epochs", epochs)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: must be at least 1")
+        shard, shards = _shard(options["cur_shard"], options["shard_count"])
+        return Reading(
+            *(_with_fields(self.source, options["schema_fields"]), shard, shards),
+            *(batch_size, epochs, options["shuffle_row_groups"]),
+            window=window or (_MIXED_ROWS if options["shuffle_rows"] else 0),
+            seed=options["seed"] or 0,
+            shard_seed=options["shard_seed"],
+            transform=options["transform_spec"],
+            threads=threads or _THREADS,
+        )
+
+
+def make_spark_converter(
+    df: DataFrame | str | PurePath,
+    parquet_row_group_size_bytes: int = _ROW_GROUP_NBYTES,
+    compression_codec: str | None = None,
+    dtype: str | None = "float32",
+) -> SparkDatasetConverter:
+    """Write a DataFrame to Parquet files, and return what reads them in processes that train.
+
+    The files are in a folder of their own in that which Spark's setting
+    `petastorm.spark.converter.parentCacheDirUrl` names: a URL that the driver and all processes
+    reach. A DataFrame of the same plan over the same files is written once in a session. The files
+    are deleted by `delete()`, or as the program ends. Vectors are written as arrays.
+
+    Args:
+        df: or the URL of a folder of Parquet files, which is read as it is.
+        parquet_row_group_size_bytes: of the files that are written.
+        compression_codec: of the files that are written, `snappy` for example; by default none.
+        dtype: of floats, also in arrays and vectors: `float32`, `float64`, or `None` for what they
+            are (vectors `float64`).
+
+    Raises:
+        ConfigError: for arguments that cannot work, if the setting is missing, or is no URL.
+        WriteError: if the driver does not find in the folder what Spark has written.
+    """
+    codec = (compression_codec or "uncompressed").lower()
+    if codec not in _CODECS:
+        raise ConfigError(
+            f"compression_codec={compression_codec!r}: must be one of {', '.join(_CODECS)}"
+            f"{did_you_mean(codec, _CODECS)}"
+        )
+    if dtype not in ("float32", "float64", None):
+        raise ConfigError(f"dtype={dtype!r}: must be 'float32', 'float64' or None")
+    if parquet_row_group_size_bytes < 1:
+        raise ConfigError(
+            f"parquet_row_group_size_bytes={parquet_row_group_size_bytes}: must be at least 1"
+        )
+    if isinstance(df, (str, PurePath)):
+        url = _checked_url(str(df), "df")
+        return SparkDatasetConverter(url, list_files(url), is_own=False)
+    key = (parquet_row_group_size_bytes, codec, dtype)
+    # With the session, so that it ends with it.
+    written: list[_Written] = vars(df.sparkSession).setdefault("_sparkdl_converters", [])
+    for before in written:
+        if before.holds(df, key):
+            _log.info("The rows are in %s already", before.converter.cache_dir_url)
+            return before.converter
+    converter = _write(df, *key)
+    written.append(_Written(df, frozenset(df.inputFiles()), key, converter))
+    return converter
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A DataFrame that has been written, and how."""
+
+    df: DataFrame
+    files: frozenset[str]
+    key: tuple[int, str, str | None]
+    converter: SparkDatasetConverter
+
+    def holds(self, df: DataFrame, key: tuple[int, str, str | None]) -> bool:
+        """Whether its files have the rows of another DataFrame, and are still there."""
+        if self.key != key or not self.df.sameSemantics(df):
+            return False
+        storage, path = locate(self.converter.cache_dir_url)
+        is_there = open_storage(storage).get_file_info(path).type == pafs.FileType.Directory
+        return is_there and self.files == frozenset(df.inputFiles())
+
+
+def _write(df: DataFrame, nbytes: int, codec: str, dtype: str | None) -> SparkDatasetConverter:
+    from pyspark.sql import Observation
+    from pyspark.sql.functions import count, lit
+
+    conf = SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF
+    parent = df.sparkSession.conf.get(conf, None)
+    if not parent:
+        raise ConfigError(
+            f"Spark's setting {conf} is missing: set it to the URL of a folder that the driver and "
+            f"all processes reach, like spark.conf.set({conf!r}, 'file:///mnt/shared/cache')"
+        )
+    name = f"{time.strftime('%Y%m%d%H%M%S')}-{uuid.uuid4()}"
+    url = f"{_checked_url(parent, conf).rstrip('/')}/{name}"
+    seen = Observation()
+    observed = _with_dtype(df, dtype).observe(seen, count(lit(1)).alias("rows"))
+    writer = observed.write.option("compression", codec).option("parquet.block.size", nbytes)
+    writer.parquet(url)
+    atexit.register(_delete_at_exit, url)
+    source = list_files(url)
+    if source.num_rows != seen.get["rows"]:
+        raise WriteError(
+            f"Spark has written {seen.get['rows']} rows to {url}, and the driver finds "
+            f"{source.num_rows}: the folder is not the same on all hosts. Set {conf} to a storage "
+            "that all share"
+        )
+    return SparkDatasetConverter(url, source)
+
+
+def _with_dtype(df: DataFrame, dtype: str | None) -> DataFrame:
+    """Return the DataFrame with vectors as arrays, and floats of this dtype."""
+    return df.select([_converted(df, each, dtype) for each in df.schema.fields])
+
+
+def _converted(df: DataFrame, column: StructField, dtype: str | None) -> Column:
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql.types import ArrayType, DoubleType, FloatType
+
+    floats = (DoubleType, FloatType)
+    kind = column.dataType
+    value = df[f"`{column.name.replace('`', '``')}`"]
+    if isinstance(kind, VectorUDT):
+        return vector_to_array(value, dtype or "float64").alias(column.name)
+    wanted = FloatType() if dtype == "float32" else DoubleType()
+    if dtype and isinstance(kind, floats):
+        return value.cast(wanted).alias(column.name)
+    if dtype and isinstance(kind, ArrayType) and isinstance(kind.elementType, floats):
+        return value.cast(ArrayType(wanted, kind.containsNull)).alias(column.name)
+    return value
+
+
+def _delete_at_exit(url: str) -> None:
+    storage, path = locate(url)
+    try:
+        system = open_storage(storage)
+        if system.get_file_info(path).type == pafs.FileType.Directory:
+            system.delete_dir(path)
+    except Exception as error:  # noqa: BLE001 (the program ends; the log says what is left)
+        _log.warning("%s is left: it cannot be deleted: %s", url, error)
+
+
+def _checked_url(url: str, what: str) -> str:
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", url):
+        raise ConfigError(
+            f"{what}={url!r}: a scheme-less directory url is no longer supported; write "
+            "file:///… for a local folder"
+        )
+    locate(url)  # raises for a storage that processes cannot read
+    return url
+
+
+def _shard(cur_shard: int | None, shard_count: int | None) -> tuple[int, int]:
+    own = place()
+    if cur_shard is None and shard_count is None:
+        if own[1] > 1:
+            _log.info("Reading shard %d of %d, by the rank of this process", *own)
+        return own
+    if cur_shard is None or shard_count is None or not 0 <= cur_shard < shard_count:
+        raise ConfigError(
+            f"cur_shard={cur_shard}, shard_count={shard_count}: give both or neither, and "
+            "cur_shard from 0 to shard_count - 1"
+        )
+    if own[1] > 1 and own != (cur_shard, shard_count):
+        _log.warning(
+            "cur_shard=%d, shard_count=%d: this process is number %d of %d that train",
+            *(cur_shard, shard_count, *own),
+        )
+    return cur_shard, shard_count
+
+
+def _with_fields(source: ParquetSource, wanted: Sequence[str] | None) -> ParquetSource:
+    """Return the source with those columns whose names match one of the patterns."""
+    if wanted is None:
+        return source
+    patterns = [str(getattr(each, "name", each)) for each in wanted]
+    kept = [each for each in source.schema if any(re.fullmatch(p, each.name) for p in patterns)]
+    if not kept:
+        raise ConfigError(
+            f"schema_fields={patterns}: no column has such a name; the columns are "
+            f"{', '.join(map(repr, source.schema.names))}"
+        )
+    return replace(source, schema=pa.schema(kept))
+
+
+@contextmanager
+def _tf_dataset(reading: Reading, prefetch: int | None) -> Iterator[tf.data.Dataset]:
+    import tensorflow as tf
+
+    from sparkdl.feed.adapters.tensorflow import spec_of
+
+    with Streams(replace(reading, epochs=1)) as sample:
+        first = next(iter(sample))
+    with Streams(reading) as streams:
+        row = namedtuple("Row", first, rename=True)  # type: ignore[misc] # columns of the data
+        specs = row(*(spec_of(name, column, None) for name, column in first.items()))
+        dataset = tf.data.Dataset.from_generator(
+            lambda: (row(*columns.values()) for columns in streams), output_signature=specs
+        )
+        options = tf.data.Options()  # each process reads its own shard already
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        yield dataset.with_options(options).prefetch(prefetch or tf.data.AUTOTUNE)
+
+
+@contextmanager
+def _torch_loader(reading: Reading, make_loader: Callable[..., Any] | None) -> Iterator[Any]:
+    from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+    from sparkdl.feed.adapters.torch import tensors_of
+
+    class Batches(IterableDataset):  # type: ignore[misc] # imported late
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            if get_worker_info() is not None:
+                raise ConfigError("each worker of a loader would read all rows: use num_workers=0")
+            return map(tensors_of, streams)
+
+    with Streams(reading) as streams:
+        yield (make_loader or DataLoader)(Batches(), batch_size=None)

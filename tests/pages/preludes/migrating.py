@@ -1,0 +1,14 @@
+"""What the page's programs train.
+
+Runs in: the driver of a page's program
+"""
+
+
+def train():
+    import tensorflow as tf
+
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+# block: MirroredStrategyRunner
+assert result == 2, result

@@ -1,0 +1,104 @@
+"""`make_spark_converter` on Spark: what is written, once, and read by nodes and Horovod's ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import sparkdl
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import Feeding
+from sparkdl.horovod.spark import run as run_horovod
+from sparkdl.petastorm.spark import SparkDatasetConverter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.torch
+_CONF = SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF
+
+
+@pytest.fixture
+def cached(spark_local: SparkSession, tmp_path: Path) -> Iterator[Path]:
+    """The folder that Spark's setting names."""
+    spark_local.conf.set(_CONF, f"file://{tmp_path}/cache")
+    yield tmp_path / "cache"
+    spark_local.conf.unset(_CONF)
+
+
+def frame(spark: SparkSession, rows: int = 40) -> DataFrame:
+    from pyspark.ml.feature import VectorAssembler
+
+    df = spark.range(rows).selectExpr("id", "double(id) as a", "array(double(id)) as `b.c`")
+    return VectorAssembler(inputCols=["a", "id"], outputCol="v").transform(df)
+
+
+def read(args: dict[str, Any], ctx: Any) -> list[int]:
+    with args["converter"].make_torch_dataloader(8, num_epochs=1) as loader:
+        return sorted(int(i) for batch in loader for i in batch["id"])
+
+
+def read_of_horovod(converter: SparkDatasetConverter) -> tuple[int, list[int]]:
+    import sparkdl.horovod.torch as hvd
+
+    hvd.init()
+    with converter.make_torch_dataloader(
+        8, num_epochs=1, cur_shard=hvd.rank(), shard_count=hvd.size()
+    ) as loader:
+        return hvd.rank(), sorted(int(i) for batch in loader for i in batch["id"])
+
+
+def test_dataframe_is_written_once_as_float32_and_read_by_rank_everywhere(
+    spark_local: SparkSession, cached: Path
+) -> None:
+    df = frame(spark_local)
+    converter = sparkdl.make_spark_converter(df, compression_codec="snappy")
+    assert len(converter) == 40
+    assert sparkdl.make_spark_converter(df, compression_codec="snappy") is converter
+    with converter.make_torch_dataloader(40, 1, shuffle_row_groups=False) as loader:
+        (rows,) = loader
+    assert {name: str(rows[name].dtype) for name in rows} == {
+        **{"id": "torch.int64", "a": "torch.float32"},
+        **{"b.c": "torch.float32", "v": "torch.float32"},
+    }
+    order = np.argsort(rows["id"].numpy())
+    assert rows["v"].numpy()[order].tolist() == [[i, i] for i in range(40)]
+
+    shares = sparkdl.run(
+        spark_local,
+        read,
+        {"converter": converter},
+        2,
+        framework="torch",
+        feeding=Feeding(fed=False),
+    )
+    assert sorted(shares[0] + shares[1]) == list(range(40))
+    ranks = dict(run_horovod(read_of_horovod, (converter,), num_proc=2, verbose=0))
+    assert ranks == dict(enumerate(shares))
+
+    other = sparkdl.make_spark_converter(frame(spark_local, 41))
+    assert (len(other), len(list(cached.iterdir()))) == (41, 2)
+    converter.delete()
+    assert len(list(cached.iterdir())) == 1
+    again = sparkdl.make_spark_converter(df, compression_codec="snappy")
+    assert again.cache_dir_url != converter.cache_dir_url, "it writes anew what was deleted"
+
+
+def test_files_that_changed_are_written_anew(spark_local: SparkSession, cached: Path) -> None:
+    path = str(cached.parent / "source")
+    spark_local.range(10).write.parquet(path)
+    first = sparkdl.make_spark_converter(spark_local.read.parquet(path))
+    assert sparkdl.make_spark_converter(spark_local.read.parquet(path)) is first
+    spark_local.range(5).write.mode("append").parquet(path)
+    assert len(first) == 10
+    assert len(sparkdl.make_spark_converter(spark_local.read.parquet(path))) == 15
+
+
+def test_missing_setting_is_an_error_that_has_the_line_to_write(spark_local: SparkSession) -> None:
+    with pytest.raises(ConfigError, match=rf"spark\.conf\.set\('{_CONF}', 'file:///"):
+        sparkdl.make_spark_converter(spark_local.range(3))

@@ -1,0 +1,202 @@
+"""A process's share of a converter's rows: each row once an epoch over all shards."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from importlib import import_module
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import sparkdl
+from sparkdl.core.errors import ConfigError, RemovedModuleError
+from sparkdl.petastorm import TransformSpec
+from sparkdl.petastorm.reader import place
+from sparkdl.petastorm.spark import SparkDatasetConverter
+
+
+@pytest.fixture
+def converter(tmp_path: Path) -> SparkDatasetConverter:
+    """100 rows in one file of ten row groups: more or fewer than there are shards."""
+    table = pa.table(
+        {
+            "id": np.arange(100),
+            "x": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(200, dtype=np.float32)), 2),
+            "name": [f"row {i}" for i in range(100)],
+        }
+    )
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=10)
+    return sparkdl.make_spark_converter(f"file://{tmp_path}")
+
+
+def ids(converter: SparkDatasetConverter, **options: Any) -> list[int]:
+    options = {"batch_size": 7, "num_epochs": 1, **options}
+    with converter.make_torch_dataloader(**options) as loader:
+        return [int(i) for batch in loader for i in batch["id"]]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("shards", [1, 3, 11, 16])
+def test_shards_have_each_row_once_and_differ_by_one_at_most(
+    converter: SparkDatasetConverter, shards: int
+) -> None:
+    found = [ids(converter, cur_shard=i, shard_count=shards) for i in range(shards)]
+    assert sorted(chain.from_iterable(found)) == list(range(100))
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+@pytest.mark.torch
+def test_orders_differ_between_epochs_and_repeat_with_the_seed(
+    converter: SparkDatasetConverter,
+) -> None:
+    two = ids(converter, num_epochs=2, shuffling_queue_capacity=30, seed=4)
+    assert Counter(two) == dict.fromkeys(range(100), 2)
+    assert two[:100] != two[100:]
+    assert two == ids(converter, num_epochs=2, shuffling_queue_capacity=30, seed=4)
+    assert ids(converter, shuffle_row_groups=False) == list(range(100))
+    dealt = ids(converter, cur_shard=0, shard_count=2, shard_seed=1)
+    assert sorted(dealt) != list(range(50))
+
+
+@pytest.mark.torch
+def test_batches_are_dicts_of_tensors_over_the_ends_of_epochs(
+    converter: SparkDatasetConverter,
+) -> None:
+    import torch
+
+    with cloudpickle.loads(cloudpickle.dumps(converter)).make_torch_dataloader(64) as loader:
+        batches = list(islice(loader, 4))
+    assert [len(batch["id"]) for batch in batches] == [64] * 4
+    assert batches[0]["x"].dtype == torch.float32
+    assert batches[0]["x"].shape == (64, 2)
+    assert batches[0]["name"][0] == f"row {int(batches[0]['id'][0])}"
+    batches[0]["x"] += 1  # memory of its own
+    with converter.make_torch_dataloader(200, num_epochs=1) as loader:
+        assert [len(batch["id"]) for batch in loader] == [100]
+        assert [len(batch["id"]) for batch in loader] == [100], "each loop begins anew"
+    assert len(converter) == converter.dataset_size == 100
+
+
+@pytest.mark.tensorflow
+def test_elements_of_tensorflow_are_named_tuples(converter: SparkDatasetConverter) -> None:
+    with converter.make_tf_dataset(30, num_epochs=1, schema_fields=["id", "x.*"]) as dataset:
+        pairs = list(dataset.map(lambda row: (row.id, row.x)).as_numpy_iterator())
+    assert [len(i) for i, _ in pairs] == [30, 30, 30, 10]
+    assert sorted(i for part, _ in pairs for i in part.tolist()) == list(range(100))
+    for part, x in pairs:
+        assert x.dtype == np.float32
+        assert x.tolist() == [[2.0 * i, 2.0 * i + 1] for i in part.tolist()]
+
+
+@pytest.mark.tensorflow
+def test_threads_of_an_endless_dataset_end_with_the_block(converter: SparkDatasetConverter) -> None:
+    with converter.make_tf_dataset(8) as dataset:
+        assert len(next(iter(dataset)).id) == 8
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("sparkdl-parquet")]
+
+
+@pytest.mark.torch
+def test_rows_after_the_block_are_an_error(converter: SparkDatasetConverter) -> None:
+    with converter.make_torch_dataloader() as loader:
+        pass
+    with pytest.raises(ConfigError, match="after the end of the `with` block"):
+        next(iter(loader))
+
+
+@pytest.mark.torch
+def test_transform_makes_columns_of_frames(converter: SparkDatasetConverter) -> None:
+    def halves(frame: pd.DataFrame) -> pd.DataFrame:
+        frame = frame[frame["id"] % 2 == 0].copy()
+        frame["image"] = [np.full(6, i, np.float64) for i in frame["id"]]
+        return frame
+
+    spec = TransformSpec(
+        halves, [("image", np.float32, (2, 3), False)], selected_fields=["image", "id"]
+    )
+    with converter.make_torch_dataloader(10, 1, transform_spec=spec) as loader:
+        batches = list(loader)
+    assert sorted(int(i) for batch in batches for i in batch["id"]) == list(range(0, 100, 2))
+    for batch in batches:
+        assert batch["image"].shape[1:] == (2, 3)
+        assert str(batch["image"].dtype) == "torch.float32"
+        assert batch["image"][:, 0, 0].tolist() == batch["id"].tolist()
+    with pytest.raises(ConfigError, match="no column 'no', which is to be kept"):
+        ids(converter, transform_spec=TransformSpec(selected_fields=["no"]))
+    with pytest.raises(ConfigError, match="shard 0 of 1 has no rows in epoch 0"):
+        ids(converter, transform_spec=TransformSpec(lambda frame: frame[:0]), num_epochs=None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "RANK": "0", "WORLD_SIZE": "2"}, (1, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2)),
+        ({"RANK": "1"}, (0, 1)),
+    ],
+)
+def test_shard_is_the_rank_that_the_launcher_gave(
+    converter: SparkDatasetConverter,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    found: tuple[int, int],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert place() == found
+    options = dict.fromkeys(["seed", "shard_seed"])
+    reading = converter._reading(8, 1, None, None, options)
+    assert (reading.shard, reading.shards) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cur_shard": 1}, "cur_shard=1, shard_count=None: give both or neither"),
+        ({"cur_shard": 2, "shard_count": 2}, "cur_shard from 0 to shard_count - 1"),
+        ({"predicate": print}, "a converter takes no predicate.* filter rows and columns in the D"),
+        ({"shuffle_row_group": True}, "did you mean 'shuffle_row_groups'"),
+        ({"batch_size": 0}, "batch_size=0: must be at least 1"),
+        ({"schema_fields": ["y"]}, r"schema_fields=\['y'\]: no column"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    converter: SparkDatasetConverter, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        converter.make_torch_dataloader(**options)
+
+
+def test_shard_without_rows_is_an_error_not_an_endless_wait(
+    converter: SparkDatasetConverter,
+) -> None:
+    with pytest.raises(ConfigError, match="shard 100 of 200 has no rows"):
+        ids(converter, cur_shard=100, shard_count=200, num_epochs=None)
+
+
+def test_files_of_others_are_not_deleted_and_urls_have_a_scheme(
+    converter: SparkDatasetConverter, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="delete it yourself"):
+        converter.delete()
+    assert converter.file_urls == [f"file://{tmp_path}/rows.parquet"]
+    with pytest.raises(ConfigError, match="scheme-less directory url"):
+        sparkdl.make_spark_converter(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"compression_codec='snapy': .*did you mean 'snappy'"):
+        sparkdl.make_spark_converter(f"file://{tmp_path}", compression_codec="snapy")
+
+
+def test_other_names_of_petastorm_say_what_to_use() -> None:
+    with pytest.raises(RemovedModuleError, match=r"Petastorm's: read any Parquet files by sparkdl"):
+        from sparkdl.petastorm import make_batch_reader  # noqa: F401
+    with pytest.raises(RemovedModuleError, match=r"converter\.make_torch_dataloader"):
+        import_module("sparkdl.petastorm.pytorch")
