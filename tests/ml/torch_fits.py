@@ -40,6 +40,21 @@ def normed() -> Any:
     )
 
 
+def partly_used() -> Any:
+    """Make a model of which a part is in no step."""
+    import torch
+
+    class Partly(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.unused = net(), torch.nn.Linear(3, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.net(x)
+
+    return Partly()
+
+
 def alone(
     epochs: int, weighted: bool = False, rows: Any = slice(None)
 ) -> tuple[list[float], list[Any]]:

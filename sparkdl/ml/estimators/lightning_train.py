@@ -25,6 +25,7 @@ from sparkdl.ml.estimators.torch_module import (
     labels_of,
     made,
     returned,
+    say,
 )
 from sparkdl.ml.estimators.torch_train import Watch
 from sparkdl.ml.scoring.torch import module_content, module_signature
@@ -157,7 +158,8 @@ class Notes(Checkpoint):
         self._watch = Watch(task.stopping, task.validates, {})
         self.history: dict[str, list[float]] = {}
         self.best: dict[str, Any] | None = None
-        self._loss, self._rows = 0.0, 0
+        self._loss: Any = 0.0
+        self._rows = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Stop at once where the training has been stopped before a restart."""
@@ -173,16 +175,17 @@ class Notes(Checkpoint):
         if loss is not None:
             rows = _rows(batch[1])
             self._rows += rows
-            self._loss += float(loss) * rows
+            self._loss = self._loss + loss.detach().double() * rows  # which waits for no GPU
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Note what was logged, of all nodes; stop if it is time; save."""
-        own = {"loss": self._loss / self._rows} if self._rows else {}
+        own = {"loss": float(self._loss) / self._rows} if self._rows else {}
         own |= {name: float(value) for name, value in trainer.callback_metrics.items()}
         logs = _means(self._ctx.all_gather([self._rows, own]))
         self._loss, self._rows = 0.0, 0
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
+        say(self._task, self._ctx, trainer.current_epoch, logs)
         if self._task.stopping.patience is not None:
             if self._watch.improves(logs):
                 self.best = full_state(pl_module)

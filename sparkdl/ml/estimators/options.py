@@ -108,6 +108,7 @@ class LightningParams(TypedDict, total=False):
     trainer_args: Mapping[str, Any]
     validation_indicator_col: str | None
     validation_split: float
+    verbose: int
     weight_col: str | None
 
 
@@ -156,4 +157,5 @@ class TorchParams(TypedDict, total=False):
     tensorboard_dir: str | None
     validation_indicator_col: str | None
     validation_split: float
+    verbose: int
     weight_col: str | None

@@ -318,7 +318,16 @@ def is_greater_better(name: str, metric: Any) -> bool:
 
 
 def accuracy(loss: Loss, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """Return for each row, or each of its values, whether the most likely class is the label."""
+    """Return for each row, or each of its values, whether the most likely class is the label.
+
+    Raises:
+        ConfigError: if the model gives several outputs, or labels are several.
+    """
+    if not hasattr(output, "ndim") or not hasattr(label, "ndim"):
+        raise ConfigError(
+            "the metric 'accuracy' is of one output and one label: give a function of the model's "
+            f"output, a {type(output).__name__}, and the label, a {type(label).__name__}"
+        )
     is_own_shape = label.shape == output.shape
     if output.ndim > 1 and output.shape[1] > 1 and (loss.takes_classes or not is_own_shape):
         found = output.argmax(1)
@@ -364,7 +373,13 @@ class Means:
             self._sums[0] += rows
             self._sums[1:] += rows * values.to(self.device)
             for metric in self._kept.values():
-                metric.update(output, label.long() if self.loss.scores else label)
+                metric.update(output, self._target(label))
+
+    def _target(self, label: Any) -> Any:
+        """Return a label as torchmetrics takes it: integers for the second of two classes."""
+        if self.loss.scores not in ("logit", "sigmoid") or bool((label != label.round()).any()):
+            return label
+        return label.long()
 
     def _mean(self, name: str, output: Any, label: Any) -> Any:
         metric = self.metrics[name]

@@ -40,7 +40,7 @@ _OWN = ("devices", "max_epochs", "num_nodes")
 _WEIGHT = "the column sample_weight"
 _SHARED = (
     *("input_mapping", "input_shapes", "output_cols", "batch_size", "epochs", "model_dir"),
-    *("num_workers", "label_col", "shuffle", "strategy", *TRAINING, *SCORING, *COLUMNS),
+    *("num_workers", "label_col", "shuffle", "strategy", "verbose", *TRAINING, *SCORING, *COLUMNS),
 )
 
 
@@ -57,7 +57,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         """
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(model, torch.nn.Module):
-            self._made = module_content(model)
+            self._made = module_content(model, "Give a function that makes it on each node")
         elif callable(model):
             self._made = model
         else:
@@ -97,6 +97,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
             "made": self._made,
             "shapes": self.getInputShapes(),
             "strategy": self.getStrategy(),
+            "verbose": self.getVerbose(),
         }
 
     def _inputs(self, task: ModuleTask) -> Inputs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -43,11 +44,13 @@ class ModuleTask(Task):
     Attributes:
         made: a pickled module, or a function that makes one.
         shapes: column to the shape of its rows.
+        verbose: whether the chief prints a line an epoch.
     """
 
     made: bytes | Callable[[], Any]
     shapes: Mapping[str, Any] = field(default_factory=dict)
     strategy: str = "ddp"
+    verbose: int = 0
 
 
 def join(ctx: NodeContext) -> torch.device:
@@ -230,6 +233,14 @@ def _full() -> Any:
     from torch.distributed.checkpoint.state_dict import StateDictOptions
 
     return StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def say(task: ModuleTask, ctx: NodeContext, number: int, logs: Mapping[str, float]) -> None:
+    """Print a line for an epoch, from 0, if the chief is to."""
+    if task.verbose and ctx.is_chief:
+        text = " - ".join(f"{name}: {value:.4g}" for name, value in logs.items())
+        sys.stdout.write(f"Epoch {number + 1}/{task.epochs} - {text}\n")
+        sys.stdout.flush()
 
 
 def note_inputs(module: Any) -> dict[str, torch.Tensor]:

@@ -5,7 +5,6 @@ Runs in: child
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from sparkdl.ml.estimators.torch_module import (
     note_inputs,
     optimizer_state,
     returned,
+    say,
     wrapped,
 )
 from sparkdl.ml.scoring.torch import module_content, module_signature
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
     from sparkdl.node.context import NodeContext
 
-_log = logging.getLogger(__name__)
 _STATE = "state.pt"
 TrainFn = Callable[[Any, Namespace, Any], Any]
 
@@ -140,6 +139,9 @@ class _Loop:
         self._task, self._ctx, self._module, self._device = task, ctx, module, device
         self._inputs = inputs
         self._loss, self._metrics = loss_of(task.loss), metrics_of(task.metrics)
+        for each in (self._loss.call, self._loss.by_row, *self._metrics.values()):
+            if hasattr(each, "to"):  # a module, with weights of the classes for example
+                each.to(device)
         self._dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
         self._world = ctx.num_workers
         self._wrapped = wrapped(module, task.strategy, ctx, device)
@@ -297,17 +299,17 @@ class _Loop:
         weight = batch[columns.weight].float().to(self._device) if columns.weight else None
         names = ", ".join(columns.labels)
         check_rows(output, len(batch[next(iter(columns.labels))]), inputs)
-        label = _on(self._device, labels_of(batch, columns, output))
-        label = fitted_label(self._loss, output, label, names)
+        # It is looked at where it is, for a look at a GPU's memory waits for the GPU.
+        label = fitted_label(self._loss, output, labels_of(batch, columns, output), names)
+        label = _on(self._device, label)
         return self._loss.of(output, label, weight), output, label
 
     def _end(self, number: int, logs: dict[str, float]) -> None:
         """End an epoch: note it, decide whether to stop, and save."""
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
+        say(self._task, self._ctx, number, logs)
         if self._ctx.is_chief:
-            text = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
-            _log.info("Epoch %d of %d: %s", number + 1, self._task.epochs, text)
             self._board(number, logs)
         if self._task.stopping.patience is not None and self._watch.improves(logs):
             self._best = full_state(self._module)

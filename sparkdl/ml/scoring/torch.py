@@ -35,8 +35,14 @@ def _torch() -> Any:
     return torch
 
 
-def module_content(module: Any) -> bytes:
+_SAVE = "Save it with torch.export.save or torch.jit.save, and give the path"
+
+
+def module_content(module: Any, advice: str = _SAVE) -> bytes:
     """Return a module as it travels: pickled, its class too where executors cannot import it.
+
+    Args:
+        advice: what else may be done, for the error.
 
     Raises:
         FrameworkMissingError: if there is no PyTorch.
@@ -48,17 +54,13 @@ def module_content(module: Any) -> bytes:
             f"TorchModel takes a torch.nn.Module or the path of a saved model, not {module!r}"
         )
     if isinstance(module, torch.jit.ScriptModule):
-        raise ConfigError(
-            "a module of TorchScript does not travel by pickle. Save it, torch.jit.save(module, "
-            "path), and give the path"
-        )
+        raise ConfigError(f"a module of TorchScript does not travel by pickle. {advice}")
     buffer = io.BytesIO()
     try:
         torch.save(module, buffer, pickle_module=cloudpickle)
     except Exception as error:
         raise ConfigError(
-            f"the module {type(module).__name__} cannot be pickled: {error}. Save it with "
-            "torch.export.save or torch.jit.save, and give the path"
+            f"the module {type(module).__name__} cannot be pickled: {error}. {advice}"
         ) from error
     return buffer.getvalue()
 

@@ -144,6 +144,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.rows, self.batches = 0, 0
+        self.kinds: set[str] = set()
 
     def to(self, device: Any) -> Any:
         return self
@@ -151,6 +152,7 @@ class Counted:
     def update(self, output: Any, label: Any) -> None:
         self.rows += len(label)
         self.batches += 1
+        self.kinds.add(str(label.dtype))
 
     def compute(self) -> Any:
         return t(self.rows / self.batches)
@@ -194,6 +196,19 @@ def test_accuracy_is_that_of_the_loss(loss: Any, output: Any, label: Any, expect
     means = Means(loss_of(loss), metrics_of(["accuracy"]), reduce=lambda sums: None)
     means.add(t(0.0), t(output), t(label), len(output))
     assert means.result()["accuracy"] == pytest.approx(expected)
+
+
+def test_metrics_with_states_take_integers_for_classes() -> None:
+    for loss, label, kind in (
+        ("BCEWithLogitsLoss", [[1.0], [0.0]], "torch.int64"),
+        ("BCEWithLogitsLoss", [[0.5], [0.0]], "torch.float32"),
+        ("MSELoss", [[1.0], [0.0]], "torch.float32"),
+    ):
+        means = Means(loss_of(loss), {"counted": Counted()}, reduce=lambda sums: None)
+        means.add(t(0.0), t([[0.1], [0.2]]), t(label), 2)
+        assert means._kept["counted"].kinds == {kind}
+    with pytest.raises(ConfigError, match="'accuracy' is of one output and one label"):
+        Means(loss_of(by_hand), {"a": "accuracy"}, lambda sums: None).add(t(0.0), (), t(0.0), 1)
 
 
 def test_metrics_are_called_by_their_names() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -165,7 +166,8 @@ def test_fits_at_once_have_models_of_their_own(points: DataFrame) -> None:
 
 
 @pytest.mark.skipif(not find_spec("lightning"), reason="PyTorch Lightning is not installed")
-@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_lightning_module_is_fitted_as_it_is(
     spark_ml: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
 ) -> None:
@@ -194,6 +196,7 @@ def test_lightning_module_is_fitted_as_it_is(
     assert sum(errors) / len(errors) == pytest.approx(min(losses), rel=1e-3)
 
 
+@pytest.mark.deep
 def test_binary_classifier_of_one_logit(spark_ml: SparkSession) -> None:
     rows = spark_ml.range(40, numPartitions=1).selectExpr(
         "array(double(id % 2), 1d, 0d) as features", "int(id % 2) as label"
@@ -207,11 +210,22 @@ def test_binary_classifier_of_one_logit(spark_ml: SparkSession) -> None:
     scored.unpersist()
 
 
+def locked() -> Any:
+    """Make a module that holds what cannot be pickled."""
+    module = torch.nn.Linear(2, 2)
+    module.lock = threading.Lock()
+    return module
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
         (lambda: loose(net, gone=1), "TorchEstimator has no parameter 'gone'"),
         (lambda: loose(net, los="mse"), "did you mean 'loss'"),
+        (
+            lambda: TorchEstimator(locked()),
+            "Linear cannot be pickled: .*Give a function that makes",
+        ),
         (lambda: TorchEstimator(7), "model is a int; give a torch.nn.Module or a function"),
         (lambda: loose(net, strategy="dp"), "strategy='dp' cannot be: choose one of 'ddp'"),
         (lambda: TorchEstimator(net, callbacks=[7]), r"callbacks=\[7\]: give a list of functions"),
@@ -229,7 +243,7 @@ def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
         ({"loss": None}, "TorchEstimator has no loss: set loss="),
         ({"loss": "MSELos"}, "loss: PyTorch has no 'MSELos'; did you mean 'MSELoss'"),
         ({"optimizer": "adamm"}, "optimizer: PyTorch has no 'adamm'"),
-        ({"metrics": ["acuracy"]}, "metrics: PyTorch has no 'acuracy'"),
+        ({"metrics": ["accurate"]}, "metrics: PyTorch has no 'accurate'"),
         ({"label_col": "labels"}, "no column 'labels'.*did you mean 'label'"),
         ({"features_col": "text"}, "column 'text' is of type string, which cannot feed"),
         ({"input_shapes": {"x": [1]}}, "input_shapes names 'x', and the columns .* are features"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +189,24 @@ def test_model_dir_takes_what_cannot_travel(tmp_path: Path) -> None:
     result = train(asked, Alone(x=X, y=Y))  # type: ignore[arg-type]
     assert result["path"] == f"{tmp_path}/models/fit.pt"
     assert module_of(Path(result["path"]).read_bytes()).out_features == 1_000_000
+
+
+def test_chief_prints_a_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    for verbose, lines in ((0, 0), (2, 2)):
+        train(task(metrics=["l1_loss"], verbose=verbose), Alone(x=X, y=Y))  # type: ignore[arg-type]
+        said = capsys.readouterr().out.splitlines()
+        assert len(said) == lines
+    assert re.fullmatch(r"Epoch 2/2 - loss: \d\.\d+ - l1_loss: \d\.\d+", said[-1])
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not find_spec("tensorboard"), reason="TensorBoard is not installed")
+def test_tensorboard_has_the_history(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = train(task(tensorboard_dir=str(tmp_path)), Alone(x=X, y=Y))  # type: ignore[arg-type]
+    found = EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
+    assert [each.value for each in found] == pytest.approx(result["history"]["loss"])
 
 
 def test_watch_knows_which_way_is_better() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkdl.core.errors import NodeFailedError
 from sparkdl.ml.estimators.columns import Columns, EarlyStopping
 from sparkdl.ml.estimators.torch_train import TorchTask, train
 from sparkdl.ml.scoring.torch import module_of
@@ -26,6 +27,7 @@ from tests.ml.torch_fits import (
     die_once,
     net,
     normed,
+    partly_used,
     stop_on_one,
     weights_of,
     worsen,
@@ -133,6 +135,20 @@ def test_early_stopping_takes_the_weights_of_the_best_epoch(nodes: Lab) -> None:
 def test_callback_on_one_node_stops_all(nodes: Lab) -> None:
     results = fitted(nodes, task(callbacks=partial(stop_on_one, 1)), epochs=2)
     assert [len(each["history"]["loss"]) for each in results] == [2, 2]
+
+
+@pytest.mark.deep
+def test_parameters_without_a_part_in_a_step_need_a_strategy_that_looks() -> None:
+    def losses_by(strategy: str) -> Any:
+        asked = task(made=partly_used, strategy=strategy)
+        with launch(train, asked, NODES, framework="torch") as cluster:
+            cluster.feed(DATA, epochs=EPOCHS)
+            return cluster.results(60.0)[0]["history"]["loss"]
+
+    found = losses_by("ddp_find_unused_parameters_true")
+    assert found == pytest.approx(alone(EPOCHS)[0], rel=1e-4)
+    with pytest.raises(NodeFailedError, match="strategy='ddp_find_unused_parameters_true'"):
+        losses_by("ddp")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.deep)])
