@@ -92,16 +92,16 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
             NodeFailedError: if a process failed.
         """
         chosen = self.copy(dict(params)) if params else self
+        chosen._check_params()
         backend = chosen._get_or_create_backend()
         columns = chosen.getLabelCols(), chosen.getFeatureCols(), chosen.getSampleWeightCol()
         found = util.get_simple_meta_from_parquet(chosen._store(), *columns, dataset_idx)
         return chosen._fit_on_prepared_data(backend, *found, dataset_idx)
 
     def _fit(self, df: DataFrame) -> Any:
+        self._check_params()
         backend = self._get_or_create_backend()
         store = self._store()
-        if self.getFeatureCols() is None:
-            raise ConfigError("feature_cols is not set: which columns feed the model's inputs?")
         with util.prepare_data(
             backend.num_processes(),
             store,
@@ -137,9 +137,13 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         folder = self._store().get_checkpoint_path(run_id)
         return folder and f"{folder}/{self._store().get_checkpoint_filename()}"
 
-    def _check_params(self, metadata: util.Metadata) -> None:
+    def _check_params(self) -> None:
+        """Check what can be checked before any rows are written."""
         if self.getModel() is None:
             raise ConfigError("Model parameter is required")
+        for name in ("feature_cols", "label_cols"):
+            if not self.getOrDefault(name):
+                raise ConfigError(f"{name} is not set: name the columns, {name}=[…]")
         util.check_validation(self.getValidation())
         if self.getShufflingBufferSize() is not None:
             warnings.warn(
@@ -155,7 +159,6 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         for name in ("epochs", "batch_size"):
             if self.getOrDefault(name) < 1:
                 raise ConfigError(f"{name}={self.getOrDefault(name)} must be at least 1")
-        self._check_metadata_compatibility(metadata)
 
     def _check_metadata_compatibility(self, metadata: util.Metadata) -> None:
         """Check that the columns fit the model."""
@@ -169,7 +172,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         avg_row_size: float,
         dataset_idx: int | None = None,
     ) -> Any:
-        self._check_params(metadata)
+        self._check_metadata_compatibility(metadata)
         store = self._store()
         unique = uuid.uuid4().hex
         run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}_{unique[:6]}"

@@ -97,6 +97,7 @@ def test_store_may_be_on_any_storage_of_fsspec(tmp_path: Path) -> None:
     assert names == ["run"]
 
 
+@pytest.mark.deep
 def test_two_processes_train_on_all_rows_together(store: FilesystemStore) -> None:
     backend = SparkBackend(2, verbose=0, executor="local")
     alone = estimator(store, shuffle=False, batch_size=8, sample_weight_col="w")
@@ -215,6 +216,14 @@ def test_runs_without_a_name_do_not_continue_each_other(store: FilesystemStore) 
     first, second = (estimator(store, run_id=None).fit_on_parquet() for _ in range(2))
     assert first.getRunId() != second.getRunId()
     assert losses(first) == losses(second)
+
+
+@pytest.mark.parametrize("name", ["loss", "optimizer", "feature_cols", "label_cols", "store"])
+def test_what_is_missing_is_said_before_the_frame_is_written(
+    name: str, store: FilesystemStore
+) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is not set"):
+        estimator(store, **{name: None}).fit("no DataFrame")
 
 
 def test_constructor_refuses_what_contradicts(store: FilesystemStore) -> None:
