@@ -21,7 +21,14 @@ import numpy as np
 from pyspark.ml import Estimator, Model
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import DataFrame
-from pyspark.sql.types import BooleanType, DoubleType, IntegralType, StructField, StructType
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    DoubleType,
+    IntegralType,
+    StructField,
+    StructType,
+)
 
 from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.core.scratch import scratch_folder
@@ -85,21 +92,28 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
             NodeFailedError: if a process failed.
         """
         chosen = self.copy(dict(params)) if params else self
+        chosen._check_params()
         backend = chosen._get_or_create_backend()
         columns = chosen.getLabelCols(), chosen.getFeatureCols(), chosen.getSampleWeightCol()
         found = util.get_simple_meta_from_parquet(chosen._store(), *columns, dataset_idx)
         return chosen._fit_on_prepared_data(backend, *found, dataset_idx)
 
     def _fit(self, df: DataFrame) -> Any:
+        self._check_params()
         backend = self._get_or_create_backend()
         store = self._store()
-        if self.getFeatureCols() is None:
-            raise ConfigError("feature_cols is not set: which columns feed the model's inputs?")
-        num_files = backend.num_processes() * self.getPartitionsPerProcess()
-        columns = self.getFeatureCols(), self.getLabelCols(), self.getSampleWeightCol()
-        how = self.getValidation(), self.getVerbose()
-        with util.prepared(num_files, store, df, columns, *how) as (index, found):
-            return self._fit_on_prepared_data(backend, *found, index)
+        with util.prepare_data(
+            backend.num_processes(),
+            store,
+            df,
+            label_columns=self.getLabelCols(),
+            feature_columns=self.getFeatureCols(),
+            validation=self.getValidation(),
+            sample_weight_col=self.getSampleWeightCol(),
+            partitions_per_process=self.getPartitionsPerProcess(),
+            verbose=self.getVerbose(),
+        ) as index:
+            return self._fit_on_prepared_data(backend, *util.prepared(store, index), index)
 
     def _store(self) -> Any:
         store = self.getStore()
@@ -123,9 +137,13 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         folder = self._store().get_checkpoint_path(run_id)
         return folder and f"{folder}/{self._store().get_checkpoint_filename()}"
 
-    def _check_params(self, metadata: util.Metadata) -> None:
+    def _check_params(self) -> None:
+        """Check what can be checked before any rows are written."""
         if self.getModel() is None:
             raise ConfigError("Model parameter is required")
+        for name in ("feature_cols", "label_cols"):
+            if not self.getOrDefault(name):
+                raise ConfigError(f"{name} is not set: name the columns, {name}=[…]")
         util.check_validation(self.getValidation())
         if self.getShufflingBufferSize() is not None:
             warnings.warn(
@@ -141,7 +159,6 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         for name in ("epochs", "batch_size"):
             if self.getOrDefault(name) < 1:
                 raise ConfigError(f"{name}={self.getOrDefault(name)} must be at least 1")
-        self._check_metadata_compatibility(metadata)
 
     def _check_metadata_compatibility(self, metadata: util.Metadata) -> None:
         """Check that the columns fit the model."""
@@ -155,7 +172,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         avg_row_size: float,
         dataset_idx: int | None = None,
     ) -> Any:
-        self._check_params(metadata)
+        self._check_metadata_compatibility(metadata)
         store = self._store()
         unique = uuid.uuid4().hex
         run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}_{unique[:6]}"
@@ -164,6 +181,11 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         columns = [*self.getFeatureCols(), *self.getLabelCols()]
         columns += filter(None, [self.getSampleWeightCol()])
         train, val = util.sources(store, dataset_idx, columns, has_val)
+        if train.num_rows != train_rows:
+            raise ConfigError(
+                f"the store has {train.num_rows} training rows, and {train_rows} were prepared: "
+                "another program writes into it; give each program a store of its own"
+            )
         dirs = store.get_train_data_path(dataset_idx), store.get_val_data_path(dataset_idx)
         apart = {"model", "optimizer", "store", "backend"}
         params = {p.name: self.getOrDefault(p) for p in self.params if p.name not in apart}
@@ -225,8 +247,7 @@ class HorovodModel(Model, ModelParams, _Saved):
             StructField(name, util.model_type(kind, width), nullable=True)
             for name, kind, width in zip(names, kinds, widths, strict=False)
         ]
-        results = tuple(_Result.of(field) for field in fields)
-        make = Scoring(call, tuple(self.getFeatureColumns()), results)
+        make = Scoring(call, self.getFeatureColumns(), fields)
         features = list(dict.fromkeys(self.getFeatureColumns()))
         return predict(df, make, features, StructType(fields), batch_size=_SCORE_ROWS)
 
@@ -235,36 +256,19 @@ class HorovodModel(Model, ModelParams, _Saved):
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class _Result:
-    """A column of results."""
-
-    name: str
-    is_vector: bool
-    is_whole: bool
-    is_bool: bool
-
-    @classmethod
-    def of(cls, field: StructField) -> _Result:
-        kind = field.dataType
-        is_bool = isinstance(kind, BooleanType)
-        is_whole = is_bool or isinstance(kind, IntegralType)
-        return cls(field.name, isinstance(kind, VectorUDT), is_whole, is_bool)
-
-    def values(self, output: Any, rows: int) -> Any:
-        """Return an output of the model [rows, …] as the column."""
-        array = np.asarray(output)
-        if array.shape[:1] != (rows,):
-            raise InferenceError(
-                f"the model gave {list(array.shape)} for {rows} rows: its first dimension must be "
-                "the rows"
-            )
-        if self.is_vector:
-            return array.reshape(rows, -1).astype(np.float64)
-        numbers = np.rint(array.reshape(rows)) if self.is_whole else array.reshape(rows)
-        if self.is_bool:
-            return numbers.astype(bool)
-        return numbers.astype(np.int64) if self.is_whole else numbers
+def _column(kind: DataType, output: Any, rows: int) -> Any:
+    """Return an output of the model [rows, …] as a column of this type."""
+    array = np.asarray(output)
+    if array.shape[:1] != (rows,):
+        raise InferenceError(
+            f"the model gave {list(array.shape)} for {rows} rows: its first dimension must be the "
+            "rows"
+        )
+    if isinstance(kind, VectorUDT):
+        return array.reshape(rows, -1).astype(np.float64)
+    if not isinstance(kind, BooleanType | IntegralType):
+        return array.reshape(rows)
+    return np.rint(array.reshape(rows)).astype(bool if isinstance(kind, BooleanType) else np.int64)
 
 
 @dataclass(frozen=True)
@@ -276,8 +280,8 @@ class Scoring:
     """
 
     make: Callable[[], Callable[..., list[Any]]]
-    features: tuple[str, ...]
-    results: tuple[_Result, ...]
+    features: list[str]
+    results: list[StructField]
 
     def __call__(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         """Load the model; return the function."""
@@ -288,8 +292,8 @@ class Scoring:
             outputs = call(*inputs)
             rows = len(inputs[0])
             return {
-                result.name: result.values(output, rows)
-                for result, output in zip(self.results, outputs, strict=False)
+                field.name: _column(field.dataType, output, rows)
+                for field, output in zip(self.results, outputs, strict=False)
             }
 
         return score

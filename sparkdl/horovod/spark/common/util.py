@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -37,19 +37,38 @@ Properties = tuple[int, int, Metadata, float]
 """Training rows, validation rows, what is known of the columns, and the bytes of a row."""
 
 
+class _Written(NamedTuple):
+    """A DataFrame in a store.
+
+    Attributes:
+        key: a weak reference to it, and what else decides what was written.
+        files: their paths; others are another program's.
+    """
+
+    key: tuple[Any, ...]
+    properties: Properties
+    files: list[str]
+
+    def is_of(self, key: tuple[Any, ...]) -> bool:
+        return self.key[0]() is key[0]() and self.key[1:] == key[1:]
+
+
 class _Cache:
     """Which DataFrames have been written where. A dataset that no fit uses may be overwritten."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.keys: dict[tuple[str, int], tuple[Any, ...]] = {}
-        self.properties: dict[tuple[str, int], Properties] = {}
+        self.datasets: dict[tuple[str, int], _Written] = {}
         self.in_use: Counter[tuple[str, int]] = Counter()
 
-    def find(self, place: str, key: tuple[Any, ...]) -> int | None:
-        """Return the index of the dataset that was written for `key`."""
-        found = (index for (there, index), own in self.keys.items() if there == place)
-        return next((i for i in found if _is_same(self.keys[place, i], key)), None)
+    def find(self, store: AbstractFilesystemStore, key: tuple[Any, ...]) -> int | None:
+        """Return the index of the dataset that was written for `key`, if it is there still."""
+        here = store.get_train_data_path()
+        for (place, index), written in self.datasets.items():
+            is_same = place == here and written.is_of(key)
+            if is_same and _files(store, index, key[2]) == written.files:
+                return index
+        return None
 
     def free(self, place: str) -> int:
         """Return the lowest index that no fit uses."""
@@ -60,19 +79,13 @@ class _Cache:
 
 
 _cache = _Cache()
-_last: dict[int, Properties] = {}
 __getattr__ = partial(missing_name, __name__)
-
-
-def _is_same(known: tuple[Any, ...], key: tuple[Any, ...]) -> bool:
-    return known[0]() is key[0]() and known[1:] == key[1:]
 
 
 def clear_training_cache() -> None:
     """Forget which DataFrames have been written: the next fits write theirs again."""
     with _cache.lock:
-        _cache.keys.clear()
-        _cache.properties.clear()
+        _cache.datasets.clear()
 
 
 def say(text: str) -> None:
@@ -129,47 +142,26 @@ def prepare_data(  # noqa: PLR0913 (Horovod's arguments)
             f"num_proc={num_processes} and partitions_per_process={partitions_per_process} must "
             "both be > 0"
         )
-    columns = feature_columns, label_columns, sample_weight_col
-    with prepared(
-        num_processes * partitions_per_process, store, df, columns, validation, verbose
-    ) as (index, found):
-        _last[index] = found
-        yield index
-
-
-@contextmanager
-def prepared(
-    num_files: int,
-    store: AbstractFilesystemStore,
-    df: DataFrame,
-    columns: tuple[Sequence[str] | None, Sequence[str], str | None],
-    validation: float | str | None,
-    verbose: int,
-) -> Iterator[tuple[int, Properties]]:
-    """Do as `prepare_data`; yield what is known of the dataset as well.
-
-    Args:
-        columns: features, labels, weight.
-    """
-    names = _checked(df, *columns)
+    num_files = num_processes * partitions_per_process
+    names = _checked(df, feature_columns, label_columns, sample_weight_col)
     check_validation(validation, df)
     place = store.get_train_data_path()
     key = (weakref.ref(df), tuple(names), validation, store.get_val_data_path())
     with _cache.lock:
-        index = _cache.find(place, key)
-        if index is None or not _is_there(store, index, validation):
+        index = _cache.find(store, key)
+        if index is None:
             index = _cache.free(place)
-            _cache.keys.pop((place, index), None)
+            _cache.datasets.pop((place, index), None)
             frames = _train_val_split(_plain(df, names, validation), validation)
             _write(store, index, frames, num_files, verbose)
             found = _properties(store, index, names, df, bool(validation))
-            _cache.keys[place, index], _cache.properties[place, index] = key, found
+            files = _files(store, index, validation)
+            _cache.datasets[place, index] = _Written(key, found, files)
         elif verbose:
             say(f"The training data are in {store.get_train_data_path(index)} already")
-        found = _cache.properties[place, index]
         _cache.in_use[place, index] += 1
     try:
-        yield index, found
+        yield index
     finally:
         with _cache.lock:
             _cache.in_use[place, index] -= 1
@@ -192,8 +184,14 @@ def _checked(
 
 
 def get_dataset_properties(dataset_idx: int) -> Properties:
-    """Return what is known of a dataset that `prepare_data` yielded last with this index."""
-    return _last[dataset_idx]
+    """Return what is known of the dataset that was written last with this index."""
+    newest = reversed(_cache.datasets.items())
+    return next(written.properties for (_, index), written in newest if index == dataset_idx)
+
+
+def prepared(store: AbstractFilesystemStore, dataset_idx: int) -> Properties:
+    """Return what is known of a dataset that `prepare_data` has written into this store."""
+    return _cache.datasets[store.get_train_data_path(), dataset_idx].properties
 
 
 def get_simple_meta_from_parquet(
@@ -241,10 +239,13 @@ def sources(
     return found[0], found[1] if has_val else None
 
 
-def _is_there(store: AbstractFilesystemStore, index: int, validation: Any) -> bool:
+def _files(store: AbstractFilesystemStore, index: int, validation: Any) -> list[str]:
     paths = [store.get_train_data_path(index)]
     paths += [store.get_val_data_path(index)] if validation else []
-    return all(map(store.is_parquet_dataset, paths))
+    try:
+        return [file.path for path in paths for file in store.parquet_source(path).files]
+    except ConfigError:
+        return []
 
 
 def _plain(df: DataFrame, columns: Sequence[str], validation: Any) -> DataFrame:

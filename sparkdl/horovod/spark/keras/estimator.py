@@ -89,18 +89,27 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
         model = self.getModel()
         return shapes_of(model.inputs), shapes_of(model.outputs)
 
-    def _check_metadata_compatibility(self, metadata: util.Metadata) -> None:
+    def _check_params(self) -> None:
+        super()._check_params()
         library_of(self.getModel())
+        if self.getLoss() is None:
+            raise ConfigError("Loss parameter is required for the model to compile")
+        if not (self.getOptimizer() or getattr(self.getModel(), "optimizer", None)):
+            raise ConfigError(
+                "Optimizer must be provided either as a parameter or as part of a compiled model"
+            )
+        if getattr(self.getCheckpointCallback(), "save_weights_only", False):
+            raise ConfigError(
+                "checkpoint_callback has save_weights_only=True: the estimator needs whole models"
+            )
+
+    def _check_metadata_compatibility(self, metadata: util.Metadata) -> None:
         inputs, outputs = self.get_model_shapes()
         # A label may be the number of a class, whatever size the output has.
         shapes = inputs, [[-1, -1]] * len(outputs), self.getLabelShapes()
         util.check_shape_compatibility(
             metadata, self.getFeatureCols(), self.getLabelCols(), *shapes
         )
-        if getattr(self.getCheckpointCallback(), "save_weights_only", False):
-            raise ConfigError(
-                "checkpoint_callback has save_weights_only=True: the estimator needs whole models"
-            )
 
     def _env(self) -> dict[str, str]:
         own = {} if library_of(self.getModel()) == "keras" else {"TF_USE_LEGACY_KERAS": "1"}
@@ -117,16 +126,10 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
 
     def _write_start(self, file: Path, run_id: str) -> None:
         model, library = self.getModel(), library_of(self.getModel())
-        if self.getLoss() is None:
-            raise ConfigError("Loss parameter is required for the model to compile")
         optimizer = self.getOptimizer() or getattr(model, "optimizer", None)
         if self._has_checkpoint(run_id):
             model = self._load_model_from_checkpoint(run_id)
             optimizer = model.optimizer
-        if not optimizer:
-            raise ConfigError(
-                "Optimizer must be provided either as a parameter or as part of a compiled model"
-            )
         state = OptimizerState.of(optimizer, library)
         with file.open("wb") as out:
             cloudpickle.dump((model_bytes(model), self._known(library), state), out)

@@ -91,8 +91,8 @@ class TorchEstimator(_TorchSaved, HorovodEstimator, params=(*OWN, PASSES)):
             metadata, self.getFeatureCols(), self.getLabelCols(), *shapes
         )
 
-    def _check_params(self, metadata: util.Metadata) -> None:
-        super()._check_params(metadata)
+    def _check_params(self) -> None:
+        super()._check_params()
         self._check_training()
 
     def _check_training(self) -> None:

@@ -26,6 +26,7 @@ from sparkdl.horovod.spark.torch.modules import (
     shaped,
     unpacked_module,
 )
+from sparkdl.node.context import current
 
 if TYPE_CHECKING:
     import torch
@@ -91,8 +92,10 @@ class _Training:
         try:
             import tensorboard.compat
 
-            # TensorBoard imports TensorFlow, for seconds, unless there is this module.
-            sys.modules.setdefault("tensorboard.compat.notf", tensorboard.compat)
+            # TensorBoard imports TensorFlow, for seconds, unless there is this module. Keras' own
+            # callback would miss it, but a node of this training needs none.
+            if current() is not None:
+                sys.modules.setdefault("tensorboard.compat.notf", tensorboard.compat)
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             say("No logs for TensorBoard: the package tensorboard is not installed")

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.horovod.spark.common.backend import Backend
-from sparkdl.horovod.spark.common.store import LocalStore
+from sparkdl.horovod.spark.common.store import FilesystemStore
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab
 from tests.horovod.together import together
@@ -64,7 +64,7 @@ class _Call:
         return self.function()
 
 
-def fill(store: LocalStore, folder: Path) -> LocalStore:
+def fill(store: FilesystemStore, folder: Path) -> FilesystemStore:
     """Write rows into a store, as `fit` leaves them: a vector, a label, a weight."""
     x = np.random.default_rng(0).normal(size=(ROWS, 2))
     vectors = pa.array(list(x), pa.list_(pa.float64()))

@@ -48,6 +48,10 @@ def test_frame_is_split_by_a_column_and_written_once(frame: DataFrame, tmp_path:
     with util.prepare_data(2, store, frame, ["y"], ["v"], validation="is_val") as again:
         assert again == index
         assert {file.name for file in Path(train.removeprefix("file://")).iterdir()} == written
+    store.delete(train)
+    frame.limit(3).select("y").write.parquet(train)  # as another program does
+    with util.prepare_data(2, store, frame, ["y"], ["v"], validation="is_val"):
+        assert len(rows_of(store, train)) == 16
     util.clear_training_cache()
     with util.prepare_data(2, store, frame, ["y"], ["v"], validation=0.5) as index:
         assert {f.name for f in Path(train.removeprefix("file://")).iterdir()} != written

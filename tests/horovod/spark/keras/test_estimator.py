@@ -11,7 +11,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark.common.backend import SparkBackend
-from sparkdl.horovod.spark.common.store import LocalStore
+from sparkdl.horovod.spark.common.store import FilesystemStore, LocalStore
 from tests.doubles.labs import Lab, lab
 from tests.horovod.spark.common.linear import WEIGHTS, InLab, InThisProcess, fill
 
@@ -25,7 +25,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
+def store(tmp_path: Path) -> FilesystemStore:
     return fill(LocalStore(str(tmp_path)), tmp_path)
 
 
@@ -35,7 +35,7 @@ def linear(library: str = "keras") -> Any:
     return keras.Sequential([keras.layers.Input([2]), keras.layers.Dense(1)])
 
 
-def estimator(place: LocalStore, **options: Any) -> Any:
+def estimator(place: FilesystemStore, **options: Any) -> Any:
     import keras
 
     from sparkdl.horovod.spark.keras import KerasEstimator
@@ -59,7 +59,7 @@ def estimator(place: LocalStore, **options: Any) -> Any:
 
 
 def test_training_learns_and_leaves_its_files(
-    nodes: Lab, store: LocalStore, tmp_path: Path
+    nodes: Lab, store: FilesystemStore, tmp_path: Path
 ) -> None:
     import keras
 
@@ -78,7 +78,7 @@ def test_training_learns_and_leaves_its_files(
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
 
 
-def test_run_with_a_checkpoint_is_continued(nodes: Lab, store: LocalStore) -> None:
+def test_run_with_a_checkpoint_is_continued(nodes: Lab, store: FilesystemStore) -> None:
     options = {"backend": InLab(nodes), "shuffle": False}
     first = estimator(store, **options).fit_on_parquet().getHistory()["loss"]
     second = estimator(store, **options).fit_on_parquet().getHistory()["loss"]
@@ -86,7 +86,7 @@ def test_run_with_a_checkpoint_is_continued(nodes: Lab, store: LocalStore) -> No
     assert [*first, *second] == pytest.approx(at_once.getHistory()["loss"], rel=1e-4)
 
 
-def test_weights_losses_and_callbacks_of_the_users_own(nodes: Lab, store: LocalStore) -> None:
+def test_weights_losses_and_callbacks_of_the_users_own(nodes: Lab, store: FilesystemStore) -> None:
     import keras
 
     from sparkdl.horovod.keras.callbacks import BestModelCheckpoint, LearningRateScheduleCallback
@@ -115,7 +115,7 @@ def test_weights_losses_and_callbacks_of_the_users_own(nodes: Lab, store: LocalS
     assert model.getHistory()["loss"][-1] < model.getHistory()["loss"][0]
 
 
-def test_checkpoint_that_was_never_saved_says_why(nodes: Lab, store: LocalStore) -> None:
+def test_checkpoint_that_was_never_saved_says_why(nodes: Lab, store: FilesystemStore) -> None:
     from sparkdl.horovod.keras.callbacks import BestModelCheckpoint
 
     saver = BestModelCheckpoint("loss", save_freq=1000)
@@ -125,7 +125,7 @@ def test_checkpoint_that_was_never_saved_says_why(nodes: Lab, store: LocalStore)
 
 
 @pytest.mark.deep
-def test_two_processes_train_models_of_tf_keras(store: LocalStore) -> None:
+def test_two_processes_train_models_of_tf_keras(store: FilesystemStore) -> None:
     keras = pytest.importorskip("tf_keras")
     backend = SparkBackend(2, verbose=0, executor="local")
     optimizer = keras.optimizers.SGD(0.05)
@@ -146,13 +146,13 @@ def test_two_processes_train_models_of_tf_keras(store: LocalStore) -> None:
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(
-    options: dict[str, Any], text: str, store: LocalStore
+    options: dict[str, Any], text: str, store: FilesystemStore
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         estimator(store, **options).fit_on_parquet()
 
 
-def test_model_without_input_shapes_is_refused(store: LocalStore) -> None:
+def test_model_without_input_shapes_is_refused(store: FilesystemStore) -> None:
     import keras
 
     model = keras.Sequential([keras.layers.Dense(1)])

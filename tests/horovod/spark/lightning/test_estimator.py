@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.spark.common.store import LocalStore
+from sparkdl.horovod.spark.common.store import FilesystemStore, LocalStore
 from tests.doubles.labs import Lab, lab
 from tests.horovod.spark.common.linear import WEIGHTS, InLab, InThisProcess, fill
 
@@ -25,7 +25,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
+def store(tmp_path: Path) -> FilesystemStore:
     return fill(LocalStore(str(tmp_path)), tmp_path)
 
 
@@ -58,7 +58,7 @@ def linear(**options: Any) -> Any:
     return Linear()
 
 
-def estimator(place: LocalStore, **options: Any) -> Any:
+def estimator(place: FilesystemStore, **options: Any) -> Any:
     from sparkdl.horovod.spark.lightning import TorchEstimator
 
     given = {
@@ -79,7 +79,7 @@ def estimator(place: LocalStore, **options: Any) -> Any:
 
 @pytest.mark.deep
 def test_training_learns_and_leaves_its_files(
-    nodes: Lab, store: LocalStore, tmp_path: Path
+    nodes: Lab, store: FilesystemStore, tmp_path: Path
 ) -> None:
     import torch
 
@@ -93,7 +93,7 @@ def test_training_learns_and_leaves_its_files(
 
 
 @pytest.mark.deep
-def test_run_with_a_checkpoint_is_continued(nodes: Lab, store: LocalStore) -> None:
+def test_run_with_a_checkpoint_is_continued(nodes: Lab, store: FilesystemStore) -> None:
     options = {"backend": InLab(nodes), "shuffle": False}
     estimator(store, **options).fit_on_parquet()
     second = estimator(store, **options).fit_on_parquet()
@@ -104,7 +104,7 @@ def test_run_with_a_checkpoint_is_continued(nodes: Lab, store: LocalStore) -> No
 
 
 @pytest.mark.deep
-def test_plain_module_trains_as_well(nodes: Lab, store: LocalStore) -> None:
+def test_plain_module_trains_as_well(nodes: Lab, store: FilesystemStore) -> None:
     import torch
 
     module = torch.nn.Linear(2, 1)
@@ -123,14 +123,14 @@ def test_plain_module_trains_as_well(nodes: Lab, store: LocalStore) -> None:
 
 
 @pytest.mark.deep
-def test_loss_that_is_no_number_ends_the_training(nodes: Lab, store: LocalStore) -> None:
+def test_loss_that_is_no_number_ends_the_training(nodes: Lab, store: FilesystemStore) -> None:
     made = estimator(store, backend=InLab(nodes), model=linear(is_broken=True))
     made.setTerminateOnNan(True)
     with pytest.raises(AssertionError, match="is nan, and terminate_on_nan is set"):
         made.fit_on_parquet()
 
 
-def test_optimizer_beside_a_lightning_module_is_refused(store: LocalStore) -> None:
+def test_optimizer_beside_a_lightning_module_is_refused(store: FilesystemStore) -> None:
     made = estimator(store, backend=InThisProcess(), loss=[len])
     with pytest.raises(ConfigError, match="`loss` cannot be specified with a `LightningModule`"):
         made.fit_on_parquet()

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.horovod.spark.common.backend import SparkBackend
-from sparkdl.horovod.spark.common.store import LocalStore
+from sparkdl.horovod.spark.common.store import FilesystemStore, LocalStore
 from tests.horovod.spark.common.linear import WEIGHTS, InThisProcess, fill
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
+def store(tmp_path: Path) -> FilesystemStore:
     return fill(LocalStore(str(tmp_path)), tmp_path)
 
 
-def estimator(place: LocalStore, **options: Any) -> Any:
+def estimator(place: FilesystemStore, **options: Any) -> Any:
     import torch
 
     from sparkdl.horovod.spark.torch import TorchEstimator
@@ -54,7 +54,7 @@ def losses(model: Any, part: str = "train") -> list[float]:
     return [epoch[part]["loss"] for epoch in model.getHistory()]
 
 
-def test_training_learns_and_leaves_its_files(store: LocalStore, tmp_path: Path) -> None:
+def test_training_learns_and_leaves_its_files(store: FilesystemStore, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     import torch
 
@@ -78,7 +78,7 @@ def test_training_learns_and_leaves_its_files(store: LocalStore, tmp_path: Path)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
 
 
-def test_run_with_a_checkpoint_is_continued(store: LocalStore) -> None:
+def test_run_with_a_checkpoint_is_continued(store: FilesystemStore) -> None:
     first = estimator(store, shuffle=False).fit_on_parquet()
     second = estimator(store, shuffle=False).fit_on_parquet()
     at_once = estimator(store, shuffle=False, epochs=6, run_id="other").fit_on_parquet()
@@ -87,7 +87,18 @@ def test_run_with_a_checkpoint_is_continued(store: LocalStore) -> None:
     assert momentum.abs().sum() > 0
 
 
-def test_two_processes_train_on_all_rows_together(store: LocalStore) -> None:
+def test_store_may_be_on_any_storage_of_fsspec(tmp_path: Path) -> None:
+    store = fill(FilesystemStore(f"memory://{tmp_path.name}"), tmp_path)
+    first = estimator(store, validation=0.5).fit_on_parquet()
+    second = estimator(store, validation=0.5).fit_on_parquet()
+    assert losses(second, "validation")[-1] < losses(first, "validation")[-1]
+    assert store.exists(f"{store.get_checkpoint_path('run')}/checkpoint")
+    names = [path.rpartition("/")[2] for path in store.fs.ls(f"/{tmp_path.name}/runs", False)]
+    assert names == ["run"]
+
+
+@pytest.mark.deep
+def test_two_processes_train_on_all_rows_together(store: FilesystemStore) -> None:
     backend = SparkBackend(2, verbose=0, executor="local")
     alone = estimator(store, shuffle=False, batch_size=8, sample_weight_col="w")
     both = estimator(store, shuffle=False, batch_size=4, sample_weight_col="w", run_id="both")
@@ -108,7 +119,7 @@ def _slower(model: Any) -> Any:
 
 
 @pytest.mark.deep
-def test_failure_in_a_process_names_its_cause(store: LocalStore) -> None:
+def test_failure_in_a_process_names_its_cause(store: FilesystemStore) -> None:
     def broken(output: Any, label: Any) -> Any:
         raise RuntimeError("no such loss")
 
@@ -117,7 +128,7 @@ def test_failure_in_a_process_names_its_cause(store: LocalStore) -> None:
         estimator(store, backend=backend, loss=broken).fit_on_parquet()
 
 
-def test_function_of_the_users_own_may_leave_the_last_step_open(store: LocalStore) -> None:
+def test_function_of_the_users_own_may_leave_the_last_step_open(store: FilesystemStore) -> None:
     steps: list[int] = []
 
     def lazily(
@@ -139,12 +150,12 @@ def test_function_of_the_users_own_may_leave_the_last_step_open(store: LocalStor
     assert steps == [*range(5)] * 3
 
 
-def test_gradients_of_several_batches_are_added_up(store: LocalStore) -> None:
+def test_gradients_of_several_batches_are_added_up(store: FilesystemStore) -> None:
     found = estimator(store, backward_passes_per_step=2, epochs=8).fit_on_parquet()
     assert losses(found)[-1] < losses(found)[0]
 
 
-def test_losses_may_be_made_in_the_processes(store: LocalStore) -> None:
+def test_losses_may_be_made_in_the_processes(store: FilesystemStore) -> None:
     import torch
 
     seen: list[str] = []
@@ -158,7 +169,7 @@ def test_losses_may_be_made_in_the_processes(store: LocalStore) -> None:
     assert losses(found)[-1] < losses(found)[0]
 
 
-def test_parameter_groups_keep_their_rates(store: LocalStore) -> None:
+def test_parameter_groups_keep_their_rates(store: FilesystemStore) -> None:
     import torch
 
     made = estimator(store)
@@ -190,24 +201,32 @@ def test_parameter_groups_keep_their_rates(store: LocalStore) -> None:
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(
-    options: dict[str, Any], text: str, store: LocalStore
+    options: dict[str, Any], text: str, store: FilesystemStore
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         estimator(store, **options).fit_on_parquet()
 
 
-def test_parameter_that_is_not_used_is_no_secret(store: LocalStore) -> None:
+def test_parameter_that_is_not_used_is_no_secret(store: FilesystemStore) -> None:
     with pytest.warns(UserWarning, match="TorchEstimator does not use callbacks"):
         estimator(store, callbacks=[print], epochs=1).fit_on_parquet()
 
 
-def test_runs_without_a_name_do_not_continue_each_other(store: LocalStore) -> None:
+def test_runs_without_a_name_do_not_continue_each_other(store: FilesystemStore) -> None:
     first, second = (estimator(store, run_id=None).fit_on_parquet() for _ in range(2))
     assert first.getRunId() != second.getRunId()
     assert losses(first) == losses(second)
 
 
-def test_constructor_refuses_what_contradicts(store: LocalStore) -> None:
+@pytest.mark.parametrize("name", ["loss", "optimizer", "feature_cols", "label_cols", "store"])
+def test_what_is_missing_is_said_before_the_frame_is_written(
+    name: str, store: FilesystemStore
+) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is not set"):
+        estimator(store, **{name: None}).fit("no DataFrame")
+
+
+def test_constructor_refuses_what_contradicts(store: FilesystemStore) -> None:
     with pytest.raises(ValueError, match="only one of loss_constructors and loss"):
         estimator(store, loss_constructors=[])
     with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
