@@ -29,7 +29,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             *("node", "driver", "ml"),
             # The faces. Each is a door for somebody: nothing inside knows them.
             *("torch_program", "torch_distributor", "mirrored_strategy_runner"),
-            *("lightning", "transformers", "keras", "petastorm"),
+            *("deepspeed_distributor", "lightning", "transformers", "keras", "petastorm"),
             *("diagnosis", "dashboard", "mlflow"),
             *("tfos", "horovod"),
             "",  # sparkdl/__init__.py
