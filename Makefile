@@ -63,7 +63,7 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 	@# Without its dependencies: it names the distribution tensorflow, which would overwrite tensorflow-cpu.
 	@$(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps tf_keras
 	@# Not in an extra: without TORCH it would bring a PyTorch.
-	@[ -z "$(TORCH)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt accelerate
+	@[ -z "$(TORCH)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt accelerate transformers
 	@touch $@
 
 demo: setup  ## train a small model on a small cluster, here

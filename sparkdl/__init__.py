@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparkdl.core.errors import NodeFailedError, SparkdlError
     from sparkdl.core.failure import Failure
     from sparkdl.core.options import Feeding, Recovery, Roles, Startup, TlsFiles
+    from sparkdl.deepspeed_distributor import DeepspeedTorchDistributor
     from sparkdl.diagnosis.doctor import doctor
     from sparkdl.driver.handle import Cluster
     from sparkdl.driver.launch import launch, run
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Cluster": "sparkdl.driver.handle",
+    "DeepspeedTorchDistributor": "sparkdl.deepspeed_distributor",
     "Failure": "sparkdl.core.failure",
     "Feeding": "sparkdl.core.options",
     "HorovodRunner": "sparkdl.horovod.runner_base",
@@ -76,6 +78,7 @@ _HOMES = {
 
 __all__ = [
     "Cluster",
+    "DeepspeedTorchDistributor",
     "Failure",
     "Feeding",
     "HorovodRunner",

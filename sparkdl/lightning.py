@@ -31,7 +31,7 @@ _FILE = "lightning.ckpt"
 
 
 class Adopted:
-    """Its instances have a base class of Lightning as well: of each Lightning that is imported.
+    """Its instances have another library's base class as well: of each Lightning that is imported.
 
     `lightning` and `pytorch_lightning` have classes of their own, and check for them.
     """
@@ -40,7 +40,7 @@ class Adopted:
     _base: str
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return an instance of this class and of Lightning's."""
+        """Return an instance of this class and of the library's."""
         module, _, name = cls._base.rpartition(":")
         homes = [f"{package}{module}" for package in _there(cls._packages)]
         bases = tuple(getattr(import_module(home), name) for home in homes)
@@ -58,7 +58,7 @@ def _there(packages: tuple[str, ...]) -> tuple[str, ...]:
             import_module(package)
             return (package,)
     raise FrameworkMissingError(
-        "PyTorch Lightning cannot be imported on this executor; pip install lightning"
+        f"{packages[0]} cannot be imported on this executor; pip install {packages[0]}"
     )
 
 

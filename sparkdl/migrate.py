@@ -17,9 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-FACES = {"tensorflowonspark": "sparkdl.tfos", "horovod": "sparkdl.horovod"}
+from sparkdl.core.namesakes import advise
+
+FACES = {
+    "horovod": "sparkdl.horovod",
+    "petastorm": "sparkdl.petastorm",
+    "tensorflowonspark": "sparkdl.tfos",
+}
 """Packages, and what has their names here."""
-_DISTRIBUTOR = "pyspark.ml.torch.distributor"
+_CLASSES = {
+    "pyspark.ml.deepspeed.deepspeed_distributor": "DeepspeedTorchDistributor",
+    "pyspark.ml.torch.distributor": "TorchDistributor",
+    "spark_tensorflow_distributor": "MirroredStrategyRunner",
+    "spark_tensorflow_distributor.mirrored_strategy_runner": "MirroredStrategyRunner",
+}
+"""Modules, and the class of theirs that `sparkdl` has."""
+_ORCA = "BigDL Orca has no names here: docs/migrating.md says what to write for each"
 _PACKAGE = Path(__file__).parent
 _FROM = re.compile(rb"from\s+")
 
@@ -85,8 +98,10 @@ def _found(
             if root in FACES:
                 yield _Edit(alias.lineno, alias.col_offset, root, FACES[root])
                 yield from ((alias.lineno, told) for told in _missing(alias.name))
-            elif alias.name == _DISTRIBUTOR:
-                yield alias.lineno, "write `from sparkdl import TorchDistributor`"
+            elif alias.name in _CLASSES:
+                yield alias.lineno, f"write `from sparkdl import {_CLASSES[alias.name]}`"
+            elif alias.name.startswith(("bigdl.orca", "zoo.orca")):
+                yield alias.lineno, _ORCA
     elif isinstance(node, ast.Name) and node.id in bound:
         place = lines[node.lineno - 1][node.col_offset :]
         if isinstance(node.ctx, ast.Load) and place.startswith(node.id.encode()):
@@ -117,7 +132,7 @@ def _of_module(node: ast.ImportFrom) -> Iterator[tuple[str, str]]:
     root = module.partition(".")[0]
     if root in FACES:
         yield root, FACES[root]
-    elif module == _DISTRIBUTOR and {alias.name for alias in node.names} == {"TorchDistributor"}:
+    elif {alias.name for alias in node.names} == {_CLASSES.get(module)}:
         yield module, "sparkdl"
 
 
@@ -131,8 +146,24 @@ def _unknown(node: ast.ImportFrom) -> Iterator[str]:
                 is_there = _file(f"{module}.{name}") or re.search(rf"\b{name}\b", source)
                 if name != "*" and not is_there:
                     yield f"{_here(module)} has no {name}"
-    elif module == _DISTRIBUTOR and not list(_of_module(node)):
-        yield f"{module}: sparkdl has TorchDistributor alone; import it in a line of its own"
+    elif module in _CLASSES and not list(_of_module(node)):
+        yield f"{module}: sparkdl has {_CLASSES[module]} alone; import it in a line of its own"
+    elif module.startswith(("bigdl.orca", "zoo.orca")):
+        yield _ORCA
+    elif module.partition(".")[0] == "sparkdl":
+        yield from _of_a_namesake(module, [alias.name for alias in node.names])
+
+
+def _of_a_namesake(module: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield what to use for names of another package that is imported as sparkdl."""
+    folder = _PACKAGE.joinpath(*module.split(".")[1:])
+    for name in names:
+        if not (folder / name).is_dir() and not (folder / f"{name}.py").is_file():
+            try:
+                if module == "sparkdl" or not folder.with_suffix(".py").is_file():
+                    advise(f"{module}.{name}")
+            except ImportError as error:
+                yield str(error)
 
 
 def _missing(module: str) -> Iterator[str]:

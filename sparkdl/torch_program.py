@@ -10,8 +10,8 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -21,6 +21,7 @@ import cloudpickle
 from sparkdl.control.values import encode_value
 from sparkdl.core.errors import ConfigError, ResultError
 from sparkdl.core.scratch import scratch_folder
+from sparkdl.frameworks.framework import imported
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
@@ -73,6 +74,8 @@ class Program:
         folder: on this machine, for values of any size; `None` where nodes are elsewhere.
         is_own_group: set the variables of pyspark's processes on executors, each of which is the
             only one of its host to torchrun, whichever hosts they are on.
+        deepspeed: DeepSpeed's configuration, JSON, for the command line; empty for its defaults,
+            `None` for a program without DeepSpeed.
     """
 
     what: Callable[..., Any] | Script
@@ -81,6 +84,7 @@ class Program:
     returned: Returned
     folder: str | None
     is_own_group: bool
+    deepspeed: str | None = None
 
     def __call__(self, args: None, ctx: NodeContext) -> Any:
         """Run it; return what `value_of` takes, or with `plain` what it returned."""
@@ -88,13 +92,31 @@ class Program:
             rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
             own = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": rank}
             os.environ.update(own | {"GROUP_RANK": rank, "GROUP_WORLD_SIZE": size})
-        if isinstance(self.what, Script):
-            self.what.run(tuple(map(str, self.args)))
-            return None
-        value = self.what(*self.args, **self.kwargs)
+        with self._deepspeed_arguments() as arguments:
+            if isinstance(self.what, Script):
+                self.what.run((*map(str, self.args), *arguments))
+                return None
+            sys.argv[1:] = arguments or sys.argv[1:]
+            value = self.what(*self.args, **self.kwargs)
         if self.returned == "plain":
             return value
         return _packed(value, self.folder) if self.returned == "all" or ctx.is_chief else None
+
+    @contextmanager
+    def _deepspeed_arguments(self) -> Iterator[tuple[str, ...]]:
+        """Yield what DeepSpeed's programs find at the end of their command line.
+
+        Raises:
+            FrameworkMissingError: if there is no DeepSpeed.
+        """
+        if self.deepspeed is None:
+            yield ()
+            return
+        imported("deepspeed", "DeepSpeed", "deepspeed")
+        with scratch_folder() as folder:
+            file = folder / "deepspeed.json"
+            file.write_text(self.deepspeed)
+            yield ("--deepspeed", *(("--deepspeed_config", str(file)) if self.deepspeed else ()))
 
 
 def script_of(path: str) -> Script:

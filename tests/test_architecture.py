@@ -31,7 +31,8 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             "ml",
             # The faces. Each is a door for somebody: nothing inside knows them.
             *("torch_program", "torch_distributor", "mirrored_strategy_runner"),
-            *("keras", "petastorm", "diagnosis", "dashboard", "mlflow"),
+            *("deepspeed_distributor", "transformers", "keras", "petastorm"),
+            *("diagnosis", "dashboard", "mlflow"),
             *("tfos", "horovod"),
             "",  # sparkdl/__init__.py
             *("demo", "migrate", "cli", "__main__"),

@@ -49,6 +49,29 @@ def test_imports_and_uses_change_and_comments_strings_and_links_stay() -> None:
     assert not done.warnings
 
 
+def test_classes_and_converters_of_other_packages_change() -> None:
+    old = (
+        "from spark_tensorflow_distributor import MirroredStrategyRunner\n"
+        "from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor as D\n"
+        "from petastorm.spark import SparkDatasetConverter, make_spark_converter\n"
+        "from petastorm import TransformSpec\n"
+        "from sparkdl import HorovodRunner\n"
+        "from sparkdl.transformers import Checkpoint\n"
+    )
+    done = migrated(old)
+    assert not done.warnings
+    assert done.text == (
+        "from sparkdl import MirroredStrategyRunner\n"
+        "from sparkdl import DeepspeedTorchDistributor as D\n"
+        "from sparkdl.petastorm.spark import SparkDatasetConverter, make_spark_converter\n"
+        "from sparkdl.petastorm import TransformSpec\n"
+        "from sparkdl import HorovodRunner\n"
+        "from sparkdl.transformers import Checkpoint\n"
+    )
+    exec(done.text, {})  # they are all there
+    assert migrated(done.text).changes == 0
+
+
 def test_second_run_changes_nothing_and_line_ends_and_marks_stay() -> None:
     again = migrated(NEW)
     assert (again.text, again.changes) == (NEW, 0)
@@ -62,6 +85,12 @@ def test_second_run_changes_nothing_and_line_ends_and_marks_stay() -> None:
         ("import horovod.mxnet", "there is no sparkdl.horovod.mxnet"),
         ("from tensorflowonspark import TFEstimatr", "sparkdl.tfos has no TFEstimatr"),
         ("import horovod.torch\nhorovod = 1", "horovod is used here: see to it yourself"),
+        ("from petastorm import make_batch_reader", "sparkdl.petastorm has no make_batch_reader"),
+        ("from bigdl.orca.learn.tf2 import Estimator", "docs/migrating.md says what to write"),
+        ("import bigdl.orca", "docs/migrating.md says what to write"),
+        ("from sparkdl import DeepImageFeaturizer", "sparkdl.KerasEstimator and its KerasModel"),
+        ("from sparkdl.xgboost import XgboostClassifier", "use xgboost.spark"),
+        ("import spark_tensorflow_distributor", "from sparkdl import MirroredStrategyRunner"),
         (
             "from pyspark.ml.torch.distributor import TorchDistributor, Distributor",
             "sparkdl has TorchDistributor alone",

@@ -38,11 +38,6 @@ ADVICE = {
 }
 """By name of an attribute or module. What is said of a package holds for its modules."""
 _OF_OTHERS = {
-    "DeepspeedTorchDistributor": (
-        "pyspark.ml.deepspeed",
-        "run a function that calls deepspeed.initialize by sparkdl.TorchDistributor, or shard by "
-        "FSDP2 as ZeRO does (docs/pytorch.md)",
-    ),
     "TFCluster": ("TensorFlowOnSpark", _TFOS),
     "TFNode": ("TensorFlowOnSpark", _TFOS),
     "TFParallel": ("TensorFlowOnSpark", _TFOS),

@@ -101,12 +101,18 @@ class Torch(Framework):
     def before_map_fun(self, world: World, member: Member) -> None:
         """Share the host's cores with the other nodes on it; have process groups destroyed.
 
+        Hugging Face's Accelerate takes a process without a GPU for the only one, unless a variable
+        says that the training is one of CPUs: each node would train a model of its own.
+
         A number of threads that the environment sets (OMP_NUM_THREADS) is left alone: Spark sets
         `spark.task.cpus`. A process group is destroyed at this process's end if it is there still.
         """
+        torch = import_module("torch")
         cores = shared_cores(world, member)
         if cores and "OMP_NUM_THREADS" not in os.environ:
-            import_module("torch").set_num_threads(cores)
+            torch.set_num_threads(cores)
+        if len(world.trainers) > 1 and not torch.cuda.is_available():
+            os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         atexit.register(_destroy_process_group)
 
     def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> DeviceMesh:

@@ -1,4 +1,4 @@
-"""Lines that TensorFlow prints at every start and that tell nobody anything.
+"""Noise in what a node prints: TensorFlow's lines of every start, and progress bars.
 
 Runs in: agent
 
@@ -33,6 +33,8 @@ _NOISE = re.compile(
             # Keras 3.15 at each `fit` of a dataset: it takes its own default for the caller's wish.
             r"UserWarning: `shuffle=True` was passed, but will be ignored since the data `x`",
             r"^  self\.data_adapter = data_adapters\.get_data_adapter\($",
+            # A bar of tqdm, as Hugging Face's: a line each time that it moves.
+            r"^([^|]{0,80}: )? *\d{1,3}%\|[^|]*\| \S+/\S+ \[.*\]$",
         )
     )
 )

@@ -37,12 +37,6 @@ def test_other_names_have_the_usual_errors() -> None:
         import_module("sparkdl.lunch")
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("DeepspeedTorchDistributor", r"pyspark\.ml\.deepspeed's: .*sparkdl\.TorchDistributor"),
-    ],
-)
-def test_name_of_another_runner_says_whose_it_is_and_what_to_use(name: str, said: str) -> None:
-    with pytest.raises(RemovedModuleError, match=said):
-        getattr(sparkdl, name)
+def test_name_of_another_package_says_whose_it_is_and_what_to_use() -> None:
+    with pytest.raises(RemovedModuleError, match=r"TensorFlowOnSpark's: .*sparkdl\.tfos"):
+        sparkdl.TFCluster  # noqa: B018

@@ -128,6 +128,13 @@ ALL = (
     Example("pytorch/distributor.py", "torch", "TorchDistributor: accuracy > 0.85"),
     Example("pytorch/sharded.py", "torch", "FSDP2: accuracy > 0.9", "--fail-at=50"),
     Example("pytorch/parameter_server.py", "torch", "parameter server: accuracy > 0.9"),
+    Example(
+        "huggingface/train.py",
+        "torch",
+        "at last > 0.9",
+        small="--rows=512",
+        library="transformers",
+    ),
     Example("lightning/train.py", "torch", "validation accuracy > 0.8", library="lightning"),
     Example("horovod/torch_digits.py", "torch", "test accuracy > 0.8", "--fp16-allreduce"),
     Example(

@@ -34,6 +34,9 @@ NOISE = [  # of TensorFlow 2.15, 2.18 and 2.21
     "/venv/keras/src/trainers/epoch_iterator.py:74: UserWarning: `shuffle=True` was passed, but "
     "will be ignored since the data `x` was provided as a tf.data.Dataset.",
     "  self.data_adapter = data_adapters.get_data_adapter(",
+    " 25%|██▌       | 8/32 [00:00<00:00, 39.42it/s]",
+    "Writing model shards: 100%|██████████| 1/1 [00:00<00:00, 155.70it/s]",
+    "  0%|          | 0.00/1.2k [00:00<?, ?B/s]",
 ]
 WORDS = [
     "I am a line of the user's, and WARNING: All log messages are not meant",
@@ -46,6 +49,8 @@ WORDS = [
     "WARNING:tensorflow:of its Python",
     "UserWarning: Limiting steps_per_epoch to 5",
     "INFO:root:of Python",
+    "  0%|          | 0/32 [00:00<?, ?it/s]/venv/x.py:759: UserWarning: a line of its own",
+    "accuracy 25% | 8/32 [rows]",
     "",
 ]
 

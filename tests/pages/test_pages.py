@@ -62,6 +62,7 @@ NEEDS = {
     "streaming.md": ("tensorflow",),
     "tracking.md": ("mlflow", "sqlalchemy", "tensorboard", "tensorflow", "torch"),
     "tuning.md": ("optuna", "tensorflow", "torch"),
+    "transformers.md": ("torch", "transformers"),
     "tutorial.md": ("sklearn", "tensorflow"),
 }
 """Libraries without which a page is skipped."""

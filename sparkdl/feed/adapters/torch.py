@@ -99,10 +99,43 @@ def _prepare(stock: Function, dataloader: Any, *args: Any, **kwargs: Any) -> Any
     if not isinstance(dataset, _FeedDataset):
         return stock(dataloader, *args, **kwargs)
     dataset.is_read_ahead = True
+    if dataloader.batch_size is not None:
+        dataloader = _loader_of_rows(dataset, dataloader)
     bound = inspect.signature(stock).bind(dataloader, *args, **kwargs)
     alone = {"num_processes": 1, "process_index": 0, "torch_device_mesh": None}
     bound.arguments.update(alone, dispatch_batches=False, split_batches=False)
     return stock(*bound.args, **bound.kwargs)
+
+
+def _loader_of_rows(dataset: _FeedDataset, loader: Any) -> Any:
+    """Return a loader whose collator gets the rows of one batch of the feed, as a Trainer's does.
+
+    Nodes in step take equally many batches, of which the last ones may have different sizes, so
+    rows of two batches must not be mixed.
+
+    Raises:
+        ConfigError: if the loader's batches are of another size than the feed's, or those have
+            something besides rows.
+    """
+    import torch
+
+    batches = dataset._batches
+    if batches is None or (dataset._x, dataset._y) != (None, None) or batches.tail == "pad":
+        raise ConfigError(
+            "a Trainer takes rows as dicts of columns: ctx.torch_dataset(batch_size) without x and "
+            "y, and without tail='pad', whose weights it would ignore"
+        )
+    if batches.batch_size != loader.batch_size:
+        raise ConfigError(
+            f"batch_size={loader.batch_size}: must be that of ctx.torch_dataset, "
+            f"{batches.batch_size}; with a Trainer set per_device_train_batch_size and "
+            "per_device_eval_batch_size to it"
+        )
+    dataset.gives_rows = True
+    names = ("num_workers", "collate_fn", "prefetch_factor", "persistent_workers")
+    options = {name: getattr(loader, name) for name in names}
+    options["pin_memory"] = loader.pin_memory and torch.cuda.is_available()
+    return torch.utils.data.DataLoader(dataset, batch_size=None, **options)
 
 
 def _is_called_by(module: str) -> bool:
@@ -135,6 +168,8 @@ class _FeedDataset:
     _iterations: int = field(default=0, init=False)
     is_read_ahead: bool = field(default=False, init=False)
     """The loop over it is a batch ahead of the training: which rows that has used is not known."""
+    gives_rows: bool = field(default=False, init=False)
+    """Elements are lists of rows, dicts of tensors: what a collator takes."""
 
     @property
     def _sparkdl_reader(self) -> FeedReader | None:
@@ -166,7 +201,8 @@ class _FeedDataset:
                 "already: import accelerate before the call of ctx.torch_dataset, which then tells "
                 "it so"
             )
-        own = (_own(plain(columns)) for columns in self._read(self._batches))
+        prepare = _with_ragged if self.gives_rows else plain
+        own = (_own(prepare(columns)) for columns in self._read(self._batches))
         return self._elements(map(self._shared.exchange, own) if self._shared else own)
 
     def _read(self, batches: EpochBatches) -> Iterator[Columns]:
@@ -179,12 +215,17 @@ class _FeedDataset:
         assert_spawning(self)
         if self._shared is not None:
             raise ConfigError("with mesh=... a DataLoader must have num_workers=0")
-        return _make, (self._inherited, self._x, self._y)
+        state = {"gives_rows": self.gives_rows}
+        return _make, (self._inherited, self._x, self._y), state
 
     def _elements(self, batches: Iterator[Plain]) -> Iterator[Any]:
         for columns in batches:
             tensors = {name: _tensor(name, part) for name, part in columns.items()}
-            yield arrange(tensors, self._x, self._y)
+            if self.gives_rows:
+                rows = zip(*tensors.values(), strict=True)
+                yield [dict(zip(tensors, row, strict=True)) for row in rows]
+            else:
+                yield arrange(tensors, self._x, self._y)
 
 
 def _make(*parts: Any) -> IterableDataset[Any]:
@@ -213,6 +254,20 @@ def _plain(name: str, column: np.ndarray) -> np.ndarray | list[Any]:
     return values
 
 
+def _with_ragged(columns: Columns) -> Plain:
+    """Return columns as `plain` does; arrays of different lengths are lists, for a collator."""
+    return {
+        name: column.tolist() if _is_ragged(column) else _plain(name, column)
+        for name, column in columns.items()
+    }
+
+
+def _is_ragged(column: np.ndarray) -> bool:
+    return column.dtype == object and all(
+        isinstance(value, np.ndarray) and value.dtype.kind in "biufc" for value in column
+    )
+
+
 def _own(columns: Plain) -> Plain:
     """Copy what is shared with the feed: a tensor can be written to."""
     return {
@@ -234,7 +289,7 @@ def _tensor(name: str, column: np.ndarray | list[Any]) -> Any:
     import torch
 
     if isinstance(column, list):
-        return column
+        return [_tensor(name, np.array(v)) if isinstance(v, np.ndarray) else v for v in column]
     try:
         return torch.from_numpy(column)
     except TypeError as error:

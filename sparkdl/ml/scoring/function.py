@@ -62,6 +62,7 @@ def take_share(share: Share) -> None:
         "TF_NUM_INTRAOP_THREADS": str(share.cores),
         "TF_NUM_INTEROP_THREADS": "1",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "TQDM_DISABLE": "1",  # a bar for each batch, in an executor's log
     }
     if share.gpus:
         own |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(share.gpus)}

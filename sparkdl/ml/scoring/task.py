@@ -20,6 +20,7 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparkdl.core.errors import FeedTypeError, InferenceError, ScorerLostError
 from sparkdl.feed.values.ndarrays import Array
@@ -35,6 +36,10 @@ from sparkdl.ml.scoring.share import Sharing
 
 _CHUNK_ROWS = 1024
 """Rows that are converted at once, at least: several batches, if these are small and quick."""
+_SORTED_ROWS = 4096
+"""Texts are put into batches by their length within so many rows: a batch is padded to its longest
+text, and texts of all lengths in one cost a third more (all-MiniLM-L6-v2 on CPUs)."""
+_SORTED_NBYTES = 64 * 1024 * 1024
 _ANSWER_ROWS = 10_000
 _ANSWER_NBYTES = 1024 * 1024
 """Answers are joined to as many rows as Spark's own batches have, if they are small."""
@@ -48,26 +53,33 @@ class Chunk:
         values: the model's inputs, by name, of the rows that can be scored.
         given: the columns that these come from.
         valid: bool [rows], which rows these are; None for all.
+        order: int64 [rows], the places of the values among those rows; None for their own order.
     """
 
     rows: Rows
     values: dict[str, Array]
     given: dict[str, pa.Array]
     valid: Array | None
+    order: Array | None = None
 
     def widened(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """Return outputs of the rows that could be scored with nulls for the others."""
+        """Return outputs in the rows' order, with nulls for rows that could not be scored."""
+        if self.order is not None:
+            back = pa.array(np.argsort(self.order))
+            columns = [column.take(back) for column in columns]
         if self.valid is None:
             return list(columns)
         taken = pa.array(np.cumsum(self.valid) - 1, mask=~self.valid)
         return [column.take(taken) for column in columns]
 
-    def scored_rows(self, start: int, stop: int) -> Rows:
-        """Return which rows the values from `start` to before `stop` are of, for errors."""
+    def scored_rows(self, start: int, stop: int) -> str:
+        """Say which rows the values from `start` to before `stop` are of, for errors."""
+        places = np.arange(start, stop) if self.order is None else np.sort(self.order[start:stop])
         if self.valid is not None:
-            places = np.flatnonzero(self.valid)
-            start, stop = int(places[start]), int(places[stop - 1]) + 1
-        return self.rows.cut(start, stop)
+            places = np.flatnonzero(self.valid)[places]
+        first, last = int(places[0]), int(places[-1]) + 1
+        some = f"{len(places)} of " if self.order is not None and len(places) < last - first else ""
+        return f"{some}{self.rows.cut(first, last)}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +130,7 @@ class Score:
 
         with (
             closing(self._scorer()) as scorer,
-            closing(self._chunks(chain([first], pieces), scorer, is_remote)) as found,
+            closing(self._chunks(first, pieces, scorer, is_remote)) as found,
         ):
             for chunk in found:
                 sent.append((count if chunk.values else -1, chunk))
@@ -156,7 +168,7 @@ class Score:
             raise InferenceError(f"{self.model}: {error}") from error.__cause__
 
     def _chunks(
-        self, pieces: Iterator[Rows], scorer: OwnModel | ScorerClient, is_remote: bool
+        self, first: Rows, others: Iterator[Rows], scorer: OwnModel | ScorerClient, is_remote: bool
     ) -> Generator[Chunk, None, None]:
         """Return what the model is to be given.
 
@@ -165,22 +177,45 @@ class Score:
         cost: the values would be in another core's cache.
         """
         batches = 1 if scorer.is_slow else max(1, _CHUNK_ROWS // self.batch_size)
-        found = (self._chunk(rows) for rows in chunks(pieces, self.batch_size * batches))
+        sorted_rows = self._sorted_rows(first)
+        size = self.batch_size * max(batches, sorted_rows // self.batch_size)
+        pieces = chunks(chain([first], others), size)
+        found = (self._chunk(rows, is_sorted=sorted_rows > 0) for rows in pieces)
         return ahead(found) if is_remote or scorer.is_waited_for else found
 
-    def _chunk(self, rows: Rows) -> Chunk:
+    def _sorted_rows(self, first: Rows) -> int:
+        """Return within how many rows a user's function gets its texts by length; 0 if it has none.
+
+        Args:
+            first: some rows, by which to estimate how large they are.
+        """
+        given = first.columns[: len(self.inputs)]
+        is_small = all(_is_text(c.type) or pa.types.is_primitive(c.type) for c in given)
+        if (
+            self.source.format != "function"
+            or not is_small
+            or not any(_is_text(c.type) for c in given)
+        ):
+            return 0
+        row_nbytes = int(sum(column.nbytes for column in given)) // max(1, len(first))
+        return max(1, min(_SORTED_ROWS, _SORTED_NBYTES // max(1, row_nbytes)))
+
+    def _chunk(self, rows: Rows, is_sorted: bool = False) -> Chunk:
         given = rows.columns[: len(self.inputs)]
         try:
             valid = self._valid(given)
             if valid is not None:
                 given = tuple(column.filter(pa.array(valid)) for column in given)
             is_empty = valid is not None and not valid.any()
+            order = _by_length(given) if is_sorted else None
+            if order is not None:
+                given = tuple(column.take(pa.array(order)) for column in given)
             inputs = () if is_empty else self.inputs
             values = input_values(inputs, given[: len(inputs)])
         except FeedTypeError as error:
             raise FeedTypeError(f"{self.model}, {rows}: {error}") from error
         by_input = {wanted.tensor.name: c for wanted, c in zip(inputs, given, strict=False)}
-        return Chunk(rows, values, by_input, valid)
+        return Chunk(rows, values, by_input, valid, order)
 
     def _nulls(self, chunk: Chunk) -> list[pa.Array]:
         return [pa.nulls(len(chunk.rows), output.type) for output in self.outputs]
@@ -270,6 +305,17 @@ class ScoreBatches:
             if chunk.valid is not None and self.score.handle_invalid == "skip":
                 scored = scored.filter(pa.array(chunk.valid))
             yield scored
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _by_length(columns: Sequence[pa.Array]) -> Array:
+    """Return the places of rows, those with the longest texts first; no text is null."""
+    texts = (column for column in columns if _is_text(column.type))
+    lengths = sum(pc.binary_length(text).to_numpy(zero_copy_only=False) for text in texts)
+    return np.argsort(-np.asarray(lengths), kind="stable")
 
 
 def _numbered(given: Iterable[tuple[pa.Array, ...]]) -> Iterator[Rows]:

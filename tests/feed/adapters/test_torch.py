@@ -20,7 +20,11 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError, FrameworkMissingError
-from sparkdl.feed.adapters.torch import let_accelerate_keep_batches, torch_dataset
+from sparkdl.feed.adapters.torch import (
+    _loader_of_rows,
+    let_accelerate_keep_batches,
+    torch_dataset,
+)
 from sparkdl.feed.reader.batches import EpochBatches
 from tests.doubles.feeds import Arrivals, labelled
 
@@ -252,6 +256,16 @@ def test_accelerate_that_takes_loaders_in_another_way_is_refused(
     monkeypatch.setitem(sys.modules, "accelerate.accelerator", here)
     with pytest.raises(FrameworkMissingError, match=r"a second time: .*Install Accelerate 1\.15"):
         let_accelerate_keep_batches()
+
+
+def test_loader_of_a_trainer_has_to_have_batches_of_the_feeds_size_and_columns_by_name() -> None:
+    with Arrivals() as it:
+        with pytest.raises(
+            ConfigError, match=r"batch_size=3: must be .* per_device_train_batch_size"
+        ):
+            _loader_of_rows(dataset(it), SimpleNamespace(batch_size=3))
+        with pytest.raises(ConfigError, match="without x and y, and without tail='pad'"):
+            _loader_of_rows(dataset(it, "y"), SimpleNamespace(batch_size=3))
 
 
 def test_process_that_is_no_worker_of_a_loader_is_refused() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
+from itertools import pairwise
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import FeedTypeError, InferenceError
-from sparkdl.ml.estimators.source import source_of
+from sparkdl.ml.estimators.source import ANY, Tensor, source_of, source_of_content
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.inputs import InputColumn
@@ -128,3 +130,45 @@ def test_what_a_thread_meets_is_raised_where_it_is_read() -> None:
     assert next(reader) == 1
     with pytest.raises(FeedTypeError, match="no number"):
         next(reader)
+
+
+def function_of_texts(batch_size: int, handle_invalid: str = "keep") -> Score:
+    """Return what scores texts "c" by a function: their length, and the number of the call."""
+
+    def make() -> Any:
+        calls: list[int] = []
+
+        def lengths(columns: dict[str, Any]) -> dict[str, Any]:
+            if "bad" in columns["c"]:
+                raise ValueError("no such token")
+            calls.append(len(columns["c"]))
+            assert max(calls) <= batch_size
+            return {
+                "n": np.array([len(text) for text in columns["c"]]),
+                "call": np.full(len(columns["c"]), len(calls)),
+            }
+
+        return lengths
+
+    source = source_of_content(cloudpickle.dumps((make, ("n", "call"))), "function")
+    outputs = tuple(OutputColumn(name, name, pa.int64(), "function") for name in ("n", "call"))
+    inputs = (InputColumn("c", Tensor("c", ANY, None)),)
+    return Score(source, "the function", inputs, outputs, batch_size, handle_invalid)
+
+
+def test_texts_of_like_length_share_a_batch_and_answers_are_in_the_rows_order() -> None:
+    texts = [None if n % 10 == 9 else "x" * (n * 37 % 100) for n in range(100)]
+    found = scored(function_of_texts(8), pa.array(texts[:30]), pa.array(texts[30:]))
+    assert [row and row["n"] for row in found] == [t if t is None else len(t) for t in texts]
+    by_call: dict[int, list[int]] = {}
+    for row in filter(None, found):
+        by_call.setdefault(row["call"], []).append(row["n"])
+    ranges = [(min(lengths), max(lengths)) for _, lengths in sorted(by_call.items())]
+    assert all(after[1] <= before[0] for before, after in pairwise(ranges)), "longest first"
+    assert [len(lengths) for _, lengths in sorted(by_call.items())] == [8] * 11 + [2]
+
+
+def test_error_on_sorted_texts_says_among_which_rows() -> None:
+    texts = pa.array(["a" * n for n in range(20, 0, -1)] + ["bad", "b" * 30])
+    with pytest.raises(InferenceError, match=r"failed on 4 of rows \d+ to 20: .*no such token"):
+        scored(function_of_texts(4), texts)

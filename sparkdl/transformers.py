@@ -1,0 +1,113 @@
+"""Hugging Face's Trainer on the feed: checkpoints that know which rows have made them.
+
+Runs in: child
+
+`Trainer(train_dataset=ctx.torch_dataset(…))` needs nothing of this module: see `feed/adapters/`.
+https://huggingface.co/docs/transformers/main_classes/callback
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.namesakes import missing_name
+from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.lightning import Adopted
+from sparkdl.node.context import NodeContext, current
+
+__all__ = ["Checkpoint"]
+__path__: list[str] = []
+"""Of a package, as another library's `sparkdl.transformers` is: its modules say what to use."""
+__getattr__ = partial(missing_name, __name__)
+
+
+class Checkpoint(Adopted):
+    """A callback that puts what the Trainer saves into `ctx.checkpoint`, with the rows used.
+
+        checkpoint = sparkdl.transformers.Checkpoint()
+        trainer = Trainer(model, args, train_dataset=…, callbacks=[checkpoint])
+        trainer.train(resume_from_checkpoint=checkpoint.path)
+
+    The Trainer's arguments say when to save (`save_strategy`, `save_steps`), and `output_dir` may
+    be a folder of the node's own. A training that resumes goes on with the rows that the checkpoint
+    does not cover, so `ignore_data_skip` is set.
+
+    Args:
+        feed: name of the feed of the training, if there are several; `None` if it comes from none.
+        ctx: of this node, by default the one whose process this is.
+
+    Raises:
+        ConfigError: outside of a node.
+        FrameworkMissingError: if there is no transformers.
+    """
+
+    _packages = ("transformers",)
+    _base = ":TrainerCallback"
+
+    def __init__(self, feed: str | None = DEFAULT_FEED, ctx: NodeContext | None = None) -> None:
+        ctx = ctx or current()
+        if ctx is None:
+            raise ConfigError("Checkpoint saves through a node's ctx: make it inside map_fun")
+        self._ctx, self._feed = ctx, feed
+        self._batches = self._pending = 0
+        self._saved = -1
+
+    @property
+    def path(self) -> str | None:
+        """What to continue from, for `trainer.train(resume_from_checkpoint=…)`, or `None`."""
+        last = self._ctx.last_checkpoint
+        return str(last.folder) if last else None
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Have the Trainer skip no rows when it resumes: the feed does."""
+        args.ignore_data_skip = True
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count a batch whose gradients wait for others'."""
+        self._pending += 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count the batches that the model has learnt from by this step."""
+        self._batches += self._pending + 1
+        self._pending = 0
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Copy what all nodes have saved into a checkpoint, each file once.
+
+        Raises:
+            ConfigError: if the Trainer has saved nothing.
+            CheckpointError: see `NodeContext.checkpoint`.
+        """
+        step = state.global_step
+        if step == self._saved:
+            return
+        saved = Path(args.output_dir, f"checkpoint-{step}")
+        self._ctx.barrier()  # a folder may be that of several nodes, which have written it now
+        by_rank = self._ctx.all_gather(sorted(_files(saved)))
+        rank = self._ctx.world.trainers.index(self._ctx.member)
+        own = set(by_rank[rank]).difference(*by_rank[:rank])
+        if not any(by_rank):
+            raise ConfigError(f"the Trainer has saved nothing in {saved}: is save_only_model set?")
+        with self._ctx.checkpoint(step, batches=self._used()) as folder:
+            for name in own:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(saved / name, folder / name)
+        self._saved = step
+        self._ctx.barrier()  # before a node removes a folder that others copy from
+
+    def _used(self) -> int | dict[str, int] | None:
+        """Return the batches used, by feed; of others than the training's all that were given."""
+        given = self._ctx.batches_given()
+        if not (self._feed and given):
+            return None
+        return self._batches if len(given) == 1 else {**given, self._feed: self._batches}
+
+
+def _files(folder: Path) -> list[str]:
+    found = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
+    return [str(path.relative_to(folder)) for path in found]

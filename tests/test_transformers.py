@@ -1,0 +1,150 @@
+"""Hugging Face's Trainer on the feed: each row once an epoch, also where a node was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkdl.core.errors import ConfigError, RemovedModuleError
+from tests.doubles.nodes import launch
+
+if TYPE_CHECKING:
+    from sparkdl import NodeContext
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("transformers")
+_SOON_S = 200.0
+ROWS = 96
+
+
+def rows(count: int = ROWS) -> pa.Table:
+    """Sequences of one to five tokens, which a collator pads."""
+    lengths = np.arange(count) % 5 + 1
+    tokens = [[int(i)] * int(n) for i, n in enumerate(lengths)]
+    return pa.table({"id": np.arange(count), "input_ids": tokens, "label": np.arange(count) % 2})
+
+
+def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
+    """Train a tiny classifier, whose buffer counts the rows that all nodes have trained on."""
+    import torch
+    from torch import distributed, nn
+
+    from sparkdl.transformers import Checkpoint
+
+    transformers: Any = import_module("transformers")
+    torch.manual_seed(0)
+
+    class Model(nn.Module):  # type: ignore[misc] # imported late
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.head = nn.Embedding(ROWS, 4), nn.Linear(4, 2)
+            self.seen: Any
+            self.register_buffer("seen", torch.zeros(ROWS))
+
+        def forward(self, id: Any, input_ids: Any, mask: Any, labels: Any = None) -> Any:
+            if self.training:
+                counts = torch.bincount(id, minlength=ROWS).float()
+                if ctx.num_workers > 1:
+                    distributed.all_reduce(counts)
+                self.seen += counts
+            mean = (self.tokens(input_ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+            logits = self.head(mean)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    def collate(given: list[dict[str, Any]]) -> dict[str, Any]:
+        pad = nn.utils.rnn.pad_sequence
+        return {
+            "id": torch.stack([row["id"] for row in given]),
+            "input_ids": pad([row["input_ids"] for row in given], batch_first=True),
+            "mask": pad([torch.ones(len(row["input_ids"])) for row in given], batch_first=True),
+            "labels": torch.stack([row["label"] for row in given]),
+        }
+
+    class Dies(transformers.TrainerCallback):  # type: ignore[misc] # imported late
+        def on_step_end(self, _args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if (ctx.generation, ctx.rank, state.global_step) == (0, 1, args.get("dies_at")):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    model = Model()
+    checkpoint = Checkpoint() if args.get("saves") else None
+    evaluated = ctx.torch_dataset(4, feed="validation") if args.get("evaluates") else None
+    trainer = transformers.Trainer(
+        model,
+        transformers.TrainingArguments(
+            output_dir=args["folder"],  # of both nodes
+            max_steps=args.get("max_steps", 1000),
+            per_device_train_batch_size=4,
+            per_device_eval_batch_size=4,
+            gradient_accumulation_steps=args.get("accumulates", 1),
+            remove_unused_columns=False,
+            save_strategy="steps" if checkpoint else "no",
+            save_steps=2,
+            eval_strategy="epoch" if evaluated else "no",
+            ddp_broadcast_buffers=False,
+            report_to=[],
+            logging_strategy="no",
+            disable_tqdm=True,
+        ),
+        data_collator=collate,
+        train_dataset=ctx.torch_dataset(4),
+        eval_dataset=evaluated,
+        callbacks=[Dies(), *([checkpoint] if checkpoint else [])],
+    )
+    resumed = ctx.last_checkpoint
+    result = trainer.train(resume_from_checkpoint=checkpoint.path if checkpoint else None)
+    history = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    return {
+        "seen": model.seen.tolist(),
+        "steps": result.global_step,
+        "resumed_at": resumed.step if resumed else None,
+        "eval_losses": history,
+        "weight": model.head.weight.detach().numpy(),
+    }
+
+
+@pytest.mark.deep
+def test_trainer_takes_a_feed_as_it_stands_each_row_once_an_epoch(tmp_path: Path) -> None:
+    args = {"evaluates": True, "folder": str(tmp_path)}
+    with launch(train, args, framework="torch") as cluster:
+        feeding = cluster.feed_async(rows(16), epochs=2, feed="validation")
+        cluster.feed(rows(), epochs=2, shuffle="global")
+        results = cluster.results(_SOON_S)
+        feeding.result(_SOON_S)
+    for result in results:
+        assert result["seen"] == [2.0] * ROWS
+        assert result["steps"] == 2 * ROWS // 8
+        assert len(result["eval_losses"]) == 2
+    np.testing.assert_array_equal(results[0]["weight"], results[1]["weight"])
+    assert results[0]["eval_losses"] == results[1]["eval_losses"]
+
+
+def test_training_resumes_with_the_rows_that_its_checkpoint_does_not_cover(tmp_path: Path) -> None:
+    folder = str(tmp_path / "trainer")
+    args = {"saves": True, "dies_at": 7, "accumulates": 2, "folder": folder}
+    options: dict[str, Any] = {"max_restarts": 1, "checkpoint_dir": str(tmp_path / "checkpoints")}
+    with launch(train, args, framework="torch", **options) as cluster:
+        cluster.feed(rows(), epochs=3, shuffle="global")
+        results = cluster.results(_SOON_S)
+    for result in results:
+        assert result["resumed_at"] == 6
+        assert result["seen"] == [3.0] * ROWS
+        assert result["steps"] == 3 * ROWS // 16
+
+
+def test_checkpoint_outside_of_a_node_is_an_error() -> None:
+    from sparkdl.transformers import Checkpoint
+
+    with pytest.raises(ConfigError, match="make it inside map_fun"):
+        Checkpoint()
+
+
+def test_modules_of_another_librarys_transformers_say_what_to_use() -> None:
+    with pytest.raises(RemovedModuleError, match="KerasModel"):
+        import_module("sparkdl.transformers.named_image")
