@@ -56,7 +56,7 @@ def of_reduction(output: Any, label: Any, reduction: str = "mean") -> Any:
         *(torch.nn.CrossEntropyLoss, torch.nn.CrossEntropyLoss()),
         *(torch.nn.functional.cross_entropy, by_hand, of_reduction),
     ],
-    ids=repr,
+    ids=lambda given: getattr(given, "__name__", str(given)),
 )
 def test_loss_is_the_mean_over_the_rows_of_what_each_weighs(given: Any) -> None:
     loss = loss_of(given)
