@@ -45,6 +45,7 @@ def place(**kwargs: Any) -> dict[str, Any]:
     return {**kwargs, "pid": os.getpid(), "strategy": kind}
 
 
+@pytest.mark.deep
 def test_a_function_without_a_strategy_trains_on_two_nodes_as_on_one(
     spark_local: SparkSession,
 ) -> None:

@@ -132,7 +132,6 @@ ALL = (
         "huggingface/train.py",
         "torch",
         "at last > 0.9",
-        small="--rows=512",
         library="transformers",
     ),
     Example("lightning/train.py", "torch", "validation accuracy > 0.8", library="lightning"),

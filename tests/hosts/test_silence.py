@@ -16,11 +16,8 @@ from tests.hosts.bed import Bed, Host, Program
 HOST_TIMEOUT_S = 4.0
 SOON_S = 30.0
 NEVER = threading.Event()
-SERVERS = (
-    pytest.param("server", marks=pytest.mark.deep),
-    "talking",
-    pytest.param("talking-tls", marks=pytest.mark.deep),
-)
+SERVERS = ("server", "talking", "talking-tls")
+pytestmark = pytest.mark.deep  # they wait: `make test-hosts` runs them
 
 
 def ends(bed: Bed, server: str) -> tuple[Program, Program]:

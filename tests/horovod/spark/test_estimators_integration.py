@@ -26,20 +26,16 @@ def frame_of(spark: SparkSession) -> DataFrame:
     return frame.selectExpr("x", "cast(y as float) y", "cast(n as int) n", "is_val")
 
 
-@pytest.mark.torch
-def test_module_is_fitted_in_two_processes_and_scores(
-    spark_ml: SparkSession, tmp_path: Path
-) -> None:
+def torch_estimator(folder: Path, **where: Any) -> Any:
     import torch
 
-    from sparkdl.horovod.spark.torch import TorchEstimator, TorchModel
+    from sparkdl.horovod.spark.torch import TorchEstimator
 
-    frame = frame_of(spark_ml)
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())
-    estimator = TorchEstimator(
-        num_proc=2,
-        store=LocalStore(str(tmp_path / "store"), save_runs=False),
+    return TorchEstimator(
+        **where,
+        store=LocalStore(str(folder), save_runs=False),
         model=module,
         optimizer=torch.optim.Adam(module.parameters(), lr=0.2),
         loss=torch.nn.functional.binary_cross_entropy,
@@ -51,7 +47,14 @@ def test_module_is_fitted_in_two_processes_and_scores(
         epochs=4,
         verbose=0,
     )
-    model = estimator.fit(frame)
+
+
+@pytest.mark.torch
+def test_module_is_fitted_in_two_processes_and_scores(
+    spark_ml: SparkSession, tmp_path: Path
+) -> None:
+    frame = frame_of(spark_ml)
+    model = torch_estimator(tmp_path / "store", num_proc=2).fit(frame)
     history = model.getHistory()
     assert history[-1]["train"]["loss"] < history[0]["train"]["loss"]
     assert history[-1]["validation"]["loss"] < 0.4
@@ -62,14 +65,20 @@ def test_module_is_fitted_in_two_processes_and_scores(
         (tmp_path / "store" / "runs").iterdir()
     )
 
+
+@pytest.mark.torch
+@pytest.mark.deep
+def test_estimator_and_model_are_saved_and_loaded(spark_ml: SparkSession, tmp_path: Path) -> None:
+    from sparkdl.horovod.spark.torch import TorchModel
+
+    frame = frame_of(spark_ml)
+    estimator = torch_estimator(tmp_path / "store", backend=InThisProcess())
     path = str(tmp_path / "saved")
     Pipeline(stages=[estimator]).write().save(path)
     loaded: Any = Pipeline.load(path).getStages()[0]
-    loaded.setStore(estimator.getStore()).setBackend(InThisProcess())
-    loaded.clear(loaded.num_proc)
-    again = loaded.setEpochs(1).fit(frame)
-    assert again.getHistory()[0]["train"]["loss"] > 0
-
+    model = loaded.setStore(estimator.getStore()).setBackend(InThisProcess()).fit(frame)
+    assert model.getHistory()[0]["train"]["loss"] > 0
+    scored = model.transform(frame)
     PipelineModel([model]).write().save(f"{path}-model")
     (same,) = PipelineModel.load(f"{path}-model").stages
     assert isinstance(same, TorchModel)

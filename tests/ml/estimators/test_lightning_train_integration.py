@@ -54,6 +54,7 @@ def torch_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
+@pytest.mark.deep
 def test_trainer_trains_as_the_module_alone_and_its_logs_are_the_history(nodes: Lab) -> None:
     nodes.begin(train_by_lightning, task(validates=True, weighted=True))
     validating = nodes.cluster.feed_async(SAME[:8], epochs=EPOCHS, feed="validation")

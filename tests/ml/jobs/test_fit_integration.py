@@ -102,6 +102,7 @@ def test_local_steps_of_one_partition_are_those_of_one_process(data: DataFrame) 
     assert averaged[-1] < averaged[0]
 
 
+@pytest.mark.deep
 def test_the_same_call_goes_on_at_its_checkpoint_and_another_does_not(
     data: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
