@@ -48,7 +48,7 @@ def is_joined(there: Program, here: Program) -> bool:
     return here.process.poll() is None and "left" not in {e["event"] for e in there.events()}
 
 
-@pytest.mark.parametrize("end", [pytest.param("h0", marks=pytest.mark.deep), "h1"])
+@pytest.mark.parametrize("end", ["h0", "h1"])
 @pytest.mark.parametrize("server", SERVERS)
 def test_host_whose_processes_stand_still_is_there(bed: Bed, end: str, server: str) -> None:
     """For much longer than the timeout: its kernel answers."""
