@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
@@ -134,12 +133,7 @@ class Streams:
     def __enter__(self) -> Streams:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_closed = True
         for stream in self._open:
             stream.close()

@@ -115,8 +115,9 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
     )
     class_weight = task.class_weight if is_training else {}
     by_column = keras_inputs_by_column(task.columns.features, inputs_of(model))
+    parts = by_tensor(by_column)
     for column, tensor in by_column.items():
-        is_part = len(by_tensor(by_column)[tensor.name]) > 1
+        is_part = len(parts[tensor.name]) > 1
         _check_spec(column, batches.element_spec[column], tensor, is_part)
 
     def arrange(rows: dict[str, Any]) -> Any:

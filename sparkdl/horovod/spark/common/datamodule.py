@@ -8,7 +8,6 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/common/datamodule.
 from __future__ import annotations
 
 import itertools
-import random
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,9 +17,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from sparkdl.control.rows import Share
 from sparkdl.core.errors import FeedTypeError
 from sparkdl.feed.parquet.read import read_share
-from sparkdl.feed.parquet.source import ParquetSource
+from sparkdl.feed.parquet.source import ParquetSource, shuffled
 from sparkdl.feed.values.columns import concat, to_columns
 from sparkdl.feed.values.ndarrays import Array
 
@@ -113,10 +113,10 @@ class ParquetDataModule(DataModule):
         self, source: ParquetSource, batch_size: int, seed: int | None
     ) -> Iterator[Columns]:
         chunk_nbytes = sys.maxsize if self.inmemory_cache_all else CHUNK_NBYTES
-        reader = own_rows(source, self.cur_shard, self.shard_count)
+        share = own_rows(source, self.cur_shard, self.shard_count)
         rows = rows_each(source.num_rows, self.shard_count)
         sizes = batch_sizes(rows, batch_size)
-        for batch in _stream(reader, sizes, seed, chunk_nbytes):
+        for batch in _stream(share, sizes, seed, chunk_nbytes):
             if self._is_closed.is_set():
                 return
             yield transformed(batch, self.transform_fn) if self.transform_fn else batch
@@ -137,39 +137,30 @@ def batch_sizes(rows: int, batch_size: int) -> list[int]:
     return [stop - start for start, stop in itertools.pairwise(ends)]
 
 
-def own_rows(
-    source: ParquetSource, rank: int, processes: int
-) -> Callable[[random.Random | None], Iterator[pa.RecordBatch]]:
-    """Return a function that reads a process's rows, in another order of row groups each time."""
+def own_rows(source: ParquetSource, rank: int, processes: int) -> Share:
+    """Return a process's rows: its share, and one of them twice where others have one more."""
     share = source.shares(processes)[rank]
-    if share.num_rows < rows_each(source.num_rows, processes):
-        some = share if share.ranges else source.shares(1)[0]  # fewer rows than processes
-        first = some.ranges[0]
-        again = msgspec.structs.replace(first, stop=first.start + 1)
-        share = msgspec.structs.replace(some, ranges=(*share.ranges, again))
-
-    def read(order: random.Random | None) -> Iterator[pa.RecordBatch]:
-        ranges = list(share.ranges)
-        if order is not None:
-            order.shuffle(ranges)
-        return read_share(msgspec.structs.replace(share, ranges=tuple(ranges)))
-
-    return read
+    if share.num_rows == rows_each(source.num_rows, processes):
+        return share
+    some = share if share.ranges else source.shares(1)[0]  # fewer rows than processes
+    first = some.ranges[0]
+    again = msgspec.structs.replace(first, stop=first.start + 1)
+    return msgspec.structs.replace(some, ranges=(*share.ranges, again))
 
 
 def _stream(
-    read: Callable[[random.Random | None], Iterator[pa.RecordBatch]],
+    share: Share,
     sizes: list[int],
     seed: int | None,
     chunk_nbytes: int,
 ) -> Iterator[Columns]:
     kept: Columns | None = None
     for epoch in itertools.count():
-        order = None if seed is None else random.Random(f"{seed}/{epoch}")
         numbers = None if seed is None else np.random.default_rng((seed, epoch))
         left = iter(sizes)
         size, rest, count = next(left), None, 0
-        for count, columns in enumerate([kept] if kept else _chunks(read(order), chunk_nbytes), 1):
+        chunks = [kept] if kept else _chunks(read_share(shuffled(share, seed, epoch)), chunk_nbytes)
+        for count, columns in enumerate(chunks, 1):
             chunk = concat([rest, columns]) if rest else columns
             rows = len(next(iter(chunk.values())))
             places = np.arange(rows) if numbers is None else numbers.permutation(rows)
