@@ -5,18 +5,23 @@ Runs in: feeder
     put ──▶ waiting ──▶ unacknowledged, at most WINDOW ──▶ stored
                ▲                      │
                └───── given back ─────┘ by a full agent, after a second; the lowest row goes first
+
+The thread that puts pieces never writes: gRPC ends a write neither for a cancelled call nor for a
+connection that is over, as long as the socket takes no bytes (an agent that stands still, a link
+that is cut). A thread that is stuck in one stays behind, and the feed fails in time.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 
 import msgspec
@@ -70,8 +75,22 @@ class Piece:
     ranges: tuple[Range, ...]
 
 
+@dataclass(eq=False)
+class _Call:
+    """One `DoPut`: batches of one schema.
+
+    Attributes:
+        pieces: to be written; None is the last.
+        is_written: whether its thread writes no more.
+    """
+
+    pieces: queue.SimpleQueue[Piece | None] = field(default_factory=queue.SimpleQueue)
+    is_written: threading.Event = field(default_factory=threading.Event)
+    writer: threading.Thread = field(init=False)
+
+
 class PutStream:
-    """The stream of one partition, with a thread that reads acknowledgements.
+    """The stream of one partition; of each call one thread writes, another reads acknowledgements.
 
     One thread puts pieces; others may call `cancel` and ask how the stream is.
 
@@ -94,11 +113,9 @@ class PutStream:
         self._unacknowledged: deque[Piece] = deque()
         self._heard_s = self._resume_s = 0.0
         self._deadline = Deadline.after(spec.timeout_s)
-        self._writing = threading.Lock()  # Arrow's writers are not made for two threads
         self._client: flight.FlightClient | None = None
         self._schema: pa.Schema | None = None
-        self._writer: flight.FlightStreamWriter | None = None
-        self._reader: threading.Thread | None = None
+        self._call: _Call | None = None
         self._fd_sender: FdSender | None = None
 
     @property
@@ -142,9 +159,9 @@ class PutStream:
 
     def close(self) -> None:
         """End the connection, whatever is under way."""
-        self._end_call()
-        if self._reader is not None:
-            self._reader.join(_END_S)  # descriptors under way are lost once their sender closes
+        call = self._end_call()
+        if call is not None:
+            call.writer.join(_END_S)  # descriptors under way are lost once their sender closes
         with self._changed:
             if self._fd_sender is not None:
                 self._fd_sender.close()
@@ -164,7 +181,8 @@ class PutStream:
                         self._heard_s = time.monotonic()
                     self._unacknowledged.append(self._waiting.pop(0))
             if is_open:
-                self._send(piece)
+                assert self._call is not None
+                self._call.pieces.put(piece)
             else:
                 self._begin_call(piece.batch.schema)
 
@@ -194,35 +212,51 @@ class PutStream:
     def _begin_call(self, schema: pa.Schema) -> None:
         """Begin a call for batches of a schema; the first acknowledgement comes at once."""
         self._end_call()
+        self._client = self._client or self._spec.connect(self.target.uri)
         with self._changed:
             self._phase, self._heard_s, self._schema = Phase.OPENING, time.monotonic(), schema
-        self._client = self._client or self._spec.connect(self.target.uri)
-        try:
-            self._writer, acks = self._client.do_put(self._header, schema, self._spec.options())
-        except (pa.ArrowException, OSError) as error:
-            self._fail(error)
-            return
-        name, args = f"sparkdl-acks-{self.target.name}", (self._writer, acks)
-        self._reader = threading.Thread(target=self._read_acks, args=args, name=name, daemon=True)
-        self._reader.start()
+            self._call = call = _Call()
+        name = f"sparkdl-puts-{self.target.name}"
+        args = (self._client, schema, call)
+        call.writer = threading.Thread(target=self._run_call, args=args, name=name, daemon=True)
+        call.writer.start()
 
-    def _end_call(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            with self._writing, suppress(pa.ArrowException, OSError):
-                writer.done_writing()  # `_read_acks` closes it once the agent has ended the call
+    def _end_call(self) -> _Call | None:
+        """Let the thread of the call end it once it has written what it was given."""
+        with self._changed:
+            call, self._call = self._call, None
+        if call is not None:
+            call.pieces.put(None)
+        return call
 
-    def _send(self, piece: Piece) -> None:
-        """Send one piece; blocks only while the socket's buffers are full."""
-        assert self._writer is not None
-        try:
-            key = self._send_fd(piece.batch)
-            batch = piece.batch.slice(0, 0) if key else piece.batch
-            what = PutPiece(piece.ranges, piece.batch.num_rows, key)
-            with self._writing:
-                self._writer.write_with_metadata(batch, msgspec.json.encode(what))
-        except (pa.ArrowException, OSError) as error:
-            self._fail(error)
+    def _run_call(self, client: flight.FlightClient, schema: pa.Schema, call: _Call) -> None:
+        with self._reporting():
+            writer, acks = client.do_put(self._header, schema, self._spec.options())
+            name = f"sparkdl-acks-{self.target.name}"
+            reader = threading.Thread(target=self._read_acks, args=(acks, call), name=name)
+            reader.daemon = True
+            reader.start()
+            with self._reporting():
+                while (piece := call.pieces.get()) is not None:
+                    key = self._send_fd(piece.batch)
+                    batch = piece.batch.slice(0, 0) if key else piece.batch
+                    what = PutPiece(piece.ranges, piece.batch.num_rows, key)
+                    writer.write_with_metadata(batch, msgspec.json.encode(what))
+                writer.done_writing()
+            call.is_written.set()
+            reader.join()  # until the agent has ended the call
+            writer.close()  # which alone raises why it did
+        if self._call is call:
+            self._break(f"{self.target.name} ended the stream")
+
+    def _read_acks(self, acks: flight.FlightMetadataReader, call: _Call) -> None:
+        with self._reporting():
+            while (buffer := acks.read()) is not None:
+                self._on_ack(buffer.to_pybytes(), call)
+        call.pieces.put(None)
+        if not call.is_written.wait(_END_S):
+            problem = f"{self.target.name}: the connection broke while rows were under way"
+            self._break(problem, is_unreachable=True)
 
     def _send_fd(self, batch: pa.RecordBatch) -> str:
         """Send the batch to an agent on this machine; return its key, empty for another machine."""
@@ -239,32 +273,10 @@ class PutStream:
             self._fd_sender = None
             return ""
 
-    def _read_acks(
-        self, writer: flight.FlightStreamWriter, acks: flight.FlightMetadataReader
-    ) -> None:
-        try:
-            while (buffer := acks.read()) is not None:
-                self._on_ack(buffer.to_pybytes())
-        except (pa.ArrowException, OSError) as error:
-            self._fail(error)
-        try:
-            with self._writing:
-                writer.close()  # which alone raises why the agent has ended the call
-        except (pa.ArrowException, OSError) as error:
-            self._fail(error)
-        if self._writer is writer:
-            self._break(f"{self.target.name} ended the stream")
-
-    def _on_ack(self, data: bytes) -> None:
-        try:
-            ack = msgspec.json.decode(data, type=PutAck)
-        except msgspec.MsgspecError as error:
-            self._fail(error)
-            return
+    def _on_ack(self, data: bytes, call: _Call) -> None:
+        ack = msgspec.json.decode(data, type=PutAck)
         with self._changed:
-            if (
-                self._writer is None or self._phase is Phase.BROKEN
-            ):  # `close` or `cancel` came first
+            if self._call is not call or self._phase is Phase.BROKEN:  # closed or cancelled before
                 return
             self._heard_s, self._shortage = time.monotonic(), ack.shortage
             if self._phase is Phase.OPENING:
@@ -282,6 +294,14 @@ class PutStream:
             if ack.closed:
                 self._phase = Phase.CLOSED
             self._changed.notify_all()
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Break the stream with the error of the connection that is raised."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 (the thread that puts raises it)
+            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         is_unreachable = isinstance(error, (flight.FlightUnavailableError, OSError))

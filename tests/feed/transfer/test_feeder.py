@@ -321,6 +321,32 @@ def test_agent_that_says_no_word_any_more_is_awaited_by_name(
         assert feed.awaited == [link.target], "until it is decided"
 
 
+@pytest.mark.parametrize(
+    ("then_it", "says"),
+    [
+        ("is cancelled", "it was cancelled"),
+        ("runs out of time", "worker:0 stored no row of feed"),
+        ("is cut", "worker:0: .*(Socket closed|broke while rows were under way)"),
+    ],
+)
+def test_feeder_ends_whose_connection_takes_no_bytes(
+    then_it: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GRPC itself waits for the socket, whatever becomes of the call."""
+    monkeypatch.setattr(FdSender, "connect", lambda name, token: None)  # as to another host
+    timeout_s = 1.5 if then_it == "runs out of time" else 60.0
+    with SpoolServer() as node, NodeProxy(node.target) as link:
+        feed = Feeder(order([link.target], timeout_s=timeout_s), 0)
+        source = then(batches(50_000, 10_000, width=80), 1, link.stall)
+        feeding = Running(lambda: feed.feed(source))
+        if then_it != "runs out of time":
+            threading.Event().wait(1.0)  # the socket's buffers fill, which nobody can see
+            feed.cancel() if then_it == "is cancelled" else link.cut()
+        with pytest.raises((FeederError, FeedTimeoutError), match=says):
+            feeding.result()
+        assert feed.unreachable == ([link.target] if then_it == "is cut" else [])
+
+
 def test_error_in_the_partition_is_raised_and_leaves_no_connection() -> None:
     with SpoolServer() as node:
 
