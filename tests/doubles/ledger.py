@@ -58,7 +58,7 @@ def train(plan: Plan, ctx: NodeContext) -> list[int]:
                     die(fault[3])
             never.wait(plan.pause_s)
             seen += batch["row"][batch["sample_weight"] > 0].tolist()
-            if step % plan.every == 0:
+            if ctx.is_draining or step % plan.every == 0:
                 with ctx.checkpoint(step, batches=used) as folder:
                     np.save(folder / f"part-{ctx.rank}.npy", np.array(seen, np.int64))
     return seen

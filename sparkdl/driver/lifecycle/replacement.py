@@ -73,6 +73,9 @@ def is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> boo
     if event.hello.host in roster.left_hosts:
         return True
     holder = roster.agents.get(node_id)
+    if holder is not None and roster.drains(holder):  # its successor; one is enough
+        standbys = {agent.hello.node_id for agent in roster.standbys}
+        return node_id in standbys or event.hello.executor in roster.draining
     if holder is not None:
         return holder.is_detached or holder.hello.task != event.hello.task
     is_unknown = not 0 <= node_id < len(roster.spec.nodes)
@@ -113,7 +116,9 @@ def detached(state: R, event: AgentDetached, now_s: float) -> Step[R]:
     if node_id is None:
         return state, []
     roster = state.roster.detached(event.agent_id)
-    idle = [agent for agent in roster.standbys if agent.hello.node_id == node_id]
+    is_leaving = roster.drains(roster.agents[node_id])
+    standbys = () if is_leaving else roster.standbys
+    idle = [agent for agent in standbys if agent.hello.node_id == node_id]
     ends = [Send(agent.agent_id, Stop(0.0)) for agent in idle]
     return replace(state, roster=roster), [ForgetTask(roster.spec.nodes[node_id]), *ends]
 

@@ -1,0 +1,111 @@
+"""A Spark worker of a standalone cluster gets the notice of its end, as a spot instance does."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+import sparkdl
+from sparkdl.core.deadline import Deadline
+from sparkdl.driver.lifecycle.state import Running
+from sparkdl.driver.view import View
+from tests.doubles import sessions
+from tests.doubles.ledger import Plan, lost_and_doubled, train
+from tests.doubles.nodes import all_gone, processes
+from tests.doubles.sessions import SparkSessions
+from tests.faults.conftest import SparkProcesses
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTING = "spark.decommission.enabled"
+ROWS = 2 * 8 * 150
+BACK_S = 90.0
+NOTICED_S = 30.0
+"""As long as the shortest notice of a cloud: by then the nodes have left."""
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]  # a cluster of its own for each
+
+
+@pytest.fixture
+def spark_spot(spark_sessions: SparkSessions) -> Iterator[SparkSession]:
+    """A session on two workers, each with two executors of two cores; notices are on."""
+    more = {SETTING: "true", "spark.executor.cores": "2", "spark.executor.memory": "768m"}
+    session = spark_sessions.get(sessions.NO_WORKERS, more)
+    for number in range(2):
+        options = f"-D{SETTING}=true"
+        spark_sessions.add_worker(
+            str(session.sparkContext.master), number, 4, SPARK_WORKER_OPTS=options
+        )
+    sessions._wait_for_executors(session, 4)
+    yield session
+    spark_sessions.stop()
+
+
+def is_in_second_world(view: View) -> bool:
+    return isinstance(view.state, Running) and view.state.world.generation == 1
+
+
+def warn(process: psutil.Process) -> None:
+    """Give the notice of the end of a Spark worker, or of an executor alone."""
+    process.send_signal(signal.SIGPWR)
+
+
+def test_nodes_of_a_worker_that_drains_checkpoint_and_move_within_the_notice(
+    spark_spot: SparkSession, tmp_path: Path
+) -> None:
+    rows = spark_spot.range(ROWS, numPartitions=4).withColumnRenamed("id", "row")
+    with sparkdl.launch(
+        spark_spot,
+        train,
+        Plan(every=10_000, pause_s=0.1),
+        2,
+        framework="plain",
+        checkpoint_dir=str(tmp_path),
+        max_restarts=1,
+    ) as cluster:
+        feeding = cluster.feed_async(rows)
+        before = processes(nodes=2)
+        spark = {name: SparkProcesses.of(node.agent) for name, node in before.items()}
+        drained = spark["worker:1"].worker
+        warn(drained)
+        assert cluster._controller.wait_for(is_in_second_world, Deadline.after(NOTICED_S))
+        status = cluster.status()
+        moved = [node.agent for name, node in before.items() if spark[name].worker == drained]
+        assert all_gone(moved)
+        drained.kill()
+        feeding.result(2 * BACK_S)
+        results = cluster.results(BACK_S)
+        assert cluster.world.generation == 1, "the death of the worker was noticed"
+        assert [m.node.name for m in cluster.world.members] == ["worker:0", "worker:1"]
+    assert "restart" not in status
+    assert lost_and_doubled(results, ROWS) == (0, 0)
+
+
+def test_world_shrinks_at_once_where_nothing_is_free_elsewhere(
+    spark_spot: SparkSession, tmp_path: Path
+) -> None:
+    """An executor alone gets the notice, as a pod does."""
+    rows = spark_spot.range(ROWS, numPartitions=4).withColumnRenamed("id", "row")
+    with sparkdl.launch(
+        spark_spot,
+        train,
+        Plan(every=10_000, pause_s=0.1),
+        7,
+        framework="plain",
+        checkpoint_dir=str(tmp_path),
+        max_restarts=1,
+        recovery=sparkdl.Recovery(min_nodes=3),
+    ) as cluster:
+        feeding = cluster.feed_async(rows)
+        warn(SparkProcesses.of(processes(nodes=7)["worker:6"].agent).executor)
+        assert cluster._controller.wait_for(is_in_second_world, Deadline.after(NOTICED_S))
+        assert 5 <= len(cluster.world.members) <= 6
+        feeding.result(2 * BACK_S)
+        results = cluster.results(BACK_S)
+    assert lost_and_doubled(results, ROWS) == (0, 0)
