@@ -44,9 +44,9 @@ class AgentSpec(msgspec.Struct, frozen=True):
         owner: what starts it and holds the other end of its standard input; it ends with that.
         executor_pid: whose end it is instead once the agent has been detached from its task;
             `None` if it could not be found, so that the driver alone ends the agent then.
-        executor: Spark's id of it; empty where it is not found.
         gpus: addresses that Spark assigned; `None` where Spark assigns none.
         warm_key: by which agents of the driver find their zygotes.
+        executor: Spark's id of the executor; empty where it is not found.
     """
 
     url: str
@@ -56,10 +56,10 @@ class AgentSpec(msgspec.Struct, frozen=True):
     owner: Owner
     task: str = ""
     executor_pid: int | None = None
-    executor: str = ""
     gpus: tuple[str, ...] | None = None
     tls: Tls | None = None
     warm_key: str = ""
+    executor: str = ""
 
     @property
     def node(self) -> NodeSpec:

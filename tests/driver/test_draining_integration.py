@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,18 +33,19 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]  # a cluster of its ow
 
 
 @pytest.fixture
-def spark_spot(spark_sessions: SparkSessions) -> Iterator[SparkSession]:
+def spark_spot(
+    spark_session_on: Callable[..., SparkSession], spark_sessions: SparkSessions
+) -> SparkSession:
     """A session on two workers, each with two executors of two cores; notices are on."""
     more = {SETTING: "true", "spark.executor.cores": "2", "spark.executor.memory": "768m"}
-    session = spark_sessions.get(sessions.NO_WORKERS, more)
+    session = spark_session_on(sessions.NO_WORKERS, more)
     for number in range(2):
         options = f"-D{SETTING}=true"
         spark_sessions.add_worker(
             str(session.sparkContext.master), number, 4, SPARK_WORKER_OPTS=options
         )
     sessions._wait_for_executors(session, 4)
-    yield session
-    spark_sessions.stop()
+    return session
 
 
 def is_in_second_world(view: View) -> bool:

@@ -2,8 +2,8 @@
 
 Runs in: driver
 
-A notice reaches a standalone worker as SIGPWR, a pod by its preStop hook, a host of YARN by its
-resource manager. Spark's scheduler collects all of them, and no listener is told, so it is asked.
+A standalone worker or an executor gets the notice as SIGPWR, which a pod's preStop hook sends; YARN's
+resource manager says it of a host. Spark's scheduler collects all, tells no listener, and is asked.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """How often to look: of the time until a spot instance is gone, thirty seconds at least."""
-_SETTINGS = ("spark.decommission.enabled", "spark.yarn.executor.decommission.enabled")
+_SETTING = "spark.decommission.enabled"
 
 
 def can_drain(sc: SparkContext | None) -> bool:
-    """Whether Spark's settings let it decommission executors; over Spark Connect nobody knows."""
-    return sc is not None and any(is_true(sc.getConf().get(name, "false")) for name in _SETTINGS)
+    """Whether Spark may decommission executors; over Spark Connect it cannot be asked."""
+    return sc is not None and is_true(sc.getConf().get(_SETTING, "false"))
 
 
 def draining_executors(sc: SparkContext) -> frozenset[str]:
