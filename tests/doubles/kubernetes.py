@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -42,7 +42,8 @@ _KINDS = {
     "persistentvolumeclaims": "PersistentVolumeClaim",
 }
 _CONF = "/opt/spark/conf"
-_ENTER = {"driver": "org.apache.spark.deploy.SparkSubmit"}
+_SERVICE = re.compile(rf"[\w-]+\.{NAMESPACE}\.svc")
+_THEN = "2026-01-01T00:00:00Z"
 
 Object = dict[str, Any]
 
@@ -81,7 +82,8 @@ class _Store:
         """Yield what happens after `since`, a resource version, until the store is closed."""
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.is_closed or len(self.events) > since)
+                while not self.is_closed and len(self.events) <= since:
+                    self.changed.wait()
                 if self.is_closed:
                     return
                 new, since = self.events[since:], len(self.events)
@@ -153,7 +155,7 @@ class Kubernetes:
     def created(self, kind: str, what: Object) -> Object:
         """Store a new object; start the processes of a pod once it is there."""
         what["metadata"].setdefault("uid", f"uid-{what['metadata']['name']}")
-        what["metadata"].setdefault("creationTimestamp", "2026-01-01T00:00:00Z")
+        what["metadata"].setdefault("creationTimestamp", _THEN)
         if kind != "pods":
             return self.store.put(kind, what)
         what["status"] = {"phase": "Pending", "conditions": [], "containerStatuses": []}
@@ -179,7 +181,6 @@ class Kubernetes:
         home = self.folder / name
         (home / "conf").mkdir(parents=True)
         self._mount(pod, home / "conf", address)
-        until(lambda: all(v in self._mounted() for v in _config_maps(pod)), _ENDED_S)
         environment = os.environ | self._environment(pod, container, home, address)
         with (home / "log").open("wb") as log:
             process = subprocess.Popen(
@@ -192,7 +193,7 @@ class Kubernetes:
                 start_new_session=True,
             )
         self._pods[name] = process
-        self._report(pod, "Running", address, {"running": {"startedAt": "2026-01-01T00:00:00Z"}})
+        self._report(pod, "Running", address, {"running": {"startedAt": _THEN}})
         status = process.wait()
         ended = {"terminated": {"exitCode": status if status >= 0 else 128 - status}}
         for left in _family(process.pid):
@@ -205,21 +206,16 @@ class Kubernetes:
             return  # deleted
         container = pod["spec"]["containers"][0]["name"]
         status = {"name": container, "state": state, "ready": phase == "Running", "restartCount": 0}
-        after = {**stored, "status": {
-            "phase": phase, "podIP": address, "hostIP": API_HOST, "startTime": "2026-01-01T00:00:00Z",
-            "containerStatuses": [status], "conditions": [],
-        }}  # fmt: skip
-        self.store.put("pods", after)
-
-    def _mounted(self) -> set[str]:
-        return {each["metadata"]["name"] for each in self.store.list("configmaps", "")}
+        about = {"phase": phase, "podIP": address, "hostIP": API_HOST, "startTime": _THEN}
+        self.store.put("pods", {**stored, "status": {**about, "containerStatuses": [status]}})
 
     def _mount(self, pod: Object, conf: Path, address: str) -> None:
-        """Write the files of its config maps; names of its services, which DNS knows, as addresses."""
-        for name in _config_maps(pod):
-            until(lambda name=name: name in self._mounted(), _ENDED_S)
+        """Write the files of its config maps; the driver's service, which DNS would know, is it."""
+        names = _config_maps(pod)
+        assert until(lambda: all(("configmaps", name) in self.store.objects for name in names))
+        for name in names:
             for file, text in self.store.objects["configmaps", name]["data"].items():
-                (conf / file).write_text(text)
+                (conf / file).write_text(_SERVICE.sub(address, text))
 
     def _environment(
         self, pod: Object, container: Object, home: Path, address: str
@@ -272,7 +268,7 @@ def _config_maps(pod: Object) -> list[str]:
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """Return a process and all below it, and what it has left behind in its session."""
+    """Return a process and all below it."""
     try:
         return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -280,7 +276,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _matches(what: Object, selector: str) -> bool:
-    """Whether an object has labels: `a=b,c in (d, e),f,!g`, of which Spark uses `=`, `!` and `!=`."""
+    """Whether an object has such labels: `a=b,c!=d,e,!f`."""
     labels = what["metadata"].get("labels", {})
     for term in filter(None, selector.split(",")):
         name, is_pair, value = term.partition("=")
@@ -429,4 +425,3 @@ def kubernetes(folder: Path) -> Iterator[Kubernetes]:
         yield cluster
     finally:
         cluster.close()
-        shutil.rmtree(folder / "staging", ignore_errors=True)

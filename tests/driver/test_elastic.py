@@ -354,7 +354,8 @@ def validate(play: Play, asked: set[str]) -> None:
     assert not isinstance(state, states.Stopped)
     if isinstance(state, states.Running):
         roster = state.roster
-        holders = {a.agent_id for a in roster.agents.values() if a.holds_slot}
+        seats = roster.agents.values()
+        holders = {a.agent_id for a in seats if a.holds_slot and not roster.drains(a)}
         assert not roster.is_detaching or holders <= asked
         assert {n.name for n in spec.nodes if not n.role.is_expendable} <= set(play.names)
         assert len(play.names) >= (spec.settings.recovery.min_nodes or len(spec.nodes) - 1)

@@ -99,11 +99,16 @@ def sent_away(roster: Roster, hello: Hello) -> list[Action]:
 
 
 def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
-    """Make one agent or all give their slots back, if that is decided."""
+    """Make one agent or all give their slots back, if that is decided.
+
+    Not on an executor that Spark decommissions: nothing can have the slot, and without a task Spark
+    ends the executor at once.
+    """
     return [
         Send(agent.agent_id, Detach())
         for agent in roster.agents.values()
-        if roster.is_detaching and agent.holds_slot and agent_id in (None, agent.agent_id)
+        if roster.is_detaching and agent.holds_slot and not roster.drains(agent)
+        if agent_id in (None, agent.agent_id)
     ]
 
 

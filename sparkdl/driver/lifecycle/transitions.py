@@ -113,11 +113,12 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering |
         for node_id, agent in roster.agents.items()
         if node_id in members
     ]
-    begins += detach(roster)
+    running, asks = draining.asked_again(Running(roster, world))
+    begins += [*detach(roster), *asks]
     if world.size == len(roster.spec.nodes):
-        return Running(roster, world), [Report(text), *begins]
+        return running, [Report(text), *begins]
     names = {node.name for node in roster.spec.nodes} - {m.node.name for m in world.members}
-    return Running(roster, world), [Warn(f"{text}, without {listed(sorted(names))}"), *begins]
+    return running, [Warn(f"{text}, without {listed(sorted(names))}"), *begins]
 
 
 def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step[Gathering]:

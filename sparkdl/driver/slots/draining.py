@@ -2,8 +2,9 @@
 
 Runs in: driver
 
-A standalone worker or an executor gets the notice as SIGPWR, which a pod's preStop hook sends; YARN's
-resource manager says it of a host. Spark's scheduler collects all, tells no listener, and is asked.
+A standalone worker or an executor gets the notice as SIGPWR, which a pod's preStop hook sends;
+YARN's resource manager says it of a host. Spark's scheduler collects all of them and tells no
+listener, so it is asked.
 """
 
 from __future__ import annotations

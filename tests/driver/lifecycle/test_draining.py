@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.messages import Begin, Drain, NewRound, Stop
+from sparkdl.control.messages import Begin, Detach, Drain, NewRound, Stop
 from sparkdl.core.world import CheckpointRef, Resume
 from sparkdl.driver.lifecycle import state as states
-from tests.driver.lifecycle.test_replacement import relaunched, released
+from tests.driver.lifecycle.test_replacement import SHORT, relaunched, released
 from tests.driver.test_elastic import EVALUATED, Play, resumes, said, sent
 
 MADE = states.CheckpointMade(CheckpointRef("/c/7", 7, 0))
@@ -134,3 +134,18 @@ def test_notice_while_a_failure_is_being_decided_starts_the_node_elsewhere() -> 
     assert isinstance(play.state, states.Running)
     made = states.CheckpointMade(CheckpointRef("/c/7", 7, 1))
     assert sent(play.say(made), Stop) == ["b"]
+
+
+def test_nodes_are_asked_again_in_the_world_after_a_failure() -> None:
+    play = Play()
+    play.say(drains("b"), play.joined("b2", "5.0"), play.broke("c"))
+    play.expire()
+    actions = play.say(*(play.offered(agent_id, 1) for agent_id in ("a", "b", "c")))
+    assert sent(actions, Begin) == sent(actions, Drain) == ["a", "b", "c"]
+
+
+def test_node_keeps_a_slot_that_nobody_can_have() -> None:
+    """Without a task its executor would end before it has made a checkpoint."""
+    play = Play()
+    play.say(drains("b"))
+    assert sent(play.say(SHORT), Detach) == ["a", "c"]
