@@ -206,8 +206,10 @@ class Kubernetes:
             return  # deleted
         container = pod["spec"]["containers"][0]["name"]
         status = {"name": container, "state": state, "ready": phase == "Running", "restartCount": 0}
+        ready = {"type": "Ready", "status": str(phase == "Running")}
         about = {"phase": phase, "podIP": address, "hostIP": API_HOST, "startTime": _THEN}
-        self.store.put("pods", {**stored, "status": {**about, "containerStatuses": [status]}})
+        about |= {"containerStatuses": [status], "conditions": [ready]}
+        self.store.put("pods", {**stored, "status": about})
 
     def _mount(self, pod: Object, conf: Path, address: str) -> None:
         """Write the files of its config maps; the driver's service, which DNS would know, is it."""
@@ -277,7 +279,8 @@ def _family(pid: int) -> list[psutil.Process]:
 
 def _matches(what: Object, selector: str) -> bool:
     """Whether an object has such labels: `a=b,c!=d,e,!f`."""
-    labels = what["metadata"].get("labels", {})
+    about = what["metadata"]
+    labels = {**about.get("labels", {}), "metadata.name": about["name"]}
     for term in filter(None, selector.split(",")):
         name, is_pair, value = term.partition("=")
         if name.endswith("!"):
@@ -306,12 +309,11 @@ class _Api(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         kind, name, query = self._target()
-        store, selector = self._cluster.store, query.get("labelSelector", "")
+        store, field = self._cluster.store, query.get("fieldSelector", "")  # metadata.name=…
+        selector = ",".join(filter(None, (query.get("labelSelector", ""), field)))
         if self.headers.get("Upgrade"):  # a WebSocket: upon this the client watches by plain HTTP
             self._answer(503, _status(503, "no WebSockets here"))
         elif query.get("watch") == "true":
-            if field := query.get("fieldSelector", ""):
-                selector = f"{selector},metadata.name={field.partition('=')[2]}"
             self._stream(store.follow(kind, selector, int(query.get("resourceVersion") or 0)))
         elif name:
             found = store.objects.get((kind, name))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
 import sparkdl
@@ -20,6 +24,7 @@ from tests.driver.test_draining_integration import is_in_second_world
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+ROOT = Path(__file__).parents[2]
 PODS = 3
 ROWS = 2 * 8 * 100
 BACK_S = 120.0
@@ -91,3 +96,37 @@ def test_pod_that_ends_is_replaced_and_no_row_is_lost(
         results = cluster.results(BACK_S)
         assert before["worker:1"] not in pods_of(cluster, cluster_of_pods).values()
     assert lost_and_doubled(results, ROWS) == (0, 0)
+
+
+def test_program_in_cluster_mode_trains_in_pods(
+    cluster_of_pods: Kubernetes, tmp_path: Path
+) -> None:
+    """The driver is a pod as well, and `spark-submit` waits for its end."""
+    url = f"k8s://{cluster_of_pods.url}"
+    conf = {
+        **CONF,
+        "spark.executor.instances": "2",
+        "spark.kubernetes.driver.master": cluster_of_pods.url,
+        "spark.driver.memory": "512m",
+    }
+    spark = Path(pyspark.__file__).parent
+    done = subprocess.run(
+        [
+            *(str(spark / "bin" / "spark-submit"), "--master", url, "--deploy-mode", "cluster"),
+            *(word for item in conf.items() for word in ("--conf", "=".join(item))),
+            f"local://{ROOT}/tests/hosts/train.py",
+            *(url, str(tmp_path), "--rows=800", "--fault-within=0"),
+        ],
+        env=os.environ | {"SPARK_HOME": str(spark)},
+        capture_output=True,
+        text=True,
+        timeout=4 * BACK_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    (driver,) = cluster_of_pods.store.list("pods", "spark-role=driver")
+    log = cluster_of_pods.log(driver["metadata"]["name"])
+    assert driver["status"]["phase"] == "Succeeded", log[-4000:]
+    events = [json.loads(line) for line in log.splitlines() if line.startswith('{"event')]
+    trained = next(each for each in events if each["event"] == "trained")
+    assert (trained["lost"], trained["doubled"]) == (0, 0)
