@@ -207,7 +207,7 @@ class Kubernetes:
         container = pod["spec"]["containers"][0]["name"]
         status = {"name": container, "state": state, "ready": phase == "Running", "restartCount": 0}
         ready = {"type": "Ready", "status": str(phase == "Running")}
-        about = {"phase": phase, "podIP": address, "hostIP": API_HOST, "startTime": _THEN}
+        about: Object = {"phase": phase, "podIP": address, "hostIP": API_HOST, "startTime": _THEN}
         about |= {"containerStatuses": [status], "conditions": [ready]}
         self.store.put("pods", {**stored, "status": about})
 

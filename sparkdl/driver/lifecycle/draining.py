@@ -40,12 +40,8 @@ def noted(state: R, event: ExecutorsDrain, now_s: float) -> Step[R]:
         return after, []
     nodes = tuple(roster.spec.nodes[agent.hello.node_id] for agent in new)
     names = listed([node.name for node in nodes])
-    actions: list[Action] = [
-        Warn(
-            f"Spark decommissions the executors of {names}: all nodes are asked for a checkpoint "
-            "(ctx.is_draining)"
-        )
-    ]
+    text = f"Spark decommissions the executors of {names}: all nodes are asked for a checkpoint"
+    actions: list[Action] = [Warn(text)]
     if roster.spec.settings.max_restarts:
         actions += [*map(ForgetTask, nodes), Relaunch(nodes)]
     return _asked(after, actions) if isinstance(after, Running) else (after, actions)
@@ -69,9 +65,7 @@ def leaving(state: Running) -> list[Agent]:
 
 def asked_again(state: R) -> Step[R]:
     """Ask for a checkpoint at which nodes can leave, now that others have come for them."""
-    if not isinstance(state, Running) or not leaving(state):
-        return state, []
-    return _asked(state, [])
+    return _asked(state, []) if isinstance(state, Running) and leaving(state) else (state, [])
 
 
 def _drained(roster: Roster) -> list[Agent]:

@@ -121,8 +121,7 @@ def detached(state: R, event: AgentDetached, now_s: float) -> Step[R]:
     if node_id is None:
         return state, []
     roster = state.roster.detached(event.agent_id)
-    is_leaving = roster.drains(roster.agents[node_id])
-    standbys = () if is_leaving else roster.standbys
+    standbys = () if roster.drains(roster.agents[node_id]) else roster.standbys
     idle = [agent for agent in standbys if agent.hello.node_id == node_id]
     ends = [Send(agent.agent_id, Stop(0.0)) for agent in idle]
     return replace(state, roster=roster), [ForgetTask(roster.spec.nodes[node_id]), *ends]
