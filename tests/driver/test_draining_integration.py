@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SETTING = "spark.decommission.enabled"
-ROWS = 2 * 8 * 150
+ROWS = 2 * 8 * 1200
 BACK_S = 90.0
-NOTICED_S = 30.0
-"""As long as the shortest notice of a cloud: by then the nodes have left."""
+NOTICED_S = 90.0
+"""Two minutes are the longest notice of a cloud; it takes some five seconds here."""
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]  # a cluster of its own for each
 
@@ -63,7 +63,7 @@ def test_nodes_of_a_worker_that_drains_checkpoint_and_move_within_the_notice(
     with sparkdl.launch(
         spark_spot,
         train,
-        Plan(every=10_000, pause_s=0.1),
+        Plan(every=10_000, pause_s=0.1, is_slow_once=True),
         2,
         framework="plain",
         checkpoint_dir=str(tmp_path),
@@ -95,7 +95,7 @@ def test_world_shrinks_at_once_where_nothing_is_free_elsewhere(
     with sparkdl.launch(
         spark_spot,
         train,
-        Plan(every=10_000, pause_s=0.1),
+        Plan(every=10_000, pause_s=0.1, is_slow_once=True),
         3,
         framework="plain",
         checkpoint_dir=str(tmp_path),

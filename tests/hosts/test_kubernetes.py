@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PODS = 3
-ROWS = 2 * 8 * 100
+ROWS = 2 * 8 * 1200
 BACK_S = 120.0
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600), pytest.mark.spark]
@@ -79,7 +79,7 @@ def test_pod_that_ends_is_replaced_and_no_row_is_lost(
     with sparkdl.launch(
         spark_on_pods,
         train,
-        Plan(every=10, pause_s=0.1),
+        Plan(every=10, pause_s=0.1, is_slow_once=True),
         2,
         framework="plain",
         checkpoint_dir=str(tmp_path / "checkpoints"),
