@@ -143,11 +143,11 @@ class Kubernetes:
         self._pods[pod].send_signal(signal.SIGPWR)
 
     def close(self) -> None:
+        self.store.close()
         for process in [each for pod in self._pods.values() for each in _family(pod.pid)]:
             process.kill()
         for thread in self._threads:
             thread.join(_ENDED_S)
-        self.store.close()
         self._server.shutdown()
         self._serving.join(_ENDED_S)
         self._server.server_close()
@@ -193,11 +193,11 @@ class Kubernetes:
                 start_new_session=True,
             )
         self._pods[name] = process
+        if self.store.is_closed or ("pods", name) not in self.store.objects:
+            process.kill()  # deleted meanwhile
         self._report(pod, "Running", address, {"running": {"startedAt": _THEN}})
         status = process.wait()
         ended = {"terminated": {"exitCode": status if status >= 0 else 128 - status}}
-        for left in _family(process.pid):
-            left.kill()
         self._report(pod, "Failed" if status else "Succeeded", address, ended)
 
     def _report(self, pod: Object, phase: str, address: str, state: Object) -> None:
