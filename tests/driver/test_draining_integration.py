@@ -12,11 +12,11 @@ import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.driver.lifecycle.state import Running
+from sparkdl.driver.lifecycle.state import ExecutorsDrain, Running
 from sparkdl.driver.view import View
 from tests.doubles import sessions
-from tests.doubles.ledger import Plan, lost_and_doubled, train
-from tests.doubles.nodes import all_gone, processes
+from tests.doubles.ledger import Plan, lost_and_doubled, table, train
+from tests.doubles.nodes import all_gone, has_checkpoint, launch, processes
 from tests.doubles.sessions import SparkSessions
 from tests.faults.conftest import SparkProcesses
 
@@ -25,11 +25,27 @@ if TYPE_CHECKING:
 
 SETTING = "spark.decommission.enabled"
 ROWS = 2 * 8 * 1200
+LOCAL_ROWS = 3 * 8 * 100
 BACK_S = 90.0
 NOTICED_S = 90.0
 """Two minutes are the longest notice of a cloud; it takes some five seconds here."""
 
-pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]  # a cluster of its own for each
+
+def test_notice_has_all_nodes_make_a_checkpoint_at_one_step(tmp_path: Path) -> None:
+    """Agents without Spark have no executor, so one without a name stands for all of theirs."""
+    with launch(
+        train, Plan(every=10_000, pause_s=0.01), 3, checkpoint_dir=str(tmp_path)
+    ) as cluster:
+        feeding = cluster.feed_async(table(LOCAL_ROWS, 3))
+        assert cluster._controller.wait_for(has_rows, Deadline.after(BACK_S))
+        cluster._controller.submit(ExecutorsDrain(frozenset({""})))
+        assert cluster._controller.wait_for(has_checkpoint, Deadline.after(BACK_S))
+        feeding.result(BACK_S)
+        results = cluster.results(BACK_S)
+        assert cluster.world.generation == 0
+    assert lost_and_doubled(results, LOCAL_ROWS) == (0, 0)
+    (folder,) = tmp_path.iterdir()
+    assert len([*folder.glob("part-*.npy")]) == 3
 
 
 @pytest.fixture
@@ -51,11 +67,17 @@ def is_in_second_world(view: View) -> bool:
     return isinstance(view.state, Running) and view.state.world.generation == 1
 
 
+def has_rows(view: View) -> bool:
+    return any(count.rows_consumed for count in view.feeds.values())
+
+
 def warn(process: psutil.Process) -> None:
     """Give the notice of the end of a Spark worker, or of an executor alone."""
     process.send_signal(signal.SIGPWR)
 
 
+@pytest.mark.deep
+@pytest.mark.timeout(900)
 def test_nodes_of_a_worker_that_drains_checkpoint_and_move_within_the_notice(
     spark_spot: SparkSession, tmp_path: Path
 ) -> None:
@@ -87,6 +109,8 @@ def test_nodes_of_a_worker_that_drains_checkpoint_and_move_within_the_notice(
     assert lost_and_doubled(results, ROWS) == (0, 0)
 
 
+@pytest.mark.deep
+@pytest.mark.timeout(900)
 def test_world_shrinks_at_once_where_nothing_is_free_elsewhere(
     spark_spot: SparkSession, tmp_path: Path
 ) -> None:
