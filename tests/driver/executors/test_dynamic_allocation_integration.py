@@ -25,7 +25,7 @@ DYNAMIC = {
 TRACKING = {"spark.dynamicAllocation.shuffleTracking.enabled": "true"}
 SERVICE = {"spark.shuffle.service.enabled": "true"}
 ROWS = 2 * 8 * 40
-BACK_S = 90.0
+BACK_S = 180.0
 
 
 @pytest.mark.deep
