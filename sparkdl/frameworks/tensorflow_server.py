@@ -25,7 +25,7 @@ import numpy as np
 
 from sparkdl.control.channel import EndMark
 from sparkdl.core.errors import FrameworkMissingError
-from sparkdl.feed.adapters.tensorflow import spec_of
+from sparkdl.feed.adapters.tensorflow import specs_of, tensors
 from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.feed.values.columns import Columns
 from sparkdl.frameworks.framework import OpenFeed
@@ -60,6 +60,7 @@ class Wanted(msgspec.Struct, frozen=True):
     tail: Tail
     shuffle: bool | int
     seed: int
+    pad: dict[str, int | None] = {}
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -89,7 +90,7 @@ class Stream:
         self._on_problem = on_problem
         self._changed = threading.Condition()
         self._ahead: deque[Columns] = deque()
-        self._first: Columns | None = None
+        self._specs: dict[str, Any] = {}
         self._is_closed = False
         self._has_ended = False
         self._is_over = False
@@ -119,12 +120,10 @@ class Stream:
     def describe(self) -> Described:
         """Return what the batches consist of, after a moment even if there is none yet."""
         with self._changed:
-            self._changed.wait_for(lambda: self._first or self._has_ended, _DESCRIBE_S)
-            first, has_ended = self._first, self._has_ended
-        if first is None:
+            self._changed.wait_for(lambda: self._specs or self._has_ended, _DESCRIBE_S)
+            specs, has_ended = self._specs, self._has_ended
+        if not specs:
             return Described(None, has_ended)
-        rows = self._batches.batch_size if self._batches.tail == "pad" else None
-        specs = {name: spec_of(name, column, rows) for name, column in first.items()}
         columns = (
             Column(name, spec.dtype.name, tuple(spec.shape.as_list()))
             for name, spec in specs.items()
@@ -162,7 +161,8 @@ class Stream:
             while self._has_more():
                 turn = self._turn
                 for columns in self._batches:
-                    self._put(columns, turn)
+                    specs = self._specs or specs_of(self._batches, columns, is_dense=True)
+                    self._put(tensors(columns, specs), specs, turn)
         except BaseException as error:  # noqa: BLE001 (fails the node from its main thread)
             self._on_problem(error)
             return
@@ -176,9 +176,9 @@ class Stream:
         has_ended = self._is_closed or isinstance(reader.take(reader.claim()), EndMark)
         return not (has_ended or self._is_closed)
 
-    def _put(self, columns: Columns, turn: int) -> None:
+    def _put(self, columns: Columns, specs: dict[str, Any], turn: int) -> None:
         with self._changed:
-            self._first = self._first or columns
+            self._specs = specs
             self._changed.wait_for(lambda: self._is_closed or len(self._ahead) < AHEAD)
             if not self._is_closed and turn == self._turn:
                 self._ahead.append(columns)
@@ -233,6 +233,7 @@ class Streams:
                     tail=want.tail,
                     shuffle=want.shuffle,
                     seed=want.seed,
+                    pad=want.pad,
                 )
                 stream = self._streams[wanted] = Stream(batches, self._on_problem)
             return stream
