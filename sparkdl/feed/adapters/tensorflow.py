@@ -195,13 +195,13 @@ def _tensor(name: str, column: Array, spec: Any) -> Any:
     if isinstance(spec, tf.RaggedTensorSpec):
         column, levels = unnest(name, column, spec.ragged_rank)
     column = as_numbers(name, column)
-    dtype, inner = np.dtype(spec.dtype.as_numpy_dtype), spec.shape[1 + len(levels) :]
-    fits = column.dtype == dtype or np.can_cast(column.dtype, dtype, "same_kind")
-    if not inner.is_compatible_with(column.shape[1:]) or not (fits or not column.size):
+    dtype, inner = np.dtype(spec.dtype.as_numpy_dtype), spec.shape.as_list()[1 + len(levels) :]
+    fits = len(inner) == column.ndim - 1 and all(map(_fits, inner, column.shape[1:]))
+    if not fits or (column.size and not np.can_cast(column.dtype, dtype, "same_kind")):
         kind = "" if column.dtype == object else f"{column.dtype} "
         now = f"{kind}{list(column.shape[1:])}" if column.ndim > 1 or kind else objects_in(column)
         raise FeedTypeError(
-            f"column {name!r} held {dtype} {inner.as_list()} in the first rows, and holds {now} "
+            f"column {name!r} held {dtype} {inner} in the first rows, and holds {now} "
             "now. Feed rows of one type and shape; arrays of any length are taken with "
             f"pad={{{name!r}: None}}"
         )
@@ -209,7 +209,12 @@ def _tensor(name: str, column: Array, spec: Any) -> Any:
         return column
     if column.dtype != dtype:
         column = column.astype(dtype)
-    return tf.RaggedTensor.from_nested_row_lengths(column, levels, validate=False)
+    splits = [np.concatenate([[0], np.cumsum(lengths)]) for lengths in levels]
+    return tf.RaggedTensor.from_nested_row_splits(column, splits, validate=False)
+
+
+def _fits(wanted: int | None, size: int) -> bool:
+    return wanted is None or wanted == size
 
 
 def let_strategies_keep_batches() -> None:

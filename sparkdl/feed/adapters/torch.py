@@ -64,10 +64,16 @@ def torch_dataset(
         Tensors are `[rows, …]` and own their memory. Strings and bytes are lists.
 
     Raises:
+        ConfigError: if nodes that share rows would pad them to lengths of their own.
         FeedTypeError: when iterated, if a column is neither numbers nor times nor strings, or holds
             nulls, or arrays of different lengths that `pad` does not fill.
     """
     let_accelerate_keep_batches()
+    if shared is not None and None in batches.pad.values():
+        raise ConfigError(
+            f"pad={dict(batches.pad)}: with mesh=... the nodes exchange rows, which need one "
+            "length on all of them. Give a number instead of None"
+        )
     server = BatchServer(batches, plain)
     return _make(server.inherited, x, y, batches, server, shared)
 
@@ -334,11 +340,6 @@ class SharedRows:
         Raises:
             ConfigError: if they say otherwise.
         """
-        if any(length is None for length in (options.get("pad") or {}).values()):
-            raise ConfigError(
-                f"pad={options['pad']}: with mesh=... the nodes exchange rows, which need one "
-                "length on all of them. Give a number instead of None"
-            )
         if options.get("even") is False:
             raise ConfigError(
                 "even=False: with mesh=... the nodes exchange rows in each step, so all of them "

@@ -149,6 +149,7 @@ def _filled(name: str, column: Array, length: int | None) -> tuple[Array, Array,
             f"nothing off: give a larger length, or feed functions.slice({name!r}, 1, {length})"
         )
     mask = np.arange(longest if length is None else length) < lengths[:, None]
-    rows = np.full((*mask.shape, *flat.shape[1:]), "" if is_object else 0, flat.dtype)
+    shape = (*mask.shape, *flat.shape[1:])
+    rows = np.full(shape, "", object) if is_object else np.zeros(shape, flat.dtype)
     rows[mask] = flat
     return rows, lengths, mask
