@@ -20,6 +20,8 @@ from tests.doubles.sessions import SparkSessions, make_home
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(900), pytest.mark.xdist_group("packaging")]
 ROOT = Path(sparkdl.__file__).parents[1]
+ALONE = {"PYTHONPATH": ""}
+"""The tests' own path would have pip and Python find this checkout."""
 PROGRAM = """
 from __future__ import annotations
 
@@ -85,17 +87,16 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             (lent / entry.name).symlink_to(entry)
     (site,) = venv.glob("lib/python*/site-packages")
     (site / "lent.pth").write_text(f"{lent}\n")
-    constraints = ("-c", ROOT / "constraints.txt") if (ROOT / "constraints.txt").exists() else ()
-    pip = (venv / "bin/python", "-m", "pip", "install", "-q", *constraints)
-    output_of(*pip, wheel, timeout_s=600, cwd=folder)
-    output_of(*pip, "venv-pack", "setuptools<81", timeout_s=300, cwd=folder)
+    pip = (venv / "bin/python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
+    output_of(*pip, wheel, "venv-pack", timeout_s=600, cwd=folder, env=ALONE)
     return venv
 
 
 def run(venv: Path, *command: str | Path) -> str:
     """Run a program of the environment, outside of the checkout."""
     program, *arguments = command
-    return output_of(venv / "bin" / program, *arguments, timeout_s=120, cwd=venv.parent)
+    where = venv / "bin" / program
+    return output_of(where, *arguments, timeout_s=120, cwd=venv.parent, env=ALONE)
 
 
 def test_wheel_has_every_file_of_the_package(wheel: Path) -> None:
@@ -142,7 +143,7 @@ def test_users_program_is_checked_by_its_types(installed: Path, tmp_path: Path) 
     (tmp_path / "mypy.ini").write_text("[mypy]\n")
     mypy = (sys.executable, "-m", "mypy", "--strict", "--config-file", tmp_path / "mypy.ini")
     python = ("--python-executable", installed / "bin/python", "--cache-dir", tmp_path / "cache")
-    said = output_of(*mypy, *python, program, cwd=tmp_path, timeout_s=300)
+    said = output_of(*mypy, *python, program, cwd=tmp_path, timeout_s=300, env=ALONE)
     assert "Success: no issues found in 1 source file" in said
 
 
@@ -164,7 +165,7 @@ def test_packed_environment_travels_with_spark_submit(
         # What docs/deployment.md says of the cluster mode.
         refused = subprocess.run(
             [*submit, "--deploy-mode", "cluster", tmp_path / "train.py"],
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=120, check=False, env=os.environ | ALONE,
         )  # fmt: skip
         assert "not supported for python applications on standalone" in refused.stderr.replace(
             "Python", "python"
@@ -174,7 +175,7 @@ def test_packed_environment_travels_with_spark_submit(
             env={
                 "PYSPARK_PYTHON": "./environment/bin/python",
                 "PYSPARK_DRIVER_PYTHON": str(installed / "bin/python"),
-                "PYTHONPATH": os.pathsep.join([]),
+                **ALONE,
             },
             cwd=tmp_path, timeout_s=280,
         )  # fmt: skip
