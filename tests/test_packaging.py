@@ -133,8 +133,8 @@ for module in pkgutil.walk_packages(sparkdl.__path__, "sparkdl.", onerror=lambda
         print(module.name, "|", error)
 """
     lacking = run(installed, "python", "-c", code).splitlines()
-    frameworks = "tensorflow|keras|torch|jax|lightning|horovod|bokeh|mlflow|deepspeed|optuna"
-    assert [line for line in lacking if not re.search(frameworks, line.partition("|")[2])] == []
+    extras = "tensorflow|keras|torch|jax|lightning|bokeh|jinja2|mlflow|deepspeed|optuna"
+    assert [line for line in lacking if not re.search(extras, line.partition("|")[2])] == []
 
 
 def test_users_program_is_checked_by_its_types(installed: Path, tmp_path: Path) -> None:

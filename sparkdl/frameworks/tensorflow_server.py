@@ -25,9 +25,10 @@ import numpy as np
 
 from sparkdl.control.channel import EndMark
 from sparkdl.core.errors import FrameworkMissingError
-from sparkdl.feed.adapters.tensorflow import specs_of, tensors
+from sparkdl.feed.adapters.tensorflow import specs_of
 from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.feed.values.columns import Columns
+from sparkdl.feed.values.tensors import as_numbers
 from sparkdl.frameworks.framework import OpenFeed
 
 TOKEN = "sparkdl.feed"
@@ -90,7 +91,7 @@ class Stream:
         self._on_problem = on_problem
         self._changed = threading.Condition()
         self._ahead: deque[Columns] = deque()
-        self._specs: dict[str, Any] = {}
+        self._first: Columns | None = None
         self._is_closed = False
         self._has_ended = False
         self._is_over = False
@@ -120,10 +121,11 @@ class Stream:
     def describe(self) -> Described:
         """Return what the batches consist of, after a moment even if there is none yet."""
         with self._changed:
-            self._changed.wait_for(lambda: self._specs or self._has_ended, _DESCRIBE_S)
-            specs, has_ended = self._specs, self._has_ended
-        if not specs:
+            self._changed.wait_for(lambda: self._first or self._has_ended, _DESCRIBE_S)
+            first, has_ended = self._first, self._has_ended
+        if first is None:
             return Described(None, has_ended)
+        specs = specs_of(self._batches, first, is_dense=True)
         columns = (
             Column(name, spec.dtype.name, tuple(spec.shape.as_list()))
             for name, spec in specs.items()
@@ -161,8 +163,8 @@ class Stream:
             while self._has_more():
                 turn = self._turn
                 for columns in self._batches:
-                    specs = self._specs or specs_of(self._batches, columns, is_dense=True)
-                    self._put(tensors(columns, specs), specs, turn)
+                    numbers = {name: as_numbers(name, each) for name, each in columns.items()}
+                    self._put(numbers, turn)
         except BaseException as error:  # noqa: BLE001 (fails the node from its main thread)
             self._on_problem(error)
             return
@@ -176,9 +178,9 @@ class Stream:
         has_ended = self._is_closed or isinstance(reader.take(reader.claim()), EndMark)
         return not (has_ended or self._is_closed)
 
-    def _put(self, columns: Columns, specs: dict[str, Any], turn: int) -> None:
+    def _put(self, columns: Columns, turn: int) -> None:
         with self._changed:
-            self._specs = specs
+            self._first = self._first or columns
             self._changed.wait_for(lambda: self._is_closed or len(self._ahead) < AHEAD)
             if not self._is_closed and turn == self._turn:
                 self._ahead.append(columns)
