@@ -8,13 +8,11 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspark import RDD, InheritableThread, SparkContext
-from pyspark.core.rdd import PipelinedRDD
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
@@ -31,7 +29,7 @@ from sparkdl.core.listing import listed
 from sparkdl.core.options import Placement
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.console import ConsoleBar
-from sparkdl.driver.executors.executor import Executor, Launch, explained
+from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.driver.executors.scored import (
@@ -41,6 +39,13 @@ from sparkdl.driver.executors.scored import (
     plain_row,
     result_schema,
     scored,
+)
+from sparkdl.driver.executors.sessions import (
+    NO_RDDS,
+    default_fs,
+    inheriting_thread,
+    is_rdd,
+    session_of,
 )
 from sparkdl.driver.slots.advice import encrypting_setting, log_costly_settings
 from sparkdl.driver.slots.lost_hosts import leave_host
@@ -61,64 +66,14 @@ from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from sparkdl.feed.values.tables import TABLES, holds_tables
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
 
-Explain = Callable[[BaseException], SparkdlError | None]
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
+    from sparkdl.driver.executors.result_rdd import Explain
 
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0
 _LOST_S = 1.0
-
-
-class ResultRdd(PipelinedRDD[Any, Any]):
-    """An RDD of results, and what is made of it without a shuffle.
-
-    Actions of a DataFrame, and those behind a shuffle, raise Spark's own error, with the words of
-    the task that failed.
-    """
-
-    def __init__(
-        self, prev: RDD[Any], func: Any, is_kept: bool, explain: Explain, group: str
-    ) -> None:
-        super().__init__(prev, func, is_kept)
-        self._explain = explain
-        self._group = group
-
-    @classmethod
-    def of(cls, results: RDD[Any], explain: Explain, group: str) -> ResultRdd:
-        """Return these results as such an RDD.
-
-        Args:
-            group: of the jobs that compute them.
-        """
-        return cls(results, _as_they_are, True, explain, group)
-
-    def mapPartitionsWithIndex(self, f: Any, preservesPartitioning: bool = False) -> RDD[Any]:  # noqa: N802, N803 (pyspark calls it so)
-        """Do what Spark's does: map, filter, count and others go through it."""
-        return ResultRdd(self, f, preservesPartitioning, self._explain, self._group)
-
-    def collect(self) -> list[Any]:
-        """Do what Spark's does: count, sum, reduce, foreach and others go through it."""
-        with self._scoring():
-            return super().collect()
-
-    def take(self, num: int) -> list[Any]:
-        """Do what Spark's does; first and isEmpty go through it."""
-        with self._scoring():
-            return super().take(num)
-
-    def saveAsTextFile(self, path: str, compressionCodecClass: str | None = None) -> None:  # noqa: N802, N803 (likewise)
-        """Do what Spark's does."""
-        with self._scoring():
-            super().saveAsTextFile(path, compressionCodecClass)
-
-    @contextmanager
-    def _scoring(self) -> Iterator[None]:
-        with explained(self._explain), named_jobs(self.ctx, self._group, "scoring"):
-            yield
-
-
-def _as_they_are(_partition: int, results: Iterable[Any]) -> Iterable[Any]:
-    return results
 
 
 class SparkExecutor(Executor):
@@ -284,7 +239,7 @@ class SparkExecutor(Executor):
         epochs = f"epochs {first}-{last}" if last > first else f"epoch {first}"
         what = f"feed {spec.feed!r}, {epochs}"
         tags = (self._feed_tag, self._tag_of(spec.feed))
-        if isinstance(data, RDD):
+        if is_rdd(data):
             spec.check_partitions(data.getNumPartitions())
             with self._jobs_of(what, *tags), interruptible_jobs(self._spark):
                 return data.mapPartitions(FeedRdd(spec)).collect()
@@ -320,7 +275,14 @@ class SparkExecutor(Executor):
 
     def infer_rows(self, data: Any, spec: FeedSpec) -> Any:
         """Return an RDD of results."""
-        if isinstance(data, RDD):
+        if self._context is None:
+            raise ConfigError(
+                f"{NO_RDDS}: give inference a DataFrame and a schema= for its results, for example "
+                "'prediction float'"
+            )
+        from sparkdl.driver.executors.result_rdd import ResultRdd
+
+        if is_rdd(data):
             return ResultRdd.of(data.mapPartitions(InferRdd(spec)), self._explain, self._group)
         if _is_dataframe(data):
             with named_jobs(self._spark, self._group, "scoring"):  # a shuffle is a job of its own
@@ -330,7 +292,7 @@ class SparkExecutor(Executor):
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Return a daemon thread with this one's local properties: pool, description, job group."""
-        return InheritableThread(target=run, name=name, daemon=True, session=self._spark)
+        return inheriting_thread(self._spark, run, name)
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Cancel the jobs of running `feed` calls: those of one feed, or all."""
@@ -420,39 +382,3 @@ def place(
     count = counting(session, spec, placing, topology)
     executor = SparkExecutor(session, spec.cluster_id, profile, count, turn)
     return executor, replace(spec, default_fs=default_fs(session), placement=placement)
-
-
-def is_running(spark: SparkSession | SparkContext) -> bool:
-    """Whether a session or context has not been stopped."""
-    context = context_of(spark)
-    if context is None:
-        return not getattr(spark, "is_stopped", False)  # of Spark Connect alone
-    return context._jsc is not None
-
-
-def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
-    """Return the session that is meant; the active one by `None`.
-
-    Raises:
-        ConfigError: if there is none, or it has been stopped.
-    """
-    given = spark if spark is not None else SparkSession.getActiveSession()
-    if given is None:
-        raise ConfigError(
-            "there is no active SparkSession; give one to launch, or use executor='local'"
-        )
-    if not is_running(given):
-        raise ConfigError(
-            f"the {type(given).__name__} has been stopped. Start another one with "
-            "SparkSession.builder.getOrCreate(), or stop it when the cluster has been shut down"
-        )
-    return SparkSession(given) if isinstance(given, SparkContext) else given
-
-
-def default_fs(session: SparkSession) -> str:
-    """Return Hadoop's default file system without a trailing slash."""
-    try:
-        url = session.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS")
-    except Exception:  # noqa: BLE001 (Spark Connect has no context; which error varies)
-        return "file://"
-    return "file://" if url.startswith("file:") else str(url).rstrip("/")

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
+from sparkdl.core.jobs import context_of
 from sparkdl.driver.feeds.feeds import StreamFeed, StreamOptions
 
 _STARTED_S = 60.0
@@ -34,15 +35,13 @@ class QueryStoppedError(SparkdlError):
     """The micro-batch was cut short, since its query was stopped."""
 
 
-class FeedQuery(StreamingQuery):
-    """Spark's `StreamingQuery`, which knows the cluster that it feeds.
+class Feeding:
+    """Has a `StreamingQuery` of Spark's know the cluster that it feeds.
 
     Where a node has failed, that is what is raised. `stop()` also ends the nodes' iteration.
     """
 
-    def __init__(self, query: StreamingQuery, stream: StreamFeed) -> None:
-        super().__init__(query._jsq)
-        self._stream = stream
+    _stream: StreamFeed
 
     def stop(self) -> None:
         """Stop the query; returns when it has ended.
@@ -59,15 +58,15 @@ class FeedQuery(StreamingQuery):
             NodeFailedError: if a node failed, which has ended the query.
             StreamingQueryException: if the query failed otherwise.
         """
-        return self._waited(lambda: super(FeedQuery, self).awaitTermination(timeout))  # type: ignore[arg-type]
+        return self._waited(lambda: super(Feeding, self).awaitTermination(timeout))  # type: ignore[misc]
 
     def processAllAvailable(self) -> None:  # noqa: N802
         """Wait until the nodes have read all that is there now; raises as `awaitTermination`."""
-        self._waited(super().processAllAvailable)
+        self._waited(super().processAllAvailable)  # type: ignore[misc]
 
-    def exception(self) -> Exception | None:  # type: ignore[override]
+    def exception(self) -> Exception | None:
         """Return why the query failed: the nodes' failure, or what Spark says; or `None`."""
-        return self._stream.failure() or super().exception()
+        return self._stream.failure() or super().exception()  # type: ignore[misc]
 
     def _waited(self, wait: Callable[[], bool | None]) -> bool | None:
         try:
@@ -77,11 +76,19 @@ class FeedQuery(StreamingQuery):
             if failure := self._stream.failure():
                 raise failure from None
             raise
-        if not self.isActive:
+        if not self.isActive:  # type: ignore[attr-defined]
             self._stream.end()
             if failure := self._stream.failure():
                 raise failure
         return answer
+
+
+class FeedQuery(Feeding, StreamingQuery):
+    """The query of a classic session."""
+
+    def __init__(self, query: StreamingQuery, stream: StreamFeed) -> None:
+        super().__init__(query._jsq)
+        self._stream = stream
 
 
 class _Batches:
@@ -106,6 +113,8 @@ class _Batches:
 
 def _await_stop(query: StreamingQuery, data: DataFrame) -> None:
     """Wait in the query's thread until `stop` interrupts it. What returned would be committed."""
+    from py4j.protocol import Py4JJavaError
+
     jvm: Any = data.sparkSession._jvm
     java = jvm.java.lang.Thread
     if not query.isActive:  # the interruption may have come already, and ended the Spark job
@@ -129,14 +138,8 @@ def start_query(
         thread: makes a thread that may call Spark.
 
     Raises:
-        ConfigError: if `data` is no streaming DataFrame of a classic session.
+        ConfigError: if `data` is no streaming DataFrame.
     """
-    if type(data).__module__.startswith("pyspark.sql.connect"):
-        raise ConfigError(
-            "train_stream cannot work over Spark Connect: foreachBatch runs in a process of the "
-            "server there, which does not have this cluster. Run the driver program in the Spark "
-            "application itself, with spark-submit for example"
-        )
     if not (isinstance(data, DataFrame) and data.isStreaming):
         raise ConfigError(
             f"train_stream takes a streaming DataFrame, of spark.readStream, not this "
@@ -144,18 +147,25 @@ def start_query(
         )
     stream = open_stream()
     try:
+        if context_of(data.sparkSession) is None:
+            from sparkdl.driver.executors.connect_query import ServedQuery
+
+            return ServedQuery.start(data, stream, partial(_set_up, options=options), thread)
         batches = _Batches(stream)
-        writer = data.writeStream.foreachBatch(batches)
-        if options.checkpoint_location is not None:
-            writer = writer.option("checkpointLocation", options.checkpoint_location)
-        if options.query_name is not None:
-            writer = writer.queryName(options.query_name)
-        if options.trigger:
-            writer = writer.trigger(**options.trigger)
-        query = writer.start()
+        query = _set_up(data.writeStream.foreachBatch(batches), options).start()
         stream.watch(query, thread)
         batches.started(query)
         return FeedQuery(query, stream)
     except BaseException:
         stream.stop()
         raise
+
+
+def _set_up(writer: Any, options: StreamOptions) -> Any:
+    if options.checkpoint_location is not None:
+        writer = writer.option("checkpointLocation", options.checkpoint_location)
+    if options.query_name is not None:
+        writer = writer.queryName(options.query_name)
+    if options.trigger:
+        writer = writer.trigger(**options.trigger)
+    return writer
