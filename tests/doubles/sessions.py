@@ -13,13 +13,13 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -33,6 +33,7 @@ NO_WORKERS = "standalone without workers"
 GPUS_PER_WORKER = 2
 """That Spark discovers on each worker of the standalone cluster; an executor gets one of them."""
 
+_CONNECT_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _STARTED_S = 60.0
 _STOPPED_S = 10.0
 _POLL_S = 0.1
@@ -70,9 +71,7 @@ class SparkSessions:
         if self._session is not None and is_same and _is_alive(self._session):
             return self._session
         self.stop()
-        if "SPARK_HOME" not in os.environ:
-            os.environ["SPARK_HOME"] = str(make_home(self._folder / "home"))
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        self._set_home()
         url, special = master, {}
         if master == STANDALONE:
             url, special = self._start_standalone(), {"spark.executor.resource.gpu.amount": "1"}
@@ -95,6 +94,34 @@ class SparkSessions:
             _forget(self._extra)
         self._daemons.close()
 
+    @contextmanager
+    def connect_server(self) -> Iterator[str]:
+        """Give the URL of a Spark Connect server on a standalone cluster; no session lives beside.
+
+        Its settings are those of `get`, as far as a server has them.
+        """
+        self.stop()
+        self._set_home()
+        master, port = self._start_standalone(), free_port()
+        settings = {"spark.connect.grpc.binding.port": port, "spark.executor.memory": "1g"}
+        settings |= {"spark.executor.cores": 3, "spark.ui.enabled": "false"}
+        settings |= {"spark.local.dir": self._folder, "spark.driver.host": "127.0.0.1"}
+        options = [f"--conf={name}={value}" for name, value in settings.items()]
+        self._start_daemon(
+            *("connect", "org.apache.spark.deploy.SparkSubmit", "--master", master, *options),
+            *(
+                "--driver-memory=700m",
+                "--class=org.apache.spark.sql.connect.service.SparkConnectServer",
+            ),
+            "spark-internal",
+            SPARK_DAEMON_MEMORY="",
+        )
+        try:
+            wait_for_server(port)
+            yield f"sc://127.0.0.1:{port}"
+        finally:
+            self.stop()
+
     def close(self) -> None:
         """Stop all, the JVM included."""
         self.stop()
@@ -108,6 +135,11 @@ class SparkSessions:
             gateway.proc.stdin.close()  # upon which the JVM ends
             _end(gateway.proc)
             SparkContext._gateway = SparkContext._jvm = None
+
+    def _set_home(self) -> None:
+        if "SPARK_HOME" not in os.environ:
+            os.environ["SPARK_HOME"] = str(make_home(self._folder / "home"))
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
     def discovery_script(self, count: int) -> Path:
         """Write a script as Spark runs it to find a machine's GPUs; each run finds `count` others.
