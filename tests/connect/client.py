@@ -99,7 +99,7 @@ def search(spark: Any, _folder: Path) -> None:
     from pyspark.ml.evaluation import BinaryClassificationEvaluator
     from pyspark.ml.feature import VectorAssembler
 
-    from sparkdl import tuning
+    from sparkdl.ml import tuning
 
     found = tuning.search(
         spark, square, {"x": [1, 2, 3]}, trials=3, parallelism=2, direction="maximize", seed=1
