@@ -351,8 +351,8 @@ def _executor(
             if error.name != "pyspark":
                 raise
             raise FrameworkMissingError(
-                "pyspark is not installed: pip install 'pyspark>=4.0', or 'pyspark-client>=4.0' for "
-                "a client of Spark Connect"
+                "pyspark is not installed: pip install 'pyspark>=4.0', or 'pyspark-client>=4.0' "
+                "for a client of Spark Connect"
             ) from None
 
         return place(spark, spec)

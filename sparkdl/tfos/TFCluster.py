@@ -157,7 +157,7 @@ class TFCluster:
         self._check_feed(qname)
         if num_epochs < 0:
             raise ConfigError(f"num_epochs={num_epochs} is negative")
-        if hasattr(dataRDD, "foreachRDD"):
+        if hasattr(type(dataRDD), "foreachRDD"):  # any name is a column of a DataFrame, perhaps
             self._train_dstream(dataRDD, qname, feed_timeout)
             return None
         return self.cluster.feed(dataRDD, num_epochs or DEFAULT_EPOCHS, qname, feed_timeout)

@@ -11,7 +11,6 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,9 +43,9 @@ def client_host(spark: Any) -> str:
     with suppress(OSError), socket.create_server((host, 0)):
         return host
     try:
-        family, kind, *_, there = socket.getaddrinfo(
-            spark.client.host, 1, type=socket.SOCK_DGRAM
-        )[0]
+        family, kind, *_, there = socket.getaddrinfo(spark.client.host, 1, type=socket.SOCK_DGRAM)[
+            0
+        ]
         with socket.socket(family, kind) as probe:
             probe.connect(there)  # sends nothing
             return str(probe.getsockname()[0])

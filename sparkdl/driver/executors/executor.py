@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sparkdl.control.server import ServerAddress
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import SparkdlError
@@ -65,6 +66,14 @@ class Executor(Protocol):
 
     def driver_host(self) -> str:
         """Return the address of this machine under which the executors reach it."""
+
+    def reached_at(self, address: ServerAddress, num_tasks: int) -> ServerAddress:
+        """Return where the executors reach the driver, which listens at `address`.
+
+        Raises:
+            LaunchError: if they cannot.
+        """
+        return address
 
     def encrypting_setting(self) -> str:
         """Return the setting by which the place encrypts its own connections; empty if none."""

@@ -27,6 +27,8 @@ _PIECE_NBYTES = 4 << 20
 _HEAD = struct.Struct(">Ii")
 """A connection's number and how many bytes follow; 0 closes it, `_OPEN` opens it."""
 _OPEN = -1
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_USER_TIMEOUT": 20_000}
+"""The relay alone notices that an executor's host does not answer."""
 _END = "end"
 _BEAT = _HEAD.pack(0, 0)
 
@@ -66,7 +68,11 @@ class Tunnel:
         """Carry a connection that an executor has made."""
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", 20_000)):
+        for option, value in (
+            ("TCP_KEEPIDLE", 5),
+            ("TCP_KEEPINTVL", 5),
+            ("TCP_USER_TIMEOUT", 20_000),
+        ):
             if hasattr(socket, option):  # a host that does not answer is noticed here alone
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         number = next(self._numbers)
@@ -168,8 +174,10 @@ class Relay:
 
     async def _run(self, conf: Any) -> None:
         tunnel = Tunnel(conf, f"{self.name}.up", f"{self.name}.down", None)
-        server = await asyncio.start_server(tunnel.accept, None, 0, backlog=1024)
-        port = server.sockets[0].getsockname()[1]
-        conf.set(f"{self.name}.port", str(port))
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        sock = socket.create_server(("", 0), family=family, backlog=1024, dualstack_ipv6=both)
+        server = await asyncio.start_server(tunnel.accept, sock=sock)
+        conf.set(f"{self.name}.port", str(sock.getsockname()[1]))
         await tunnel.run()
         server.close()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
+from sparkdl.control.server import ServerAddress
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.jobs import (
@@ -28,6 +29,7 @@ from sparkdl.core.jobs import (
 from sparkdl.core.listing import listed
 from sparkdl.core.options import Placement
 from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.driver.executors.connect_relay import ClientRelay, client_host, why_unreached
 from sparkdl.driver.executors.console import ConsoleBar
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.executors.local import LocalExecutor
@@ -111,10 +113,22 @@ class SparkExecutor(Executor):
         self._explain: Explain = lambda error: None
         self._here = LocalExecutor()
         self._has_left_host = False
+        self._relay: ClientRelay | None = None
 
     def driver_host(self) -> str:
         """Return what Spark's own executors call this machine; Spark has IPv6 in brackets."""
+        if self._context is None:
+            return client_host(self._spark)
         return str(self._spark.conf.get("spark.driver.host")).strip("[]")
+
+    def reached_at(self, address: ServerAddress, num_tasks: int) -> ServerAddress:
+        """Ask executors, and start a relay beside them if they cannot connect to this client."""
+        if self._context is None:
+            why = why_unreached(self._spark, address, num_tasks)
+            if why:
+                self._relay = ClientRelay(self._spark, address, why)
+                return self._relay.start(self.thread)
+        return address
 
     def encrypting_setting(self) -> str:
         """Return the setting by which Spark encrypts its own connections."""
@@ -318,6 +332,8 @@ class SparkExecutor(Executor):
         try:
             self._close(deadline)
         finally:
+            if self._relay:
+                self._relay.close()
             if self._turn:
                 self._turn.end()
 

@@ -91,7 +91,8 @@ class _Write:
 def _copy(source: str, url: str, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     here, path = _open(source)
     there, target = _open(url)
-    there.create_dir(os.path.dirname(target))
+    is_folder = here.get_file_info(path).type == pafs.FileType.Directory
+    there.create_dir(target if is_folder else os.path.dirname(target))
     pafs.copy_files(path, target, here, there)
     yield from ()
 
