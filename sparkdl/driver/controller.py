@@ -120,7 +120,7 @@ class Controller:
         self._thread.start()
         try:
             address = self._call(self.server.start(host, ports))
-            self.reached_at = self._executor.reached_at(address, self.spec.num_tasks)
+            self.reached_at = self._executor.reached_at(address, self.spec)
             self.soon(self._arm_timer, self.view.state.deadline_s)
             return self.reached_at
         except BaseException:

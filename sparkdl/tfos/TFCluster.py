@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkdl.driver.executors.stream_query import FeedQuery
+    from sparkdl.driver.executors.stream_query import Feeding
 
 __all__ = ["InputMode", "TFCluster", "run"]
 
@@ -168,7 +168,7 @@ class TFCluster:
         feed_timeout: float = 600,
         qname: str = DEFAULT_FEED,
         **options: Any,
-    ) -> FeedQuery:
+    ) -> Feeding:
         """Feed a streaming DataFrame into the training; returns Spark's `StreamingQuery` at once.
 
         TensorFlowOnSpark had nothing like it.

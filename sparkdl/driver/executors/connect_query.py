@@ -22,8 +22,8 @@ from pyspark.sql.connect.streaming.query import StreamingQuery
 from sparkdl.core.deadline import Deadline
 from sparkdl.driver.executors import server_task
 from sparkdl.driver.executors.sessions import by_value
-from sparkdl.driver.executors.stream_query import Feeding
-from sparkdl.driver.feeds.feeds import StreamFeed
+from sparkdl.driver.executors.stream_query import Feeding, set_up
+from sparkdl.driver.feeds.feeds import StreamFeed, StreamOptions
 from sparkdl.driver.threads import Thread, begin
 
 _BEAT_S = 1.0
@@ -36,23 +36,6 @@ class ServedQuery(Feeding, StreamingQuery):
         super().__init__(query._session, query.id, query.runId, query.name)
         self._stream = stream
         self._thread = thread
-
-    @classmethod
-    def start(
-        cls, data: Any, stream: StreamFeed, set_up: Callable[[Any], Any], thread: Thread
-    ) -> ServedQuery:
-        """Start it.
-
-        Args:
-            set_up: gives a writer its options.
-        """
-        name = f"sparkdl_{secrets.token_hex(6)}"
-        with by_value(server_task):
-            writer = data.writeStream.foreachBatch(server_task.HandOver(name))
-        query = cls(set_up(writer).start(), stream, thread)
-        thread(partial(query._serve, name), f"sparkdl-{name}").start()
-        stream.watch(query, thread)
-        return query
 
     def exception(self) -> Exception | None:
         """Return why the query failed; a stop in order is no failure, whatever Spark says."""
@@ -67,7 +50,7 @@ class ServedQuery(Feeding, StreamingQuery):
                 raise
             return True
 
-    def _serve(self, name: str) -> None:
+    def serve(self, name: str) -> None:
         """Feed the micro-batches that the server shows, until the query has ended."""
         conf, fed, beat, next_s = self._session.conf, "-1", 0, Deadline.after(0.0)
         at_work: Future[bool] | None = None
@@ -91,3 +74,16 @@ class ServedQuery(Feeding, StreamingQuery):
         data = self._session.table(view)
         work = partial(self._stream.feed_batch, data, self.id, batch_id)
         return begin(work, f"sparkdl-feed-{view}", self._thread)
+
+
+def start_served(
+    options: StreamOptions, thread: Thread, data: Any, stream: StreamFeed
+) -> ServedQuery:
+    """Start a query of a session of Spark Connect; see `stream_query.start_classic`."""
+    name = f"sparkdl_{secrets.token_hex(6)}"
+    with by_value(server_task):
+        writer = data.writeStream.foreachBatch(server_task.HandOver(name))
+    query = ServedQuery(set_up(writer, options).start(), stream, thread)
+    thread(partial(query.serve, name), f"sparkdl-{name}").start()
+    stream.watch(query, thread)
+    return query

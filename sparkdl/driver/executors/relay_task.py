@@ -1,6 +1,6 @@
 """A relay on a Spark Connect server's host: executors reach a client to which they have no route.
 
-Runs in: the server's own Python, pickled by value and so without imports of sparkdl; and driver.
+Runs in: driver. Its other end: a Python process of the server, pickled by value, without sparkdl
 
 Executors connect to the relay. The bytes of their connections travel in the settings of the session
 that the relay and the client share. Each end writes numbered pieces, which the other end removes.

@@ -1,7 +1,7 @@
 """What the Python process of a Spark Connect server runs for a query: it hands micro-batches over.
 
-Runs in: the server's own Python, where `foreachBatch` has its function. The class is pickled by
-value and needs nothing but Python, so that the server's host need not have sparkdl.
+Runs in: anywhere. It is a Python process of the server, where `foreachBatch` calls its function.
+The class is pickled by value and needs nothing but Python: the host need not have sparkdl.
 """
 
 from __future__ import annotations

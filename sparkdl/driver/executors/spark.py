@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.resource import ResourceProfile
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
     from sparkdl.driver.executors.result_rdd import Explain
+    from sparkdl.driver.feeds.feeds import StreamFeed, StreamOptions
 
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0
@@ -86,8 +88,6 @@ class SparkExecutor(Executor):
         count: returns what the slots mean for the nodes; `None` where that does not matter.
         turn: the cluster's place in the queue for slots, where there is a queue.
     """
-
-    takes_streams = True
 
     def __init__(
         self,
@@ -121,14 +121,21 @@ class SparkExecutor(Executor):
             return client_host(self._spark)
         return str(self._spark.conf.get("spark.driver.host")).strip("[]")
 
-    def reached_at(self, address: ServerAddress, num_tasks: int) -> ServerAddress:
+    def reached_at(self, address: ServerAddress, spec: ClusterSpec) -> ServerAddress:
         """Ask executors, and start a relay beside them if they cannot connect to this client."""
-        if self._context is None:
-            why = why_unreached(self._spark, address, num_tasks)
-            if why:
-                self._relay = ClientRelay(self._spark, address, why)
-                return self._relay.start(self.thread)
-        return address
+        if self._context is not None:
+            return address
+        why = why_unreached(self._spark, address, spec.num_tasks)
+        if not why:
+            return address
+        if spec.driver_nodes:
+            raise ConfigError(
+                f"Roles(ps_on_driver=True): nodes on executors cannot connect to this client at "
+                f"{address.host} ({why}). Leave it out, or set SPARKDL_DRIVER_HOST to an address "
+                "that they reach"
+            )
+        self._relay = ClientRelay(self._spark, address, why)
+        return self._relay.start(self.thread)
 
     def encrypting_setting(self) -> str:
         """Return the setting by which Spark encrypts its own connections."""
@@ -248,6 +255,11 @@ class SparkExecutor(Executor):
         Tables of this process take no job: their rows go to the nodes from here.
         """
         if holds_tables(data):
+            if self._relay:
+                raise ConfigError(
+                    "this client of Spark Connect has no route to the nodes: give them the rows "
+                    "of a table by Spark, cluster.feed(spark.createDataFrame(table))"
+                )
             return self._here.feed(data, spec)
         first, last = spec.epoch, max(spec.epoch, spec.last_epoch)
         epochs = f"epochs {first}-{last}" if last > first else f"epoch {first}"
@@ -267,6 +279,18 @@ class SparkExecutor(Executor):
         with self._jobs_of(what, *tags), interruptible_jobs(self._spark):
             rows = data.mapInArrow(FeedDataFrame(spec), FED_SCHEMA).collect()
         return [FedPartition(**row.asDict()) for row in rows]
+
+    def stream(
+        self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
+    ) -> Any:
+        """Start a query whose micro-batches are fed."""
+        from sparkdl.driver.executors.stream_query import start_query
+
+        if self._context is None:
+            from sparkdl.driver.executors.connect_query import start_served as start
+        else:
+            from sparkdl.driver.executors.stream_query import start_classic as start
+        return start_query(data, open_stream, partial(start, options, self.thread))
 
     def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
         """Ask Spark's plan, and the footers of the files; starts no job."""

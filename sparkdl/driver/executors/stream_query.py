@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -16,8 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
-from sparkdl.core.jobs import context_of
 from sparkdl.driver.feeds.feeds import StreamFeed, StreamOptions
+from sparkdl.driver.threads import Thread
 
 _STARTED_S = 60.0
 _STOPPED_MS = 60_000
@@ -129,13 +128,12 @@ def _await_stop(query: StreamingQuery, data: DataFrame) -> None:
 def start_query(
     data: Any,
     open_stream: Callable[[], StreamFeed],
-    options: StreamOptions,
-    thread: Callable[[Callable[[], None], str], threading.Thread],
-) -> FeedQuery:
+    start: Callable[[DataFrame, StreamFeed], Feeding],
+) -> Feeding:
     """Start a query that feeds.
 
     Args:
-        thread: makes a thread that may call Spark.
+        start: starts it, and has it feed the stream: `start_classic` or `start_served`.
 
     Raises:
         ConfigError: if `data` is no streaming DataFrame.
@@ -147,21 +145,29 @@ def start_query(
         )
     stream = open_stream()
     try:
-        if context_of(data.sparkSession) is None:
-            from sparkdl.driver.executors.connect_query import ServedQuery
-
-            return ServedQuery.start(data, stream, partial(_set_up, options=options), thread)
-        batches = _Batches(stream)
-        query = _set_up(data.writeStream.foreachBatch(batches), options).start()
-        stream.watch(query, thread)
-        batches.started(query)
-        return FeedQuery(query, stream)
+        return start(data, stream)
     except BaseException:
         stream.stop()
         raise
 
 
-def _set_up(writer: Any, options: StreamOptions) -> Any:
+def start_classic(
+    options: StreamOptions, thread: Thread, data: DataFrame, stream: StreamFeed
+) -> FeedQuery:
+    """Start a query of a classic session.
+
+    Args:
+        thread: makes a thread that may call Spark.
+    """
+    batches = _Batches(stream)
+    query = set_up(data.writeStream.foreachBatch(batches), options).start()
+    stream.watch(query, thread)
+    batches.started(query)
+    return FeedQuery(query, stream)
+
+
+def set_up(writer: Any, options: StreamOptions) -> Any:
+    """Return the writer of a query with these options."""
     if options.checkpoint_location is not None:
         writer = writer.option("checkpointLocation", options.checkpoint_location)
     if options.query_name is not None:
