@@ -62,6 +62,7 @@ from sparkdl.driver.slots.preflight import (
 )
 from sparkdl.driver.slots.queue import Turn
 from sparkdl.driver.slots.spark_errors import explain_job_failure
+from sparkdl.driver.threads import begin
 from sparkdl.feed.infer.task import InferRdd, decode_results
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd
@@ -125,8 +126,16 @@ class SparkExecutor(Executor):
         """Ask executors, and start a relay beside them if they cannot connect to this client."""
         if self._context is not None:
             return address
-        why = why_unreached(self._spark, address, spec.num_tasks)
-        if not why:
+
+        def ask() -> str:
+            with self._jobs_of("do executors reach this client?", self._nodes_tag):
+                return why_unreached(self._spark, address, spec.num_tasks)
+
+        asked = begin(ask, f"sparkdl-reach-{spec.cluster_id}", self.thread)
+        if not asked.wait(spec.settings.start_timeout_s):  # no slot is free: the nodes' job says so
+            cancel_jobs(self._spark, self._nodes_tag)
+            return address
+        if not (why := asked.result()):
             return address
         if spec.driver_nodes:
             raise ConfigError(
