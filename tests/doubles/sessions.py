@@ -33,7 +33,7 @@ NO_WORKERS = "standalone without workers"
 GPUS_PER_WORKER = 2
 """That Spark discovers on each worker of the standalone cluster; an executor gets one of them."""
 
-_CONNECT_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+CONNECT_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _STARTED_S = 60.0
 _STOPPED_S = 10.0
 _POLL_S = 0.1
@@ -96,31 +96,28 @@ class SparkSessions:
 
     @contextmanager
     def connect_server(self) -> Iterator[str]:
-        """Give the URL of a Spark Connect server on a standalone cluster; no session lives beside.
-
-        Its settings are those of `get`, as far as a server has them.
-        """
-        self.stop()
-        self._set_home()
+        """Give the URL of a Spark Connect server on a standalone cluster of two workers."""
+        before = os.environ.get("SPARK_HOME")
+        # Without the archive of pyspark: it would be compiled at each start of a Python process,
+        # and Spark gives that of a query ten seconds.
+        home = make_home(self._folder / "home", "python")
+        os.environ["SPARK_HOME"] = str(home)
         master, port = self._start_standalone(), free_port()
         settings = {"spark.connect.grpc.binding.port": port, "spark.executor.memory": "1g"}
         settings |= {"spark.executor.cores": 3, "spark.ui.enabled": "false"}
         settings |= {"spark.local.dir": self._folder, "spark.driver.host": "127.0.0.1"}
         options = [f"--conf={name}={value}" for name, value in settings.items()]
-        self._start_daemon(
-            *("connect", "org.apache.spark.deploy.SparkSubmit", "--master", master, *options),
-            *(
-                "--driver-memory=700m",
-                "--class=org.apache.spark.sql.connect.service.SparkConnectServer",
-            ),
-            "spark-internal",
-            SPARK_DAEMON_MEMORY="",
-        )
+        submit = ("org.apache.spark.deploy.SparkSubmit", "--master", master, *options)
+        server = ("--driver-memory=700m", "--class", CONNECT_SERVER, "spark-internal")
         try:
+            self._start_daemon("connect", *submit, *server, SPARK_DAEMON_MEMORY="")
             wait_for_server(port)
             yield f"sc://127.0.0.1:{port}"
         finally:
             self.stop()
+            os.environ.pop("SPARK_HOME")
+            if before is not None:
+                os.environ["SPARK_HOME"] = before
 
     def close(self) -> None:
         """Stop all, the JVM included."""
@@ -221,13 +218,13 @@ class SparkSessions:
         self._daemons.callback(_end, daemon)
 
 
-def make_home(home: Path) -> Path:
+def make_home(home: Path, *without: str) -> Path:
     """Make a home for Spark of links to the one that was installed, and return it."""
     import pyspark
 
     home.mkdir()
     for entry in Path(pyspark.__file__).parent.iterdir():
-        if entry.name not in ("work", "logs"):
+        if entry.name not in ("work", "logs", *without):
             (home / entry.name).symlink_to(entry)
     return home
 

@@ -60,7 +60,8 @@ def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
             f"the {type(given).__name__} has been stopped. Start another one with "
             "SparkSession.builder.getOrCreate(), or stop it when the cluster has been shut down"
         )
-    return SparkSession(given) if hasattr(given, "getLocalProperty") else given
+    context: Any = context_of(given)
+    return SparkSession(context) if context is given else given  # type: ignore[return-value]
 
 
 def default_parallelism(session: SparkSession) -> int | None:
