@@ -91,7 +91,7 @@ test-hosts: setup  ## run all tests on several hosts, which are namespaces of th
 	@$(with_java) $(pytest) --deep $(ARGS) tests/hosts
 
 test-connect: setup $(CLIENT)/.installed  ## run the tests of Spark Connect, the client with pyspark-client alone
-	@$(with_java) $(pytest) --deep $(ARGS) tests/connect
+	@$(with_java) $(pytest) --deep $(ARGS) tests/connect tests/hosts/test_connect_client.py
 
 # The constraints hold pyspark's version; a client may be older or newer than its server.
 $(CLIENT)/.installed: setup.py constraints.txt

@@ -36,7 +36,7 @@ from sparkdl.feed.transfer.messages import FeedSpec
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkdl.driver.executors.stream_query import Feeding
+    from sparkdl.driver.executors.stream_query import FeedQuery
 
 _FETCH_S = 5.0
 _LOOK_S = 1.0
@@ -210,7 +210,7 @@ class Cluster:
         checkpoint_location: str | None = None,
         trigger: str | Mapping[str, Any] | None = None,
         query_name: str | None = None,
-    ) -> Feeding:
+    ) -> FeedQuery:
         """Stream a streaming DataFrame into the training; returns at once. See docs/streaming.md.
 
         `ctx.batches` continues over all micro-batches, and ends when the stream has. The query
@@ -234,7 +234,8 @@ class Cluster:
         """
         options = StreamOptions(checkpoint_location, query_name, trigger_options(trigger))
         open_stream = partial(self.open_stream, feed, timeout_s, role)
-        return self._executor.stream(data, open_stream, options)
+        query: FeedQuery = self._executor.stream(data, open_stream, options)
+        return query
 
     def open_stream(
         self, feed: str = DEFAULT_FEED, timeout_s: float | None = None, role: str | None = None

@@ -19,7 +19,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import context_of, named_jobs
 from sparkdl.core.options import Feeding, Roles, Startup
 from sparkdl.core.spec import DEFAULT_FEED
-from sparkdl.driver.executors.sessions import NO_RDDS
+from sparkdl.driver.executors.sessions import NO_RDDS, session_of
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkdl.driver.executors.stream_query import Feeding
+    from sparkdl.driver.executors.stream_query import FeedQuery
 
 __all__ = ["InputMode", "TFCluster", "run"]
 
@@ -124,7 +124,8 @@ class TFCluster:
     @property
     def nodeRDD(self) -> RDD[int]:
         """An RDD of the executor ids, one to a partition."""
-        if not hasattr(context := context_of(self.sc), "parallelize"):
+        context: SparkContext | None = context_of(self.sc)
+        if context is None:
             raise ConfigError(
                 f"nodeRDD: {NO_RDDS}. cluster_info lists the nodes, and cluster.run of sparkdl "
                 "calls a function on each"
@@ -168,7 +169,7 @@ class TFCluster:
         feed_timeout: float = 600,
         qname: str = DEFAULT_FEED,
         **options: Any,
-    ) -> Feeding:
+    ) -> FeedQuery:
         """Feed a streaming DataFrame into the training; returns Spark's `StreamingQuery` at once.
 
         TensorFlowOnSpark had nothing like it.
@@ -330,7 +331,7 @@ def run(
         },
     )
     try:
-        return TFCluster(sc, cluster, queues)
+        return TFCluster(session_of(None) if sc is None else sc, cluster, queues)
     except BaseException:
         cluster.abort()
         raise

@@ -22,22 +22,22 @@ from pyspark.sql.connect.streaming.query import StreamingQuery
 from sparkdl.core.deadline import Deadline
 from sparkdl.driver.executors import server_task
 from sparkdl.driver.executors.sessions import by_value
-from sparkdl.driver.executors.stream_query import Feeding, set_up
+from sparkdl.driver.executors.stream_query import FeedQuery, set_up
 from sparkdl.driver.feeds.feeds import StreamFeed, StreamOptions
 from sparkdl.driver.threads import Thread, begin
 
 _BEAT_S = 1.0
 
 
-class ServedQuery(Feeding, StreamingQuery):
+class ServedQuery(FeedQuery, StreamingQuery):
     """The query of a session of Spark Connect."""
 
     def __init__(self, query: StreamingQuery, stream: StreamFeed, thread: Thread) -> None:
-        super().__init__(query._session, query.id, query.runId, query.name)
+        StreamingQuery.__init__(self, query._session, query.id, query.runId, query.name)
         self._stream = stream
         self._thread = thread
 
-    def exception(self) -> Exception | None:
+    def exception(self) -> Exception | None:  # type: ignore[override]
         """Return why the query failed; a stop in order is no failure, whatever Spark says."""
         found = super().exception()
         return None if server_task.STOPPED in str(found) else found
@@ -52,7 +52,8 @@ class ServedQuery(Feeding, StreamingQuery):
 
     def serve(self, name: str) -> None:
         """Feed the micro-batches that the server shows, until the query has ended."""
-        conf, fed, beat, next_s = self._session.conf, "-1", 0, Deadline.after(0.0)
+        fed, beat, next_s = "-1", 0, Deadline.after(0.0)
+        conf: Any = self._session.conf
         at_work: Future[bool] | None = None
         with suppress(PySparkException):  # the server or the session is gone, and the query with it
             while True:

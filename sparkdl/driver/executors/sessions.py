@@ -60,8 +60,8 @@ def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
             f"the {type(given).__name__} has been stopped. Start another one with "
             "SparkSession.builder.getOrCreate(), or stop it when the cluster has been shut down"
         )
-    context: Any = context_of(given)
-    return SparkSession(context) if context is given else given  # type: ignore[return-value]
+    found: Any = given
+    return SparkSession(found) if context_of(given) is given else found
 
 
 def default_parallelism(session: SparkSession) -> int | None:
@@ -80,21 +80,24 @@ def inheriting_thread(
     """Return a daemon thread whose jobs have the pool, group, tags and description of this one's.
 
     Args:
-        session: whose tags the thread takes over; `None` where none is needed.
+        session: whose tags the thread takes over; `None` for the active one, if there is any.
     """
-    if session is not None and context_of(session) is None:
-        # InheritableThread asks how the process began, not whose session this is.
-        tags = session.getTags()
-
-        def tagged() -> None:
-            for tag in tags:
-                session.addTag(tag)
-            run()
-
-        return threading.Thread(target=tagged, name=name, daemon=True)
-    if session is None and active_session() is None:
+    session = session or active_session()
+    if session is None:
         return threading.Thread(target=run, name=name, daemon=True)
-    return InheritableThread(target=run, name=name, daemon=True, session=session)
+    if context_of(session) is not None:
+        return InheritableThread(target=run, name=name, daemon=True, session=session)
+    # Why not InheritableThread? It asks how the process began, not whose session this is.
+    connected: Any = session
+    tags = connected.getTags()
+
+    def tagged() -> None:
+        connected._active_session.session = connected  # of this thread: Spark ML asks for it
+        for tag in tags:
+            connected.addTag(tag)
+        run()
+
+    return threading.Thread(target=tagged, name=name, daemon=True)
 
 
 def is_rdd(data: Any) -> bool:

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
     from sparkdl.driver.executors.result_rdd import Explain
+    from sparkdl.driver.executors.stream_query import FeedQuery
     from sparkdl.driver.feeds.feeds import StreamFeed, StreamOptions
 
 _log = logging.getLogger(__name__)
@@ -277,7 +278,8 @@ class SparkExecutor(Executor):
         if is_rdd(data):
             spec.check_partitions(data.getNumPartitions())
             with self._jobs_of(what, *tags), interruptible_jobs(self._spark):
-                return data.mapPartitions(FeedRdd(spec)).collect()
+                fed: list[FedPartition] = data.mapPartitions(FeedRdd(spec)).collect()
+                return fed
         if not _is_dataframe(data):
             raise ConfigError(
                 f"a {type(data).__module__}.{type(data).__name__} cannot be fed; "
@@ -291,14 +293,15 @@ class SparkExecutor(Executor):
 
     def stream(
         self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
-    ) -> Any:
+    ) -> FeedQuery:
         """Start a query whose micro-batches are fed."""
-        from sparkdl.driver.executors.stream_query import start_query
+        from sparkdl.driver.executors.stream_query import start_classic, start_query
 
+        start: Callable[..., FeedQuery] = start_classic
         if self._context is None:
-            from sparkdl.driver.executors.connect_query import start_served as start
-        else:
-            from sparkdl.driver.executors.stream_query import start_classic as start
+            from sparkdl.driver.executors.connect_query import start_served
+
+            start = start_served
         return start_query(data, open_stream, partial(start, options, self.thread))
 
     def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
@@ -34,8 +34,14 @@ class QueryStoppedError(SparkdlError):
     """The micro-batch was cut short, since its query was stopped."""
 
 
-class Feeding:
-    """Has a `StreamingQuery` of Spark's know the cluster that it feeds.
+if TYPE_CHECKING:
+    Query = StreamingQuery
+else:
+    Query = object  # the class of Spark Connect's has no base with the other
+
+
+class FeedQuery(Query):
+    """Spark's `StreamingQuery`, which knows the cluster that it feeds.
 
     Where a node has failed, that is what is raised. `stop()` also ends the nodes' iteration.
     """
@@ -57,15 +63,15 @@ class Feeding:
             NodeFailedError: if a node failed, which has ended the query.
             StreamingQueryException: if the query failed otherwise.
         """
-        return self._waited(lambda: super(Feeding, self).awaitTermination(timeout))  # type: ignore[misc]
+        return self._waited(lambda: super(FeedQuery, self).awaitTermination(timeout))  # type: ignore[arg-type]
 
     def processAllAvailable(self) -> None:  # noqa: N802
         """Wait until the nodes have read all that is there now; raises as `awaitTermination`."""
-        self._waited(super().processAllAvailable)  # type: ignore[misc]
+        self._waited(super().processAllAvailable)
 
-    def exception(self) -> Exception | None:
+    def exception(self) -> Exception | None:  # type: ignore[override]
         """Return why the query failed: the nodes' failure, or what Spark says; or `None`."""
-        return self._stream.failure() or super().exception()  # type: ignore[misc]
+        return self._stream.failure() or super().exception()
 
     def _waited(self, wait: Callable[[], bool | None]) -> bool | None:
         try:
@@ -75,14 +81,14 @@ class Feeding:
             if failure := self._stream.failure():
                 raise failure from None
             raise
-        if not self.isActive:  # type: ignore[attr-defined]
+        if not self.isActive:
             self._stream.end()
             if failure := self._stream.failure():
                 raise failure
         return answer
 
 
-class FeedQuery(Feeding, StreamingQuery):
+class ClassicQuery(FeedQuery, StreamingQuery):
     """The query of a classic session."""
 
     def __init__(self, query: StreamingQuery, stream: StreamFeed) -> None:
@@ -128,8 +134,8 @@ def _await_stop(query: StreamingQuery, data: DataFrame) -> None:
 def start_query(
     data: Any,
     open_stream: Callable[[], StreamFeed],
-    start: Callable[[DataFrame, StreamFeed], Feeding],
-) -> Feeding:
+    start: Callable[[DataFrame, StreamFeed], FeedQuery],
+) -> FeedQuery:
     """Start a query that feeds.
 
     Args:
@@ -153,7 +159,7 @@ def start_query(
 
 def start_classic(
     options: StreamOptions, thread: Thread, data: DataFrame, stream: StreamFeed
-) -> FeedQuery:
+) -> ClassicQuery:
     """Start a query of a classic session.
 
     Args:
@@ -163,7 +169,7 @@ def start_classic(
     query = set_up(data.writeStream.foreachBatch(batches), options).start()
     stream.watch(query, thread)
     batches.started(query)
-    return FeedQuery(query, stream)
+    return ClassicQuery(query, stream)
 
 
 def set_up(writer: Any, options: StreamOptions) -> Any:
