@@ -72,7 +72,7 @@ class ServedQuery(FeedQuery, StreamingQuery):
                 threading.Event().wait(server_task.LOOK_S)
 
     def _feed(self, view: str, batch_id: int) -> Future[bool]:
-        data = self._session.table(view)
+        data = self._session.table(f"global_temp.{view}")
         work = partial(self._stream.feed_batch, data, self.id, batch_id)
         return begin(work, f"sparkdl-feed-{view}", self._thread)
 
@@ -83,7 +83,7 @@ def start_served(
     """Start a query of a session of Spark Connect; see `stream_query.start_classic`."""
     name = f"sparkdl_{secrets.token_hex(6)}"
     with by_value(server_task):
-        writer = data.writeStream.foreachBatch(server_task.HandOver(name))
+        writer = data.writeStream.foreachBatch(server_task.HandOver(data.sparkSession, name))
     query = ServedQuery(set_up(writer, options).start(), stream, thread)
     thread(partial(query.serve, name), f"sparkdl-{name}").start()
     stream.watch(query, thread)

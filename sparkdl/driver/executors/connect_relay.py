@@ -87,7 +87,7 @@ class ClientRelay:
         problem: Any = f"it did not start within {_STARTED_S:g} s"
         try:
             with by_value(relay_task):
-                writer = one.writeStream.foreachBatch(relay_task.Relay(name))
+                writer = one.writeStream.foreachBatch(relay_task.Relay(spark, name))
             self._query = writer.trigger(availableNow=True).start()
             deadline = Deadline.after(_STARTED_S)
             while not (port := spark.conf.get(f"{name}.port", "")) and not deadline.has_passed:

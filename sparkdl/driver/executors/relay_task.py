@@ -24,13 +24,13 @@ LOOK_S = 0.01
 _IDLE_LOOK_S = 0.1
 _READ_NBYTES = 1 << 16
 _PIECE_NBYTES = 4 << 20
-_HEAD = struct.Struct(">Ii")
+_HEAD = ">Ii"
 """A connection's number and how many bytes follow; 0 closes it, `_OPEN` opens it."""
 _OPEN = -1
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_USER_TIMEOUT": 20_000}
 """The relay alone notices that an executor's host does not answer."""
 _END = "end"
-_BEAT = _HEAD.pack(0, 0)
+_BEAT = struct.pack(_HEAD, 0, 0)
 
 
 class Tunnel:
@@ -77,7 +77,7 @@ class Tunnel:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         number = next(self._numbers)
         self._writers[number] = writer
-        await self._frames.put(_HEAD.pack(number, _OPEN))
+        await self._frames.put(struct.pack(_HEAD, number, _OPEN))
         await self._carry(number, reader, writer)
 
     async def _carry(
@@ -85,9 +85,9 @@ class Tunnel:
     ) -> None:
         with contextlib.suppress(OSError):
             while piece := await reader.read(_READ_NBYTES):
-                await self._frames.put(_HEAD.pack(number, len(piece)) + piece)
+                await self._frames.put(struct.pack(_HEAD, number, len(piece)) + piece)
         if self._writers.pop(number, None):
-            await self._frames.put(_HEAD.pack(number, 0))
+            await self._frames.put(struct.pack(_HEAD, number, 0))
         writer.close()
 
     async def _connect(self, number: int) -> None:
@@ -95,7 +95,7 @@ class Tunnel:
         try:
             reader, writer = await asyncio.open_connection(*self._target)
         except OSError:
-            await self._frames.put(_HEAD.pack(number, 0))
+            await self._frames.put(struct.pack(_HEAD, number, 0))
             return
         self._writers[number] = writer
         self._spawn(self._carry(number, reader, writer))
@@ -152,8 +152,8 @@ class Tunnel:
 def _frames_in(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     at = 0
     while at < len(data):
-        connection, nbytes = _HEAD.unpack_from(data, at)
-        at += _HEAD.size
+        connection, nbytes = struct.unpack_from(_HEAD, data, at)
+        at += struct.calcsize(_HEAD)
         yield connection, nbytes, data[at : at + max(nbytes, 0)]
         at += max(nbytes, 0)
 
@@ -162,15 +162,17 @@ class Relay:
     """The function of a query's `foreachBatch`, which returns when the relay has ended.
 
     Args:
+        spark: the client's session, which is pickled by its name.
         name: begins the names of the settings.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, spark: Any, name: str) -> None:
+        self.spark = spark
         self.name = name
 
     def __call__(self, data: Any, batch_id: int) -> None:
         """Relay until the client has ended."""
-        asyncio.run(self._run(data.sparkSession.conf))
+        asyncio.run(self._run(self.spark.conf))
 
     async def _run(self, conf: Any) -> None:
         tunnel = Tunnel(conf, f"{self.name}.up", f"{self.name}.down", None)

@@ -20,15 +20,18 @@ class HandOver:
     """Shows each micro-batch to the client as a view, and waits until the nodes have it.
 
     Client and server write settings of the session that they share: it is the one way between them
-    that is open wherever a client works.
+    that is open wherever a client works. The micro-batch is of a copy of that session, since Spark
+    4.3, so its view is one of all sessions.
 
     Args:
+        spark: the client's session, which is pickled by its name.
         name: of the views, and of the settings: `name.ready` is the last micro-batch that is there,
             `name.said` the last that the nodes have, or `stop`, and a number that changes each
             second.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, spark: Any, name: str) -> None:
+        self.spark = spark
         self.name = name
 
     def __call__(self, data: Any, batch_id: int) -> None:
@@ -38,13 +41,13 @@ class HandOver:
             RuntimeError: if they are not to have them: Spark does not commit the micro-batch then.
             TimeoutError: if the client is gone.
         """
-        spark = data.sparkSession
-        data.createOrReplaceTempView(f"{self.name}_{batch_id}")
-        spark.conf.set(f"{self.name}.ready", str(batch_id))
+        conf = self.spark.conf
+        data.createOrReplaceGlobalTempView(f"{self.name}_{batch_id}")
+        conf.set(f"{self.name}.ready", str(batch_id))
         last, end_s = None, time.monotonic() + SILENT_S
         try:
             while True:
-                said = spark.conf.get(f"{self.name}.said", "")
+                said = conf.get(f"{self.name}.said", "")
                 if said.startswith(f"{batch_id} "):
                     return
                 if said.startswith("stop "):
@@ -55,4 +58,4 @@ class HandOver:
                     raise TimeoutError(f"the client has said nothing for {SILENT_S:g} s")
                 threading.Event().wait(LOOK_S)
         finally:
-            spark.catalog.dropTempView(f"{self.name}_{batch_id}")
+            data.sparkSession.catalog.dropGlobalTempView(f"{self.name}_{batch_id}")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from pyspark import cloudpickle
 
-from sparkdl.driver.executors import relay_task
+from sparkdl.driver.executors import relay_task, server_task
 from sparkdl.driver.executors.relay_task import Relay, Tunnel
+from sparkdl.driver.executors.sessions import by_value
+from tests.doubles.programs import output_of
 
 LARGE = bytes(range(256)) * 40_000
 HOST = "127.0.0.1"
@@ -36,7 +40,7 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def relayed(port: int) -> AsyncIterator[tuple[int, Conf]]:
     """Give the port of a relay that leads to a port here."""
     conf = Conf()
-    there = asyncio.ensure_future(Relay("r")._run(conf))
+    there = asyncio.ensure_future(Relay(None, "r")._run(conf))
     while "r.port" not in conf:
         await asyncio.sleep(0.01)
     is_wanted = [True]
@@ -91,4 +95,16 @@ def test_connection_that_the_client_closes_or_refuses_is_closed_for_the_executor
 
 def test_relay_whose_client_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_task, "SILENT_S", 0.3)
-    asyncio.run(asyncio.wait_for(Relay("r")._run(Conf()), 10))
+    asyncio.run(asyncio.wait_for(Relay(None, "r")._run(Conf()), 10))
+
+
+def test_what_the_server_runs_is_pickled_with_all_that_it_needs() -> None:
+    """`foreachBatch` pickles it; the server's Python has no sparkdl to import the rest from."""
+    for module, kind in ((relay_task, Relay), (server_task, server_task.HandOver)):
+        with by_value(module):
+            packed = cloudpickle.dumps(kind(None, "r"))
+        program = (
+            "import sys, pickle; sys.modules['sparkdl'] = None\n"
+            f"print(type(pickle.loads({packed!r})).__name__)"
+        )
+        assert output_of(sys.executable, "-c", program).strip() == kind.__name__

@@ -22,16 +22,16 @@ class Session(dict[str, str]):
     def set(self, name: str, value: str) -> None:
         self[name] = value
 
-    def createOrReplaceTempView(self, name: str) -> None:  # noqa: N802 (Spark's)
+    def createOrReplaceGlobalTempView(self, name: str) -> None:  # noqa: N802 (Spark's)
         self.views.append(name)
 
-    def dropTempView(self, name: str) -> None:  # noqa: N802 (Spark's)
+    def dropGlobalTempView(self, name: str) -> None:  # noqa: N802 (Spark's)
         self.views.remove(name)
 
 
 def test_micro_batch_is_shown_until_the_client_says_that_the_nodes_have_it() -> None:
     data: Any = Session()
-    work = threading.Thread(target=HandOver("s"), args=(data, 3))
+    work = threading.Thread(target=HandOver(data, "s"), args=(data, 3))
     data["s.said"] = "2 17"
     work.start()
     while "s.ready" not in data:
@@ -47,11 +47,12 @@ def test_micro_batch_that_the_nodes_do_not_take_fails_the_query() -> None:
     data: Any = Session()
     data["s.said"] = "stop 1"
     with pytest.raises(RuntimeError, match=STOPPED):
-        HandOver("s")(data, 0)
+        HandOver(data, "s")(data, 0)
     assert data.views == []
 
 
 def test_client_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_task, "SILENT_S", 0.2)
+    data: Any = Session()
     with pytest.raises(TimeoutError, match="said nothing"):
-        HandOver("s")(Session(), 0)
+        HandOver(data, "s")(data, 0)
