@@ -84,7 +84,8 @@ def start_served(
     name = f"sparkdl_{secrets.token_hex(6)}"
     with by_value(server_task):
         writer = data.writeStream.foreachBatch(server_task.HandOver(data.sparkSession, name))
-    query = ServedQuery(set_up(writer, options).start(), stream, thread)
+    started = set_up(writer, options).start()
+    query = ServedQuery(started, stream, thread)
     thread(partial(query.serve, name), f"sparkdl-{name}").start()
-    stream.watch(query, thread)
+    stream.watch(started, thread)  # not `query`, whose stop is that of the stream
     return query
