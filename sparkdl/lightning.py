@@ -198,7 +198,7 @@ class FeedDataModule(Adopted):
         rows: of one epoch, of all nodes together; makes `steps_per_epoch` known.
         ctx: of this node, by default the one whose process this is.
         collate_fn: makes of a batch what the module is given, as `DataLoader`'s.
-        options: `feed`, `even`, `tail`, `shuffle`, `seed` of the training, see
+        options: `feed`, `even`, `tail`, `shuffle`, `seed` of the training, and `pad`, see
             `NodeContext.batches`.
 
     Raises:
@@ -233,7 +233,7 @@ class FeedDataModule(Adopted):
         self._feeds = {"train": {"feed": DEFAULT_FEED, **options}}
         for stage, feed in (("val", validation), ("test", test)):
             if feed is not None:  # what is not there is no loader to Lightning
-                self._feeds[stage] = {"feed": feed}
+                self._feeds[stage] = {"feed": feed, "pad": options.get("pad")}
                 setattr(self, f"{stage}_dataloader", partial(self._loader, stage))
 
     @property

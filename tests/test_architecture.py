@@ -50,13 +50,14 @@ TANGLED = {  # packages whose folders know each other, and why
 
 PYSPARK = {  # who may import pyspark
     "driver/executors/spark.py": "performs what the driver decides on Spark",
+    "driver/executors/sessions.py": "tells classic sessions from those of Spark Connect",
+    "driver/executors/result_rdd.py": "derives from Spark's RDD",
+    "driver/executors/connect_query.py": "feeds the micro-batches of a query of Spark Connect",
     "driver/executors/parquet_scan.py": "reads a DataFrame's plan, types and files",
     "driver/executors/plan.py": "reads a DataFrame's plan",
     "driver/executors/scored.py": "names and types the columns of results",
     "driver/executors/stream_query.py": "feeds the micro-batches of a query",
     "driver/slots/preflight.py": "compares the slots there are with those needed",
-    "driver/slots/lost_hosts.py": "has Spark remove executors",
-    "driver/slots/draining.py": "asks Spark which executors it decommissions",
     "*task.py": "runs inside a Spark task",
     "feed/transfer/feeder.py": "runs inside a Spark task",
     "node/resources.py": "asks the task for its GPUs",
@@ -112,7 +113,7 @@ MAX_FUNCTION_LINES = 60
 LONG_FILES = {  # longest each may become, and why it is one file
     "control/messages.py": (725, "all messages between driver and agents"),
     "control/channel.py": (470, "all messages between agent and child, and their pipe"),
-    "node/context.py": (545, "all that `ctx` offers to user code"),
+    "node/context.py": (560, "all that `ctx` offers to user code"),
     "feed/reader/reader.py": (480, "one feed as its child reads it, under one lock"),
     "driver/feeds/state.py": (540, "all states and events of one machine"),
     "driver/feeds/transitions.py": (960, "one table of transitions, read as a whole"),
