@@ -70,6 +70,7 @@ setup(
             "flask-cors",
             "hypothesis",
             "ipykernel",
+            "kubernetes-validate",
             "matplotlib",
             'mkdocs-material; python_version >= "3.11"',
             'mkdocstrings[python]; python_version >= "3.11"',
