@@ -102,7 +102,7 @@ def test_who_waits_is_named_as_the_nodes_say(stage: str, rows: float | None, wor
     assert made.bottleneck().startswith(words)
     assert bool(made.bottleneck()) == bool(words)
     assert ("fewer nodes" in made.bottleneck()) == (stage == "fed" and rows == 0.65)
-    assert made.samples.series.columns.get("without rows") == (None if rows is None else [rows])
+    assert made.samples.series.columns.get("without rows") == (rows and [100 * rows])
     made.add(events.Changed("c", 2.0, "finished", 0))
     assert made.bottleneck() == ""
 
