@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -362,9 +362,9 @@ def _columns(names: Sequence[str], lines: Sequence[Sequence[Any]]) -> dict[str, 
     return {name: [line[at] for line in lines] for at, name in enumerate(names)}
 
 
-def _thinned(marks: Any) -> Iterator[Any]:
-    step = max(1, -(-len(marks) // _MAX_MARKS))
-    return reversed(list(marks)[::-1][::step])
+def _thinned(marks: Iterable[Any]) -> list[Any]:
+    found = list(marks)
+    return found[:: max(1, -(-len(found) // _MAX_MARKS))]
 
 
 def _values(columns: Mapping[str, Sequence[float]], name: str) -> list[float]:

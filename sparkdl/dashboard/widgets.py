@@ -28,7 +28,8 @@ h2 { font-size: 1em; display: inline; margin: 0 1em 0 0; }
 table { border-collapse: collapse; min-width: min(100%, 40em); } .scroll { overflow-x: auto; }
 th, td { text-align: left; vertical-align: top; padding: .3em 1.2em .3em 0;
   border-bottom: 1px solid var(--line); } th { color: var(--soft); font-weight: 500; }
-p { margin: .2em 0; } .soft, i { color: var(--soft); font-style: normal; }
+p { margin: .2em 0; } h2, p, .tiles div { overflow-wrap: anywhere; }
+.soft, i { color: var(--soft); font-style: normal; }
 .good { color: var(--good); } .busy { color: var(--busy); } .bad { color: var(--bad); }
 .wait { color: var(--wait); } b { font-weight: 650; font-variant-numeric: tabular-nums; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5em, 1fr)); gap: .6em; }

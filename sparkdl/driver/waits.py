@@ -96,8 +96,9 @@ class Waited:
         grown = np.pad(grown, ((0, 0), (0, 0), (1, 1)), constant_values=np.nan)[:, :, at]
         watched_s, waited_s = grown[0], grown[1:]
         is_known = (watched_s > 0) & (waited_s >= 0)  # another child begins at 0
-        share = np.divide(waited_s, watched_s, np.full_like(waited_s, np.nan), where=is_known)
-        return np.clip(share, 0, 1)
+        shares = np.full_like(waited_s, np.nan)
+        np.divide(waited_s, watched_s, shares, where=is_known)
+        return shares.clip(0, 1)
 
 
 class Waits:
