@@ -274,7 +274,10 @@ class Stream:
             "left": np.array([_MS * (span.start_s - start_s) for span in spans], float),
             "right": np.array([_MS * (span.end_s - start_s) for span in spans], float),
             "color": [color for _, _, color in known],
-            "what": [f"{names[span.node_id]} {_in_words(span, word)}" for span, word, _ in known],
+            "what": [
+                f"{names[span.node_id]} {word if size > _MANY else _in_words(span, word)}"
+                for span, word, _ in known
+            ],
             "height": np.full(len(spans), 0.8 if size <= _MANY else 1.5 * size / height),
         }
         show_data(self._bars, data)

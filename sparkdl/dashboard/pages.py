@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -217,7 +218,6 @@ class Nodes(Page):
             stylesheets=[TABLE_CSS],
             reorderable=False,
         )
-        self._failed = text_box()
         self._charts = [
             Chart(self._axis, "Memory of a node", {"memory_nbytes": "mean"}, " GiB"),
             Chart(self._axis, "Cores busy of a node", {"cores": "mean"}),
@@ -226,7 +226,7 @@ class Nodes(Page):
         ]
         charts = [chart.root for chart in self._charts]
         note = text_box(_NETWORK_NOTE)
-        return (self._counts, self._table, self._failed, self._axis.windows, *charts, note)
+        return (self._counts, self._table, self._axis.windows, *charts, note)
 
     def _reset(self, history: History) -> None:
         for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
@@ -253,12 +253,6 @@ class Nodes(Page):
         if slow:
             said += f'; <b class="wait">slow: {escape(", ".join(slow[:8]))}</b>'
         show_text(self._counts, f"<p>{said}</p>")
-        failed = "".join(
-            f'<p class="bad"><b>{escape(row.name)} failed</b>: {escape(row.problem)}</p>'
-            for row in rows
-            if row.problem
-        )
-        show_text(self._failed, failed)
 
 
 class Feed(Page):
@@ -469,27 +463,25 @@ def _attempts(history: History) -> str:
     """Return a table of the attempts: from when to when, which steps, and how each ended."""
     start_s, lines = history.launched.time_s, []
     failed = failures(history)
-    for at, begun in enumerate(history.begun):
-        is_last = at == len(history.begun) - 1
-        next_s = history.now_s if is_last else history.begun[at + 1].time_s
-        end_s, why = failed.get(begun.generation, (history.ended_s or next_s, ""))
-        spans = [
-            span
-            for span in history.spans()
-            if span.phase == TRAINING and span.first_step >= 0
-            if begun.time_s <= span.start_s < max(end_s, next_s)
-        ]
-        first = min((span.first_step for span in spans), default=0)
-        last = max((span.last_step for span in spans), default=0)
-        last = max(last, *(row.step for row in history.rows())) if is_last else last
-        went_on = "" if is_last else f"ended for attempt {begun.generation + 2}"
+    begun_s = [begun.time_s for begun in history.begun]
+    steps: dict[int, list[int]] = {}
+    for span in history.spans():
+        if span.phase == TRAINING and span.first_step >= 0:
+            taken = steps.setdefault(bisect(begun_s, span.start_s), [])
+            taken += [span.first_step, span.last_step]
+    steps.get(len(begun_s), []).extend(row.step for row in history.rows() if row.step >= 0)
+    for number, begun in enumerate(history.begun, 1):
+        next_s = [*begun_s, history.ended_s or history.now_s][number]
+        again = f"attempt {begun.generation + 2}" if number < len(begun_s) else history.state
+        end_s, why = failed.get(begun.generation, (next_s, again))
+        taken = steps.get(number, [])
         lines.append(
             (
                 f"Attempt {begun.generation + 1}",
                 duration(begun.time_s - start_s),
                 duration(end_s - begun.time_s),
-                f"{first:,} to {last:,}" if spans else "",
-                why or went_on or history.state,
+                f"{min(taken):,} to {max(taken):,}" if taken else "",
+                why,
             )
         )
     return html_table("Attempts", ("", "Began after", "Lasted", "Steps", "How it ended"), lines)

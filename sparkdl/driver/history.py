@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sparkdl.driver.events import (
@@ -158,7 +158,7 @@ class Samples:
     Attributes:
         last: the last sample, of an earlier generation perhaps.
         series: the curves of all generations.
-        waited: what the nodes of all generations have waited for.
+        waited: for what the nodes of all generations have waited, and when.
     """
 
     def __init__(self) -> None:
@@ -377,11 +377,9 @@ class History:
     def _end_epochs(self, event: Sampled) -> None:
         generation = self.changed.generation
         for feed in event.feeds.values():
-            done = min(
-                (n for n, got in zip(feed.epochs, feed.received, strict=True) if got), default=0
-            )
-            ended = self.epoch_ends[-1] if self.epoch_ends else (0.0, -1, 0)
-            if done > (ended[2] if ended[1] == generation else 0):
+            nodes = zip(feed.epochs, feed.received, strict=True)
+            done = min((epochs for epochs, rows in nodes if rows), default=0)
+            if done > max((n for _, of, n in self.epoch_ends if of == generation), default=0):
                 self.epoch_ends.append((event.time_s, generation, done))
 
     def _row(self, at: int, place: Place | None, problem: Problem | None) -> NodeRow:
@@ -484,21 +482,15 @@ def _values(sample: Sampled) -> dict[str, float]:
     values: dict[str, float] = {}
     if steps := [step for step in sample.steps if step >= 0]:
         values["step"] = float(max(steps))
-    columns: dict[str, Sequence[float | None]] = {
-        name: [
-            value * scale if pid > 0 else None
-            for value, pid in zip(sample.load[name], sample.pids, strict=True)
-        ]
-        for name, scale in _PLOTTED.items()
-        if name in sample.load
-    }
-    columns |= {f"metric {name}": column for name, column in sample.metrics.items()}
+    columns = {f"metric {name}": column for name, column in sample.metrics.items()}
+    for name in sample.load.keys() & _PLOTTED.keys():
+        taken = zip(sample.load[name], sample.pids, strict=True)
+        columns[name] = [_PLOTTED[name] * value if pid > 0 else None for value, pid in taken]
     for name, column in columns.items():
-        found = [value for value in column if value is not None]
-        if found:
+        if found := [value for value in column if value is not None]:
             values[name] = statistics.fmean(found)
-        if len(found) > 1:
-            values[f"least {name}"], values[f"most {name}"] = min(found), max(found)
+            if len(found) > 1:
+                values[f"least {name}"], values[f"most {name}"] = min(found), max(found)
     return values
 
 
