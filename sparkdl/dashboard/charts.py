@@ -106,7 +106,7 @@ class TimeAxis:
         plot.xgrid.grid_line_color = None
         plot.ygrid.grid_line_color, plot.ygrid.grid_line_alpha = SOFT, 0.22
         marks = plot.vspan(
-            *("x",), source=self.marks, line_color="color", line_dash="dash", line_width=1.5
+            "x", source=self.marks, line_color="color", line_dash="dash", line_width=1.5
         )
         marks.level = "overlay"
         plot.add_tools(HoverTool(renderers=[marks], tooltips=[("", "@what")]))
@@ -172,7 +172,7 @@ class Chart:
         is_from_zero: bool = True,
     ) -> None:
         self._title, self.lines, self._unit, self.is_log = title, lines, unit, is_log
-        self._is_from_zero = is_from_zero
+        self._is_from_zero, self._is_fixed = is_from_zero, False
         self._head = text_box()
         self._range = DataRange1d(range_padding=0.08, default_span=2)
         if unit == " %":
@@ -209,7 +209,9 @@ class Chart:
             found = [value for value in columns.get(name, ()) if math.isfinite(value)]
             lowest, highest = min(found, default=lowest), max(found, default=highest)
         if not self.is_log and (self._is_from_zero or 0 <= lowest <= highest / 2):
-            self._range.start = 0
+            self._range.start, self._is_fixed = 0, True
+        elif self._is_fixed:  # it fell below 0
+            self._range.start = lowest - 0.08 * (highest - lowest)
         note = " <i>(logarithmic)</i>" if self.is_log else ""
         show_text(self._head, f"<h2>{escape(self._title)}{note}</h2> {' &ensp; '.join(said)}")
 

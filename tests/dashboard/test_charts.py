@@ -36,8 +36,9 @@ def history(size: int = 2) -> History:
     names = tuple(f"worker:{number}" for number in range(size))
     made.add(events.Launched("c", 0.0, "plain", names))
     made.add(events.Changed("c", 1.0, "running", 0, places(size)))
+    loss: list[float | None] = [2.0, 4.0] * (size // 2)
     for second in range(2, 10):
-        made.add(sample(second, [2.0, 4.0][:size] * (size // 2), epochs=int(second > 5)))
+        made.add(sample(second, loss, epochs=int(second > 5)))
     made.add(events.Checkpoint("c", 8.0, "/c", 1234))
     problem = events.Problem("worker:1", KILLED)
     made.add(events.Changed("c", 10.0, "failing", 0, (), (problem,)))
@@ -130,7 +131,12 @@ def test_axis_of_zeros_begins_at_0(
     made.add(sample(1.0, losses))
     axis.update(made)
     chart.update(made)
-    assert (chart.root.children[1].y_range.start == 0) is begins_at_0
+    shown = chart.root.children[1].y_range
+    assert (shown.start == 0) is begins_at_0
+    if begins_at_0 and not is_from_zero:
+        made.add(sample(2.0, [-10.0, -10.0]))
+        chart.update(made)
+        assert shown.start < -10, "what falls below 0 later is seen"
 
 
 def test_points_begin_again_with_another_cluster() -> None:
