@@ -5,6 +5,7 @@ Usage: python -m scripts.screenshots
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import tempfile
@@ -12,6 +13,8 @@ import threading
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 import sparkdl
 from scripts import chromium
@@ -54,16 +57,16 @@ def main() -> None:
     """Take all of them."""
     assert chromium.find(), "there is no Chromium here"
     FOLDER.mkdir(exist_ok=True)
-    observe = sparkdl.Observe(dashboard=True, progress=False)
-    options = {"framework": "plain", "executor": "local", "observe": observe}
     rows = [(float(number),) * 8 for number in range(4 * 64 * 60)]
     with (
         tempfile.TemporaryDirectory() as folder,
         sparkdl.launch(
             *(None, train, None, 4),
+            framework="plain",
+            executor="local",
+            observe=sparkdl.Observe(dashboard=True, progress=False),
             max_restarts=2,
             checkpoint_dir=folder,
-            **options,
         ) as cluster,
     ):
         cluster.feed_async(rows, epochs=EPOCHS)
@@ -81,12 +84,14 @@ def main() -> None:
                     color_scheme="dark" if scheme == "dark" else "light",
                     is_mobile=scheme == "phone",
                 ).new_page()
-                page.goto(cluster.dashboard_url)
+                page.goto(str(cluster.dashboard_url))
                 for shown in pages:
                     page.click(f"nav a[href^={shown.path}]")
                     page.wait_for_selector("[role=status]")
                     page.wait_for_timeout(3000)
-                    page.screenshot(path=FOLDER / f"{shown.path}-{scheme}.png")
+                    taken = Image.open(io.BytesIO(page.screenshot()))
+                    small = taken.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+                    small.save(FOLDER / f"{shown.path}-{scheme}.png", optimize=True)
         cluster.abort()  # the feed as well
 
 

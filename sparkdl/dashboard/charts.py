@@ -36,7 +36,7 @@ _MS = 1000.0
 _LEFT, _RIGHT = 84, 14
 """Pixels beside each chart: as many beside all of them, so that moments are above each other."""
 _COLORS = ("#3b8eea", "#e0823d", "#2fa36b", "#b065d6")
-_BAD, _GOOD = "#d9484f", "#2fa36b"
+_BAD, _SAVED, _EPOCH = "#d9484f", "#74c69d", "#a9b2be"
 _WAITS = {"waits for rows": "#f0a030", "waits for other nodes": "#b065d6"}
 PHASES = {  # what it is called here, and its color
     "starting": ("starting", "#aeb6c2"),
@@ -49,7 +49,7 @@ PHASES = {  # what it is called here, and its color
     "stopped": ("stopped", "#5d6675"),
 }
 _WINDOWS_S = {"Whole run": math.inf, "Last 10 min": 600.0, "Last minute": 60.0}
-_MAX_MARKS = 60
+_MAX_MARKS = 40
 """Of a kind: of more than these, every second, third and so on is drawn."""
 _MANY = 40
 """Nodes; of more, lanes are narrow, have no names, and show what a node does most."""
@@ -183,7 +183,7 @@ class Chart:
         for name in (*lines, *edges):
             if name not in axis.points.data:
                 axis.points.data[name] = [math.nan] * len(axis.points.data["time_s"])
-        curves = []
+        curves: list[Any] = []
         for color, (name, label) in zip(_COLORS, lines.items(), strict=False):
             band = {"y1": f"least {name}", "y2": f"most {name}"}
             plot.varea("time_s", source=axis.points, color=color, alpha=0.22, **band)
@@ -202,7 +202,7 @@ class Chart:
         self.root.visible = any(name in columns for name in self.lines)
         said, lowest, highest = [], math.inf, -math.inf
         for color, (name, label) in zip(_COLORS, self.lines.items(), strict=False):
-            now = [self._number(columns, f"{which}{name}") for which in ("", "least ", "most ")]
+            now = [_last(columns.get(f"{which}{name}", ())) for which in ("", "least ", "most ")]
             spread = f" <i>({now[1]} to {now[2]})</i>" if now[1] else ""
             chip = f'<span style="color:{color}">&#9632;</span>'
             said.append(f"{chip} {escape(label)} <b>{now[0]}{self._unit}</b>{spread}")
@@ -214,10 +214,6 @@ class Chart:
             self._range.start = lowest - 0.08 * (highest - lowest)
         note = " <i>(logarithmic)</i>" if self.is_log else ""
         show_text(self._head, f"<h2>{escape(self._title)}{note}</h2> {' &ensp; '.join(said)}")
-
-    def _number(self, columns: Mapping[str, Sequence[float]], name: str) -> str:
-        last = next((v for v in reversed(columns.get(name, ())) if not math.isnan(v)), math.nan)
-        return "" if math.isnan(last) else _in_digits(last)
 
 
 class Stream:
@@ -233,29 +229,16 @@ class Stream:
         self._range = Range1d(start=0, end=1)
         self._plot = plot = axis.figure(100, y_range=self._range)
         plot.ygrid.grid_line_color = None
-        lanes = plot.hbar(
-            *("y", "height", "right", "left"), source=self._bars, color="color", line_color=None
-        )
+        bar: Any = {"fill_color": "color", "line_color": None}
+        lanes = plot.hbar("y", "height", "right", "left", source=self._bars, **bar)
         palette = ["#00000000", *_WAITS.values()]
         mapper = LinearColorMapper(palette=palette, low=0, high=len(_WAITS))
         image: Any = {"image": "image", "x": 0, "y": 0, "dw": "dw", "dh": "dh"}
         plot.image(**image, source=self._waits, color_mapper=mapper)
-        plot.hbar(
-            *("y", 1.0, "right", 0),
-            source=self._slow,
-            fill_color=None,
-            line_color=_BAD,
-            line_width=2,
-        )
-        plot.text(
-            *("x", "y", "what"),
-            source=self._labels,
-            text_align="align",
-            text_color=_BAD,
-            text_font_size="12px",
-            text_baseline="bottom",
-            x_offset=0,
-        )
+        frame: Any = {"fill_color": None, "line_color": _BAD, "line_width": 2}
+        plot.hbar("y", 1.0, "right", 0, source=self._slow, **frame)
+        text: Any = {"text_color": _BAD, "text_font_size": "12px", "text_baseline": "bottom"}
+        plot.text("x", "y", "what", source=self._labels, text_align="align", **text)
         plot.add_tools(HoverTool(renderers=[lanes], tooltips=[("", "@what")]))
         plot.yaxis.ticker = []
         plot.yaxis.major_tick_line_color = None
@@ -289,8 +272,8 @@ class Stream:
         show_data(self._labels, _labels(history, size))
         if self._range.end != size + head:
             self._range.end, self._plot.height = size + head, height + 50
-        lanes = {size - ranks[n] - 0.5: name[:12] for n, name in enumerate(names)}
-        lanes = lanes if size <= _MANY else {}
+        named = enumerate(names if size <= _MANY else ())
+        lanes = {size - ranks[node_id] - 0.5: name[:12] for node_id, name in named}
         if self._plot.yaxis.ticker.ticks != list(lanes):
             self._plot.yaxis.ticker = list(lanes)
             self._plot.yaxis.major_label_overrides = lanes
@@ -341,12 +324,12 @@ def _marks(history: History) -> dict[str, Any]:
             what = f"attempt {begun.generation + 1}: {begun.reason}"
             marks.append((begun.time_s, "#c9a227", "solid", what))
     marks += [
-        (made.time_s, _GOOD, "dashed", f"checkpoint of step {made.step:,}")
+        (made.time_s, _SAVED, "dashed", f"checkpoint of step {made.step:,}")
         for made in _thinned(history.checkpoints)
     ]
     for at, generation, number in _thinned(history.epoch_ends):
         what = f"end of epoch {number} of attempt {generation + 1}"
-        marks.append((at, SOFT, "dotted", what))
+        marks.append((at, _EPOCH, "dotted", what))
     lines = [(_MS * (at - history.launched.time_s), *rest) for at, *rest in marks]
     return _columns(("x", "color", "dash", "what"), lines)
 
@@ -390,7 +373,7 @@ def _legend(phases: set[str], has_slow: bool) -> str:
     if TRAINING in phases:
         shown |= _WAITS
     chips = [f'<span style="color:{c}">&#9632;</span> {escape(w)}' for w, c in shown.items()]
-    lines = {"failure": _BAD, "checkpoint": _GOOD, "epoch": SOFT}
+    lines = {"failure": _BAD, "checkpoint": _SAVED, "epoch": _EPOCH}
     chips += [f'<span style="color:{color}">&#9474;</span> {w}' for w, color in lines.items()]
     if has_slow:
         chips.append(f'<span style="color:{_BAD}">&#9633;</span> slow')
@@ -404,5 +387,7 @@ def _in_words(span: NodeSpan, word: str) -> str:
     return f"{word} for {duration(span.end_s - span.start_s)}{steps}"
 
 
-def _in_digits(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+def _last(column: Sequence[float]) -> str:
+    """Return the last known value in digits; empty for none."""
+    last = next((value for value in reversed(column) if not math.isnan(value)), math.nan)
+    return "" if math.isnan(last) else f"{last:,.0f}" if abs(last) >= 1000 else f"{last:.3g}"

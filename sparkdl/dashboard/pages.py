@@ -445,11 +445,10 @@ def _tiles(history: History) -> str:
         "Nodes": f"{count:,} of {len(rows):,} {word}" if count < len(rows) else f"{count:,} {word}",
         "Attempt": f"{history.begun[-1].generation + 1}" if history.begun else "",
         "Step": f"{max(row.step for row in steps):,}" if steps else "",
-        "Steps per second": f"{np.median(rates):.3g}" if rates and not is_over else "",
-        "Rows per second": f"{used[-1]:,.0f}" if used and not is_over else "",
+        "Steps / s": f"{np.median(rates):.3g}" if rates and not is_over else "",
+        "Rows / s": f"{used[-1]:,.0f}" if used and not is_over else "",
         metric.removeprefix("metric "): f"{values[-1]:.4g}" if values else "",
-        "Took" if is_over else "Time": duration(history.elapsed_s),
-        "Left to read": "" if math.isnan(left_s) else f"about {duration(left_s)}",
+        "Left to read": "" if math.isnan(left_s) else duration(left_s),
     }
     shown = "".join(
         f"<div><span>{escape(name)}</span><b>{escape(value)}</b></div>"
