@@ -50,13 +50,14 @@ TANGLED = {  # packages whose folders know each other, and why
 
 PYSPARK = {  # who may import pyspark
     "driver/executors/spark.py": "performs what the driver decides on Spark",
+    "driver/executors/sessions.py": "tells classic sessions from those of Spark Connect",
+    "driver/executors/result_rdd.py": "derives from Spark's RDD",
+    "driver/executors/connect_query.py": "feeds the micro-batches of a query of Spark Connect",
     "driver/executors/parquet_scan.py": "reads a DataFrame's plan, types and files",
     "driver/executors/plan.py": "reads a DataFrame's plan",
     "driver/executors/scored.py": "names and types the columns of results",
     "driver/executors/stream_query.py": "feeds the micro-batches of a query",
     "driver/slots/preflight.py": "compares the slots there are with those needed",
-    "driver/slots/lost_hosts.py": "has Spark remove executors",
-    "driver/slots/draining.py": "asks Spark which executors it decommissions",
     "*task.py": "runs inside a Spark task",
     "feed/transfer/feeder.py": "runs inside a Spark task",
     "node/resources.py": "asks the task for its GPUs",
