@@ -71,7 +71,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with the wheel, all that it requires, and venv-pack; return its folder.
+    """A fresh environment with the wheel, all that it requires, and venv-pack; returns its folder.
 
     pyspark, half a gigabyte, is the one of these tests; all else comes from the package index.
     """
@@ -176,7 +176,7 @@ def test_packed_environment_travels_with_spark_submit(
                 "PYSPARK_DRIVER_PYTHON": str(installed / "bin/python"),
                 **ALONE,
             },
-            cwd=tmp_path, timeout_s=280,
+            cwd=tmp_path, timeout_s=600,
         )  # fmt: skip
     finally:
         sessions.stop()
