@@ -51,6 +51,8 @@ def leaving(state: Running) -> list[Agent]:
     """Return the agents on such executors if the others can continue at once; else none."""
     roster, settings = state.roster, state.roster.spec.settings
     found, least = _drained(roster), settings.recovery.min_nodes
+    if not found or not settings.max_restarts:
+        return []
     there = {each.hello.node_id for each in roster.standbys if not roster.drains(each)}
     lost = {each.hello.node_id for each in found} - there
     stay = [member.role for member in state.world.members if member.node.node_id not in lost]
@@ -60,7 +62,7 @@ def leaving(state: Running) -> list[Agent]:
         and all(roster.spec.nodes[node_id].role.is_expendable for node_id in lost)
         and any(role.finishes_job for role in stay)
     )
-    return found if settings.max_restarts and (not lost or can_shrink) else []
+    return found if not lost or can_shrink else []
 
 
 def asked_again(state: R) -> Step[R]:
