@@ -10,7 +10,7 @@ _README = _ROOT / "README.md"
 _VERSION = re.search(r'__version__ = "(.+)"', (_ROOT / "sparkdl/version.py").read_text())
 assert _VERSION, "sparkdl/version.py holds no __version__"
 
-_CONNECT = ["pyspark[connect]>=4.0"]
+_CONNECT = ["pyspark[connect]>=4.0,<5"]
 _DASHBOARD = ["bokeh>=3.8"]
 _DEMO = ["scikit-learn>=1.4"]
 _MLFLOW = ["mlflow-skinny>=3.5"]
@@ -32,12 +32,12 @@ setup(
         "cloudpickle>=3",
         "google-crc32c>=1.5",
         "msgspec>=0.18.6",
-        "numpy>=1.26",
+        "numpy>=1.26,<3",
         "pandas>=2.2,<3",  # pyspark needs pandas, and warns about 3
         "protobuf>=4.22",
         "psutil>=5.9",
         "pyarrow>=18",  # with Flight, as all its wheels have
-        "pyspark>=4.0",
+        "pyspark>=3.5,<5",
         "tqdm>=4.60",
         "websockets>=14",
     ],

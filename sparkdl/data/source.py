@@ -26,13 +26,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    InputPartition,
-    WriterCommitMessage,
-)
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -44,6 +37,13 @@ from sparkdl.data.encode import encode
 from sparkdl.data.files import DataFile, Options, find, options_of, read_file
 from sparkdl.data.framing import AUTO, NONE, SUFFIXES, Deflater, frame
 from sparkdl.data.infer import Rules, add_up, see_file, whole_schema
+from sparkdl.spark_versions import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from sparkdl.storage import locate, open_storage
 
 _INFER_THREADS = 8
@@ -116,9 +116,9 @@ class _Reader(DataSourceReader):
         self._own(data.partitions.names)  # whose types are checked here, before anything is read
         return [InputPartition(file) for file in data.files]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file."""
-        if partition.value is None:  # Spark's, for no partition at all
+        if partition is None or partition.value is None:  # Spark's, for no partition at all
             return
         file: DataFile = partition.value
         columns = self._own(file.values)
@@ -153,7 +153,7 @@ class _Reader(DataSourceReader):
 
 
 @dataclass(frozen=True)
-class _Written(WriterCommitMessage):
+class Written(WriterCommitMessage):
     """The name of the file of one task; None if it had no rows."""
 
     name: str | None
@@ -173,7 +173,7 @@ class _Writer(DataSourceArrowWriter):
         batches = (batch for batch in iterator if batch.num_rows)
         first = next(batches, None)
         if first is None:
-            return _Written(None)
+            return Written(None)
         context = TaskContext.get()
         number = context.partitionId() if context else 0
         compression = NONE if self.options.compression == AUTO else self.options.compression
@@ -181,14 +181,14 @@ class _Writer(DataSourceArrowWriter):
             self._write(file, first)
             for batch in batches:
                 self._write(file, batch)
-        return _Written(name)
+        return Written(name)
 
     def _write(self, file: Any, batch: pa.RecordBatch) -> None:
         file.write(frame(encode(batch, self.columns, self.options.record_type)))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make the tasks' files the folder's."""
-        written = [message.name for message in messages if isinstance(message, _Written)]
+        written = [message.name for message in messages if isinstance(message, Written)]
         self.to.commit([name for name in written if name], self.is_overwrite)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

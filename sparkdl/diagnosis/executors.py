@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,13 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from pyspark import InheritableThread, cloudpickle
+from pyspark import cloudpickle
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.jobs import cancel_jobs, named_jobs, tagged_jobs
 from sparkdl.diagnosis import probe
 from sparkdl.diagnosis.desk import Desk
 from sparkdl.diagnosis.facts import Facts
+from sparkdl.spark_versions import inheriting_thread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,9 +110,7 @@ class _Job:
         self._order = order
         self._desk = desk
         self._tag = f"sparkdl-doctor-{secrets.token_hex(4)}"
-        self._thread: threading.Thread = InheritableThread(
-            target=self._run, name=self._tag, daemon=True, session=spark
-        )
+        self._thread = inheriting_thread(spark, self._run, self._tag)
 
     def start(self) -> None:
         self._thread.start()

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from pyspark import RDD, InheritableThread, SparkContext
-from pyspark.core.rdd import PipelinedRDD
+from pyspark import RDD, SparkContext
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
@@ -60,6 +59,7 @@ from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from sparkdl.feed.values.tables import TABLES, holds_tables
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
+from sparkdl.spark_versions import PipelinedRDD, collect_in_arrow, inheriting_thread
 
 Explain = Callable[[BaseException], SparkdlError | None]
 
@@ -256,7 +256,7 @@ class SparkExecutor(Executor):
             try:
                 with self._jobs_of(what, self._nodes_tag):
                     tasks = self._spark.range(len(nodes), numPartitions=len(nodes))
-                    tasks.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
+                    collect_in_arrow(tasks, task, NODE_SCHEMA, self._profile)
             except Exception as error:  # noqa: BLE001 (whatever it is, the cluster fails of it)
                 _log.debug("The job of the nodes failed", exc_info=True)
                 problem: SparkdlError | None = explain_job_failure(error)
@@ -330,7 +330,7 @@ class SparkExecutor(Executor):
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Return a daemon thread with this one's local properties: pool, description, job group."""
-        return InheritableThread(target=run, name=name, daemon=True, session=self._spark)
+        return inheriting_thread(self._spark, run, name)
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Cancel the jobs of running `feed` calls: those of one feed, or all."""

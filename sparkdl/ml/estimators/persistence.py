@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 import cloudpickle
 from pyspark.ml.util import (
     DefaultParamsReader,
-    DefaultParamsWriter,
     MLReadable,
     MLReader,
     MLWritable,
@@ -29,6 +28,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.ml.estimators.source import local_path
+from sparkdl.spark_versions import save_metadata
 
 
 class Storage:
@@ -103,7 +103,7 @@ class StageWriter(MLWriter):
             raise ConfigError(f"a parameter of {stage.uid} cannot be saved: {error}") from None
         storage = Storage(spark, path)
         with named_jobs(spark, "sparkdl", f"save {stage.uid}"):
-            DefaultParamsWriter.saveMetadata(stage, path, spark, stage._extra(), params)
+            save_metadata(stage, path, spark, stage._extra(), params)
         stage._save_files(storage)
 
 

@@ -1,0 +1,180 @@
+"""Run tests with other versions of Spark, Python, TensorFlow and PyTorch; print one table.
+
+    python -m scripts.matrix                 all rows
+    python -m scripts.matrix 3.5-3.10        one
+    python -m scripts.matrix --table         what the last runs of all rows found
+
+Each row has a virtual environment in `build/matrix`, which is kept, and `build/matrix/<row>.log`.
+A row whose Python is not there is left out. `docs/compatibility.md` holds the table.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "build" / "matrix"
+
+NEWEST = ("numpy", "tensorflow-cpu", "torch")
+OLDEST = ("numpy==1.26.*", "tensorflow-cpu==2.16.*", "torch==2.2.*", "pandas==2.2.*", "pyarrow==18.*")
+"""The lower bounds of setup.py."""
+
+TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+EXTRAS = "demo,tls,tuning"
+TESTS = (
+    *("tests/core", "tests/data", "tests/tfos", "tests/feed/values", "tests/feed/parquet"),
+    *("tests/feed/test_types_integration.py", "tests/driver/executors", "tests/driver/slots"),
+    *("tests/driver/test_handle_integration.py", "tests/diagnosis", "tests/petastorm"),
+    *("tests/ml/estimators/test_persistence_integration.py", "tests/ml/scoring"),
+    *("tests/ml/test_tuning_integration.py", "tests/test_torch_distributor.py"),
+    "tests/test_architecture.py",
+)
+"""Those that ask most of Spark, of Python's own modules and of numpy."""
+_TIMEOUT_S = 1800
+_REASON = "Spark "
+"""With which the reason begins for which a test is skipped with some versions of Spark."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One environment.
+
+    Attributes:
+        spark: version of pyspark, or empty for that of constraints.txt.
+        libraries: numpy, TensorFlow, PyTorch.
+    """
+
+    spark: str
+    python: str
+    libraries: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.spark or 'newest'}-{self.python}"
+
+
+ROWS = (
+    Row("3.5", "3.11", OLDEST),
+    Row("3.5", "3.10", NEWEST),
+    Row("4.0", "3.11", NEWEST),
+    Row("4.0", "3.12", OLDEST),
+    Row("", "3.10", OLDEST),
+    Row("", "3.12", NEWEST),
+    Row("", "3.13", NEWEST),
+)
+"""Each Spark with old and new libraries, each Python with some Spark; `make test` is 3.11's newest.
+
+Spark 3.5 does not know Python 3.12 (it imports distutils), and Python 3.13 has no old libraries.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run rows, or only print the table; return 1 if a test failed."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if arguments == ["--table"]:
+        rows = ROWS
+    else:
+        rows = tuple(row for row in ROWS if not arguments or row.name in arguments)
+        for row in rows:
+            print(f"{row.name}: see build/matrix/{row.name}.log", file=sys.stderr, flush=True)
+            run(row)
+    found = [report for row in rows if (report := read(row))]
+    print("\n".join(table(found)))
+    return int(any(report["failed"] for report in found) or not found)
+
+
+def run(row: Row) -> None:
+    """Build the row's environment if it is not there, and run the tests."""
+    asked = ["sh", "scripts/python.sh", row.python]
+    python = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    if python.returncode:
+        print(python.stderr, file=sys.stderr, end="")
+        return
+    home = FOLDER / row.name
+    own = str(home / "bin" / "python")
+    with (FOLDER / f"{row.name}.log").open("w") as log:
+
+        def call(*command: str) -> None:
+            subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=True)
+
+        if not (home / ".installed").exists():
+            call(python.stdout.strip(), "-m", "venv", "--clear", str(home))
+            call(own, "-m", "pip", "install", "-q", *requirements(row))
+            (home / ".installed").touch()
+        start_s = time.monotonic()
+        report = FOLDER / f"{row.name}.xml"
+        report.unlink(missing_ok=True)
+        tests = [own, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
+        subprocess.run(
+            [*tests, "--no-loadscope-reorder", f"--junitxml={report}", *TESTS],
+            cwd=ROOT,
+            env=os.environ | {"PYSPARK_PYTHON": own, "PYSPARK_DRIVER_PYTHON": own},
+            stdout=log,
+            stderr=log,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    names = ("pyspark", "numpy", "tensorflow-cpu", "torch")
+    code = f"import json, importlib.metadata as m; print(json.dumps([m.version(n) for n in {names}]))"
+    versions = subprocess.run([own, "-c", code], capture_output=True, text=True, check=True)
+    facts = {
+        "versions": json.loads(versions.stdout),
+        "seconds": round(time.monotonic() - start_s),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    }
+    (FOLDER / f"{row.name}.json").write_text(json.dumps(facts))
+
+
+def requirements(row: Row) -> Iterator[str]:
+    """Yield arguments for pip: of sparkdl's requirements those that the row names, and tools."""
+    pins = dict(
+        line.partition(";")[0].strip().split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line and 'python_version < ' not in line
+    )
+    yield from (f"{name}=={pins[name]}" for name in TOOLS)
+    yield f"pyspark=={row.spark}.*" if row.spark else f"pyspark=={pins['pyspark']}"
+    yield from row.libraries
+    yield from ("--config-settings", "editable_mode=compat", "-e", f".[{EXTRAS}]")
+
+
+def read(row: Row) -> dict[str, object] | None:
+    """Return what the last run of a row found, if there was one."""
+    facts, report = FOLDER / f"{row.name}.json", FOLDER / f"{row.name}.xml"
+    if not facts.exists() or not report.exists():
+        return None
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    bad = [case for case in cases if {part.tag for part in case} & {"failure", "error"}]
+    skipped = [part.get("message", "") for case in cases for part in case.iter("skipped")]
+    missing = sorted({why for why in skipped if why.startswith(_REASON)})
+    return {
+        **json.loads(facts.read_text()),
+        "python": row.python,
+        "passed": len(cases) - len(bad) - len(skipped),
+        "failed": len(bad),
+        "skipped": len(skipped),
+        "missing": missing,
+    }
+
+
+def table(reports: list[dict[str, object]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    yield "| pyspark | Python | numpy | TensorFlow | PyTorch | passed | failed | skipped | seconds | date |"
+    yield "| --- " * 10 + "|"
+    for each in reports:
+        spark, *libraries = each["versions"]  # type: ignore[misc]
+        counts = (each[name] for name in ("passed", "failed", "skipped", "seconds", "date"))
+        yield f"| {' | '.join(map(str, (spark, each['python'], *libraries, *counts)))} |"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

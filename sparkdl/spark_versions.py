@@ -1,0 +1,152 @@
+"""What differs between the versions of pyspark that sparkdl runs with: 3.5, and 4.0 to 4.x.
+
+Runs in: driver, feeder
+
+Each name here does on all of them what the newest does. `docs/compatibility.md` says what is
+slower or missing on which version.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyspark
+from pyspark import InheritableThread
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+IS_SPARK_3 = pyspark.__version__.startswith("3.")
+
+if TYPE_CHECKING or not IS_SPARK_3:
+    from pyspark.core.rdd import PipelinedRDD
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceArrowWriter,
+        DataSourceReader,
+        InputPartition,
+        WriterCommitMessage,
+    )
+else:
+    from pyspark.rdd import PipelinedRDD
+
+    class DataSource:
+        """A source that Spark 3.5 does not know of: `sparkdl.data` has it read and written."""
+
+        def __init__(self, options: Mapping[str, str]) -> None:
+            self.options = options
+
+    class InputPartition:
+        """A part of a source's rows."""
+
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+    class DataSourceReader:
+        """Reads partitions."""
+
+    class DataSourceArrowWriter:
+        """Writes partitions."""
+
+    class WriterCommitMessage:
+        """What a task says of what it wrote."""
+
+
+__all__ = [
+    "DataSource",
+    "DataSourceArrowWriter",
+    "DataSourceReader",
+    "InputPartition",
+    "PipelinedRDD",
+    "WriterCommitMessage",
+    "arrow_schema_of",
+    "collect_in_arrow",
+    "inheriting_thread",
+    "parsed_type",
+    "save_metadata",
+]
+
+
+def inheriting_thread(
+    session: SparkSession | None, run: Callable[[], None], name: str
+) -> threading.Thread:
+    """Return a daemon thread whose jobs have the pool, group, tags and description of this one's.
+
+    Args:
+        session: whose tags the thread takes over; Spark 3.5 keeps them with the properties.
+    """
+    more = {} if IS_SPARK_3 else {"session": session}
+    return InheritableThread(target=run, name=name, daemon=True, **more)
+
+
+def parsed_type(text: str) -> t.DataType:
+    """Return the type that `text` declares, or the schema of several columns.
+
+    Raises:
+        Exception: Spark's, if it declares none.
+    """
+    if IS_SPARK_3:
+        found: t.DataType = t._parse_datatype_string(text)
+        return found
+    return t.DataType.fromDDL(text)
+
+
+def collect_in_arrow(
+    frame: DataFrame,
+    task: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
+    schema: str,
+    profile: ResourceProfile | None,
+) -> list[Row]:
+    """Return the rows that `task` makes of each partition, with the resources of `profile`."""
+    if profile is None:
+        return frame.mapInArrow(task, schema).collect()
+    if IS_SPARK_3:
+        return frame.mapInArrow(task, schema).rdd.withResources(profile).collect()
+    return frame.mapInArrow(task, schema, profile=profile).collect()
+
+
+def arrow_schema_of(schema: t.StructType, zone: str) -> pa.Schema:
+    """Return the schema of the batches that `mapInArrow` is given for rows of `schema`.
+
+    Args:
+        zone: the session's, which timestamps are said to be in.
+
+    Raises:
+        Exception: pyspark's, for a type that Arrow has not.
+    """
+    try:
+        return to_arrow_schema(schema, timezone=zone)
+    except TypeError:  # before Spark 4.2 pyspark says UTC, although the JVM sends the zone
+        return pa.schema([_field(each, zone) for each in to_arrow_schema(schema)])
+
+
+def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.tz:
+        return pa.timestamp(kind.unit, zone)
+    if pa.types.is_map(kind):
+        return pa.map_(_field(kind.key_field, zone), _field(kind.item_field, zone))
+    if pa.types.is_list(kind):
+        return pa.list_(_field(kind.value_field, zone))
+    if pa.types.is_struct(kind):
+        return pa.struct([_field(each, zone) for each in kind])
+    return kind
+
+
+def _field(field: pa.Field, zone: str) -> pa.Field:
+    return field.with_type(_in_zone(field.type, zone))
+
+
+def save_metadata(
+    stage: Any, path: str, spark: SparkSession, extra: dict[str, Any], params: dict[str, Any]
+) -> None:
+    """Save what Spark ML says of a stage, by which its reader finds it."""
+    from pyspark.ml.util import DefaultParamsWriter
+
+    place: Any = spark.sparkContext if IS_SPARK_3 else spark
+    DefaultParamsWriter.saveMetadata(stage, path, place, extra, params)
