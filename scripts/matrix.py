@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -25,7 +26,13 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "matrix"
 
 NEWEST = ("numpy", "tensorflow-cpu", "torch")
-OLDEST = ("numpy==1.26.*", "tensorflow-cpu==2.16.*", "torch==2.2.*", "pandas==2.2.*", "pyarrow==18.*")
+OLDEST = (
+    "numpy==1.26.*",
+    "tensorflow-cpu==2.16.*",
+    "torch==2.2.*",
+    "pandas==2.2.*",
+    "pyarrow==18.*",
+)
 """The lower bounds of setup.py."""
 
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
@@ -40,6 +47,10 @@ TESTS = (
 )
 """Those that ask most of Spark, of Python's own modules and of numpy."""
 _TIMEOUT_S = 1800
+_COLUMNS = ("pyspark", "numpy", "tensorflow-cpu", "torch")
+_VERSIONS = (
+    f"import json, importlib.metadata as m; print(json.dumps([*map(m.version, {_COLUMNS})]))"
+)
 _REASON = "Spark "
 """With which the reason begins for which a test is skipped with some versions of Spark."""
 
@@ -59,7 +70,22 @@ class Row:
 
     @property
     def name(self) -> str:
+        """What it is called on the command line, and in `build/matrix`."""
         return f"{self.spark or 'newest'}-{self.python}"
+
+    @property
+    def home(self) -> Path:
+        """The virtual environment."""
+        return FOLDER / self.name
+
+    @property
+    def executable(self) -> str:
+        """Its Python."""
+        return str(self.home / "bin" / "python")
+
+    def file(self, suffix: str) -> Path:
+        """Return a file of the last run: `log`, `xml` (what pytest reports) or `json`."""
+        return FOLDER / f"{self.name}.{suffix}"
 
 
 ROWS = (
@@ -85,37 +111,38 @@ def main(arguments: list[str]) -> int:
     else:
         rows = tuple(row for row in ROWS if not arguments or row.name in arguments)
         for row in rows:
-            print(f"{row.name}: see build/matrix/{row.name}.log", file=sys.stderr, flush=True)
-            run(row)
+            if build(row):
+                print(f"{row.name}: see build/matrix/{row.name}.log", file=sys.stderr, flush=True)
+                run(row)
     found = [report for row in rows if (report := read(row))]
     print("\n".join(table(found)))
     return int(any(report["failed"] for report in found) or not found)
 
 
-def run(row: Row) -> None:
-    """Build the row's environment if it is not there, and run the tests."""
+def build(row: Row) -> bool:
+    """Build the row's environment if it is not there; return False without its Python."""
+    if (row.home / ".installed").exists():
+        return True
     asked = ["sh", "scripts/python.sh", row.python]
     python = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
     if python.returncode:
         print(python.stderr, file=sys.stderr, end="")
-        return
-    home = FOLDER / row.name
-    own = str(home / "bin" / "python")
-    with (FOLDER / f"{row.name}.log").open("w") as log:
+        return False
+    subprocess.run([python.stdout.strip(), "-m", "venv", "--clear", row.home], check=True)
+    pip = [row.executable, "-m", "pip", "install", "-q", *requirements(row)]
+    subprocess.run(pip, cwd=ROOT, check=True)
+    (row.home / ".installed").touch()
+    return True
 
-        def call(*command: str) -> None:
-            subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=True)
 
-        if not (home / ".installed").exists():
-            call(python.stdout.strip(), "-m", "venv", "--clear", str(home))
-            call(own, "-m", "pip", "install", "-q", *requirements(row))
-            (home / ".installed").touch()
-        start_s = time.monotonic()
-        report = FOLDER / f"{row.name}.xml"
-        report.unlink(missing_ok=True)
-        tests = [own, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
+def run(row: Row) -> None:
+    """Run the tests, and keep what they find."""
+    own, report, start_s = row.executable, row.file("xml"), time.monotonic()
+    report.unlink(missing_ok=True)
+    tests = [own, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
+    with row.file("log").open("w") as log:
         subprocess.run(
-            [*tests, "--no-loadscope-reorder", f"--junitxml={report}", *TESTS],
+            [*tests, f"--junitxml={report}", *TESTS],
             cwd=ROOT,
             env=os.environ | {"PYSPARK_PYTHON": own, "PYSPARK_DRIVER_PYTHON": own},
             stdout=log,
@@ -124,22 +151,24 @@ def run(row: Row) -> None:
             check=False,
         )
     names = ("pyspark", "numpy", "tensorflow-cpu", "torch")
-    code = f"import json, importlib.metadata as m; print(json.dumps([m.version(n) for n in {names}]))"
+    code = (
+        f"import json, importlib.metadata as m; print(json.dumps([m.version(n) for n in {names}]))"
+    )
     versions = subprocess.run([own, "-c", code], capture_output=True, text=True, check=True)
     facts = {
         "versions": json.loads(versions.stdout),
         "seconds": round(time.monotonic() - start_s),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
-    (FOLDER / f"{row.name}.json").write_text(json.dumps(facts))
+    row.file("json").write_text(json.dumps(facts))
 
 
 def requirements(row: Row) -> Iterator[str]:
     """Yield arguments for pip: of sparkdl's requirements those that the row names, and tools."""
     pins = dict(
-        line.partition(";")[0].strip().split("==")
+        re.split("[;#]", line)[0].strip().split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if "==" in line and 'python_version < ' not in line
+        if "==" in line and "python_version < " not in line
     )
     yield from (f"{name}=={pins[name]}" for name in TOOLS)
     yield f"pyspark=={row.spark}.*" if row.spark else f"pyspark=={pins['pyspark']}"
@@ -149,7 +178,7 @@ def requirements(row: Row) -> Iterator[str]:
 
 def read(row: Row) -> dict[str, object] | None:
     """Return what the last run of a row found, if there was one."""
-    facts, report = FOLDER / f"{row.name}.json", FOLDER / f"{row.name}.xml"
+    facts, report = row.file("json"), row.file("xml")
     if not facts.exists() or not report.exists():
         return None
     cases = list(ElementTree.parse(report).iter("testcase"))
@@ -168,8 +197,9 @@ def read(row: Row) -> dict[str, object] | None:
 
 def table(reports: list[dict[str, object]]) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
-    yield "| pyspark | Python | numpy | TensorFlow | PyTorch | passed | failed | skipped | seconds | date |"
-    yield "| --- " * 10 + "|"
+    head = ("pyspark", "Python", *_COLUMNS[1:], "passed", "failed", "skipped", "seconds", "date")
+    yield f"| {' | '.join(head)} |"
+    yield "| --- " * len(head) + "|"
     for each in reports:
         spark, *libraries = each["versions"]  # type: ignore[misc]
         counts = (each[name] for name in ("passed", "failed", "skipped", "seconds", "date"))

@@ -68,8 +68,8 @@ __all__ = [
     "arrow_schema_of",
     "collect_in_arrow",
     "inheriting_thread",
+    "metadata_session",
     "parsed_type",
-    "save_metadata",
 ]
 
 
@@ -142,11 +142,6 @@ def _field(field: pa.Field, zone: str) -> pa.Field:
     return field.with_type(_in_zone(field.type, zone))
 
 
-def save_metadata(
-    stage: Any, path: str, spark: SparkSession, extra: dict[str, Any], params: dict[str, Any]
-) -> None:
-    """Save what Spark ML says of a stage, by which its reader finds it."""
-    from pyspark.ml.util import DefaultParamsWriter
-
-    place: Any = spark.sparkContext if IS_SPARK_3 else spark
-    DefaultParamsWriter.saveMetadata(stage, path, place, extra, params)
+def metadata_session(spark: SparkSession) -> Any:
+    """Return what Spark ML's functions for the metadata of a stage take; 3.5 wants the context."""
+    return spark.sparkContext if IS_SPARK_3 else spark

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import cloudpickle
 from pyspark.ml.util import (
     DefaultParamsReader,
+    DefaultParamsWriter,
     MLReadable,
     MLReader,
     MLWritable,
@@ -28,7 +29,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.ml.estimators.source import local_path
-from sparkdl.spark_versions import save_metadata
+from sparkdl.spark_versions import metadata_session
 
 
 class Storage:
@@ -103,7 +104,8 @@ class StageWriter(MLWriter):
             raise ConfigError(f"a parameter of {stage.uid} cannot be saved: {error}") from None
         storage = Storage(spark, path)
         with named_jobs(spark, "sparkdl", f"save {stage.uid}"):
-            save_metadata(stage, path, spark, stage._extra(), params)
+            known = metadata_session(spark)
+            DefaultParamsWriter.saveMetadata(stage, path, known, stage._extra(), params)
         stage._save_files(storage)
 
 
@@ -121,7 +123,8 @@ class StageReader(MLReader[Any]):
             ConfigError: if another kind of stage is there.
         """
         with named_jobs(self.sparkSession, "sparkdl", f"load {self._kind.__name__}"):
-            metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+            known = metadata_session(self.sparkSession)
+            metadata = DefaultParamsReader.loadMetadata(path, known)
         found, wanted = metadata["class"], self._kind.__name__
         if found.rpartition(".")[2] != wanted:  # modules have moved; a stage's name does not
             raise ConfigError(f"{path} holds a {found}, not a {wanted}")
