@@ -98,13 +98,14 @@ ROWS = (
     Row("3.5", "3.10", NEWEST),
     Row("4.0", "3.11", NEWEST),
     Row("4.0", "3.12", OLDEST),
-    Row("", "3.10", OLDEST),
+    Row("4.2", "3.10", OLDEST),
     Row("", "3.12", NEWEST),
     Row("", "3.13", NEWEST),
 )
 """Each Spark with old and new libraries, each Python with some Spark; `make test` is 3.11's newest.
 
-Spark 3.5 does not know Python 3.12 (it imports distutils), and Python 3.13 has no old libraries.
+Spark 3.5 does not know Python 3.12 (it imports distutils), Spark 4.3 no longer knows Python 3.10,
+and Python 3.13 has no old libraries.
 """
 
 
