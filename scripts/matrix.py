@@ -38,12 +38,14 @@ OLDEST = (
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 EXTRAS = "demo,tls,tuning"
 TESTS = (
-    *("tests/core", "tests/data", "tests/tfos", "tests/feed/values", "tests/feed/parquet"),
-    *("tests/feed/test_types_integration.py", "tests/driver/executors", "tests/driver/slots"),
-    *("tests/driver/test_handle_integration.py", "tests/diagnosis", "tests/petastorm"),
-    *("tests/ml/estimators/test_persistence_integration.py", "tests/ml/scoring"),
-    *("tests/ml/test_tuning_integration.py", "tests/test_torch_distributor.py"),
-    "tests/test_architecture.py",
+    *("tests/data", "tests/feed/values", "tests/feed/parquet/test_source_integration.py"),
+    *("tests/feed/test_types_integration.py", "tests/driver/test_payload.py"),
+    *("tests/driver/executors/test_spark_integration.py", "tests/tfos/test_dfutil_integration.py"),
+    *("tests/driver/executors/test_parquet_scan_integration.py", "tests/test_spark_versions.py"),
+    *("tests/driver/executors/test_scored_integration.py", "tests/ml/scoring/test_share.py"),
+    *("tests/driver/executors/test_gpus_integration.py", "tests/control/test_values.py"),
+    *("tests/ml/estimators/test_persistence_integration.py", "tests/diagnosis/test_doctor.py"),
+    *("tests/ml/scoring/test_model_integration.py", "tests/test_torch_distributor.py"),
 )
 """Those that ask most of Spark, of Python's own modules and of numpy."""
 _TIMEOUT_S = 1800
@@ -94,11 +96,11 @@ class Row:
 
 
 ROWS = (
-    Row("3.5", "3.11", OLDEST),
-    Row("3.5", "3.10", NEWEST),
+    Row("3.5", "3.11", NEWEST),
+    Row("3.5", "3.10", OLDEST),
     Row("4.0", "3.11", NEWEST),
     Row("4.0", "3.12", OLDEST),
-    Row("4.2", "3.10", OLDEST),
+    Row("4.2", "3.10", NEWEST),
     Row("", "3.12", NEWEST),
     Row("", "3.13", NEWEST),
 )
