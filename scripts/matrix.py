@@ -35,7 +35,9 @@ OLDEST = (
 )
 """The lower bounds of setup.py."""
 
-TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+PINNED = ("pytest", "pytest-xdist")
+"""Of the versions in constraints.txt; no other pair keeps groups of tests together."""
+TOOLS = ("pytest-timeout", "hypothesis")
 EXTRAS = "demo,tls,tuning"
 TESTS = (
     *("tests/data", "tests/feed/values", "tests/feed/parquet/test_source_integration.py"),
@@ -178,7 +180,7 @@ def requirements(row: Row) -> Iterator[str]:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line and "python_version < " not in line
     )
-    yield from (f"{name}=={pins[name]}" for name in TOOLS)
+    yield from (*(f"{name}=={pins[name]}" for name in PINNED), *TOOLS)
     yield f"pyspark=={row.spark}.*" if row.spark else f"pyspark=={pins['pyspark']}"
     yield from row.libraries
     yield from ("--config-settings", "editable_mode=compat", "-e", f".[{EXTRAS}]")

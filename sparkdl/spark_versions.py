@@ -59,6 +59,7 @@ else:
 
 
 __all__ = [
+    "IS_SPARK_3",
     "DataSource",
     "DataSourceArrowWriter",
     "DataSourceReader",

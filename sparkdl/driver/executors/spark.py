@@ -59,7 +59,7 @@ from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from sparkdl.feed.values.tables import TABLES, holds_tables
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
-from sparkdl.spark_versions import PipelinedRDD, collect_in_arrow, inheriting_thread
+from sparkdl.spark_versions import IS_SPARK_3, PipelinedRDD, collect_in_arrow, inheriting_thread
 
 Explain = Callable[[BaseException], SparkdlError | None]
 
@@ -434,7 +434,7 @@ def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
     """Return the session that is meant; the active one by `None`.
 
     Raises:
-        ConfigError: if there is none, or it has been stopped.
+        ConfigError: if there is none, it has been stopped, or it is Spark 3.5's over Connect.
     """
     given = spark if spark is not None else SparkSession.getActiveSession()
     if given is None:
@@ -446,6 +446,8 @@ def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
             f"the {type(given).__name__} has been stopped. Start another one with "
             "SparkSession.builder.getOrCreate(), or stop it when the cluster has been shut down"
         )
+    if IS_SPARK_3 and context_of(given) is None:
+        raise ConfigError("Spark Connect needs pyspark 4.0 or later; use a classic SparkSession")
     return SparkSession(given) if isinstance(given, SparkContext) else given
 
 
