@@ -27,7 +27,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["sparkdl", "sparkdl.*"]),
-    package_data={"sparkdl": ["py.typed", "dashboard/page.html"]},
+    package_data={"sparkdl": ["py.typed", "dashboard/page.html", "errors.md"]},
     install_requires=[
         "cloudpickle>=3",
         "google-crc32c>=1.5",
@@ -67,6 +67,7 @@ setup(
             "flask-cors",
             "hypothesis",
             "ipykernel",
+            "kubernetes-validate",
             "matplotlib",
             'mkdocs-material; python_version >= "3.11"',
             'mkdocstrings[python]; python_version >= "3.11"',

@@ -8,15 +8,17 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
-from sparkdl.core.errors import FrameworkMissingError, NodeFailedError, SparkdlError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedError, SparkdlError
 from sparkdl.version import __version__
 
 _QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
@@ -54,6 +56,9 @@ def main(argv: list[str] | None = None) -> int:
         commands.add_parser("migrate", help="have programs import sparkdl for what it stands for")
     )
     _add_dashboard(commands.add_parser("dashboard", help="show what was recorded of a cluster"))
+    explain = commands.add_parser("explain", help="say what an error means, and what to do")
+    explain.add_argument("name", nargs="?", metavar="ERROR",
+        help="FeedTimeoutError or SPARKDL-FEED-LOST, say; without it, all are listed")  # fmt: skip
     commands.add_parser("version", help="print the versions of sparkdl and of what it drives")
     options, rest = parser.parse_known_args(argv)
     if options.command == "demo":
@@ -74,6 +79,7 @@ def _status(options: argparse.Namespace) -> int:
         "top": _top,
         "migrate": _migrate,
         "dashboard": _dashboard,
+        "explain": _explain,
         "version": _version,
     }
     try:
@@ -265,6 +271,25 @@ def _run(options: argparse.Namespace) -> int:
         print(f"sparkdl run: {cause.headline() if is_seen else error}", file=sys.stderr)
         return cause.exit_code or 1
     return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    page = (Path(__file__).parent / "errors.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^### (\S+)\n+(.+?)\s*(?=^##|\Z)", page, re.M | re.S)
+    found = dict(sections)
+    if not options.name:
+        print("\n".join(found))
+        return 0
+    wanted = options.name.strip("[]").rpartition(".")[2].lower()
+    for name, text in found.items():
+        if name.lower() == wanted:
+            print(f"{name}\n\n{text}")
+            return 0
+    near = get_close_matches(wanted, map(str.lower, found), 1)
+    hint = next((f"; did you mean {name}?" for name in found if name.lower() in near), "")
+    raise ConfigError(
+        f"no error of sparkdl is called {options.name!r}{hint or '.'} `sparkdl explain` lists all"
+    )
 
 
 def _version(_options: argparse.Namespace) -> int:

@@ -198,7 +198,7 @@ class FeedDataModule(Adopted):
         rows: of one epoch, of all nodes together; makes `steps_per_epoch` known.
         ctx: of this node, by default the one whose process this is.
         collate_fn: makes of a batch what the module is given, as `DataLoader`'s.
-        options: `feed`, `even`, `tail`, `shuffle`, `seed` of the training, see
+        options: `feed`, `even`, `tail`, `shuffle`, `seed` of the training, and `pad`, see
             `NodeContext.batches`.
 
     Raises:
@@ -233,7 +233,7 @@ class FeedDataModule(Adopted):
         self._feeds = {"train": {"feed": DEFAULT_FEED, **options}}
         for stage, feed in (("val", validation), ("test", test)):
             if feed is not None:  # what is not there is no loader to Lightning
-                self._feeds[stage] = {"feed": feed}
+                self._feeds[stage] = {"feed": feed, "pad": options.get("pad")}
                 setattr(self, f"{stage}_dataloader", partial(self._loader, stage))
 
     @property
@@ -317,7 +317,7 @@ class Checkpoint(Adopted):
         if not (every_steps or every_epochs):
             raise ConfigError("say when to save: Checkpoint(every_steps=…) or every_epochs=…")
         self._ctx, self._every, self._feed = ctx, (every_steps, every_epochs), feed
-        self._batches, self._saved = 0, -1
+        self._batches, self._saved, self._step = 0, -1, -1
 
     @property
     def path(self) -> Path | None:
@@ -327,14 +327,17 @@ class Checkpoint(Adopted):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Note which step is saved already."""
-        self._saved = trainer.global_step
+        self._saved = self._step = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the batch; save if it is time."""
         self._batches += 1
-        if self._every[0] and trainer.global_step % self._every[0] == 0:
+        step, before, every = trainer.global_step, self._step, self._every[0]
+        self._step = step
+        is_asked = step > before and self._ctx.is_draining  # gradients that wait would be lost
+        if is_asked or (every and step % every == 0):
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

@@ -72,9 +72,10 @@ class Checkpoint(Adopted):
         self._pending += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count the batches that the model has learnt from by this step."""
+        """Count the batches that the model has learnt from; save if that is asked for."""
         self._batches += self._pending + 1
         self._pending = 0
+        control.should_save = control.should_save or self._ctx.is_draining
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Copy what all nodes have saved into a checkpoint, each file once.

@@ -1,4 +1,4 @@
-"""The command line: versions, and programs in several processes of this machine."""
+"""The command line: versions, errors, and programs in several processes of this machine."""
 
 from __future__ import annotations
 
@@ -39,6 +39,29 @@ def test_module_and_command_print_versions(capfd: pytest.CaptureFixture[str]) ->
     assert "\npyspark " in said
     assert main(["version"]) == 0
     assert capfd.readouterr().out == said
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("FeedTimeoutError", "FeedTimeoutError\n\nAlso a `TimeoutError`. For `Feeding(timeout_s="),
+        ("sparkdl.core.errors.NodeLostError", "NodeLostError\n\nA `NodeFailedError`"),
+        ("[SPARKDL-FEED-LOST]", "SPARKDL-FEED-LOST\n\nA Spark task that feeds has lost"),
+        ("illegaltransitionerror", "report it with the log.\n"),
+    ],
+)
+def test_errors_are_explained_without_the_documentation(
+    name: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", name]) == 0
+    told = capsys.readouterr().out
+    assert says in told
+    assert "\n#" not in told, "one section"
+
+
+def test_unknown_error_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "FeedTimoutError"]) == 1
+    assert "did you mean FeedTimeoutError?" in capsys.readouterr().err
 
 
 @pytest.mark.torch

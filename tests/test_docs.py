@@ -13,6 +13,7 @@ import pytest
 
 from scripts.diagrams import DESIGN, with_diagrams
 from sparkdl.core import errors
+from sparkdl.core.codes import Code
 from sparkdl.core.errors import SparkdlError
 
 ROOT = Path(__file__).parent.parent
@@ -31,12 +32,12 @@ STILL_WIDE = ("tests/faults/README.md",)  # to be wrapped
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    """Return every Markdown file, but none in hidden or generated folders."""
+    """Return every Markdown file once, but none in hidden or generated folders."""
     found: list[Path] = []
     for folder, folders, files in os.walk(root):
         folders[:] = [f for f in folders if f[0] != "." and f not in ("out", "build", "dist")]
         found += [Path(folder, file) for file in files if file.endswith(".md")]
-    return sorted(found)
+    return sorted(page for page in found if not page.is_symlink())
 
 
 def broken_links(page: Path) -> Iterator[str]:
@@ -204,12 +205,12 @@ def test_index_links_every_page() -> None:
     assert linked >= {page.name for page in index.parent.glob("*.md")} - {"index.md"}
 
 
-def test_every_error_has_a_section_and_links_to_it() -> None:
+def test_every_error_and_code_has_a_section_and_errors_link_to_it() -> None:
     page = (ROOT / errors.PAGE).read_text(encoding="utf-8")
     classes = [each for each in vars(errors).values() if isinstance(each, type)]
     classes = [each for each in classes if issubclass(each, SparkdlError) and each != SparkdlError]
     told = re.findall(r"^### (.+)$", page, re.MULTILINE)
-    assert sorted(told) == sorted(each.__name__ for each in classes)
+    assert sorted(told) == sorted([*(each.__name__ for each in classes), *(c.value for c in Code)])
     for each in classes:
         file, _, anchor = errors.page_of(each).partition("#")
         assert anchor in anchors(ROOT / file)

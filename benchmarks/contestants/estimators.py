@@ -69,7 +69,9 @@ def lightning_module() -> Any:
 
         def training_step(self, batch: Any, _: int) -> Any:
             features, label = batch.values() if isinstance(batch, dict) else batch
-            return nn.functional.cross_entropy(self(features), label.long())
+            loss = nn.functional.cross_entropy(self(features), label.long())
+            self.log("loss", loss, on_step=False, on_epoch=True)  # Horovod's history has no other
+            return loss
 
         def configure_optimizers(self) -> Any:
             return optim.Adam(self.parameters(), self.rate)
@@ -148,7 +150,7 @@ def horovod_lightning(train: Any, folder: str) -> tuple[Any, list[float]]:
         epochs=EPOCHS,
         verbose=0,
     ).fit(train)
-    return model, []
+    return model, [model.getHistory()["loss"]]
 
 
 WAYS = {

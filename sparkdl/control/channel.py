@@ -14,6 +14,7 @@ Runs in: agent, child
       │◀─────────────────── Reported, Waited, Traced│  the step that user code is at, what it does
       │◀─ Checkpointed, CheckpointDone              │  its part of a checkpoint; the whole
       │◀─ Gather ──── AllGathered, CheckpointCommit ▶│  what the coordinator collects, passed on
+      │  Drain ────────────────────────────────────▶│  a checkpoint is wanted, passed on
       │◀─ TrainsAlone ────────────────── LoneNodes ▶│  a training that no other node takes part in
       │◀─ Profiled ───────────────── TakeProfile ─▶│  what the child does for a while, if asked
       │◀───────────────────── ChildReturned, Raised │  last message
@@ -41,6 +42,7 @@ from sparkdl.control.messages import (
     CheckpointDone,
     ChildReturned,
     ChildRunning,
+    Drain,
     EpochEnd,
     FeedCovered,
     FeedHold,
@@ -283,6 +285,7 @@ Local = (
     | AllGathered
     | TrainsAlone
     | LoneNodes
+    | Drain
     | TakeProfile
     | Profiled
     | ChildReturned

@@ -17,6 +17,7 @@ Runs in: driver, agent
       │  CheckpointDone ──────────────────────▶│   from the first
       │  Gather ──────────────────────────────▶│   from each node that trains
       │◀───────────────────────── AllGathered ─│   to all of them, once all have
+      │◀─────────────────────────────── Drain ─│   to them: a checkpoint is wanted; they `Gather`
       │◀─ FetchLog, FetchStacks, FetchProfile  │   at any time
       │  LogTail, Stacks, Profiled ───────────▶│
       │  LastLines ───────────────────────────▶│   when a child has ended
@@ -62,6 +63,8 @@ class Hello(Message, frozen=True):
     python_version: str
     owner: str
     """Who started it: a `task` of Spark, whose slot it keeps until `Detach`; `process`: local."""
+    executor: str = ""
+    """Spark's id of the executor; empty without Spark, and where it is not found."""
 
 
 class Detached(Message, frozen=True):
@@ -611,6 +614,16 @@ class Stop(Message, frozen=True):
     is_patient: bool = False
 
 
+class Drain(Message, frozen=True):
+    """Have `ctx.is_draining` turn true: Spark decommissions the executor of a node.
+
+    The child answers with a `Gather` of `number`, which is negative: see `node/draining.py`.
+    """
+
+    generation: int
+    number: int
+
+
 class Detach(Message, frozen=True):
     """Let go of the Spark task, and live as long as the executor."""
 
@@ -643,7 +656,7 @@ FromAgent = (
 ToFeeds = (
     FeedBegin | ReadShare | Assign | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
 )
-ToNode = CheckpointCommit | AllGathered | LoneNodes
+ToNode = CheckpointCommit | AllGathered | LoneNodes | Drain
 Questions = FetchLog | FetchStacks | FetchProfile | AskClock
 ToAgent = Begin | NewRound | StopChild | Questions | Stop | Detach | ToNode | ToFeeds
 

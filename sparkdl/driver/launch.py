@@ -267,6 +267,7 @@ def _start(
                 tls.to_send() if tls else None,
                 warm_key(),
                 partial(never_fed, controller),
+                lambda executors: controller.submit(states.ExecutorsDrain(executors)),
             ),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
             lambda standing: controller.submit(states.SlotsCounted(standing)),

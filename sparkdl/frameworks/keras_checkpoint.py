@@ -45,6 +45,10 @@ class Context(Protocol):
     def last_checkpoint(self) -> Any:
         """The checkpoint to resume from, with its `folder`; or `None`."""
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether a checkpoint is wanted now."""
+
     def checkpoint(
         self, step: int, batches: int | Mapping[str, int] | None = None
     ) -> AbstractContextManager[Path]:
@@ -157,7 +161,8 @@ class _Saver:
         self._in_epoch = batch + 1
         used = self._used()
         every, step = self._every_steps, self._step + used
-        if every and step // every > self._saved // every:
+        is_asked = not self._has_length and self._ctx.is_draining and step > self._saved
+        if is_asked or (every and step // every > self._saved // every):
             self._save(model, Progress(step, self._epoch or 0), used)
 
     def epoch_end(self, model: Any, epoch: int) -> None:
@@ -168,7 +173,8 @@ class _Saver:
         used = self._used()
         step = self._step + used
         every = self._every_epochs
-        if every and (epoch + 1) % every == 0 and step > self._saved:
+        is_time = self._ctx.is_draining or (every and (epoch + 1) % every == 0)
+        if is_time and step > self._saved:
             self._save(model, Progress(step, epoch + 1), used)
         self._step, self._in_epoch = step, 0
         if feed is not None:

@@ -25,9 +25,10 @@ import numpy as np
 
 from sparkdl.control.channel import EndMark
 from sparkdl.core.errors import FrameworkMissingError
-from sparkdl.feed.adapters.tensorflow import spec_of
+from sparkdl.feed.adapters.tensorflow import specs_of
 from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.feed.values.columns import Columns
+from sparkdl.feed.values.tensors import as_numbers
 from sparkdl.frameworks.framework import OpenFeed
 
 TOKEN = "sparkdl.feed"
@@ -60,6 +61,7 @@ class Wanted(msgspec.Struct, frozen=True):
     tail: Tail
     shuffle: bool | int
     seed: int
+    pad: dict[str, int | None] = {}
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -123,8 +125,7 @@ class Stream:
             first, has_ended = self._first, self._has_ended
         if first is None:
             return Described(None, has_ended)
-        rows = self._batches.batch_size if self._batches.tail == "pad" else None
-        specs = {name: spec_of(name, column, rows) for name, column in first.items()}
+        specs = specs_of(self._batches, first, is_dense=True)
         columns = (
             Column(name, spec.dtype.name, tuple(spec.shape.as_list()))
             for name, spec in specs.items()
@@ -162,7 +163,8 @@ class Stream:
             while self._has_more():
                 turn = self._turn
                 for columns in self._batches:
-                    self._put(columns, turn)
+                    numbers = {name: as_numbers(name, each) for name, each in columns.items()}
+                    self._put(numbers, turn)
         except BaseException as error:  # noqa: BLE001 (fails the node from its main thread)
             self._on_problem(error)
             return
@@ -233,6 +235,7 @@ class Streams:
                     tail=want.tail,
                     shuffle=want.shuffle,
                     seed=want.seed,
+                    pad=want.pad,
                 )
                 stream = self._streams[wanted] = Stream(batches, self._on_problem)
             return stream

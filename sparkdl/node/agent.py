@@ -248,7 +248,12 @@ class Agent:
                 self.handle(states.ChildStopRequested(generation, grace_s, reason))
             case messages.Stop(grace_s, is_patient):
                 self._stop(grace_s, is_patient)
-            case messages.CheckpointCommit() | messages.AllGathered() | messages.LoneNodes():
+            case (
+                messages.CheckpointCommit()
+                | messages.AllGathered()
+                | messages.LoneNodes()
+                | messages.Drain()
+            ):
                 if self._begun == message.generation:
                     self._child.send(message)
             case messages.Detach():
@@ -293,6 +298,7 @@ class Agent:
             data_address=address,
             python_version=platform.python_version(),
             owner=agent_spec.owner,
+            executor=agent_spec.executor,
         )
 
     async def _serve(self) -> None:

@@ -149,6 +149,7 @@ class Checkpoints:
         finally:
             self._is_open = False
         self._link.send(Checkpointed(step, feeds, batches=used))
+        self._link.draining.clear()
         if self._leads:
             self._complete(name)
 

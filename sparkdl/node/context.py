@@ -22,6 +22,7 @@ from sparkdl.core.spelling import checks_keywords
 from sparkdl.core.world import FIRST_TIME, Member, Resume, World
 from sparkdl.feed.parquet.paths import ParquetPaths, Paths, parquet
 from sparkdl.feed.reader.batches import EpochBatches, Tail
+from sparkdl.feed.values.tensors import Padding
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.checkpoints import Checkpoints, LastCheckpoint
 from sparkdl.node.legacy import LegacyContext, NodeManager
@@ -107,6 +108,7 @@ class NodeContext(LegacyContext):
         tail: Tail = "short",
         shuffle: bool | int = False,
         seed: int = 0,
+        pad: Padding | None = None,
     ) -> EpochBatches:
         """Return the feed as batches of numpy arrays; each `iter` is one epoch, or a whole stream.
 
@@ -130,10 +132,15 @@ class NodeContext(LegacyContext):
             shuffle: `True` mixes rows within some 32 MB; a number, within so many rows. Epochs that
                 are read from the node's log have their segments in random order as well.
             seed: of that order, which differs from epoch to epoch.
+            pad: to which length zeros fill up the rows of a column of arrays, `{"tokens": 512}`, or
+                `None` for that of each batch's longest row. Longer rows are an error. Adds columns
+                `"tokens.length"`, int64 `[rows]`, and `"tokens.mask"`, bool `[rows, length]`, false
+                where a row is filled up.
 
         Returns:
             Dicts of arrays `[rows, …]`, read-only views of the received data where its layout
-            allows.
+            allows. A struct is a column for each field, `"address.city"`. Arrays that differ in
+            length are an object array of arrays.
 
         Raises:
             ConfigError: if an argument cannot be.
@@ -141,10 +148,10 @@ class NodeContext(LegacyContext):
                 is no array.
         """
         if isinstance(feed, ParquetPaths):
-            return self.parquet(feed, batch_size, columns, None, even, tail, shuffle, seed)
+            return self.parquet(feed, batch_size, columns, None, even, tail, shuffle, seed, pad=pad)
         names = None if columns is None else tuple(columns)
-        reader = self._link.feeds.reader(feed)
-        return EpochBatches(reader, batch_size, names, self._is_even(even), tail, shuffle, seed)
+        reader, is_even = self._link.feeds.reader(feed), self._is_even(even)
+        return EpochBatches(reader, batch_size, names, is_even, tail, shuffle, seed, pad or {})
 
     def has_epoch(self, feed: str = DEFAULT_FEED) -> bool:
         """Wait for the next epoch of a feed; return false once the feed has ended.
@@ -166,6 +173,7 @@ class NodeContext(LegacyContext):
         shuffle: bool | int = False,
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
+        pad: Padding | None = None,
     ) -> EpochBatches:
         """Return Parquet files as batches of numpy arrays; each `iter` is one epoch.
 
@@ -177,8 +185,8 @@ class NodeContext(LegacyContext):
             path: a folder, a file, a pattern, a list of these, or what `sparkdl.parquet` returns.
             columns: which columns, all by default.
             epochs: after so many, `iter` gives no batch; by default there is always another one.
-            even, tail, shuffle, seed: see `batches`. An epoch that is read from the files has its
-                row groups in random order as well. Give all nodes the same seed.
+            even, tail, shuffle, seed, pad: see `batches`. An epoch that is read from the files has
+                its row groups in random order as well. Give all nodes the same seed.
             options: of the storage, see `sparkdl.parquet`.
 
         Raises:
@@ -194,14 +202,14 @@ class NodeContext(LegacyContext):
         files = parquet(path, columns, options)
         names, is_even = files.columns, self._is_even(even)
         reader = self._link.feeds.own_reader("parquet")
-        batches = EpochBatches(reader, batch_size, names, is_even, tail, shuffle, seed)
+        batches = EpochBatches(reader, batch_size, names, is_even, tail, shuffle, seed, pad or {})
         paths = tuple(map(self.absolute_path, files.paths))
         is_trainer = self.member.role.is_trainer  # others read all rows
         sharers = self.world.trainers if is_trainer else (self.member,)
         nodes = tuple(sharer.node.node_id for sharer in sharers)
         own, row_seed = self.member.node.node_id, seed if shuffle else None
         done = self._checkpoints.covered(reader.feed) if is_trainer else {}
-        share = (nodes, own, names, dict(files.options), epochs, row_seed, done)
+        share = (nodes, own, batches.stored, dict(files.options), epochs, row_seed, done)
         self._link.send(ReadParquet(reader.feed, paths, *share))
         return batches
 
@@ -216,7 +224,7 @@ class NodeContext(LegacyContext):
         tail: Tail = "short",
         shuffle: bool | int = False,
         seed: int = 0,
-        prefetch: int = 2,
+        pad: Padding | None = None,
     ) -> tf.data.Dataset:
         """Return the feed as a `tf.data.Dataset`; each iteration is one epoch.
 
@@ -231,19 +239,20 @@ class NodeContext(LegacyContext):
         Args:
             x: column of the features, or several for a dict of features.
             y: column or columns of the labels.
-            even, tail, shuffle, seed: see `batches`.
-            prefetch: batches that are made ready while the training uses others.
+            even, tail, shuffle, seed, pad: see `batches`.
 
         Returns:
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`, as `model.fit` takes them;
-            only `x` without `y`; dicts of all columns without both.
+            only `x` without `y`; dicts of all columns without both. Dates are days, other times
+            microseconds, int64. Columns whose arrays differ in length in the first rows are ragged.
         """
         from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
         from sparkdl.feed.adapters.tensorflow import tf_dataset
 
         let_epochs_differ()
-        batches = self.batches(batch_size, _wanted(x, y) or None, feed, even, tail, shuffle, seed)
-        return tf_dataset(batches, x, y, prefetch)
+        columns = _wanted(x, y) or None
+        batches = self.batches(batch_size, columns, feed, even, tail, shuffle, seed, pad)
+        return tf_dataset(batches, x, y, ahead=2)
 
     def torch_dataset(
         self,
@@ -265,7 +274,7 @@ class NodeContext(LegacyContext):
             mesh: nodes that differ in no data axis of it get the same batches, of `batch_size` rows
                 as everywhere; each of them reads an equal share. See docs/meshes.md.
             data_axis: along which the rows differ, or several.
-            options: `feed`, `even`, `tail`, `shuffle`, `seed`, see `batches`.
+            options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, see `batches`.
 
         Returns:
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`; `x` alone without `y`;
@@ -306,7 +315,7 @@ class NodeContext(LegacyContext):
             sharding: of all columns over the devices of all nodes; the local device by default.
                 `batch_size` is how many rows one node's devices hold. See docs/jax.md.
             prefetch: batches put onto the device in advance.
-            options: `feed`, `even`, `tail`, `shuffle`, `seed`, see `batches`.
+            options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, see `batches`.
         """
         from sparkdl.feed.adapters.jax import JaxBatches
 
@@ -383,6 +392,17 @@ class NodeContext(LegacyContext):
             CheckpointError: if it could not be written, or a node has not called this in time.
         """
         return self._checkpoints.write(step, batches)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a checkpoint is wanted now, because Spark decommissions the executor of a node.
+
+        Ask on all nodes that train, equally often, as after each step: it turns true at the same
+        call on all of them, and false with the next checkpoint, at which nodes may leave. See
+        docs/failures.md.
+        """
+        self._check_trains("ctx.is_draining")
+        return self._link.draining.is_due()
 
     def batches_given(self) -> dict[str, int]:
         """Return how many batches of each feed were handed out since `map_fun` began.
@@ -468,6 +488,7 @@ class NodeContext(LegacyContext):
         tail: Tail = "short",
         shuffle: bool | int = False,
         seed: int = 0,
+        pad: Padding | None = None,
     ) -> FedDatasetFn:
         """Return a dataset function that gives every worker the rows that Spark feeds to it.
 
@@ -478,7 +499,7 @@ class NodeContext(LegacyContext):
 
         Args:
             x, y: columns of features and labels, see `dataset`.
-            tail, shuffle, seed: see `batches`; `tail` is of each worker's part of an epoch.
+            tail, shuffle, seed, pad: see `batches`; `tail` is of each worker's part of an epoch.
 
         Returns:
             What gives elements as those of `dataset`. Its `terminate()` takes no more rows.
@@ -495,7 +516,7 @@ class NodeContext(LegacyContext):
         from sparkdl.frameworks.tensorflow_server import Wanted
 
         columns = tuple(_wanted(x, y)) or None
-        wanted = Wanted(0, feed, batch_size, columns, tail, shuffle, seed)
+        wanted = Wanted(0, feed, batch_size, columns, tail, shuffle, seed, dict(pad or {}))
         return self._fed_workers.dataset_fn(wanted, x, y)
 
     def _is_even(self, even: bool | None) -> bool:

@@ -33,6 +33,7 @@ from sparkdl.control.lease import SILENT_LOOKS, look_s
 from sparkdl.control.messages import (
     AllGathered,
     CheckpointCommit,
+    Drain,
     Gather,
     LoneNodes,
     Traced,
@@ -51,6 +52,7 @@ from sparkdl.core.errors import (
 from sparkdl.core.throttle import period_s
 from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 from sparkdl.frameworks.lone_training import LoneTraining
+from sparkdl.node.draining import DrainNotice
 from sparkdl.node.profiler import Profiler
 from sparkdl.node.readers import FeedReaders
 
@@ -71,6 +73,7 @@ class AgentLink:
 
     Attributes:
         feeds: the readers of the node's feeds.
+        draining: whether a checkpoint is wanted, because an executor ends.
         profiler: takes the profiles that the agent asks for.
     """
 
@@ -84,6 +87,7 @@ class AgentLink:
         self._num_gathered = 0
         self._questions = itertools.count()
         self.feeds = FeedReaders(self.send)
+        self.draining = DrainNotice(self.send)
         self._is_closing = False
         self._look_s: float | None = None
         self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
@@ -201,6 +205,10 @@ class AgentLink:
                 self._look_s = look_s(message.spec.settings.lease_s, len(message.spec.nodes))
                 self.feeds.begin(message, self._watch_training(message))
                 self._starts.put((message, fd))
+            case Drain():
+                self.draining.hear(message)
+            case AllGathered() if message.number < 0:
+                self.draining.settle(message)
             case CheckpointCommit() | AllGathered() | LoneNodes():
                 self._answers[type(message)].put(message)
             case TakeProfile():

@@ -69,6 +69,16 @@ class FeedReaders:
         given = {feed: reader.batches_given for feed, reader in readers.items()}
         return {feed: count for feed, count in given.items() if count}
 
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return the error of a feed that `error` repeats, as TensorFlow does; else `error`."""
+        with self._lock:
+            found = [reader.raised for reader in self._readers.values()]
+        for cause in found:
+            if cause is not None and cause is not error and str(cause) in str(error):
+                cause.__cause__ = cause.__context__ = None
+                return cause.with_traceback(error.__traceback__)
+        return error
+
     def own_reader(self, kind: str) -> FeedReader:
         """Return the reader of a new feed that this node fills itself; no driver ends it."""
         with self._lock:

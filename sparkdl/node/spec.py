@@ -46,6 +46,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
             `None` if it could not be found, so that the driver alone ends the agent then.
         gpus: addresses that Spark assigned; `None` where Spark assigns none.
         warm_key: by which agents of the driver find their zygotes.
+        executor: Spark's id of the executor; empty where it is not found.
     """
 
     url: str
@@ -58,6 +59,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] | None = None
     tls: Tls | None = None
     warm_key: str = ""
+    executor: str = ""
 
     @property
     def node(self) -> NodeSpec:

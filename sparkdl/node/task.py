@@ -32,7 +32,7 @@ from sparkdl.core.errors import (
 from sparkdl.core.failure import status_in_words
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.frameworks.framework import framework_named
-from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
+from sparkdl.node.resources import assigned_gpus, executor_id, executor_jvm_pid
 from sparkdl.node.spec import AgentProcess, AgentSpec, StatusLine, start_agent, tail_of
 from sparkdl.node.tensorboard import BOARD_MISSING
 
@@ -182,6 +182,7 @@ class NodeTask:
         return True
 
     def _run(self, node_id: int, task: str) -> None:
+        jvm_pid = _jvm_pid(self.spec)
         agent_spec = AgentSpec(
             url=self.url,
             token=self.token,
@@ -189,7 +190,8 @@ class NodeTask:
             spec=self.spec,
             owner="task",
             task=task,
-            executor_pid=_jvm_pid(self.spec),
+            executor_pid=jvm_pid,
+            executor=executor_id(jvm_pid),
             gpus=assigned_gpus(),
             tls=self.tls,
             warm_key=self.warm_key,

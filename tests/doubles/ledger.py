@@ -28,11 +28,13 @@ class Plan:
         every: steps between two checkpoints.
         faults: `(generation, rank, step, how)`, see `doubles.map_funs.die`.
         pause_s: of each step.
+        is_slow_once: whether there is a pause in the first world alone.
     """
 
     every: int = 4
     faults: tuple[tuple[int, int, int, str], ...] = ()
     pause_s: float = 0.0
+    is_slow_once: bool = False
 
 
 def train(plan: Plan, ctx: NodeContext) -> list[int]:
@@ -56,9 +58,9 @@ def train(plan: Plan, ctx: NodeContext) -> list[int]:
             for fault in plan.faults:
                 if fault[:3] == (ctx.generation, ctx.rank, step):
                     die(fault[3])
-            never.wait(plan.pause_s)
+            never.wait(0.0 if ctx.generation and plan.is_slow_once else plan.pause_s)
             seen += batch["row"][batch["sample_weight"] > 0].tolist()
-            if step % plan.every == 0:
+            if ctx.is_draining or step % plan.every == 0:
                 with ctx.checkpoint(step, batches=used) as folder:
                     np.save(folder / f"part-{ctx.rank}.npy", np.array(seen, np.int64))
     return seen

@@ -75,9 +75,9 @@ class SparkSessions:
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         url, special = master, {}
         if master == STANDALONE:
-            url, special = self._start_standalone(), {"spark.executor.resource.gpu.amount": "1"}
+            url, special = self.start_standalone(), {"spark.executor.resource.gpu.amount": "1"}
         elif master == NO_WORKERS:
-            url = self._start_standalone(workers=0)
+            url = self.start_standalone(workers=0)
         elif master == ML:
             url, special = LOCAL, {"spark.python.daemon.module": "sparkdl.ml.daemon"}
             special["spark.executorEnv.SPARKDL_PRELOAD"] = "tensorflow,torch,torch._dynamo"
@@ -150,7 +150,8 @@ class SparkSessions:
             "spark.port.maxRetries": "64",
         }
 
-    def _start_standalone(self, workers: int = 2) -> str:
+    def start_standalone(self, workers: int = 2) -> str:
+        """Start the daemons of a standalone cluster, which `stop` ends; return its URL."""
         port = free_port()
         url = f"spark://127.0.0.1:{port}"
         arguments = ("--host", "127.0.0.1", "--webui-port", "0", "--port", str(port))

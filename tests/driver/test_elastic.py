@@ -56,7 +56,10 @@ class Play(Played):
     def joined(self, agent_id: str, task: str = "0.0") -> states.AgentJoined:
         node_id = self.node_id(agent_id)
         return states.AgentJoined(
-            msg.Hello(node_id, task, agent_id, f"host-{agent_id}", 1, "x", "3", "task")
+            msg.Hello(
+                *(node_id, task, agent_id, f"host-{agent_id}", 1, "x", "3", "task"),
+                executor=f"x-{agent_id}",
+            )
         )
 
     def offered(self, agent_id: str, generation: int = 0, port: int = 80) -> states.AgentOffered:
@@ -311,7 +314,7 @@ class Chance:
 
     def next(self, generation: int) -> states.Event:
         kinds = ["offer"] * 6 + ["join"] * 3 + ["break", "leave", "made", "return", "expire"]
-        kinds += ["detached", "detached", "counted"]
+        kinds += ["detached", "detached", "counted", "drains"]
         kind = self.data.draw(st.sampled_from(kinds)) if self.here else "join"
         self.count += 1
         if kind == "join":
@@ -330,6 +333,7 @@ class Chance:
             return states.SlotsCounted(Standing(room, is_short, ""))
         events: dict[str, states.Event] = {
             "detached": states.AgentDetached(agent),
+            "drains": states.ExecutorsDrain(frozenset({f"x-{agent}"})),
             "offer": self.play.offered(agent, mostly),
             "break": self.play.broke(agent, generation),
             "leave": self.play.left(agent),
@@ -350,7 +354,8 @@ def validate(play: Play, asked: set[str]) -> None:
     assert not isinstance(state, states.Stopped)
     if isinstance(state, states.Running):
         roster = state.roster
-        holders = {a.agent_id for a in roster.agents.values() if a.holds_slot}
+        seats = roster.agents.values()
+        holders = {a.agent_id for a in seats if a.holds_slot and not roster.drains(a)}
         assert not roster.is_detaching or holders <= asked
         assert {n.name for n in spec.nodes if not n.role.is_expendable} <= set(play.names)
         assert len(play.names) >= (spec.settings.recovery.min_nodes or len(spec.nodes) - 1)

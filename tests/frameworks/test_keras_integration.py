@@ -274,7 +274,7 @@ def beyond(library: str, ctx: NodeContext) -> dict[str, Any]:
     keras = import_module(library)
 
     def fed(feed: str) -> Any:
-        return ctx.dataset(8, x="x", y="y", feed=f"{library}-{feed}", prefetch=0)
+        return ctx.dataset(8, x="x", y="y", feed=f"{library}-{feed}")
 
     def fitted(feed: str, **options: Any) -> Any:
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

@@ -66,14 +66,19 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("lose", "options"),
-    [(Host.cut, "{}"), (Host.power_off, "{}"), (Host.cut, '{"startup": {"tls": true}}')],
+    ("lose", "rows", "options"),
+    [
+        (Host.cut, "cached", "{}"),
+        (Host.power_off, "cached", "{}"),
+        (Host.cut, "cached", '{"startup": {"tls": true}}'),
+        (Host.cut, "here", "{}"),
+    ],
 )
 def test_lost_host_costs_one_generation_and_no_row(
-    bed: Bed, lose: Callable[[Host], None], options: str
+    bed: Bed, lose: Callable[[Host], None], rows: str, options: str
 ) -> None:
-    """Nor does it matter that blocks of the cached rows were there."""
-    driver = trained_until_checkpoint(bed, "--cached", f"--options={options}")
+    """Nor does it matter that blocks of cached rows were there, or that a driver's table is fed."""
+    driver = trained_until_checkpoint(bed, f"--rows-are={rows}", f"--options={options}")
     lose_h2(bed, driver, lose)
     assert [*driver.wait_for("again", ENDED_S)["nodes"].values()] == [bed["h1"].address]
     assert_trained(driver)

@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--partitions", type=int, default=8)
-    parser.add_argument("--cached", action="store_true", help="the rows, on all executors")
+    parser.add_argument("--rows-are", choices=["made", "cached", "here"], default="made")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds of each step")
     parser.add_argument("--fault-within", type=float, default=60.0, help="seconds; 0 for none")
     parser.add_argument("--options", default="{}", help="further options of launch, as JSON")
@@ -73,13 +73,14 @@ def main() -> None:
         **options_of(args.options),
     }
     rows = spark.range(args.rows, numPartitions=args.partitions).withColumnRenamed("id", "row")
-    if args.cached:
+    if args.rows_are == "cached":  # on all executors
         rows.cache().count()
+    data = rows.toPandas() if args.rows_are == "here" else rows
     plan = Plan(every=10, pause_s=args.pause)
     cluster = sparkdl.launch(spark, train, plan, args.nodes, framework="plain", **options)
     try:
         tell("launched", placement=str(cluster.spec.placement))
-        feeding = cluster.feed_async(rows)
+        feeding = cluster.feed_async(data)
         controller = cluster._controller
         if not controller.wait_for(has_checkpoint, Deadline.after(_WAIT_S)):
             raise SystemExit(f"no checkpoint: {controller.look(lambda view: view.state)}")

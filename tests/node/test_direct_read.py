@@ -66,6 +66,14 @@ def test_files_may_be_given_in_place_of_a_feed() -> None:
     assert sent == [whole, msgspec.structs.replace(whole, columns=("c",))]
 
 
+def test_mask_of_a_padded_column_is_made_of_the_column_in_the_files() -> None:
+    sent = Sent()
+    files = sparkdl.parquet("s3://b/y")
+    batches = context(1, sent).batches(8, ["c.mask", "d"], feed=files, pad={"c": 3})
+    assert sent == [ReadParquet("parquet", ("s3://b/y",), (1, 2), 1, ("c", "d"), {})]
+    assert batches.columns == ("c.mask", "d")
+
+
 def test_order_is_random_only_where_rows_are_shuffled() -> None:
     sent = Sent()
     for shuffle in (False, True, 100):

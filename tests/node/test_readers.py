@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.control.channel import EndMark, Local, ReadFailed
-from sparkdl.core.errors import FeedClosedError, ReadError
+from sparkdl.core.errors import FeedClosedError, FeedTypeError, ReadError
 from sparkdl.node.readers import FeedReaders
 
 
@@ -31,3 +31,13 @@ def test_each_feed_that_a_node_fills_itself_has_a_name_of_its_own() -> None:
     names = [readers.own_reader("parquet").feed for _ in range(2)]
     assert names == ["parquet:0", "parquet:1"]
     assert readers.reader("parquet:1") is readers.reader("parquet:1")
+
+
+def test_error_that_repeats_one_of_a_feed_is_that_one() -> None:
+    readers = FeedReaders(list[Local]().append)
+    found = readers.reader("input").raised = FeedTypeError("column 'c' holds 1 null")
+    of_a_graph = ValueError(f"Graph execution error: FeedTypeError: {found}\nat PyFunc")
+    assert readers.cause_of(of_a_graph) is found
+    other = ValueError("Graph execution error: out of memory")
+    assert readers.cause_of(other) is other
+    assert readers.cause_of(found) is found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
@@ -17,6 +19,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import Environment
 from sparkdl.node import resources
 from tests.control.rooms import has_ipv6
+from tests.doubles.until import until
 
 NOTHING_SET = Environment()
 MIB, GIB = 1024**2, 1024**3
@@ -237,3 +240,12 @@ def test_gpus_are_those_that_spark_assigned(
 
 def test_without_a_spark_task_no_gpu_is_assigned() -> None:
     assert resources.assigned_gpus() is None
+
+
+def test_id_of_an_executor_stands_on_the_command_line_of_its_jvm() -> None:
+    words = ("-c", "input()", "--cores", "2", "--executor-id", "driver-7")
+    with subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE) as process:
+        assert until(lambda: resources.executor_id(process.pid) == "driver-7")
+    assert resources.executor_id(process.pid) == ""
+    assert resources.executor_id(psutil.Process().pid) == ""
+    assert resources.executor_id(None) == ""

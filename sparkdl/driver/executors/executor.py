@@ -38,6 +38,8 @@ class Launch:
     """By which agents are found that an earlier launch has kept."""
     unfed: Callable[[], str] = lambda: ""
     """Returns the feeds for which all nodes wait and that were never fed; empty if one does not."""
+    on_draining: Callable[[frozenset[str]], object] = lambda executors: None
+    """Is called with the ids of executors that Spark decommissions."""
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from sparkdl.driver.executors.scored import (
     result_schema,
     scored,
 )
+from sparkdl.driver.slots import draining
 from sparkdl.driver.slots.advice import encrypting_setting, log_costly_settings
 from sparkdl.driver.slots.lost_hosts import leave_host
 from sparkdl.driver.slots.placement import LOOK_S, SlotWatch, Standing, choose_placing
@@ -186,8 +187,12 @@ class SparkExecutor(Executor):
 
         slots = SlotWatch(launch.spec.num_tasks, self._count, on_counted) if self._count else None
 
+        sc, drains = self._context, None
+        if sc is not None and draining.can_drain(sc):
+            drains = draining.DrainWatch(sc, launch.on_draining)
+
         def keep() -> None:
-            while wanted := self._next_wanted(slots):
+            while wanted := self._next_wanted(slots, drains):
                 with self._lock:
                     carried = set().union(*self._jobs.values())
                 if lost := [node for node in wanted if node not in carried]:
@@ -227,13 +232,18 @@ class SparkExecutor(Executor):
 
         self.thread(leave, f"sparkdl-leave-{host}").start()
 
-    def _next_wanted(self, slots: SlotWatch | None) -> Sequence[NodeSpec]:
+    def _next_wanted(
+        self, slots: SlotWatch | None, drains: draining.DrainWatch | None
+    ) -> Sequence[NodeSpec]:
         """Wait for nodes that are to be started again; return none at the end."""
+        look_s = draining.LOOK_S if drains else LOOK_S if slots else None
         while True:
             try:
-                wanted = self._wanted.get(timeout=LOOK_S if slots else None)
+                wanted = self._wanted.get(timeout=look_s)
             except queue.Empty:
                 wanted = None
+            if drains:
+                drains.look()
             if slots and wanted != ():
                 slots.look(is_node_lost=wanted is not None)
             if wanted is not None:

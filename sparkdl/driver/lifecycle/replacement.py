@@ -73,6 +73,9 @@ def is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> boo
     if event.hello.host in roster.left_hosts:
         return True
     holder = roster.agents.get(node_id)
+    if holder is not None and roster.drains(holder):  # its successor; one is enough
+        standbys = {agent.hello.node_id for agent in roster.standbys}
+        return node_id in standbys or event.hello.executor in roster.draining
     if holder is not None:
         return holder.is_detached or holder.hello.task != event.hello.task
     is_unknown = not 0 <= node_id < len(roster.spec.nodes)
@@ -96,11 +99,16 @@ def sent_away(roster: Roster, hello: Hello) -> list[Action]:
 
 
 def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
-    """Make one agent or all give their slots back, if that is decided."""
+    """Make one agent or all give their slots back, if that is decided.
+
+    Not on an executor that Spark decommissions: nothing can have the slot, and without a task Spark
+    ends the executor at once.
+    """
     return [
         Send(agent.agent_id, Detach())
         for agent in roster.agents.values()
-        if roster.is_detaching and agent.holds_slot and agent_id in (None, agent.agent_id)
+        if roster.is_detaching and agent.holds_slot and not roster.drains(agent)
+        if agent_id in (None, agent.agent_id)
     ]
 
 
@@ -113,7 +121,8 @@ def detached(state: R, event: AgentDetached, now_s: float) -> Step[R]:
     if node_id is None:
         return state, []
     roster = state.roster.detached(event.agent_id)
-    idle = [agent for agent in roster.standbys if agent.hello.node_id == node_id]
+    standbys = () if roster.drains(roster.agents[node_id]) else roster.standbys
+    idle = [agent for agent in standbys if agent.hello.node_id == node_id]
     ends = [Send(agent.agent_id, Stop(0.0)) for agent in idle]
     return replace(state, roster=roster), [ForgetTask(roster.spec.nodes[node_id]), *ends]
 

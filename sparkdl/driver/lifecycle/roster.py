@@ -85,6 +85,8 @@ class Roster:
         is_detaching: agents are to give their task slots back once there is a world.
         room: for how many nodes there are slots; `None` for as many as there were at the launch.
         left_hosts: those that were given up though the driver reaches them.
+        draining: Spark's ids of executors that it decommissions.
+        drain_notices: how often the nodes were asked for a checkpoint for their sake.
     """
 
     spec: ClusterSpec
@@ -95,6 +97,8 @@ class Roster:
     is_detaching: bool = False
     room: int | None = None
     left_hosts: frozenset[str] = frozenset()
+    draining: frozenset[str] = frozenset()
+    drain_notices: int = 0
 
     @property
     def resume(self) -> Resume:
@@ -104,6 +108,10 @@ class Roster:
     def node_of(self, agent_id: str) -> int | None:
         """Return the node that this agent is, or `None` for a standby or a stranger."""
         return self.agents.node_ids.get(agent_id)
+
+    def drains(self, agent: Agent) -> bool:
+        """Whether the agent's executor is about to end."""
+        return agent.hello.executor in self.draining
 
     def missing(self) -> tuple[NodeSpec, ...]:
         """Return the nodes without an agent."""

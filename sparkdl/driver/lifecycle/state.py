@@ -229,6 +229,13 @@ class LinkCut:
 
 
 @dataclass(frozen=True)
+class ExecutorsDrain:
+    """Spark decommissions these executors, named by its ids."""
+
+    executors: frozenset[str]
+
+
+@dataclass(frozen=True)
 class CheckpointMade:
     """A checkpoint is complete, of the world of its generation."""
 
@@ -272,6 +279,7 @@ Event = (
     | ChildBroke
     | NodesBlamed
     | LinkCut
+    | ExecutorsDrain
     | CheckpointMade
     | LaunchBroke
     | SlotsCounted

@@ -23,7 +23,7 @@ from sparkdl.core.listing import listed
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import CheckpointRef
-from sparkdl.driver.lifecycle import cut_links
+from sparkdl.driver.lifecycle import cut_links, draining
 from sparkdl.driver.lifecycle.policy import Fail, Restart, Retry, decide
 from sparkdl.driver.lifecycle.replacement import (
     continues_without,
@@ -48,6 +48,7 @@ from sparkdl.driver.lifecycle.state import (
     ChildGaveResult,
     DeadlinePassed,
     Event,
+    ExecutorsDrain,
     Failed,
     Failing,
     Finished,
@@ -112,11 +113,12 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering |
         for node_id, agent in roster.agents.items()
         if node_id in members
     ]
-    begins += detach(roster)
+    running, asks = draining.asked_again(Running(roster, world))
+    begins += [*detach(roster), *asks]
     if world.size == len(roster.spec.nodes):
-        return Running(roster, world), [Report(text), *begins]
+        return running, [Report(text), *begins]
     names = {node.name for node in roster.spec.nodes} - {m.node.name for m in world.members}
-    return Running(roster, world), [Warn(f"{text}, without {listed(sorted(names))}"), *begins]
+    return running, [Warn(f"{text}, without {listed(sorted(names))}"), *begins]
 
 
 def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step[Gathering]:
@@ -274,8 +276,9 @@ def _joined(state: U, event: AgentJoined, now_s: float) -> Step[U]:
     """Seat the agent, which must not keep the slot that feeding needs until its world begins."""
     if is_too_many(state, event):
         return refused(state, event)
-    after = replace(state, roster=state.roster.seated(Agent(event.hello)))
-    return after, detach(after.roster, event.hello.agent_id)
+    seated = replace(state, roster=state.roster.seated(Agent(event.hello)))
+    after, asks = draining.asked_again(seated)
+    return after, [*asks, *detach(after.roster, event.hello.agent_id)]
 
 
 def _offered(state: R, event: AgentOffered, now_s: float) -> Step[R]:
@@ -319,12 +322,15 @@ def _running_checkpoint(
         return state, []
     roster = replace(state.roster, checkpoint=event.ref)
     members = {member.node.node_id for member in state.world.members}
-    newcomers = [roster.spec.nodes[n].name for n in sorted(roster.agents.keys() - members)]
+    newcomers = sorted(roster.agents.keys() - members)
+    leaving = draining.leaving(state)
     if state.returned:
         return replace(state, roster=roster), []
-    if not newcomers:
+    if not newcomers and not leaving:
         return replace(state, roster=roster), relaunch(replace(state, roster=roster))
-    reason = f"{listed(newcomers)} came back: the world grows at step {event.ref.step}"
+    moved = [agent.hello.node_id for agent in leaving] or newcomers
+    names = listed([roster.spec.nodes[node_id].name for node_id in moved])
+    reason = f"{names} {'left' if leaving else 'came back'}: world changes at step {event.ref.step}"
     gathering = Gathering(
         roster,
         state.world.generation + 1,
@@ -333,7 +339,9 @@ def _running_checkpoint(
         world=state.world,
         is_growth=True,
     )
-    return gathering, [Report(reason), *_to_all(roster, NewRound(gathering.generation), True)]
+    stops = [Send(agent.agent_id, Stop(0.0)) for agent in leaving]  # first: they offer no child
+    rounds = _to_all(roster, NewRound(gathering.generation), True)
+    return gathering, [Report(reason), *stops, *rounds]
 
 
 def _failing_broke(state: Failing, event: ChildBroke, now_s: float) -> Step[Failing]:
@@ -497,6 +505,7 @@ _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     AgentDetached: detached,
     AgentOffered: _offered,
     SlotsCounted: counted,
+    ExecutorsDrain: draining.noted,
     StopAsked: _stop,
 }
 """What happens in each state before the end has been decided, if that says nothing else."""

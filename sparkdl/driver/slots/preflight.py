@@ -23,6 +23,7 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.jobs import context_of
 from sparkdl.core.spec import ClusterSpec
+from sparkdl.driver.slots.draining import draining_executors
 from sparkdl.driver.slots.lost_hosts import executors_left, executors_of
 from sparkdl.driver.slots.placement import (
     Placing,
@@ -263,7 +264,7 @@ def _is_local(sc: SparkContext) -> bool:
 def _topology(sc: SparkContext) -> Topology:
     if _is_local(sc):
         return _of(sc, (sc.defaultParallelism,))
-    left = executors_left(sc)
+    left = executors_left(sc) | draining_executors(sc)
     cores = [there.totalCores() for there in executors_of(sc) if there.id() not in left]
     return _of(sc, tuple(count for count in cores if count))
 

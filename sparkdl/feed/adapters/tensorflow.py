@@ -6,17 +6,19 @@ Runs in: child
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.core.errors import FeedTypeError
+from sparkdl.core.errors import FeedTypeError, SparkdlError
 from sparkdl.core.patch import Function, Patch
-from sparkdl.feed.reader.batches import SAMPLE_WEIGHT, EpochBatches, Names, arrange
+from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.values.columns import ARRAYS_ADVICE, is_text, objects_in, to_columns
+from sparkdl.feed.values.columns import Columns, is_text, objects_in
+from sparkdl.feed.values.ndarrays import Array
+from sparkdl.feed.values.tensors import MASK, as_numbers, no_tensor, unnest
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -29,20 +31,21 @@ _SOURCE = "_sparkdl_source"
 
 
 def tf_dataset(
-    batches: EpochBatches, x: Names | None, y: Names | None, prefetch: int = 0
+    batches: EpochBatches, x: Names | None, y: Names | None, ahead: int = 0
 ) -> tf.data.Dataset:
     """Return a dataset whose every iteration is one epoch of the feed.
 
     Args:
         x: column of the features, or several columns for a dict of features.
         y: column or columns of the labels.
-        prefetch: batches that are made ready while others are used.
+        ahead: batches that are made ready while others are used.
 
     Returns:
         Elements are `(x, y)`; `x` alone without `y`; a dict of all columns without both. With
         `tail="pad"` the sample weights are a further element at the end, `(x, y, sample_weight)`,
         unless `x` or `y` names them. Tensors are `[rows, …]` with `rows` up to the batch size,
-        with `tail="pad"` always the batch size.
+        with `tail="pad"` always the batch size; ragged where arrays of the first rows differ in
+        length.
 
     Raises:
         EndOfFeedError: if the feed has ended and no row is left; a row's types are needed.
@@ -53,18 +56,17 @@ def tf_dataset(
     first = batches.reader.peek_batch()
     if first is None:
         raise batches.reader.end_of_feed()
-    pads = batches.tail == "pad"
-    sample = to_columns(first, batches.columns)
-    if pads:
-        sample[SAMPLE_WEIGHT] = np.ones(first.num_rows, np.float32)
-    rows = batches.batch_size if pads else None
-    specs = {name: spec_of(name, column, rows) for name, column in sample.items()}
+    specs = specs_of(batches, batches.sample(first))
     signature = arrange(specs, x, y)
 
     def epoch() -> Iterator[Any]:
-        for columns in batches:
-            batches.reader.read_ahead(None)
-            yield arrange(columns, x, y)
+        try:
+            for columns in batches:
+                batches.reader.read_ahead(None)
+                yield arrange(tensors(columns, specs), x, y)
+        except SparkdlError as problem:
+            batches.reader.raised = problem
+            raise
 
     dataset = tf.data.Dataset.from_generator(epoch, output_signature=signature)
     options = tf.data.Options()
@@ -76,8 +78,8 @@ def tf_dataset(
     # `map` with AUTOTUNE that follows has a thread per core, and `with_options` takes this back.
     options.autotune.enabled = False
     dataset = dataset.with_options(options)
-    if prefetch:
-        dataset = dataset.prefetch(prefetch)
+    if ahead:
+        dataset = dataset.prefetch(ahead)
     # The length of an epoch is known only at its end, which Keras mistakes for an interruption.
     warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
     setattr(dataset, _MARK, True)
@@ -132,22 +134,87 @@ def source_of(data: Any) -> Any:
     return getattr(data, _SOURCE, data)
 
 
-def spec_of(name: str, column: np.ndarray, rows: int | None) -> tf.TensorSpec:
-    """Return what a column is as a tensor; `rows` is the fixed size of a batch, if it has one.
+def specs_of(batches: EpochBatches, sample: Columns, is_dense: bool = False) -> dict[str, Any]:
+    """Return what the columns of batches are as tensors, of which `sample` is the first.
+
+    Args:
+        is_dense: refuse ragged tensors.
+
+    Raises:
+        FeedTypeError: if one cannot be a tensor.
+    """
+    import tensorflow as tf
+
+    rows = batches.batch_size if batches.tail == "pad" else None
+    specs = {name: spec_of(name, column, rows) for name, column in sample.items()}
+    for name, spec in specs.items() if is_dense else ():
+        if isinstance(spec, tf.RaggedTensorSpec):
+            raise no_tensor(name, sample[name], "a dataset of parameter servers")
+    for name in (name for name, length in batches.pad.items() if length is None):
+        for each in specs.keys() & {name, name + MASK}:
+            shape = (rows, None, *specs[each].shape[2:])
+            specs[each] = tf.TensorSpec(shape, specs[each].dtype)
+    return specs
+
+
+def spec_of(name: str, column: Array, rows: int | None) -> Any:
+    """Return what a column is as a tensor, a ragged one if its arrays differ in length.
+
+    Args:
+        rows: the fixed size of a batch, if it has one.
 
     Raises:
         FeedTypeError: if it cannot be one.
     """
     import tensorflow as tf
 
-    if column.dtype != object:
-        return tf.TensorSpec((rows, *column.shape[1:]), tf.as_dtype(column.dtype))
-    if len(column) and not is_text(column):
+    flat, levels = unnest(name, column) if len(column) else (column, [])
+    flat = as_numbers(name, flat)
+    if flat.dtype == object and not is_text(flat.reshape(-1)):
+        raise no_tensor(name, column, "TensorFlow")
+    dtype = tf.string if flat.dtype == object else tf.as_dtype(flat.dtype)
+    shape = (rows, *[None for _ in levels], *flat.shape[1:])
+    if levels:
+        return tf.RaggedTensorSpec(shape, dtype, len(levels), tf.int64)
+    return tf.TensorSpec(shape, dtype)
+
+
+def tensors(columns: Columns, specs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns as their specs say: arrays, or ragged tensors.
+
+    Raises:
+        FeedTypeError: if a column does not fit its spec, which comes from the first rows.
+    """
+    return {name: _tensor(name, column, specs[name]) for name, column in columns.items()}
+
+
+def _tensor(name: str, column: Array, spec: Any) -> Any:
+    import tensorflow as tf
+
+    levels: list[Array] = []
+    if isinstance(spec, tf.RaggedTensorSpec):
+        column, levels = unnest(name, column, spec.ragged_rank)
+    column = as_numbers(name, column)
+    dtype, inner = np.dtype(spec.dtype.as_numpy_dtype), spec.shape.as_list()[1 + len(levels) :]
+    fits = len(inner) == column.ndim - 1 and all(map(_fits, inner, column.shape[1:]))
+    if not fits or (column.size and not np.can_cast(column.dtype, dtype, "same_kind")):
+        kind = "" if column.dtype == object else f"{column.dtype} "
+        now = f"{kind}{list(column.shape[1:])}" if column.ndim > 1 or kind else objects_in(column)
         raise FeedTypeError(
-            f"column {name!r} holds {objects_in(column)}, which TensorFlow has no tensor for. "
-            f"{ARRAYS_ADVICE}"
+            f"column {name!r} held {dtype} {inner} in the first rows, and holds {now} "
+            "now. Feed rows of one type and shape; arrays of any length are taken with "
+            f"pad={{{name!r}: None}}"
         )
-    return tf.TensorSpec((rows,), tf.string)
+    if not levels:
+        return column
+    if column.dtype != dtype:
+        column = column.astype(dtype)
+    splits = [np.concatenate([[0], np.cumsum(lengths)]) for lengths in levels]
+    return tf.RaggedTensor.from_nested_row_splits(column, splits, validate=False)
+
+
+def _fits(wanted: int | None, size: int) -> bool:
+    return wanted is None or wanted == size
 
 
 def let_strategies_keep_batches() -> None:

@@ -24,7 +24,8 @@ from sparkdl.feed.adapters.mesh import equal_share, same_rows
 from sparkdl.feed.adapters.torch_workers import BatchServer, Columns, Hello, Plain, batches_from
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.values.columns import ARRAYS_ADVICE, is_text, objects_in
+from sparkdl.feed.values.columns import is_text
+from sparkdl.feed.values.tensors import as_numbers, no_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -63,9 +64,16 @@ def torch_dataset(
         Tensors are `[rows, …]` and own their memory. Strings and bytes are lists.
 
     Raises:
-        FeedTypeError: when iterated, if a column is neither numbers nor strings, or holds nulls.
+        ConfigError: if nodes that share rows would pad them to lengths of their own.
+        FeedTypeError: when iterated, if a column is neither numbers nor times nor strings, or holds
+            nulls, or arrays of different lengths that `pad` does not fill.
     """
     let_accelerate_keep_batches()
+    if shared is not None and None in batches.pad.values():
+        raise ConfigError(
+            f"pad={dict(batches.pad)}: with mesh=... the nodes exchange rows, which need one "
+            "length on all of them. Give a number instead of None"
+        )
     server = BatchServer(batches, plain)
     return _make(server.inherited, x, y, batches, server, shared)
 
@@ -238,19 +246,12 @@ def _make(*parts: Any) -> IterableDataset[Any]:
 
 
 def _plain(name: str, column: np.ndarray) -> np.ndarray | list[Any]:
+    column = as_numbers(name, column)
     if column.dtype.kind in "biufc":
         return column.astype(column.dtype.newbyteorder("="), copy=False)
-    if column.dtype.kind not in "OSU":
-        raise FeedTypeError(
-            f"column {name!r} is of type {column.dtype}, which PyTorch does not have; feed it as a "
-            "number, or read it with ctx.batches()"
-        )
+    if column.dtype.kind not in "OSU" or (column.dtype.kind == "O" and not is_text(column)):
+        raise no_tensor(name, column, "PyTorch")
     values: list[Any] = column.tolist()
-    if column.dtype.kind == "O" and not is_text(column):
-        raise FeedTypeError(
-            f"column {name!r} holds {objects_in(column)}, which PyTorch has no tensor for. "
-            f"{ARRAYS_ADVICE}"
-        )
     return values
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
 
 from sparkdl.control.messages import EpochEnd
 from sparkdl.core import trace
@@ -18,7 +19,8 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.values.columns import concat, slice_columns, to_columns
+from sparkdl.feed.values.columns import concat, is_within, slice_columns, to_columns
+from sparkdl.feed.values.tensors import Padding, check_padding, padded, stored
 
 SAMPLE_WEIGHT = "sample_weight"
 """The column of `tail="pad"`: float32 `[rows]`, 1 for rows of the feed, 0 for those that fill."""
@@ -74,6 +76,8 @@ class EpochBatches:
         shuffle: `True` mixes rows within some 32 MB; a number, within so many rows. An epoch that
             is read from the node's log has its segments in random order as well.
         seed: of the random order, which differs from epoch to epoch.
+        pad: columns whose rows are filled up to one length, see `tensors.padded`.
+        stored: the columns that are read of the feed.
     """
 
     reader: FeedReader
@@ -83,6 +87,7 @@ class EpochBatches:
     tail: Tail = "short"
     shuffle: bool | int = False
     seed: int = 0
+    pad: Padding = field(default_factory=dict)
     _carried: list[_Part] = field(default_factory=list, init=False, repr=False)
     _carried_by_node: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
@@ -93,6 +98,24 @@ class EpochBatches:
             raise ConfigError(f"tail={self.tail!r} is none of {', '.join(get_args(Tail))}")
         if self.shuffle is not True and self.shuffle < 0:
             raise ConfigError(f"shuffle={self.shuffle} must be True, False or a number of rows")
+        check_padding(self.pad, self.columns)
+        self.stored = stored(self.columns, self.pad)
+
+    def sample(self, batch: pa.RecordBatch) -> Columns:
+        """Return the rows of a segment as a batch of the epoch has them."""
+        return self._completed(to_columns(batch, self.stored), batch.num_rows, 0)
+
+    def _completed(self, columns: Columns, rows: int, repeated: int) -> Columns:
+        """Return a batch of `rows` rows and `repeated` ones with the columns that are made here."""
+        columns = padded(columns, self.pad, self.columns)
+        if self.tail != "pad":
+            return columns
+        if SAMPLE_WEIGHT in columns:
+            raise ConfigError(
+                f"tail='pad' adds a column {SAMPLE_WEIGHT!r}; rename the one that the feed has"
+            )
+        weights = np.concatenate([np.ones(rows, np.float32), np.zeros(repeated, np.float32)])
+        return {**columns, SAMPLE_WEIGHT: weights}
 
     def __iter__(self) -> Iterator[Columns]:
         self.reader.watch.iterate(self.reader.feed)
@@ -181,7 +204,7 @@ class _Epoch:
         return epoch is not None
 
     def _gather(self, item: Item) -> None:
-        columns = to_columns(item.batch(), self._of.columns)
+        columns = to_columns(item.batch(), self._of.stored)
         if item.skip:
             columns = slice_columns(columns, item.skip, item.segment.rows)
         origin = None if item.origin is None else item.origin + item.skip
@@ -251,14 +274,7 @@ class _Epoch:
         if repeated:
             order = np.concatenate([np.arange(rows), np.zeros(repeated, np.int64)])
             columns = {name: array[order] for name, array in columns.items()}
-        if self._of.tail != "pad":
-            return columns
-        if SAMPLE_WEIGHT in columns:
-            raise ConfigError(
-                f"tail='pad' adds a column {SAMPLE_WEIGHT!r}; rename the one that the feed has"
-            )
-        weights = np.concatenate([np.ones(rows, np.float32), np.zeros(repeated, np.float32)])
-        return {**columns, SAMPLE_WEIGHT: weights}
+        return self._of._completed(columns, rows, repeated)
 
     def _finish(self) -> Iterator[Columns]:
         """Take the remaining steps, whose number all nodes know."""
@@ -420,7 +436,8 @@ def next_share(rows_left: int, steps_left: int, batch_size: int) -> int:
 def arrange(columns: dict[str, Any], x: Names | None, y: Names | None) -> Any:
     """Return `(x, y)`; `x` alone without `y`; all columns without both.
 
-    Weights that neither names are another element at the end. Several names make a dict.
+    Weights that neither names are another element at the end. Several names make a dict, and so
+    does the name of a struct: of its fields, by their whole names.
     """
     if x is None:
         return columns
@@ -428,10 +445,18 @@ def arrange(columns: dict[str, Any], x: Names | None, y: Names | None) -> Any:
     if SAMPLE_WEIGHT in columns and not any(SAMPLE_WEIGHT in _listed(names) for names in named):
         named.append(SAMPLE_WEIGHT)
     parts = [
-        columns[names] if isinstance(names, str) else {name: columns[name] for name in names}
+        columns[names] if isinstance(names, str) and names in columns else _named(columns, names)
         for names in named
     ]
     return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _named(columns: dict[str, Any], names: Names) -> dict[str, Any]:
+    return {
+        found: columns[found]
+        for name in _listed(names)
+        for found in ([name] if name in columns else [c for c in columns if is_within(c, name)])
+    }
 
 
 def _listed(names: Names) -> Sequence[str]:

@@ -65,6 +65,7 @@ class FeedReader:
     Attributes:
         watch: of the training.
         is_resumed: this world continues an earlier one.
+        raised: the last error of an iteration within TensorFlow, which raises its own for it.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class FeedReader:
         self.feed, self._send = feed, send
         self.watch: TrainingWatch = UNWATCHED
         self.is_resumed = False
+        self.raised: SparkdlError | None = None
         self._supply, self._is_patient = supply, False
         self._timeout_s, self._report_period_s = timeout_s, report_period_s
         self._changed = threading.Condition()

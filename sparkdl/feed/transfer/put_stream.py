@@ -48,6 +48,8 @@ WINDOW = 2
 _PAUSE_S = 0.2
 """How long a piece that was given back waits before it is sent again."""
 _END_S = 1.0
+_STUCK_S = 5.0
+"""How long a write may take to fail once its call is over; it alone knows why."""
 _UNREACHABLE = (
     ". If that node is up, set SPARKDL_NODE_HOST on its executor to an address at which the hosts "
     "of the other executors reach it"
@@ -254,7 +256,7 @@ class PutStream:
             while (buffer := acks.read()) is not None:
                 self._on_ack(buffer.to_pybytes(), call)
         call.pieces.put(None)
-        if not call.is_written.wait(_END_S):
+        if not call.is_written.wait(_STUCK_S):
             problem = f"{self.target.name}: the connection broke while rows were under way"
             self._break(problem, is_unreachable=True)
 

@@ -31,10 +31,6 @@ from sparkdl.feed.values.row_codec import row_schema
 Columns = dict[str, Array]
 _NUMBERS = {"bool", "int", "float", "scalar", "decimal"}
 _STACKED = {"ndarray", "vector"}
-ARRAYS_ADVICE = (
-    "Feed it as text or numbers, with arrays of one shape in all rows, or read it with "
-    "ctx.batches()"
-)
 
 
 def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> Columns:
@@ -56,7 +52,7 @@ def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> C
     parts = _parts(batch)
     found: Columns = {}
     for wanted in [None] if columns is None else columns:
-        chosen = [part for part in parts if wanted is None or _is_within(part[0], wanted)]
+        chosen = [part for part in parts if wanted is None or is_within(part[0], wanted)]
         if not chosen and batch.num_columns:
             names = ", ".join(repr(name) for name, _, _ in parts)
             raise ConfigError(f"the feed has no column {wanted!r}; its columns are {names}")
@@ -125,7 +121,8 @@ def _is_plain_struct(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and not (is_vector(kind) or is_matrix(kind) or tagged(kind))
 
 
-def _is_within(name: str, wanted: str) -> bool:
+def is_within(name: str, wanted: str) -> bool:
+    """Return whether a column is one that `wanted` names, or a field of that struct."""
     return name == wanted or name.startswith(f"{wanted}.")
 
 

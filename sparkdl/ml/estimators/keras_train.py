@@ -15,6 +15,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.frameworks.keras_checkpoint import callback_for
 from sparkdl.ml.estimators.columns import (
+    SAME_LENGTH,
     VALIDATION,
     Columns,
     Task,
@@ -185,6 +186,11 @@ def _weight(rows: Mapping[str, Any], columns: Columns, class_weight: Mapping[int
 
 def _check_spec(column: str, spec: Any, tensor: Tensor, is_part: bool) -> None:
     """Check what the feed brings, where the driver could not: see `keras_estimator`."""
+    if hasattr(spec, "ragged_rank"):
+        raise ConfigError(
+            f"column {column!r} holds arrays of different lengths, and the model's input is "
+            f"{tensor}: {SAME_LENGTH}"
+        )
     is_text = spec.dtype.name == "string"
     if is_text != (tensor.dtype == "string"):
         raise ConfigError(

@@ -369,15 +369,16 @@ def _with_fields(source: ParquetSource, wanted: Sequence[str] | None) -> Parquet
 def _tf_dataset(reading: Reading, prefetch: int | None) -> Iterator[tf.data.Dataset]:
     import tensorflow as tf
 
-    from sparkdl.feed.adapters.tensorflow import spec_of
+    from sparkdl.feed.adapters.tensorflow import spec_of, tensors
 
     with Streams(replace(reading, epochs=1)) as sample:
         first = next(iter(sample))
     with Streams(reading) as streams:
         row = namedtuple("Row", first, rename=True)  # type: ignore[misc] # columns of the data
-        specs = row(*(spec_of(name, column, None) for name, column in first.items()))
+        specs = {name: spec_of(name, column, None) for name, column in first.items()}
         dataset = tf.data.Dataset.from_generator(
-            lambda: (row(*columns.values()) for columns in streams), output_signature=specs
+            lambda: (row(*tensors(columns, specs).values()) for columns in streams),
+            output_signature=row(*specs.values()),
         )
         options = tf.data.Options()  # each process reads its own shard already
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -38,6 +38,7 @@ PROBLEM = LaunchError("the job has failed")
 COUNTED = states.SlotsCounted(Standing(3, False, "4 slots for 3 nodes"))
 SHORT = states.SlotsCounted(Standing(3, True, "3 slots for 3 nodes"))
 MADE = states.CheckpointMade(CheckpointRef("/c/step-7", 7))
+DRAINS = states.ExecutorsDrain(frozenset({"9"}))
 
 
 # Words for what happens: agents a, b, c belong to nodes 0, 1, 2; "b2" is a twin of "b".
@@ -299,7 +300,9 @@ STEPS: list[Row] = [
     (RUNNING, states.AgentDetached("b"), with_agents(RUNNING, A, B_DETACHED, C), RELEASE_B),
     (FAILING, states.AgentDetached("b"), with_agents(FAILING, A, B_DETACHED, C), RELEASE_B),
     *(row for state in (FINISHED, FAILED, STOPPING, STOPPED)
-      for row in ignored(state, SHORT, states.AgentDetached("b"))),
+      for row in ignored(state, SHORT, DRAINS, states.AgentDetached("b"))),
+    *((state, DRAINS, replace(state, roster=replace(state.roster, draining=DRAINS.executors)), [])
+      for state in (ALMOST, RUNNING, FAILING)),
     (FINISHED_TWIN, STOP,
      states.Stopping(FINISHED_TWIN.roster, FINISHED_TWIN, 25.0),
      to(msg.Stop(5.0), "a", "b", "c", "b2")),

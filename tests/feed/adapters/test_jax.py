@@ -49,11 +49,32 @@ def test_numbers_of_64_bits_become_what_jax_has() -> None:
     assert batch["f"].tolist() == [0, 0.5, 1]
 
 
-@pytest.mark.parametrize("column", [["a", "b"], [[1], [1, 2]], pa.array([0], pa.timestamp("us"))])
+@pytest.mark.parametrize("column", [["a", "b"], [[1], [1, 2]], [["a"], ["b"]]])
 def test_column_that_is_no_array_is_refused_by_name(column: Any) -> None:
     with Arrivals() as it:
         one_epoch(it, c=column)
-        with pytest.raises(FeedTypeError, match=r"column 'c' holds .*, and JAX has arrays"):
+        with pytest.raises(FeedTypeError, match=r"column 'c' holds .*, which JAX has no tensor"):
+            list(JaxBatches(batches(it)))
+
+
+def test_padded_arrays_dates_and_structs_are_arrays() -> None:
+    fields = [{"a": 1}, {"a": 2}]
+    with Arrivals() as it:
+        one_epoch(it, c=[[1], [2, 3]], day=pa.array([9, 19_000], pa.date32()), s=fields)
+        padded = EpochBatches(it.reader, 2, ("c", "day", "s"), pad={"c": 3})
+        ((x, y),) = JaxBatches(padded, ["c", "c.mask", "s"], "day")
+    assert {name: value.tolist() for name, value in x.items()} == {
+        "c": [[1, 0, 0], [2, 3, 0]],
+        "c.mask": [[True, False, False], [True, True, False]],
+        "s.a": [1, 2],
+    }
+    assert y.tolist() == [9, 19_000]
+
+
+def test_times_that_32_bits_do_not_hold_are_refused() -> None:
+    with Arrivals() as it:
+        one_epoch(it, c=pa.array([2**40], pa.timestamp("us")))
+        with pytest.raises(FeedTypeError, match=r"column 'c' .* take 64 bits: set jax_enable_x64"):
             list(JaxBatches(batches(it)))
 
 
@@ -172,6 +193,7 @@ def add_up(args: None, ctx: NodeContext) -> list[float]:
     sharding = NamedSharding(mesh, P("data"))
     assert "must be a multiple of a node's devices" in error_of(sharding, 7, 7)
     assert "Use tail='pad'" in error_of(sharding, batch_size=9)
+    assert "Give a number instead of None" in error_of(sharding, pad={"x": None})
     with pytest.raises(ConfigError, match="batch_size=9 cannot be divided among the 2 nodes"):
         ctx.jax_batches(9, sharding=NamedSharding(mesh, P()))
 
@@ -187,9 +209,9 @@ def add_up(args: None, ctx: NodeContext) -> list[float]:
     return [float(total), steps]
 
 
-def error_of(sharding: Any, batch_size: int = 8, rows: int = 8) -> str:
+def error_of(sharding: Any, batch_size: int = 8, rows: int = 8, pad: Any = None) -> str:
     """Return why the first batch cannot be sharded."""
-    batches: Any = FirstBatch(batch_size, {"x": np.zeros(rows, np.float32)})
+    batches: Any = FirstBatch(batch_size, {"x": np.zeros(rows, np.float32)}, pad or {})
     try:
         next(iter(JaxBatches(batches, sharding=sharding)))
     except ConfigError as error:
@@ -201,6 +223,7 @@ def error_of(sharding: Any, batch_size: int = 8, rows: int = 8) -> str:
 class FirstBatch:
     batch_size: int
     columns: dict[str, Any]
+    pad: dict[str, int | None]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         yield self.columns

@@ -94,19 +94,119 @@ def test_feed_that_ended_before_a_row_came_has_no_types() -> None:
             dataset(it)
 
 
-def test_column_that_has_no_tensor_is_refused() -> None:
-    with Arrivals() as it:
-        it.batch(pa.record_batch({"ragged": [[1], [1, 2]]}))
-        with pytest.raises(FeedTypeError, match="column 'ragged' holds arrays of different len"):
-            dataset(it, "ragged")
+LISTS = pa.record_batch(
+    {
+        "ids": pa.array([[1], [2, 3], []], pa.list_(pa.int32())),
+        "words": [["a"], ["b", "c"], []],
+        "deep": pa.array([[[1]], [[2, 3], []], []], pa.list_(pa.list_(pa.int64()))),
+        "at": pa.array([[5], [], [6, 7]], pa.list_(pa.timestamp("us"))),
+    }
+)
 
 
-@pytest.mark.parametrize("words", [[["a", "b"], ["c", "d"]], [["a"], ["b", "c"]]])
-def test_arrays_of_text_are_refused_as_what_they_are(words: list[list[str]]) -> None:
+def test_arrays_of_different_lengths_are_ragged_tensors() -> None:
+    import tensorflow as tf
+
     with Arrivals() as it:
-        it.batch(pa.record_batch({"words": words}))
-        with pytest.raises(FeedTypeError, match="column 'words' holds arrays of text"):
-            dataset(it, "words")
+        it.batch(LISTS)
+        it.batch(LISTS.slice(0, 1))  # of one length
+        it.batch(LISTS.slice(2, 1))  # of no element
+        it.end_epoch(0)
+        data = dataset(it, batch_size=3)
+        expected = tf.RaggedTensorSpec((None, None), tf.int32, 1, tf.int64)
+        assert data.element_spec["ids"] == expected
+        assert data.element_spec["deep"].ragged_rank == 2
+        first, second = data
+        assert first["ids"].to_list() == [[1], [2, 3], []]
+        assert first["words"].to_list() == [[b"a"], [b"b", b"c"], []]
+        assert first["deep"].to_list() == [[[1]], [[2, 3], []], []]
+        assert first["at"].to_list() == [[5], [], [6, 7]]
+        assert second["ids"].to_list() == [[1], []]
+        assert second["deep"].to_list() == [[[1]], []]
+
+
+@pytest.mark.parametrize("length", [None, 4])
+def test_padded_arrays_are_tensors_with_lengths_and_masks(length: int | None) -> None:
+    from sparkdl.feed.adapters.tensorflow import tf_dataset
+
+    with Arrivals() as it:
+        it.batch(LISTS)
+        it.end_epoch(0)
+        columns = ("ids", "ids.mask", "ids.length")
+        batches = EpochBatches(it.reader, 2, columns, tail="pad", pad={"ids": length})
+        data = tf_dataset(batches, ["ids", "ids.mask"], "ids.length")
+        specs, _, _ = data.element_spec
+        assert specs["ids"].shape.as_list() == specs["ids.mask"].shape.as_list() == [2, length]
+        (first, lengths, weight), (second, _, last_weight) = data
+        width = length or 2
+        assert first["ids"].numpy().tolist() == [
+            [1] + [0] * (width - 1),
+            [2, 3] + [0] * (width - 2),
+        ]
+        assert first["ids.mask"].numpy().sum(axis=1).tolist() == lengths.numpy().tolist() == [1, 2]
+        assert second["ids"].shape == (2, length or 0)
+        assert (weight.numpy().tolist(), last_weight.numpy().tolist()) == ([1, 1], [1, 0])
+
+
+def test_times_are_integers_and_a_struct_is_its_fields() -> None:
+    import tensorflow as tf
+
+    batch = pa.record_batch(
+        {
+            "at": pa.array([1_000_001, 2], pa.timestamp("us", "UTC")),
+            "day": pa.array([1, 2], pa.date32()),
+            "c": [{"a": 1, "b": {"d": 2.0}}, {"a": 3, "b": {"d": 4.0}}],
+        }
+    )
+    with Arrivals() as it:
+        it.batch(batch)
+        it.end_epoch(0)
+        data = dataset(it, ["at", "c"], "day")
+        assert {spec.dtype for spec in data.element_spec[0].values()} == {tf.int64, tf.float64}
+        ((x, y),) = data
+        assert {name: value.numpy().tolist() for name, value in x.items()} == {
+            "at": [1_000_001, 2],
+            "c.a": [1, 3],
+            "c.b.d": [2.0, 4.0],
+        }
+        assert y.numpy().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "words"),
+    [
+        (
+            [[1, 2], [3, 4]],
+            [[1], [2, 3]],
+            r"held int64 \[2\] in the first rows, and holds arrays of",
+        ),
+        ([[1, 2], [3, 4]], [[1], [2]], r"and holds int64 \[1\] now.*pad=\{'c': None\}"),
+        ([1, 2], [0.5, 1.5], r"held int64 \[\] in the first rows, and holds float64"),
+        ([1, 2], [3, None], "holds 1 null among 2 values"),
+    ],
+)
+def test_rows_unlike_the_first_ones_are_named(first: Any, later: Any, words: str) -> None:
+    import tensorflow as tf
+
+    with Arrivals() as it:
+        it.batch(pa.record_batch({"c": first}))
+        it.batch(pa.record_batch({"c": later}))
+        it.end_epoch(0)
+        data = dataset(it, "c", batch_size=2)
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            list(data)
+        assert isinstance(it.reader.raised, FeedTypeError)
+        with pytest.raises(FeedTypeError, match=f"column 'c' .*{words}|column 'c' {words}"):
+            raise it.reader.raised
+        assert str(it.reader.raised) in str(raised.value)
+
+
+def test_maps_have_no_tensor() -> None:
+    column = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))
+    with Arrivals() as it:
+        it.batch(pa.record_batch({"m": column}))
+        with pytest.raises(FeedTypeError, match="column 'm' is a map"):
+            dataset(it, "m")
 
 
 @pytest.mark.parametrize("way", ["fit", "evaluate", "validation", "distributed"])

@@ -134,7 +134,7 @@ def test_writing_to_a_tensor_changes_nothing_but_itself(workers: int) -> None:
     [
         (pa.array([[1], [1, 2]]), "'c' holds arrays of different lengths"),
         (pa.array([["a"], ["b"]]), "'c' holds arrays of text"),
-        (pa.array([0, 1], pa.timestamp("us")), "'c' is of type datetime64"),
+        (pa.array([["a"], ["b", "c"]]), "'c' holds arrays of text"),
     ],
 )
 def test_column_that_is_no_tensor_is_refused_by_name(column: pa.Array, words: str) -> None:
@@ -143,6 +143,35 @@ def test_column_that_is_no_tensor_is_refused_by_name(column: pa.Array, words: st
         it.end_epoch(0)
         with pytest.raises(FeedTypeError, match=words):
             list(dataset(it))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_times_structs_and_padded_arrays_are_tensors(workers: int) -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    batch = pa.record_batch(
+        {
+            "at": pa.array([1_000_001, 2], pa.timestamp("us", "UTC")),
+            "ids": pa.array([[1], [2, 3]], pa.list_(pa.int32())),
+            "c": [{"a": 1, "b": True}, {"a": 3, "b": False}],
+        }
+    )
+    with Arrivals() as it:
+        it.batch(batch)
+        it.end_epoch(0)
+        batches = EpochBatches(it.reader, 2, ("ids", "c", "ids.mask", "at"), pad={"ids": None})
+        data = torch_dataset(batches, ["ids", "ids.mask", "c"], "at")
+        context = "fork" if workers else None
+        loader = DataLoader(data, None, num_workers=workers, multiprocessing_context=context)
+        ((x, y),) = loader
+    assert {name: value.tolist() for name, value in x.items()} == {
+        "ids": [[1, 0], [2, 3]],
+        "ids.mask": [[True, False], [True, True]],
+        "c.a": [1, 3],
+        "c.b": [True, False],
+    }
+    assert (x["ids"].dtype, y.dtype, y.tolist()) == (torch.int32, torch.int64, [1_000_001, 2])
 
 
 def test_strings_of_all_kinds_are_lists() -> None:

@@ -1,0 +1,83 @@
+"""Nodes on executors that Spark decommissions leave at a checkpoint, and come back elsewhere. Pure.
+
+Runs in: driver
+
+    Running    ExecutorsDrain ──▶ Relaunch (elsewhere), Drain (a checkpoint is wanted)
+               CheckpointMade ──▶ Stop (those that leave), NewRound (the others) ──▶ Gathering
+
+A node leaves once another agent stands by for it, or if `min_nodes` are there without it. Until
+then it trains on, because Spark keeps the executor while a task runs there. If the executor ends
+before, that is the failure of a lost node, whose seat the other agent takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparkdl.control.messages import Drain
+from sparkdl.core.listing import listed
+from sparkdl.driver.lifecycle.roster import Agent, Roster
+from sparkdl.driver.lifecycle.state import (
+    Action,
+    ExecutorsDrain,
+    ForgetTask,
+    R,
+    Relaunch,
+    Running,
+    Send,
+    Step,
+    Warn,
+)
+
+
+def noted(state: R, event: ExecutorsDrain, now_s: float) -> Step[R]:
+    """Have the nodes on these executors started elsewhere as well, and ask for a checkpoint."""
+    before = state.roster
+    roster = replace(before, draining=before.draining | event.executors)
+    after = replace(state, roster=roster)
+    new = [agent for agent in _drained(roster) if not before.drains(agent)]
+    if not new:
+        return after, []
+    nodes = tuple(roster.spec.nodes[agent.hello.node_id] for agent in new)
+    names = listed([node.name for node in nodes])
+    text = f"Spark decommissions the executors of {names}: all nodes are asked for a checkpoint"
+    actions: list[Action] = [Warn(text)]
+    if roster.spec.settings.max_restarts:
+        actions += [*map(ForgetTask, nodes), Relaunch(nodes)]
+    return _asked(after, actions) if isinstance(after, Running) else (after, actions)
+
+
+def leaving(state: Running) -> list[Agent]:
+    """Return the agents on such executors if the others can continue at once; else none."""
+    roster, settings = state.roster, state.roster.spec.settings
+    found, least = _drained(roster), settings.recovery.min_nodes
+    there = {each.hello.node_id for each in roster.standbys if not roster.drains(each)}
+    lost = {each.hello.node_id for each in found} - there
+    stay = [member.role for member in state.world.members if member.node.node_id not in lost]
+    can_shrink = (
+        least is not None
+        and len(stay) >= least
+        and all(roster.spec.nodes[node_id].role.is_expendable for node_id in lost)
+        and any(role.finishes_job for role in stay)
+    )
+    return found if settings.max_restarts and (not lost or can_shrink) else []
+
+
+def asked_again(state: R) -> Step[R]:
+    """Ask for a checkpoint at which nodes can leave, now that others have come for them."""
+    return _asked(state, []) if isinstance(state, Running) and leaving(state) else (state, [])
+
+
+def _drained(roster: Roster) -> list[Agent]:
+    return [agent for agent in roster.agents.values() if roster.drains(agent)]
+
+
+def _asked(state: R, actions: list[Action]) -> Step[R]:
+    assert isinstance(state, Running)
+    roster = replace(state.roster, drain_notices=state.roster.drain_notices + 1)
+    notice = Drain(state.world.generation, -roster.drain_notices)
+    trainers = [m.node.node_id for m in state.world.trainers if not m.role.is_server]
+    return replace(state, roster=roster), [
+        *actions,
+        *(Send(roster.agents[n].agent_id, notice) for n in trainers if n in roster.agents),
+    ]

@@ -1,0 +1,60 @@
+"""Executors that Spark decommissions: they get no more tasks, and end when theirs have ended.
+
+Runs in: driver
+
+A standalone worker or an executor gets the notice as SIGPWR, which a pod's preStop hook sends;
+YARN's resource manager says it of a host. Spark's scheduler collects all of them and tells no
+listener, so it is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from pyspark import SparkContext
+
+from sparkdl.driver.slots.advice import is_true
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often to look: of the time until a spot instance is gone, thirty seconds at least."""
+_SETTING = "spark.decommission.enabled"
+
+
+def can_drain(sc: SparkContext | None) -> bool:
+    """Whether Spark may decommission executors; over Spark Connect it cannot be asked."""
+    return sc is not None and is_true(sc.getConf().get(_SETTING, "false"))
+
+
+def draining_executors(sc: SparkContext) -> frozenset[str]:
+    """Return Spark's ids of the executors that are there and are being decommissioned."""
+    if not can_drain(sc):
+        return frozenset()
+    pending = sc._jsc.sc().taskScheduler().executorsPendingDecommission()
+    return frozenset(filter(None, pending.keySet().mkString(",").split(",")))
+
+
+class DrainWatch:
+    """Reports executors that are being decommissioned, each once.
+
+    Args:
+        on_draining: called with their ids.
+    """
+
+    def __init__(self, sc: SparkContext, on_draining: Callable[[frozenset[str]], object]) -> None:
+        self._sc = sc
+        self._on_draining = on_draining
+        self._known: frozenset[str] = frozenset()
+
+    def look(self) -> None:
+        """Ask Spark."""
+        try:
+            found = draining_executors(self._sc)
+        except Exception:  # noqa: BLE001 (Spark is ending, perhaps; which error varies)
+            _log.debug("Spark does not say which executors it decommissions", exc_info=True)
+            return
+        if new := found - self._known:
+            self._known |= new
+            self._on_draining(new)

@@ -1,0 +1,135 @@
+"""A Spark worker of a standalone cluster gets the notice of its end, as a spot instance does."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+import sparkdl
+from sparkdl.core.deadline import Deadline
+from sparkdl.driver.lifecycle.state import ExecutorsDrain, Running
+from sparkdl.driver.view import View
+from tests.doubles import sessions
+from tests.doubles.ledger import Plan, lost_and_doubled, table, train
+from tests.doubles.nodes import all_gone, has_checkpoint, launch, processes
+from tests.doubles.sessions import SparkSessions
+from tests.faults.conftest import SparkProcesses
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTING = "spark.decommission.enabled"
+ROWS = 2 * 8 * 1200
+LOCAL_ROWS = 3 * 8 * 100
+BACK_S = 90.0
+NOTICED_S = 90.0
+"""Two minutes are the longest notice of a cloud; it takes some five seconds here."""
+
+
+def test_notice_has_all_nodes_make_a_checkpoint_at_one_step(tmp_path: Path) -> None:
+    """Agents without Spark have no executor, so one without a name stands for all of theirs."""
+    with launch(
+        train, Plan(every=10_000, pause_s=0.01), 3, checkpoint_dir=str(tmp_path)
+    ) as cluster:
+        feeding = cluster.feed_async(table(LOCAL_ROWS, 3))
+        assert cluster._controller.wait_for(has_rows, Deadline.after(BACK_S))
+        cluster._controller.submit(ExecutorsDrain(frozenset({""})))
+        assert cluster._controller.wait_for(has_checkpoint, Deadline.after(BACK_S))
+        feeding.result(BACK_S)
+        results = cluster.results(BACK_S)
+        assert cluster.world.generation == 0
+    assert lost_and_doubled(results, LOCAL_ROWS) == (0, 0)
+    (folder,) = tmp_path.iterdir()
+    assert len([*folder.glob("part-*.npy")]) == 3
+
+
+@pytest.fixture
+def spark_spot(
+    spark_session_on: Callable[..., SparkSession], spark_sessions: SparkSessions
+) -> SparkSession:
+    """A session on two workers, each with an executor of two cores; notices are on."""
+    session = spark_session_on(sessions.NO_WORKERS, {SETTING: "true"})
+    for number in range(2):
+        options = f"-D{SETTING}=true"
+        spark_sessions.add_worker(
+            str(session.sparkContext.master), number, 2, SPARK_WORKER_OPTS=options
+        )
+    sessions._wait_for_executors(session, 2)
+    return session
+
+
+def is_in_second_world(view: View) -> bool:
+    return isinstance(view.state, Running) and view.state.world.generation == 1
+
+
+def has_rows(view: View) -> bool:
+    return any(count.rows_consumed for count in view.feeds.values())
+
+
+def warn(process: psutil.Process) -> None:
+    """Give the notice of the end of a Spark worker, or of an executor alone."""
+    process.send_signal(signal.SIGPWR)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+def test_nodes_of_a_worker_that_drains_checkpoint_and_move_within_the_notice(
+    spark_spot: SparkSession, tmp_path: Path
+) -> None:
+    rows = spark_spot.range(ROWS, numPartitions=4).withColumnRenamed("id", "row")
+    with sparkdl.launch(
+        spark_spot,
+        train,
+        Plan(every=10_000, pause_s=0.1, is_slow_once=True),
+        2,
+        framework="plain",
+        checkpoint_dir=str(tmp_path),
+        max_restarts=1,
+    ) as cluster:
+        feeding = cluster.feed_async(rows)
+        before = processes(nodes=2)
+        spark = {name: SparkProcesses.of(node.agent) for name, node in before.items()}
+        drained = spark["worker:1"].worker
+        warn(drained)
+        assert cluster._controller.wait_for(is_in_second_world, Deadline.after(NOTICED_S))
+        status = cluster.status()
+        moved = [node.agent for name, node in before.items() if spark[name].worker == drained]
+        assert all_gone(moved)
+        drained.kill()
+        feeding.result(2 * BACK_S)
+        results = cluster.results(BACK_S)
+        assert cluster.world.generation == 1, "the death of the worker was noticed"
+        assert [m.node.name for m in cluster.world.members] == ["worker:0", "worker:1"]
+    assert "restart" not in status
+    assert lost_and_doubled(results, ROWS) == (0, 0)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+def test_world_shrinks_at_once_where_nothing_is_free_elsewhere(
+    spark_spot: SparkSession, tmp_path: Path
+) -> None:
+    """An executor alone gets the notice, as a pod does."""
+    rows = spark_spot.range(ROWS, numPartitions=4).withColumnRenamed("id", "row")
+    with sparkdl.launch(
+        spark_spot,
+        train,
+        Plan(every=10_000, pause_s=0.1, is_slow_once=True),
+        3,
+        framework="plain",
+        checkpoint_dir=str(tmp_path),
+        max_restarts=1,
+        recovery=sparkdl.Recovery(min_nodes=1),
+    ) as cluster:
+        feeding = cluster.feed_async(rows)
+        warn(SparkProcesses.of(processes(nodes=3)["worker:2"].agent).executor)
+        assert cluster._controller.wait_for(is_in_second_world, Deadline.after(NOTICED_S))
+        assert len(cluster.world.members) < 3
+        feeding.result(2 * BACK_S)
+        results = cluster.results(BACK_S)
+    assert lost_and_doubled(results, ROWS) == (0, 0)

@@ -1,0 +1,189 @@
+"""The wheel, installed away from this checkout: its files, programs and types, and packed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sparkdl
+from sparkdl import cli
+from tests.doubles.programs import output_of
+from tests.doubles.sessions import SparkSessions, make_home
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(900), pytest.mark.xdist_group("packaging")]
+ROOT = Path(sparkdl.__file__).parents[1]
+ALONE = {"PYTHONPATH": ""}
+"""The tests' own path would have pip and Python find this checkout."""
+PROGRAM = """
+from __future__ import annotations
+
+import sys
+
+from pyspark.sql import SparkSession
+
+import sparkdl
+
+
+def train(args: int, ctx: sparkdl.NodeContext) -> tuple[int, str, str]:
+    rows = sum(len(batch["id"]) for batch in ctx.batches(args, columns=["id"], pad=None))
+    return rows, sys.prefix, sparkdl.__file__
+
+
+def main() -> None:
+    spark = SparkSession.builder.getOrCreate()
+    with sparkdl.launch(spark, train, 10, nodes=2) as cluster:
+        report = cluster.feed(spark.range(100), epochs=2)
+        for rows, prefix, file in cluster.results():
+            print("node:", rows, prefix, file)
+    print("fed:", report.rows_used)
+    spark.stop()
+
+
+def mistake(spark: SparkSession) -> None:
+    sparkdl.launch(spark, train, 10, nodes="two")  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from a copy, so that nothing that lies about in the checkout gets in."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    shutil.copytree(ROOT / "sparkdl", source / "sparkdl", ignore=shutil.ignore_patterns("*.pyc"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, source)
+    pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
+    output_of(*pip, "-w", folder, source, timeout_s=300)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A fresh environment with the wheel, all that it requires, and venv-pack; yields its folder.
+
+    pyspark, half a gigabyte, is the one of these tests; all else comes from the package index.
+    """
+    folder = tmp_path_factory.mktemp("fresh")
+    venv, lent = folder / "venv", folder / "lent"
+    output_of(sys.executable, "-m", "venv", venv, timeout_s=120)
+    lent.mkdir()
+    import pyspark
+
+    for entry in Path(pyspark.__file__).parents[1].iterdir():
+        if re.match(r"(pyspark|py4j)(-|$)", entry.name):
+            (lent / entry.name).symlink_to(entry)
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "lent.pth").write_text(f"{lent}\n")
+    pip = (venv / "bin/python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
+    output_of(*pip, wheel, "venv-pack", timeout_s=600, cwd=folder, env=ALONE)
+    return venv
+
+
+def run(venv: Path, *command: str | Path) -> str:
+    """Run a program of the environment, outside of the checkout."""
+    program, *arguments = command
+    where = venv / "bin" / program
+    return output_of(where, *arguments, timeout_s=120, cwd=venv.parent, env=ALONE)
+
+
+def test_wheel_has_every_file_of_the_package(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if name.startswith("sparkdl/")}
+    here = (path for path in (ROOT / "sparkdl").rglob("*") if path.is_file())
+    assert names == {
+        path.relative_to(ROOT).as_posix() for path in here if "__pycache__" not in path.parts
+    }
+
+
+def test_installed_wheel_lacks_nothing_and_its_programs_run(installed: Path) -> None:
+    assert "No broken requirements" in run(installed, "python", "-m", "pip", "check")
+    where = run(installed, "python", "-c", "import sparkdl; print(sparkdl.__file__)")
+    assert Path(where.strip()).is_relative_to(installed)
+    assert run(installed, "sparkdl", "--version").split()[-1] == sparkdl.__version__
+    commands = re.search(r"\{([a-z,]+)\}", run(installed, "sparkdl", "--help"))
+    assert commands, cli.__file__
+    for command in commands[1].split(","):
+        assert f"usage: sparkdl {command}" in run(installed, "sparkdl", command, "--help")
+
+
+def test_every_module_of_the_wheel_imports_without_extras_or_says_what_it_lacks(
+    installed: Path,
+) -> None:
+    code = """
+import importlib, pkgutil, sparkdl
+for module in pkgutil.walk_packages(sparkdl.__path__, "sparkdl.", onerror=lambda name: None):
+    if module.name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(module.name)
+    except ImportError as error:
+        print(module.name, "|", error)
+"""
+    lacking = run(installed, "python", "-c", code).splitlines()
+    extras = "tensorflow|keras|torch|jax|lightning|bokeh|jinja2|mlflow|deepspeed|optuna"
+    assert [line for line in lacking if not re.search(extras, line.partition("|")[2])] == []
+
+
+def test_users_program_is_checked_by_its_types(installed: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    (tmp_path / "mypy.ini").write_text("[mypy]\n")
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--config-file", tmp_path / "mypy.ini")
+    python = ("--python-executable", installed / "bin/python", "--cache-dir", tmp_path / "cache")
+    said = output_of(*mypy, *python, program, cwd=tmp_path, timeout_s=300, env=ALONE)
+    assert "Success: no issues found in 1 source file" in said
+
+
+@pytest.mark.spark
+def test_packed_environment_travels_with_spark_submit(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lent,) = installed.glob("lib/python*/site-packages/lent.pth")
+    lent.unlink()  # executors have Spark's own
+    archive = tmp_path / "environment.tar.gz"
+    run(installed, "venv-pack", "-p", installed, "-o", archive)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    monkeypatch.setenv("SPARK_HOME", str(make_home(tmp_path / "home")))
+    sessions = SparkSessions(tmp_path)
+    try:
+        url = sessions.start_standalone()
+        conf = ("--conf", "spark.ui.enabled=false", "--conf", "spark.executor.memory=1g")
+        submit = (tmp_path / "home/bin/spark-submit", "--master", url, *conf)
+        # What docs/deployment.md says of the cluster mode.
+        refused = subprocess.run(
+            [*submit, "--deploy-mode", "cluster", tmp_path / "train.py"],
+            capture_output=True, text=True, timeout=120, check=False, env=os.environ | ALONE,
+        )  # fmt: skip
+        assert "not supported for python applications on standalone" in refused.stderr.replace(
+            "Python", "python"
+        )
+        said = output_of(
+            *submit, "--archives", f"{archive}#environment", tmp_path / "train.py",
+            env={
+                "PYSPARK_PYTHON": "./environment/bin/python",
+                "PYSPARK_DRIVER_PYTHON": str(installed / "bin/python"),
+                **ALONE,
+            },
+            cwd=tmp_path, timeout_s=280,
+        )  # fmt: skip
+    finally:
+        sessions.stop()
+    nodes = [line.split()[1:] for line in said.splitlines() if line.startswith("node: ")]
+    assert sum(int(rows) for rows, _, _ in nodes) == 200
+    assert "fed: 200" in said
+    for _, prefix, file in nodes:
+        assert Path(prefix).is_relative_to(tmp_path)
+        assert f"{os.sep}environment{os.sep}" in file, "the archive's, in the executor's folder"
