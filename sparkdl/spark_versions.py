@@ -9,7 +9,7 @@ slower or missing on which version.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,102 +25,48 @@ if TYPE_CHECKING:
 IS_SPARK_3 = pyspark.__version__.startswith("3.")
 
 if TYPE_CHECKING or not IS_SPARK_3:
-    from pyspark.core.rdd import PipelinedRDD
-    from pyspark.sql.datasource import (
-        DataSource,
-        DataSourceArrowWriter,
-        DataSourceReader,
-        InputPartition,
-        WriterCommitMessage,
-    )
+    from pyspark.core.rdd import PipelinedRDD as PipelinedRDD
+    from pyspark.sql import datasource as datasource
 else:
-    from pyspark.rdd import PipelinedRDD
+    from types import SimpleNamespace
 
-    class DataSource:
-        """A source that Spark 3.5 does not know of: `sparkdl.data` has it read and written."""
+    from pyspark.rdd import PipelinedRDD as PipelinedRDD
 
-        def __init__(self, options: Mapping[str, str]) -> None:
-            self.options = options
+    class _Plain:
+        """Anything of a data source in Python, which Spark 3.5 has not: `sparkdl.data` asks it."""
 
-    class InputPartition:
-        """A part of a source's rows."""
+        def __init__(self, given: Any = None) -> None:
+            self.options = self.value = given
 
-        def __init__(self, value: Any) -> None:
-            self.value = value
-
-    class DataSourceReader:
-        """Reads partitions."""
-
-    class DataSourceArrowWriter:
-        """Writes partitions."""
-
-    class WriterCommitMessage:
-        """What a task says of what it wrote."""
-
-
-__all__ = [
-    "IS_SPARK_3",
-    "DataSource",
-    "DataSourceArrowWriter",
-    "DataSourceReader",
-    "InputPartition",
-    "PipelinedRDD",
-    "WriterCommitMessage",
-    "arrow_schema_of",
-    "collect_in_arrow",
-    "inheriting_thread",
-    "metadata_session",
-    "parsed_type",
-]
+    _NAMES = "DataSource DataSourceArrowWriter DataSourceReader InputPartition WriterCommitMessage"
+    datasource = SimpleNamespace(**dict.fromkeys(_NAMES.split(), _Plain))
 
 
 def inheriting_thread(
     session: SparkSession | None, run: Callable[[], None], name: str
 ) -> threading.Thread:
-    """Return a daemon thread whose jobs have the pool, group, tags and description of this one's.
-
-    Args:
-        session: whose tags the thread takes over; Spark 3.5 keeps them with the properties.
-    """
+    """Return a daemon thread whose jobs have this one's pool, group, tags and description."""
     more = {} if IS_SPARK_3 else {"session": session}
     return InheritableThread(target=run, name=name, daemon=True, **more)
 
 
 def parsed_type(text: str) -> t.DataType:
-    """Return the type that `text` declares, or the schema of several columns.
-
-    Raises:
-        Exception: Spark's, if it declares none.
-    """
-    if IS_SPARK_3:
-        found: t.DataType = t._parse_datatype_string(text)
-        return found
-    return t.DataType.fromDDL(text)
+    """Return the type that `text` declares, or the schema of several columns; or raise as Spark."""
+    return t._parse_datatype_string(text) if IS_SPARK_3 else t.DataType.fromDDL(text)
 
 
 def collect_in_arrow(
-    frame: DataFrame,
-    task: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]],
-    schema: str,
-    profile: ResourceProfile | None,
+    frame: DataFrame, task: Callable[..., Any], schema: str, profile: ResourceProfile | None
 ) -> list[Row]:
     """Return the rows that `task` makes of each partition, with the resources of `profile`."""
-    if profile is None:
-        return frame.mapInArrow(task, schema).collect()
-    if IS_SPARK_3:
+    if profile and IS_SPARK_3:
         return frame.mapInArrow(task, schema).rdd.withResources(profile).collect()
-    return frame.mapInArrow(task, schema, profile=profile).collect()
+    more = {"profile": profile} if profile else {}
+    return frame.mapInArrow(task, schema, **more).collect()
 
 
 def arrow_schema_of(schema: t.StructType, zone: str) -> pa.Schema:
-    """Return the schema of the batches that `mapInArrow` is given for rows of `schema`.
-
-    Args:
-        zone: the session's, which timestamps are said to be in.
-
-    Raises:
-        Exception: pyspark's, for a type that Arrow has not.
-    """
+    """Return the schema of the batches that `mapInArrow` is given in sessions of this time zone."""
     try:
         return to_arrow_schema(schema, timezone=zone)
     except TypeError:  # before Spark 4.2 pyspark says UTC, although the JVM sends the zone

@@ -8,8 +8,8 @@ The same reader and writer as of the data source, in tasks of `mapInArrow`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +21,6 @@ from sparkdl.core.jobs import named_jobs
 from sparkdl.data.infer import infer_schema
 from sparkdl.data.source import TFRecordDataSource, Written
 from sparkdl.spark_versions import parsed_type
-
-_MODES = ("append", "overwrite")
 
 
 def read_tfrecords(
@@ -46,9 +44,9 @@ def read_tfrecords(
         schema = infer_schema(spark, paths, **options)
     kind: Any = parsed_type(schema) if isinstance(schema, str) else schema
     reader = TFRecordDataSource({"paths": json.dumps(paths), **options}).reader(kind)
-    parts = tuple(reader.partitions())
+    parts = reader.partitions()
     numbers = spark.range(0, len(parts), 1, max(len(parts), 1))
-    return numbers.mapInArrow(_ReadTask(reader, parts), kind)
+    return numbers.mapInArrow(partial(_read, reader, parts), kind)
 
 
 def write_tfrecords(frame: DataFrame, path: str, mode: str = "append", **options: str) -> None:
@@ -59,42 +57,30 @@ def write_tfrecords(frame: DataFrame, path: str, mode: str = "append", **options
         options: as for `df.write`, see `docs/tfrecords.md`.
 
     Raises:
-        ConfigError: for an option, a type or a mode that there is not, or a place that cannot be
-            written to.
+        ConfigError: for an unknown option, type or mode, or a place that cannot be written to.
         WriteError: if the files cannot be made the folder's.
     """
-    if mode not in _MODES:
-        raise ConfigError(f"mode={mode!r} must be one of {', '.join(_MODES)}")
+    if mode not in ("append", "overwrite"):
+        raise ConfigError(f"mode={mode!r} must be 'append' or 'overwrite'")
     source = TFRecordDataSource({"path": path, **options})
     writer = source.writer(frame.schema, mode == "overwrite")
     numbered = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))  # no dots
     try:
         with named_jobs(frame.sparkSession, "sparkdl", "write TFRecords"):
-            rows = numbered.mapInArrow(_WriteTask(writer), "name string").collect()
+            rows = numbered.mapInArrow(partial(_write, writer), "name string").collect()
     except BaseException:
         writer.abort([])
         raise
     writer.commit([Written(row.name) for row in rows])
 
 
-@dataclass(frozen=True)
-class _ReadTask:
-    """Reads the parts whose numbers come."""
-
-    reader: Any
-    parts: tuple[Any, ...]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from self.reader.read(self.parts[number])
+def _read(
+    reader: Any, parts: Sequence[Any], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from reader.read(parts[number])
 
 
-@dataclass(frozen=True)
-class _WriteTask:
-    """Writes a task's rows; its row is the file's name, null for none."""
-
-    writer: Any
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield pa.record_batch({"name": pa.array([self.writer.write(batches).name], pa.string())})
+def _write(writer: Any, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield pa.record_batch({"name": pa.array([writer.write(batches).name], pa.string())})

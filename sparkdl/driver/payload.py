@@ -82,7 +82,7 @@ def _code(code: CodeType) -> tuple[Any, ...]:
     return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in parts)
 
 
-class _Pickler(cloudpickle.CloudPickler):
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     dispatch_table: ClassVar[Any] = ChainMap(
         {CodeType: _code}, cloudpickle.CloudPickler.dispatch_table
     )

@@ -42,7 +42,7 @@ def test_writing_what_fails_leaves_what_was_there(
     bad = spark_local.sql("select array(id, if(id = 9, null, id)) as x from range(0, 10, 1, 2)")
     with pytest.raises(Exception, match="'x' has a null within an array"):
         write_tfrecords(bad, str(tmp_path), "overwrite")
-    with pytest.raises(ConfigError, match=r"mode='error' must be one of append, overwrite"):
+    with pytest.raises(ConfigError, match=r"mode='error' must be 'append' or 'overwrite'"):
         write_tfrecords(bad, str(tmp_path), "error")
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     assert (tmp_path / "old").read_bytes() == before

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from sparkdl.core.errors import ConfigError
 from sparkdl.data import TFRecordDataSource
 from sparkdl.data.columns import Kind, list_type
-from sparkdl.spark_versions import InputPartition
+from sparkdl.spark_versions import datasource
 from tests.data.records import example, sequence, write
 
 ONE, TWO = (Kind.INT64, [1]), (Kind.INT64, [1, 2])
@@ -70,7 +70,7 @@ def test_a_folder_without_records_needs_a_schema(tmp_path: Path) -> None:
 def test_a_folder_without_files_has_no_rows_with_any_spark(tmp_path: Path) -> None:
     reader: Any = TFRecordDataSource({"path": str(tmp_path)}).reader(StructType().add("id", "long"))
     assert reader.partitions() == []
-    for nothing in (None, InputPartition(None)):  # Spark 4.0's, and that of later ones
+    for nothing in (None, datasource.InputPartition(None)):  # Spark 4.0's, and that of later ones
         assert list(reader.read(nothing)) == []
 
 
