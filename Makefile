@@ -10,10 +10,11 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts test-matrix coverage docs soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-timeline bench-waits bench-search screenshots browser peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix coverage docs soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-timeline bench-waits bench-search screenshots browser peers clean
 
 VENV := .venv
 PEERS := .venv-peers
+CLIENT := build/connect-client
 PYTHON ?=
 TENSORFLOW ?= tensorflow-cpu
 TORCH ?= torch
@@ -70,7 +71,7 @@ demo: setup  ## train a small model on a small cluster, here
 	@$(with_java) $(bin)/sparkdl demo $(ARGS)
 
 test test-deep: browser
-test test-deep test-examples test-hosts coverage: build/spark.jsa
+test test-deep test-examples test-hosts test-connect test-matrix coverage: build/spark.jsa
 build/spark.jsa: $(VENV)/.installed tests/doubles/classes.py tests/doubles/sessions.py
 	@$(with_java) $(bin)/python -m tests.doubles.classes $@ >/dev/null 2>&1 || true  # tests do without
 
@@ -91,6 +92,16 @@ test-matrix: setup  ## run tests with other versions of Spark, Python and framew
 
 test-hosts: setup  ## run all tests on several hosts, which are namespaces of this one (as root)
 	@$(with_java) $(pytest) --deep $(ARGS) tests/hosts
+
+test-connect: setup $(CLIENT)/.installed  ## run the tests of Spark Connect, the client with pyspark-client alone
+	@$(with_java) $(pytest) --deep $(ARGS) tests/connect tests/hosts/test_connect_client.py
+
+# The constraints hold pyspark's version; a client may be older or newer than its server.
+$(CLIENT)/.installed: setup.py constraints.txt
+	@$(bin)/python -m venv --clear $(CLIENT)
+	@sed '/^pyspark/d' constraints.txt > $(CLIENT)/constraints.txt
+	@$(CLIENT)/bin/python -m pip install -q -c $(CLIENT)/constraints.txt '.[client,tuning]'
+	@touch $@
 
 coverage: setup  ## run the tests, and print what they cover of each package, in agents and children too
 	@$(bin)/coverage erase; rm -f build/coverage.json

@@ -10,6 +10,7 @@ _README = _ROOT / "README.md"
 _VERSION = re.search(r'__version__ = "(.+)"', (_ROOT / "sparkdl/version.py").read_text())
 assert _VERSION, "sparkdl/version.py holds no __version__"
 
+_SPARK = ["pyspark>=3.5,<5"]
 _CONNECT = ["pyspark[connect]>=4.0,<5"]
 _DASHBOARD = ["bokeh>=3.8"]
 _DEMO = ["scikit-learn>=1.4"]
@@ -37,11 +38,13 @@ setup(
         "protobuf>=4.22",
         "psutil>=5.9",
         "pyarrow>=18",  # with Flight, as all its wheels have
-        "pyspark>=3.5,<5",
         "tqdm>=4.60",
         "websockets>=14",
     ],
+    # Which pyspark is the user's choice: with a JVM, the client alone, or the one of a platform.
     extras_require={
+        "spark": _SPARK,
+        "client": ["pyspark-client>=4.0,<5"],
         "tensorflow": ["tensorflow>=2.16"],
         "tensorflow-cpu": ["tensorflow-cpu>=2.16"],
         "torch": ["torch>=2.2"],

@@ -8,13 +8,11 @@ slower or missing on which version.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyspark
-from pyspark import InheritableThread
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -25,12 +23,9 @@ if TYPE_CHECKING:
 IS_SPARK_3 = pyspark.__version__.startswith("3.")
 
 if TYPE_CHECKING or not IS_SPARK_3:
-    from pyspark.core.rdd import PipelinedRDD as PipelinedRDD
     from pyspark.sql import datasource as datasource
 else:
     from types import SimpleNamespace
-
-    from pyspark.rdd import PipelinedRDD as PipelinedRDD
 
     class _Plain:
         """Anything of a data source in Python, which Spark 3.5 has not: `sparkdl.data` asks it."""
@@ -40,14 +35,6 @@ else:
 
     _NAMES = "DataSource DataSourceArrowWriter DataSourceReader InputPartition WriterCommitMessage"
     datasource = SimpleNamespace(**dict.fromkeys(_NAMES.split(), _Plain))
-
-
-def inheriting_thread(
-    session: SparkSession | None, run: Callable[[], None], name: str
-) -> threading.Thread:
-    """Return a daemon thread whose jobs have this one's pool, group, tags and description."""
-    more = {} if IS_SPARK_3 else {"session": session}
-    return InheritableThread(target=run, name=name, daemon=True, **more)
 
 
 def parsed_type(text: str) -> t.DataType:

@@ -230,9 +230,9 @@ def active_session(who: str, unless: str, *, is_needed: bool) -> SparkSession | 
     Raises:
         SparkConfigError: if there is none, and it is needed.
     """
-    from pyspark.sql import SparkSession
+    from sparkdl.driver.executors import sessions
 
-    session = SparkSession.getActiveSession()
+    session = sessions.active_session()
     if session is None and is_needed:
         raise SparkConfigError(
             f"{who} needs an active SparkSession: create one first. Only local_mode=True{unless} "

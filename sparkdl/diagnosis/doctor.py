@@ -159,7 +159,7 @@ def examine(
 
 
 def _session(spark: SparkSession | SparkContext | None) -> SparkSession | None:
-    from sparkdl.driver.executors.spark import session_of
+    from sparkdl.driver.executors.sessions import session_of
 
     try:
         return session_of(spark)
@@ -216,7 +216,7 @@ def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
 
 def _looked_at(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterator[Check]:
     """Make all checks that need no launch; put what is known of the slots into `sizes`."""
-    from sparkdl.driver.executors.spark import default_fs
+    from sparkdl.driver.executors.sessions import default_fs
     from sparkdl.driver.slots.advice import costly_settings, encrypting_setting
 
     root = default_fs(spark)

@@ -8,21 +8,20 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from pyspark import cloudpickle
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.jobs import cancel_jobs, named_jobs, tagged_jobs
 from sparkdl.diagnosis import probe
 from sparkdl.diagnosis.desk import Desk
 from sparkdl.diagnosis.facts import Facts
-from sparkdl.spark_versions import inheriting_thread
+from sparkdl.driver.executors.sessions import by_value, inheriting_thread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,13 +143,3 @@ class _Job:
             self.error = error
         finally:
             self._desk.begin()
-
-
-@contextmanager
-def by_value(module: Any) -> Iterator[None]:
-    """Have a module travel with what is pickled, so that executors need not have it."""
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]

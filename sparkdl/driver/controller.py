@@ -72,6 +72,7 @@ class Controller:
         events: of the cluster, for those who subscribe.
         questions: to the nodes.
         server: which agents and feeders connect to.
+        reached_at: where they do; `None` before it listens.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Controller:
         self.events = ClusterEvents(spec, self.view, self.changed, self._loop)
         ask = (self.view, self.changed, self.soon, self.server.send)
         self.questions = Questions(spec.nodes, *ask, log_tail)
+        self.reached_at: ServerAddress | None = None
         self._clocks = ClockQuestions(self.events, self.server.send)
         self._timer: asyncio.TimerHandle | None = None
         self._progress = Throttle(self._loop, self._notify, _PROGRESS_S)
@@ -108,17 +110,19 @@ class Controller:
     # From other threads.
 
     def start(self, host: str, ports: tuple[int, ...]) -> ServerAddress:
-        """Start the thread and listen.
+        """Start the thread and listen; return where the executors reach it.
 
         Raises:
+            LaunchError: if they cannot reach it.
             ConfigError: if `host` and `ports` offer no place to listen at, or this process may
                 not have a connection to each node.
         """
         self._thread.start()
         try:
             address = self._call(self.server.start(host, ports))
+            self.reached_at = self._executor.reached_at(address, self.spec)
             self.soon(self._arm_timer, self.view.state.deadline_s)
-            return address
+            return self.reached_at
         except BaseException:
             self.close()
             raise

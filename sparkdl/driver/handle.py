@@ -234,13 +234,8 @@ class Cluster:
         """
         options = StreamOptions(checkpoint_location, query_name, trigger_options(trigger))
         open_stream = partial(self.open_stream, feed, timeout_s, role)
-        if not self._executor.takes_streams:
-            raise ConfigError(
-                "train_stream needs Spark; with executor='local' feed with cluster.open_stream()"
-            )
-        from sparkdl.driver.executors.stream_query import start_query  # it needs a classic Spark
-
-        return start_query(data, open_stream, options, self._executor.thread)
+        query: FeedQuery = self._executor.stream(data, open_stream, options)
+        return query
 
     def open_stream(
         self, feed: str = DEFAULT_FEED, timeout_s: float | None = None, role: str | None = None

@@ -346,7 +346,15 @@ def _executor(
 
         return LocalExecutor(), replace(spec, driver_nodes=0)
     if kind == "spark":
-        from sparkdl.driver.executors.spark import place
+        try:
+            from sparkdl.driver.executors.spark import place
+        except ModuleNotFoundError as error:
+            if error.name != "pyspark":
+                raise
+            raise FrameworkMissingError(
+                "pyspark is not installed: pip install 'pyspark>=4.0', or 'pyspark-client>=4.0' "
+                "for a client of Spark Connect"
+            ) from None
 
         return place(spark, spec)
     raise ConfigError(f"executor={kind!r}: choose 'spark' or 'local'")

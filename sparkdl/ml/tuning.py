@@ -18,10 +18,9 @@ from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
-from pyspark import InheritableThread
 from pyspark.ml.base import Estimator
 from pyspark.ml.evaluation import Evaluator
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
@@ -29,6 +28,7 @@ from sparkdl.core.jobs import named_jobs
 from sparkdl.core.options import Feeding
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.tracking import tracked
+from sparkdl.driver.executors.sessions import active_session, inheriting_thread
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import reads_own_data
@@ -37,6 +37,7 @@ from sparkdl.driver.threads import begin
 if TYPE_CHECKING:
     import optuna
     import pandas as pd
+    from pyspark.sql import SparkSession
     from typing_extensions import Unpack
 
     from sparkdl.driver.options import LaunchOptions
@@ -96,7 +97,7 @@ def search(  # noqa: PLR0913 (one option, one name)
         raise ConfigError(f"nodes={nodes} must be at least 1")
     found = _study(study, direction, sampler, pruner, seed)
     if spark is None and options.get("executor") != "local":
-        spark = SparkSession.getActiveSession()  # which other threads do not know
+        spark = active_session()  # which other threads do not know
     options["feeding"] = reads_own_data(options.get("feeding", Feeding()))
     options.setdefault("framework", "plain")
     stop = threading.Event()
@@ -109,7 +110,7 @@ def search(  # noqa: PLR0913 (one option, one name)
         return value_of(results[0], metric)
 
     try:
-        return _Search(found, space, run, trials, parallelism).run()
+        return _Search(found, space, run, trials, parallelism, spark).run()
     except BaseException:
         stop.set()  # which ends the trials that run
         raise
@@ -150,19 +151,25 @@ def search_estimator(  # noqa: PLR0913 (one option, one name)
     if isinstance(space, Mapping):
         for name in space:
             _param(estimator, name)
-    return _Search(found, space, run, trials, parallelism).run()
+    return _Search(found, space, run, trials, parallelism, train.sparkSession).run()
 
 
 class _Search:
     """Runs the trials, in as many threads as trials may run at once."""
 
     def __init__(
-        self, study: optuna.Study, space: Space, run: Run, trials: int, parallelism: int
+        self,
+        study: optuna.Study,
+        space: Space,
+        run: Run,
+        trials: int,
+        parallelism: int,
+        spark: SparkSession | None,
     ) -> None:
         for name, number in (("trials", trials), ("parallelism", parallelism)):
             if number < 1:
                 raise ConfigError(f"{name}={number} must be at least 1")
-        self._study, self._run = study, run
+        self._study, self._run, self._thread = study, run, partial(inheriting_thread, spark)
         self._space = _distributions(space) if isinstance(space, Mapping) else space
         self._left, self._parallelism = trials, min(parallelism, trials)
         self._lock = threading.Lock()
@@ -178,7 +185,7 @@ class _Search:
 
     def _run_all(self) -> SearchResult:
         workers = [  # each with what this thread is in the midst of
-            begin(partial(copy_context().run, self._work), f"sparkdl-trials-{number}", _thread)
+            begin(partial(copy_context().run, self._work), f"sparkdl-trials-{number}", self._thread)
             for number in range(self._parallelism)
         ]
         try:
@@ -327,10 +334,6 @@ def _param(estimator: Any, name: str) -> Any:
             "pipeline's stages write 'number.parameter', like '2.learning_rate'"
             f"{did_you_mean(own, [param.name for param in owner.params])}"
         ) from error
-
-
-def _thread(run: Callable[[], None], name: str) -> threading.Thread:
-    return InheritableThread(target=run, name=name, daemon=True)
 
 
 class PrunedError(Exception):

@@ -16,9 +16,10 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.jobs import named_jobs
+from sparkdl.core.jobs import context_of, named_jobs
 from sparkdl.core.options import Feeding, Roles, Startup
 from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.driver.executors.sessions import NO_RDDS, session_of
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
@@ -28,7 +29,7 @@ from sparkdl.tfos.util import num_gpus
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from sparkdl.driver.executors.stream_query import FeedQuery
 
@@ -54,7 +55,7 @@ class TFCluster:
 
     Attributes:
         cluster: the `sparkdl.Cluster` behind it.
-        sc: the SparkContext.
+        sc: the SparkContext or session that `run` was given.
         input_mode: how the nodes get their data.
         queues: the names that `train` accepts.
         cluster_meta: what the cluster was made of: `id`, `cluster_template` (executor ids by role),
@@ -64,7 +65,7 @@ class TFCluster:
         server: a `reservation.Client` asks it for the nodes, or to end a stream.
     """
 
-    def __init__(self, sc: SparkContext, cluster: Cluster, queues: Sequence[str]) -> None:
+    def __init__(self, sc: Any, cluster: Cluster, queues: Sequence[str]) -> None:
         spec = cluster.spec
         self.sc = sc
         self.cluster = cluster
@@ -123,7 +124,13 @@ class TFCluster:
     @property
     def nodeRDD(self) -> RDD[int]:
         """An RDD of the executor ids, one to a partition."""
-        return self.sc.parallelize(range(self.num_executors), self.num_executors)
+        context: SparkContext | None = context_of(self.sc)
+        if context is None:
+            raise ConfigError(
+                f"nodeRDD: {NO_RDDS}. cluster_info lists the nodes, and cluster.run of sparkdl "
+                "calls a function on each"
+            )
+        return context.parallelize(range(self.num_executors), self.num_executors)
 
     def train(
         self,
@@ -151,7 +158,7 @@ class TFCluster:
         self._check_feed(qname)
         if num_epochs < 0:
             raise ConfigError(f"num_epochs={num_epochs} is negative")
-        if hasattr(dataRDD, "foreachRDD"):
+        if hasattr(type(dataRDD), "foreachRDD"):  # any name is a column of a DataFrame, perhaps
             self._train_dstream(dataRDD, qname, feed_timeout)
             return None
         return self.cluster.feed(dataRDD, num_epochs or DEFAULT_EPOCHS, qname, feed_timeout)
@@ -251,7 +258,7 @@ class TFCluster:
 
 
 def run(
-    sc: SparkContext,
+    sc: SparkContext | SparkSession | None,
     map_fun: Callable[[Any, Any], Any],
     tf_args: Any,
     num_executors: int,
@@ -270,6 +277,7 @@ def run(
     """Start `map_fun(tf_args, ctx)` on `num_executors` nodes and return once all know each other.
 
     Args:
+        sc: the SparkContext or session; over Spark Connect the session. `None` for the active one.
         tf_args: anything picklable; a list becomes `sys.argv` in the nodes; `num_gpus` is read
             from a namespace or dict.
         num_executors: nodes in all, ps and evaluator included.
@@ -323,7 +331,7 @@ def run(
         },
     )
     try:
-        return TFCluster(sc, cluster, queues)
+        return TFCluster(session_of(None) if sc is None else sc, cluster, queues)
     except BaseException:
         cluster.abort()
         raise

@@ -13,15 +13,16 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
 
-from sparkdl.control.values import encode_value
+from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ResultError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.core.options import Feeding
-from sparkdl.driver.executors.spark import default_fs
+from sparkdl.driver.executors.sessions import default_fs, session_of
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.node.task import Problem, parse_problem
@@ -30,6 +31,7 @@ from sparkdl.tfos.util import num_gpus
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
     from sparkdl.node.context import NodeContext
 
@@ -39,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def run(
-    sc: SparkContext,
+    sc: SparkContext | SparkSession | None,
     map_fn: Callable[[Any, Any], Any],
     tf_args: Any,
     num_executors: int,
@@ -51,7 +53,7 @@ def run(
     and `working_dir`; no run feeds or knows another.
 
     Args:
-        sc: the SparkContext.
+        sc: the SparkContext or session; over Spark Connect the session. `None` for the active one.
         tf_args: anything picklable; a list becomes `sys.argv` in the runs; `num_gpus` is read from
             a namespace or dict.
         num_executors: how many runs.
@@ -71,14 +73,15 @@ def run(
         options: dict[str, Any] = {"num_gpus": num_gpus(tf_args), "feeding": Feeding(fed=False)}
         with launch(sc, one, tf_args, num_executors, framework="plain", **options) as cluster:
             return _values(cluster.results())
-    task = RunTask(one, tf_args, default_fs(SparkSession(sc)), os.getcwd())
-    tasks = sc.parallelize(range(num_executors), num_executors).mapPartitions(task)
+    session = session_of(sc)
+    task = RunTask(one, tf_args, default_fs(session), os.getcwd())
+    tasks = session.range(num_executors, numPartitions=num_executors)
     try:
-        with named_jobs(sc, "sparkdl", f"{num_executors} runs of TFParallel"):
-            returned = tasks.collect()
+        with named_jobs(session, "sparkdl", f"{num_executors} runs of TFParallel"):
+            rows = tasks.mapInArrow(task, "run long, returned binary").collect()
     except Exception as error:
         raise _task_error(error) from error
-    return _values(returned)
+    return _values(decode_value(bytes(row.returned)) for row in sorted(rows))
 
 
 @dataclass(frozen=True)
@@ -113,16 +116,16 @@ class Run:
 
 @dataclass(frozen=True)
 class RunTask:
-    """For `RDD.mapPartitions`: each element is the number of a run."""
+    """For `DataFrame.mapInArrow`: each row is the number of a run."""
 
     run: Run
     args: Any
     default_fs: str
     working_dir: str
 
-    def __call__(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run each as a cluster of one node on this executor; give what each returned."""
-        for number in numbers:
+        for number in chain.from_iterable(batch["id"].to_pylist() for batch in batches):
             one = replace(
                 self.run,
                 index=number,
@@ -136,7 +139,7 @@ class RunTask:
                     (returned,) = cluster.results()
             except NodeFailedError as error:
                 raise Problem(type(error).__name__, str(error)).error() from error
-            yield returned
+            yield pa.record_batch({"run": [number], "returned": [encode_value(returned)]})
 
 
 def _values(returned: Iterable[Mapping[str, Any]]) -> list[Any]:

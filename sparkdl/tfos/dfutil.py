@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from pyspark.sql import types as spark
 from pyspark.sql.types import StructType
 
@@ -28,12 +28,12 @@ from sparkdl.data.files import Options
 from sparkdl.data.frames import read_tfrecords, write_tfrecords
 from sparkdl.data.infer import Rules, infer_by_job
 from sparkdl.data.protos import message_class
-from sparkdl.driver.executors.spark import default_fs
+from sparkdl.driver.executors.sessions import default_fs, session_of
 from sparkdl.storage import locate, open_storage
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
     "fromTFExample",
@@ -74,18 +74,19 @@ def saveAsTFRecords(df: DataFrame, output_dir: str) -> None:
 
 
 def loadTFRecords(
-    sc: SparkContext, input_dir: str, binary_features: Sequence[str] = ()
+    sc: SparkContext | SparkSession | None, input_dir: str, binary_features: Sequence[str] = ()
 ) -> DataFrame:
     """Return the records of TFRecord files as a DataFrame; its schema is inferred from them all.
 
     Args:
-        input_dir: without a scheme it is on Hadoop's default file system.
+        sc: the SparkContext or session; `None` for the active one.
+        input_dir: without a scheme it is on Hadoop's default file system. This process lists it.
         binary_features: bytes features that are binary, even if they could be text.
 
     Raises:
         ConfigError: if there are no records, or a feature has several kinds of values.
     """
-    session = SparkSession.builder.getOrCreate()
+    session = session_of(sc)
     folder = _url(session, input_dir)
     rules = Rules(is_empty_null=True, floats=pa.float64(), binary=tuple(binary_features))
     schema = infer_by_job(session, Options((folder,)), rules)

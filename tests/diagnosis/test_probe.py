@@ -11,7 +11,7 @@ import pytest
 from pyspark import cloudpickle
 
 from sparkdl.diagnosis import probe
-from sparkdl.diagnosis.executors import by_value
+from sparkdl.driver.executors.sessions import by_value
 from tests.doubles.programs import output_of
 
 PROGRAM = """

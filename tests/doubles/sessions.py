@@ -13,13 +13,13 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -33,6 +33,7 @@ NO_WORKERS = "standalone without workers"
 GPUS_PER_WORKER = 2
 """That Spark discovers on each worker of the standalone cluster; an executor gets one of them."""
 
+CONNECT_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _STARTED_S = 60.0
 _STOPPED_S = 10.0
 _POLL_S = 0.1
@@ -70,9 +71,7 @@ class SparkSessions:
         if self._session is not None and is_same and _is_alive(self._session):
             return self._session
         self.stop()
-        if "SPARK_HOME" not in os.environ:
-            os.environ["SPARK_HOME"] = str(make_home(self._folder / "home"))
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        self._set_home()
         url, special = master, {}
         if master == STANDALONE:
             url, special = self.start_standalone(), {"spark.executor.resource.gpu.amount": "1"}
@@ -95,6 +94,31 @@ class SparkSessions:
             _forget(self._extra)
         self._daemons.close()
 
+    @contextmanager
+    def connect_server(self) -> Iterator[str]:
+        """Give the URL of a Spark Connect server on a standalone cluster of two workers."""
+        before = os.environ.get("SPARK_HOME")
+        # Without the archive of pyspark: it would be compiled at each start of a Python process,
+        # and Spark gives that of a query ten seconds.
+        home = make_home(self._folder / "home", "python")
+        os.environ["SPARK_HOME"] = str(home)
+        master, port = self._start_standalone(), free_port()
+        settings = {"spark.connect.grpc.binding.port": port, "spark.executor.memory": "1g"}
+        settings |= {"spark.executor.cores": 3, "spark.ui.enabled": "false"}
+        settings |= {"spark.local.dir": self._folder, "spark.driver.host": "127.0.0.1"}
+        options = [f"--conf={name}={value}" for name, value in settings.items()]
+        submit = ("org.apache.spark.deploy.SparkSubmit", "--master", master, *options)
+        server = ("--driver-memory=700m", "--class", CONNECT_SERVER, "spark-internal")
+        try:
+            self._start_daemon("connect", *submit, *server, SPARK_DAEMON_MEMORY="")
+            wait_for_server(port)
+            yield f"sc://127.0.0.1:{port}"
+        finally:
+            self.stop()
+            os.environ.pop("SPARK_HOME")
+            if before is not None:
+                os.environ["SPARK_HOME"] = before
+
     def close(self) -> None:
         """Stop all, the JVM included."""
         self.stop()
@@ -108,6 +132,11 @@ class SparkSessions:
             gateway.proc.stdin.close()  # upon which the JVM ends
             _end(gateway.proc)
             SparkContext._gateway = SparkContext._jvm = None
+
+    def _set_home(self) -> None:
+        if "SPARK_HOME" not in os.environ:
+            os.environ["SPARK_HOME"] = str(make_home(self._folder / "home"))
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
     def discovery_script(self, count: int) -> Path:
         """Write a script as Spark runs it to find a machine's GPUs; each run finds `count` others.
@@ -190,13 +219,13 @@ class SparkSessions:
         self._daemons.callback(_end, daemon)
 
 
-def make_home(home: Path) -> Path:
+def make_home(home: Path, *without: str) -> Path:
     """Make a home for Spark of links to the one that was installed, and return it."""
     import pyspark
 
     home.mkdir()
     for entry in Path(pyspark.__file__).parent.iterdir():
-        if entry.name not in ("work", "logs"):
+        if entry.name not in ("work", "logs", *without):
             (home / entry.name).symlink_to(entry)
     return home
 

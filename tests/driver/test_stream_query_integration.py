@@ -131,9 +131,6 @@ def test_query_ends_when_a_node_has_had_enough_and_what_cannot_be_is_refused(
         for wrong in (spark_cluster.range(3), parts(3)):
             with pytest.raises(ConfigError, match="takes a streaming DataFrame"):
                 cluster.train_stream(wrong)  # type: ignore[arg-type]
-        connected = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})
-        with pytest.raises(ConfigError, match="Spark Connect"):
-            cluster.train_stream(connected())
         with pytest.raises(ConfigError, match="micro-batches"):
             cluster.train_stream(files.stream(), trigger={"continuous": "1 second"})
         with pytest.raises(ConfigError, match="train_stream"):

@@ -32,5 +32,5 @@ def test_run_without_a_session_says_so() -> None:
     from pyspark import SparkContext
 
     if SparkContext._active_spark_context is None:
-        with pytest.raises(ConfigError, match="no active SparkContext"):
+        with pytest.raises(ConfigError, match="no active SparkSession"):
             run_elastic(place, num_proc=2)

@@ -9,9 +9,11 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from sparkdl.control.values import decode_value
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError
 from sparkdl.driver.executors import local
 from sparkdl.tfos import TFParallel
@@ -31,6 +33,10 @@ def tell(args: Any, ctx: TFNodeContext) -> Any:
     return object() if ctx.worker_num == 1 else {"run": ctx.worker_num}
 
 
+def numbers(*found: int) -> list[pa.RecordBatch]:
+    return [pa.record_batch({"id": [number]}) for number in found]
+
+
 def expected(number: int, count: int, argv0: str = "") -> str:
     return repr(
         [number, number, count, "", None, {}, "file:///data", os.getcwd(), argv0, None, True]
@@ -45,7 +51,9 @@ def test_task_runs_each_of_its_numbers_in_a_process_of_its_own(tmp_path: Path) -
     """As a Spark task does, without Spark."""
     one = TFParallel.Run(tell, 5)
     task = TFParallel.RunTask(one, {"folder": str(tmp_path)}, "file://", os.getcwd())
-    assert list(task(iter([3, 4]))) == [{"value": {"run": 3}}, {"value": {"run": 4}}]
+    rows = [row for batch in task(numbers(3, 4)) for row in batch.to_pylist()]
+    returned = {row["run"]: decode_value(row["returned"]) for row in rows}
+    assert returned == {number: {"value": {"run": number}} for number in (3, 4)}
     assert told(tmp_path) == {f"run-{i}": expected(i, 5) for i in (3, 4)}
 
 
@@ -57,7 +65,7 @@ def test_task_hands_on_the_gpus_that_spark_assigned(
 
     monkeypatch.setattr(local, "assigned_gpus", lambda: ("2", "3", "5"))
     args = {"folder": str(tmp_path), "num_gpus": 2}
-    list(TFParallel.RunTask(TFParallel.Run(gpus, 1), args, "file://", "/")(iter([0])))
+    list(TFParallel.RunTask(TFParallel.Run(gpus, 1), args, "file://", "/")(numbers(0)))
     assert told(tmp_path) == {"gpus": "2,3"}
 
 

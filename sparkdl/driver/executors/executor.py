@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sparkdl.control.server import ServerAddress
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import SparkdlError
+from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.slots.placement import Standing
 from sparkdl.feed.parquet.source import ParquetSource
@@ -58,15 +59,19 @@ class Executor(Protocol):
     """Starts nodes and runs feeders. Methods may be called from any thread.
 
     What has a body here is what an executor without Spark does.
-
-    Attributes:
-        takes_streams: whether there are streaming DataFrames, whose micro-batches `feed` takes.
     """
-
-    takes_streams: bool = False
 
     def driver_host(self) -> str:
         """Return the address of this machine under which the executors reach it."""
+
+    def reached_at(self, address: ServerAddress, spec: ClusterSpec) -> ServerAddress:
+        """Return where the executors reach the driver, which listens at `address`.
+
+        Raises:
+            ConfigError: if they cannot, and nodes are on this machine.
+            LaunchError: if they cannot otherwise.
+        """
+        return address
 
     def encrypting_setting(self) -> str:
         """Return the setting by which the place encrypts its own connections; empty if none."""
@@ -117,6 +122,12 @@ class Executor(Protocol):
             ConfigError: if `data` is of a kind that this executor cannot feed.
             SparkdlError: if feeding failed.
         """
+
+    def stream(self, data: Any, open_stream: Callable[[], Any], options: Any) -> Any:
+        """Start a query that feeds the micro-batches of a streaming DataFrame, and return it."""
+        raise ConfigError(
+            "train_stream needs Spark; with executor='local' feed with cluster.open_stream()"
+        )
 
     def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
         """Return the files whose rows `data` holds, if it is a mere scan of Parquet files.

@@ -8,15 +8,16 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from pyspark import RDD, SparkContext
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
+from sparkdl.control.server import ServerAddress
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.jobs import (
@@ -29,8 +30,9 @@ from sparkdl.core.jobs import (
 from sparkdl.core.listing import listed
 from sparkdl.core.options import Placement
 from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.driver.executors.connect_relay import ClientRelay, client_host, why_unreached
 from sparkdl.driver.executors.console import ConsoleBar
-from sparkdl.driver.executors.executor import Executor, Launch, explained
+from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.driver.executors.scored import (
@@ -40,6 +42,13 @@ from sparkdl.driver.executors.scored import (
     plain_row,
     result_schema,
     scored,
+)
+from sparkdl.driver.executors.sessions import (
+    NO_RDDS,
+    default_fs,
+    inheriting_thread,
+    is_rdd,
+    session_of,
 )
 from sparkdl.driver.slots import draining
 from sparkdl.driver.slots.advice import encrypting_setting, log_costly_settings
@@ -54,72 +63,25 @@ from sparkdl.driver.slots.preflight import (
 )
 from sparkdl.driver.slots.queue import Turn
 from sparkdl.driver.slots.spark_errors import explain_job_failure
+from sparkdl.driver.threads import begin
 from sparkdl.feed.infer.task import InferRdd, decode_results
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from sparkdl.feed.values.tables import TABLES, holds_tables
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
-from sparkdl.spark_versions import IS_SPARK_3, PipelinedRDD, collect_in_arrow, inheriting_thread
+from sparkdl.spark_versions import collect_in_arrow
 
-Explain = Callable[[BaseException], SparkdlError | None]
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
+    from sparkdl.driver.executors.result_rdd import Explain
+    from sparkdl.driver.executors.stream_query import FeedQuery
+    from sparkdl.driver.feeds.feeds import StreamFeed, StreamOptions
 
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0
 _LOST_S = 1.0
-
-
-class ResultRdd(PipelinedRDD[Any, Any]):
-    """An RDD of results, and what is made of it without a shuffle.
-
-    Actions of a DataFrame, and those behind a shuffle, raise Spark's own error, with the words of
-    the task that failed.
-    """
-
-    def __init__(
-        self, prev: RDD[Any], func: Any, is_kept: bool, explain: Explain, group: str
-    ) -> None:
-        super().__init__(prev, func, is_kept)
-        self._explain = explain
-        self._group = group
-
-    @classmethod
-    def of(cls, results: RDD[Any], explain: Explain, group: str) -> ResultRdd:
-        """Return these results as such an RDD.
-
-        Args:
-            group: of the jobs that compute them.
-        """
-        return cls(results, _as_they_are, True, explain, group)
-
-    def mapPartitionsWithIndex(self, f: Any, preservesPartitioning: bool = False) -> RDD[Any]:  # noqa: N802, N803 (pyspark calls it so)
-        """Do what Spark's does: map, filter, count and others go through it."""
-        return ResultRdd(self, f, preservesPartitioning, self._explain, self._group)
-
-    def collect(self) -> list[Any]:
-        """Do what Spark's does: count, sum, reduce, foreach and others go through it."""
-        with self._scoring():
-            return super().collect()
-
-    def take(self, num: int) -> list[Any]:
-        """Do what Spark's does; first and isEmpty go through it."""
-        with self._scoring():
-            return super().take(num)
-
-    def saveAsTextFile(self, path: str, compressionCodecClass: str | None = None) -> None:  # noqa: N802, N803 (likewise)
-        """Do what Spark's does."""
-        with self._scoring():
-            super().saveAsTextFile(path, compressionCodecClass)
-
-    @contextmanager
-    def _scoring(self) -> Iterator[None]:
-        with explained(self._explain), named_jobs(self.ctx, self._group, "scoring"):
-            yield
-
-
-def _as_they_are(_partition: int, results: Iterable[Any]) -> Iterable[Any]:
-    return results
 
 
 class SparkExecutor(Executor):
@@ -130,8 +92,6 @@ class SparkExecutor(Executor):
         count: returns what the slots mean for the nodes; `None` where that does not matter.
         turn: the cluster's place in the queue for slots, where there is a queue.
     """
-
-    takes_streams = True
 
     def __init__(
         self,
@@ -157,10 +117,37 @@ class SparkExecutor(Executor):
         self._explain: Explain = lambda error: None
         self._here = LocalExecutor()
         self._has_left_host = False
+        self._relay: ClientRelay | None = None
 
     def driver_host(self) -> str:
         """Return what Spark's own executors call this machine; Spark has IPv6 in brackets."""
+        if self._context is None:
+            return client_host(self._spark)
         return str(self._spark.conf.get("spark.driver.host")).strip("[]")
+
+    def reached_at(self, address: ServerAddress, spec: ClusterSpec) -> ServerAddress:
+        """Ask executors, and start a relay beside them if they cannot connect to this client."""
+        if self._context is not None:
+            return address
+
+        def ask() -> str:
+            with self._jobs_of("do executors reach this client?", self._nodes_tag):
+                return why_unreached(self._spark, address, spec.num_tasks)
+
+        asked = begin(ask, f"sparkdl-reach-{spec.cluster_id}", self.thread)
+        if not asked.wait(spec.settings.start_timeout_s):  # no slot is free: the nodes' job says so
+            cancel_jobs(self._spark, self._nodes_tag)
+            return address
+        if not (why := asked.result()):
+            return address
+        if spec.driver_nodes:
+            raise ConfigError(
+                f"Roles(ps_on_driver=True): nodes on executors cannot connect to this client at "
+                f"{address.host} ({why}). Leave it out, or set SPARKDL_DRIVER_HOST to an address "
+                "that they reach"
+            )
+        self._relay = ClientRelay(self._spark, address, why)
+        return self._relay.start(self.thread)
 
     def encrypting_setting(self) -> str:
         """Return the setting by which Spark encrypts its own connections."""
@@ -289,15 +276,21 @@ class SparkExecutor(Executor):
         Tables of this process take no job: their rows go to the nodes from here.
         """
         if holds_tables(data):
+            if self._relay:
+                raise ConfigError(
+                    "this client of Spark Connect has no route to the nodes: give them the rows "
+                    "of a table by Spark, cluster.feed(spark.createDataFrame(table))"
+                )
             return self._here.feed(data, spec)
         first, last = spec.epoch, max(spec.epoch, spec.last_epoch)
         epochs = f"epochs {first}-{last}" if last > first else f"epoch {first}"
         what = f"feed {spec.feed!r}, {epochs}"
         tags = (self._feed_tag, self._tag_of(spec.feed))
-        if isinstance(data, RDD):
+        if is_rdd(data):
             spec.check_partitions(data.getNumPartitions())
             with self._jobs_of(what, *tags), interruptible_jobs(self._spark):
-                return data.mapPartitions(FeedRdd(spec)).collect()
+                fed: list[FedPartition] = data.mapPartitions(FeedRdd(spec)).collect()
+                return fed
         if not _is_dataframe(data):
             raise ConfigError(
                 f"a {type(data).__module__}.{type(data).__name__} cannot be fed; "
@@ -308,6 +301,19 @@ class SparkExecutor(Executor):
         with self._jobs_of(what, *tags), interruptible_jobs(self._spark):
             rows = data.mapInArrow(FeedDataFrame(spec), FED_SCHEMA).collect()
         return [FedPartition(**row.asDict()) for row in rows]
+
+    def stream(
+        self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
+    ) -> FeedQuery:
+        """Start a query whose micro-batches are fed."""
+        from sparkdl.driver.executors.stream_query import start_classic, start_query
+
+        start: Callable[..., FeedQuery] = start_classic
+        if self._context is None:
+            from sparkdl.driver.executors.connect_query import start_served
+
+            start = start_served
+        return start_query(data, open_stream, partial(start, options, self.thread))
 
     def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
         """Ask Spark's plan, and the footers of the files; starts no job."""
@@ -330,7 +336,14 @@ class SparkExecutor(Executor):
 
     def infer_rows(self, data: Any, spec: FeedSpec) -> Any:
         """Return an RDD of results."""
-        if isinstance(data, RDD):
+        if self._context is None:
+            raise ConfigError(
+                f"{NO_RDDS}: give inference a DataFrame and a schema= for its results, for example "
+                "'prediction float'"
+            )
+        from sparkdl.driver.executors.result_rdd import ResultRdd
+
+        if is_rdd(data):
             return ResultRdd.of(data.mapPartitions(InferRdd(spec)), self._explain, self._group)
         if _is_dataframe(data):
             with named_jobs(self._spark, self._group, "scoring"):  # a shuffle is a job of its own
@@ -366,6 +379,8 @@ class SparkExecutor(Executor):
         try:
             self._close(deadline)
         finally:
+            if self._relay:
+                self._relay.close()
             if self._turn:
                 self._turn.end()
 
@@ -430,41 +445,3 @@ def place(
     count = counting(session, spec, placing, topology)
     executor = SparkExecutor(session, spec.cluster_id, profile, count, turn)
     return executor, replace(spec, default_fs=default_fs(session), placement=placement)
-
-
-def is_running(spark: SparkSession | SparkContext) -> bool:
-    """Whether a session or context has not been stopped."""
-    context = context_of(spark)
-    if context is None:
-        return not getattr(spark, "is_stopped", False)  # of Spark Connect alone
-    return context._jsc is not None
-
-
-def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
-    """Return the session that is meant; the active one by `None`.
-
-    Raises:
-        ConfigError: if there is none, it has been stopped, or it is Spark 3.5's over Connect.
-    """
-    given = spark if spark is not None else SparkSession.getActiveSession()
-    if given is None:
-        raise ConfigError(
-            "there is no active SparkSession; give one to launch, or use executor='local'"
-        )
-    if not is_running(given):
-        raise ConfigError(
-            f"the {type(given).__name__} has been stopped. Start another one with "
-            "SparkSession.builder.getOrCreate(), or stop it when the cluster has been shut down"
-        )
-    if IS_SPARK_3 and context_of(given) is None:
-        raise ConfigError("Spark Connect needs pyspark 4.0 or later; use a classic SparkSession")
-    return SparkSession(given) if isinstance(given, SparkContext) else given
-
-
-def default_fs(session: SparkSession) -> str:
-    """Return Hadoop's default file system without a trailing slash."""
-    try:
-        url = session.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS")
-    except Exception:  # noqa: BLE001 (Spark Connect has no context; which error varies)
-        return "file://"
-    return "file://" if url.startswith("file:") else str(url).rstrip("/")

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
@@ -17,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
 from sparkdl.driver.feeds.feeds import StreamFeed, StreamOptions
+from sparkdl.driver.threads import Thread
 
 _STARTED_S = 60.0
 _STOPPED_MS = 60_000
@@ -34,15 +34,19 @@ class QueryStoppedError(SparkdlError):
     """The micro-batch was cut short, since its query was stopped."""
 
 
-class FeedQuery(StreamingQuery):
+if TYPE_CHECKING:
+    Query = StreamingQuery
+else:
+    Query = object  # the class of Spark Connect's has no base with the other
+
+
+class FeedQuery(Query):
     """Spark's `StreamingQuery`, which knows the cluster that it feeds.
 
     Where a node has failed, that is what is raised. `stop()` also ends the nodes' iteration.
     """
 
-    def __init__(self, query: StreamingQuery, stream: StreamFeed) -> None:
-        super().__init__(query._jsq)
-        self._stream = stream
+    _stream: StreamFeed
 
     def stop(self) -> None:
         """Stop the query; returns when it has ended.
@@ -84,6 +88,14 @@ class FeedQuery(StreamingQuery):
         return answer
 
 
+class ClassicQuery(FeedQuery, StreamingQuery):
+    """The query of a classic session."""
+
+    def __init__(self, query: StreamingQuery, stream: StreamFeed) -> None:
+        super().__init__(query._jsq)
+        self._stream = stream
+
+
 class _Batches:
     """What `foreachBatch` calls, in the query's own thread of the JVM."""
 
@@ -106,6 +118,8 @@ class _Batches:
 
 def _await_stop(query: StreamingQuery, data: DataFrame) -> None:
     """Wait in the query's thread until `stop` interrupts it. What returned would be committed."""
+    from py4j.protocol import Py4JJavaError
+
     jvm: Any = data.sparkSession._jvm
     java = jvm.java.lang.Thread
     if not query.isActive:  # the interruption may have come already, and ended the Spark job
@@ -120,23 +134,16 @@ def _await_stop(query: StreamingQuery, data: DataFrame) -> None:
 def start_query(
     data: Any,
     open_stream: Callable[[], StreamFeed],
-    options: StreamOptions,
-    thread: Callable[[Callable[[], None], str], threading.Thread],
+    start: Callable[[DataFrame, StreamFeed], FeedQuery],
 ) -> FeedQuery:
     """Start a query that feeds.
 
     Args:
-        thread: makes a thread that may call Spark.
+        start: starts it, and has it feed the stream: `start_classic` or `start_served`.
 
     Raises:
-        ConfigError: if `data` is no streaming DataFrame of a classic session.
+        ConfigError: if `data` is no streaming DataFrame.
     """
-    if type(data).__module__.startswith("pyspark.sql.connect"):
-        raise ConfigError(
-            "train_stream cannot work over Spark Connect: foreachBatch runs in a process of the "
-            "server there, which does not have this cluster. Run the driver program in the Spark "
-            "application itself, with spark-submit for example"
-        )
     if not (isinstance(data, DataFrame) and data.isStreaming):
         raise ConfigError(
             f"train_stream takes a streaming DataFrame, of spark.readStream, not this "
@@ -144,18 +151,33 @@ def start_query(
         )
     stream = open_stream()
     try:
-        batches = _Batches(stream)
-        writer = data.writeStream.foreachBatch(batches)
-        if options.checkpoint_location is not None:
-            writer = writer.option("checkpointLocation", options.checkpoint_location)
-        if options.query_name is not None:
-            writer = writer.queryName(options.query_name)
-        if options.trigger:
-            writer = writer.trigger(**options.trigger)
-        query = writer.start()
-        stream.watch(query, thread)
-        batches.started(query)
-        return FeedQuery(query, stream)
+        return start(data, stream)
     except BaseException:
         stream.stop()
         raise
+
+
+def start_classic(
+    options: StreamOptions, thread: Thread, data: DataFrame, stream: StreamFeed
+) -> ClassicQuery:
+    """Start a query of a classic session.
+
+    Args:
+        thread: makes a thread that may call Spark.
+    """
+    batches = _Batches(stream)
+    query = set_up(data.writeStream.foreachBatch(batches), options).start()
+    stream.watch(query, thread)
+    batches.started(query)
+    return ClassicQuery(query, stream)
+
+
+def set_up(writer: Any, options: StreamOptions) -> Any:
+    """Return the writer of a query with these options."""
+    if options.checkpoint_location is not None:
+        writer = writer.option("checkpointLocation", options.checkpoint_location)
+    if options.query_name is not None:
+        writer = writer.queryName(options.query_name)
+    if options.trigger:
+        writer = writer.trigger(**options.trigger)
+    return writer

@@ -246,7 +246,7 @@ class Feeds:
         """The last micro-batch that the nodes had whole, by feed and query."""
         self._is_closed = False
         settings = self._spec.settings
-        coordinator = controller.server.address.url if controller.server.address else ""
+        coordinator = controller.reached_at.url if controller.reached_at else ""
         self._feed_spec = FeedSpec(
             *("", 0, "", (), token, settings.feeding.timeout_s),
             host_timeout_s=settings.recovery.host_timeout_s,

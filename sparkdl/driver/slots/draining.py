@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-
-from pyspark import SparkContext
+from typing import TYPE_CHECKING
 
 from sparkdl.driver.slots.advice import is_true
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 _log = logging.getLogger(__name__)
 

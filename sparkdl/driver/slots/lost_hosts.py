@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import socket
 from contextlib import suppress
-from typing import Any
-
-from pyspark import SparkContext
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.driver.slots.advice import is_true
 from sparkdl.driver.slots.spark_errors import raised_in_task
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 _log = logging.getLogger(__name__)
 

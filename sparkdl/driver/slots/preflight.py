@@ -6,15 +6,13 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pyspark import SparkContext
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
-from pyspark.sql import SparkSession
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
@@ -23,6 +21,7 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.jobs import context_of
 from sparkdl.core.spec import ClusterSpec
+from sparkdl.driver.executors.sessions import default_parallelism
 from sparkdl.driver.slots.draining import draining_executors
 from sparkdl.driver.slots.lost_hosts import executors_left, executors_of
 from sparkdl.driver.slots.placement import (
@@ -35,6 +34,10 @@ from sparkdl.driver.slots.placement import (
     stand,
 )
 from sparkdl.driver.slots.queue import Need, Turn, gate_of
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
 
@@ -187,9 +190,8 @@ def slots_over_connect(spark: SparkSession) -> int | None:
     conf = spark.conf
     if any(conf.get(name, None) for name in _SPLITS) or conf.get(_DYNAMIC, "false") == "true":
         return None
-    plan = "".join(row[0] for row in spark.sql("EXPLAIN SELECT * FROM range(1)").collect())
-    found = re.search(r"splits=(\d+)", plan)
-    return int(found[1]) // int(conf.get("spark.task.cpus", "1") or 1) if found else None
+    cores = default_parallelism(spark)
+    return cores // int(conf.get("spark.task.cpus", "1") or 1) if cores else None
 
 
 def turn_of(

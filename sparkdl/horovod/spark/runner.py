@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeoutError
+from sparkdl.core.jobs import context_of
 from sparkdl.core.namesakes import missing_name
 from sparkdl.core.options import Feeding, Recovery, Startup
+from sparkdl.driver.executors.sessions import default_parallelism, session_of
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe, reads_own_data
 from sparkdl.horovod.spark.task import Task, unpacked
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
     from sparkdl.core.failure import Failure
     from sparkdl.driver.logs import LogLine
@@ -181,7 +183,7 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
 class _Where:
     """On which Spark, and how many processes."""
 
-    spark: SparkContext | None
+    spark: SparkSession | None
     num_proc: int
     is_one_machine: bool = True
 
@@ -193,17 +195,15 @@ class _Where:
             if num_proc is None:
                 raise ConfigError("executor='local' needs num_proc: how many processes")
             return cls(None, num_proc)
-        from pyspark import SparkContext
-
-        context = getattr(spark, "sparkContext", spark) or SparkContext._active_spark_context
-        if context is None:
-            raise ConfigError(
-                "there is no active SparkContext: make a SparkSession first, or give spark=..."
-            )
+        session = session_of(spark)
         if num_proc is None:
-            num_proc = context.defaultParallelism
+            num_proc = default_parallelism(session)
+            if num_proc is None:
+                raise ConfigError("this Spark Connect server does not show its cores: set num_proc")
             _log.info("%d processes, Spark's default parallelism", num_proc)
-        return cls(context, num_proc, str(context.master).startswith("local"))
+        context = context_of(session)  # the host of a Spark Connect server may be another one
+        is_local = context is not None and str(context.master).startswith("local")
+        return cls(session, num_proc, is_local)
 
 
 def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:

@@ -23,7 +23,14 @@ from sparkdl.ml.estimators.checks import Inputs, check_rows
 from sparkdl.ml.estimators.columns import Callbacks, Columns, EarlyStopping, Task, named
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.params import HasParams
-from sparkdl.ml.estimators.persistence import CODE, Saved, Storage, load_code, save_code
+from sparkdl.ml.estimators.persistence import (
+    CODE,
+    Saved,
+    Storage,
+    load_code,
+    save_code,
+    storage_of,
+)
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.estimators.training import Training, TrainingSummary
 from sparkdl.ml.scoring.model import FittedModel
@@ -189,7 +196,7 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
 
 def _read(spark: SparkSession, path: str) -> bytes:
     folder, _, name = path.rpartition("/")
-    content = Storage(spark, folder if "://" in folder else f"file://{folder}").read(name)
+    content = storage_of(spark, folder if "://" in folder else f"file://{folder}").read(name)
     if content is None:
         raise ResultError(
             f"the chief saved its model as {path}, which the driver cannot see: model_dir must be "

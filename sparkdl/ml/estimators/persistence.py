@@ -26,25 +26,18 @@ from pyspark.ml.util import (
 from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.jobs import named_jobs
+from sparkdl.core.jobs import context_of, named_jobs
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.ml.estimators.source import local_path
+from sparkdl.ml.estimators.storage_task import RemoteStorage
 from sparkdl.spark_versions import metadata_session
 
 
-class Storage:
-    """A saved stage's folder, on any file system that Hadoop knows.
-
-    Raises:
-        ConfigError: over Spark Connect, which has no way to it.
-    """
+class HadoopStorage:
+    """A saved stage's folder, on any file system that Hadoop knows."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
-        self._jvm: Any = getattr(spark, "_jvm", None)
-        if self._jvm is None:
-            raise ConfigError(
-                "stages cannot be saved or loaded over Spark Connect; use a classic SparkSession"
-            )
+        self._jvm: Any = spark._jvm
         self._conf = spark._jsc.hadoopConfiguration()
         self._folder = folder
 
@@ -83,12 +76,27 @@ class Storage:
         copy(systems[0], paths[0], systems[1], paths[1], False, self._conf)
 
 
+Storage = HadoopStorage | RemoteStorage
+
+
+def storage_of(spark: SparkSession, folder: str) -> Storage:
+    """Return the folder of a stage as this session reaches it."""
+    return (RemoteStorage if context_of(spark) is None else HadoopStorage)(spark, folder)
+
+
 class StageWriter(MLWriter):
     """Saves a stage: its parameters, `stage._extra()`, and what `stage._save_files` adds."""
 
     def __init__(self, stage: Any) -> None:
         super().__init__()
         self._stage = stage
+
+    def _handleOverwrite(self, path: str) -> None:
+        storage = storage_of(self.sparkSession, path)
+        if isinstance(storage, RemoteStorage):  # Spark's own needs an active session there
+            storage.remove()
+        else:
+            super()._handleOverwrite(path)
 
     def saveImpl(self, path: str) -> None:
         """Save into a folder that does not exist."""
@@ -102,7 +110,7 @@ class StageWriter(MLWriter):
             json.dumps(params)
         except TypeError as error:
             raise ConfigError(f"a parameter of {stage.uid} cannot be saved: {error}") from None
-        storage = Storage(spark, path)
+        storage = storage_of(spark, path)
         with named_jobs(spark, "sparkdl", f"save {stage.uid}"):
             known = metadata_session(spark)
             DefaultParamsWriter.saveMetadata(stage, path, known, stage._extra(), params)
@@ -128,7 +136,7 @@ class StageReader(MLReader[Any]):
         found, wanted = metadata["class"], self._kind.__name__
         if found.rpartition(".")[2] != wanted:  # modules have moved; a stage's name does not
             raise ConfigError(f"{path} holds a {found}, not a {wanted}")
-        storage = Storage(self.sparkSession, path)
+        storage = storage_of(self.sparkSession, path)
         stage = self._kind._load_files(storage, metadata)
         stage._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(stage, metadata)

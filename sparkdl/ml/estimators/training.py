@@ -35,7 +35,7 @@ from sparkdl.core.jobs import named_jobs
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.spelling import did_you_mean
-from sparkdl.driver.executors.spark import default_fs
+from sparkdl.driver.executors.sessions import default_fs
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch

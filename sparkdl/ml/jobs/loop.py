@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.paths import absolute_url
-from sparkdl.driver.executors.spark import default_fs
+from sparkdl.driver.executors.sessions import default_fs
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.jobs.rows import num_steps, read_sample
 from sparkdl.ml.jobs.spark import Jobs, KeptRows

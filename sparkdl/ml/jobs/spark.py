@@ -16,10 +16,9 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from py4j.protocol import Py4JJavaError
-from pyspark import RDD, SparkContext, StorageLevel
+from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
@@ -32,6 +31,9 @@ from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, joined, total
 from sparkdl.ml.scoring.inputs import NUMBERS, leaf_type
 from sparkdl.node.task import parse_problem
+
+if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -179,6 +181,8 @@ class Jobs:
         return named_jobs(self.context, f"sparkdl {self.name}", what)
 
     def _tried(self, what: str, run: Callable[[], T]) -> T:
+        from py4j.protocol import Py4JJavaError  # which pyspark-client has not
+
         while True:
             try:
                 with self._named(what):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.driver.executors.sessions import default_parallelism, session_of
 from sparkdl.horovod.spark.runner import run
 
 
@@ -18,14 +19,12 @@ def default_num_proc() -> int:
     """Return Spark's default parallelism.
 
     Raises:
-        ConfigError: without a Spark session.
+        ConfigError: without a Spark session, or with one that does not show it.
     """
-    from pyspark import SparkContext
-
-    context = SparkContext._active_spark_context
-    if context is None:
-        raise ConfigError("there is no active SparkContext: make a SparkSession first")
-    return int(context.defaultParallelism)
+    found = default_parallelism(session_of(None))
+    if found is None:
+        raise ConfigError("this Spark Connect server does not show its cores: set num_proc")
+    return found
 
 
 class Backend:

@@ -1,0 +1,143 @@
+"""Spark sessions, classic ones and those of Spark Connect, and what they answer alike.
+
+Runs in: driver. It loads with `pyspark-client`, which has neither py4j nor RDDs.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pyspark
+from pyspark import InheritableThread, cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.jobs import context_of
+from sparkdl.spark_versions import IS_SPARK_3
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+NO_RDDS = "Spark Connect has no RDDs"
+_NOWHERE = "sparkdl-asks-where-this-would-be"
+
+
+def is_running(spark: SparkSession | SparkContext) -> bool:
+    """Whether a session or context has not been stopped."""
+    context = context_of(spark)
+    if context is None:
+        return not getattr(spark, "is_stopped", False)  # of Spark Connect alone
+    return context._jsc is not None
+
+
+def active_session() -> SparkSession | None:
+    """Return this thread's session, or else the program's; Spark Connect tells them apart."""
+    try:
+        return SparkSession.active()
+    except PySparkException:
+        context = getattr(getattr(pyspark, "SparkContext", None), "_active_spark_context", None)
+        return SparkSession(context) if context else None
+
+
+def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
+    """Return the session that is meant; the active one by `None`.
+
+    Raises:
+        ConfigError: if there is none, it has been stopped, or it is Spark 3.5's over Connect.
+    """
+    given = spark if spark is not None else active_session()
+    if given is None:
+        raise ConfigError(
+            "there is no active SparkSession; give one to launch, or use executor='local'"
+        )
+    if not is_running(given):
+        raise ConfigError(
+            f"the {type(given).__name__} has been stopped. Start another one with "
+            "SparkSession.builder.getOrCreate(), or stop it when the cluster has been shut down"
+        )
+    if IS_SPARK_3 and context_of(given) is None:
+        raise ConfigError("Spark Connect needs pyspark 4.0 or later; use a classic SparkSession")
+    found: Any = given
+    return SparkSession(found) if context_of(given) is given else found
+
+
+def default_parallelism(session: SparkSession) -> int | None:
+    """Return Spark's default parallelism; `None` if a Spark Connect server does not show it."""
+    context = context_of(session)
+    if context is not None:
+        return int(context.defaultParallelism)
+    plan = "".join(row[0] for row in session.sql("EXPLAIN SELECT * FROM range(1)").collect())
+    found = re.search(r"splits=(\d+)", plan)  # into which it cuts a range
+    return int(found[1]) if found else None
+
+
+def inheriting_thread(
+    session: SparkSession | None, run: Callable[[], None], name: str
+) -> threading.Thread:
+    """Return a daemon thread whose jobs have the pool, group, tags and description of this one's.
+
+    Args:
+        session: whose tags the thread takes over; `None` for the active one, if there is any.
+    """
+    session = session or active_session()
+    if session is None:
+        return threading.Thread(target=run, name=name, daemon=True)
+    if context_of(session) is not None:
+        more = {} if IS_SPARK_3 else {"session": session}
+        return InheritableThread(target=run, name=name, daemon=True, **more)
+    # Why not InheritableThread? It asks how the process began, not whose session this is.
+    connected: Any = session
+    tags = connected.getTags()
+
+    def tagged() -> None:
+        connected._active_session.session = connected  # of this thread: Spark ML asks for it
+        for tag in tags:
+            connected.addTag(tag)
+        run()
+
+    return threading.Thread(target=tagged, name=name, daemon=True)
+
+
+def is_rdd(data: Any) -> bool:
+    """Whether `data` is an RDD; `pyspark-client` does not know the class."""
+    return hasattr(type(data), "mapPartitionsWithIndex")
+
+
+def default_fs(session: SparkSession) -> str:
+    """Return Hadoop's default file system without a trailing slash."""
+    context = context_of(session)
+    if context is None:
+        uri = urlsplit(qualified(session, "/"))
+        url = f"{uri.scheme or 'file'}://{uri.netloc}"
+    else:
+        url = context._jsc.hadoopConfiguration().get("fs.defaultFS")
+    return "file://" if url.startswith("file:") else str(url).rstrip("/")
+
+
+def qualified(session: SparkSession, path: str) -> str:
+    """Return the URL that a Spark Connect server makes of a path.
+
+    It has no call for that, but names the URL of a file that is missing.
+    """
+    try:
+        _ = session.read.text(f"{path.rstrip('/')}/{_NOWHERE}").schema
+    except PySparkException as error:
+        missing = (error.getMessageParameters() or {}).get("path", "")
+        return missing.removesuffix(_NOWHERE).rstrip("/") or path
+    return path
+
+
+@contextmanager
+def by_value(module: Any) -> Iterator[None]:
+    """Have a module travel with what is pickled, so that executors need not have it."""
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]

@@ -1,0 +1,241 @@
+"""What a client of a Spark Connect server does with sparkdl, one topic a run.
+
+Runs in: a process of a Python that has `pyspark-client` alone: `client.py URL TOPIC FOLDER`. It
+prints JSON, a line for each thing that was tried.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import sparkdl
+from sparkdl.core.errors import ConfigError, NodeFailedError
+
+SOON_S = 90.0
+
+
+def said(what: str, found: Any) -> None:
+    print(json.dumps({"what": what, "found": found}), flush=True)
+
+
+def refusal(call: Any, *given: Any, **options: Any) -> str:
+    try:
+        return f"no error: {call(*given, **options)}"
+    except ConfigError as error:
+        return str(error)
+
+
+def total(_args: Any, ctx: Any) -> int:
+    return sum(int(sum(batch["id"])) for batch in ctx.batches(5))
+
+
+def answer(_args: Any, ctx: Any) -> None:
+    feed = ctx.get_data_feed(train_mode=False)
+    while not feed.should_stop():
+        if batch := feed.next_batch(5):
+            feed.batch_results([2 * row[0] for row in batch])
+
+
+def square(params: Any, _ctx: Any) -> Any:
+    return -((params["x"] - 3) ** 2)
+
+
+def rank(_args: Any, ctx: Any) -> Any:
+    return [ctx.executor_id, ctx.num_workers]
+
+
+def tenfold(number: int) -> int:
+    return 10 * number
+
+
+def read_rows(_args: Any, ctx: Any) -> list[int]:
+    return [int(x) for _stream in range(2) for batch in ctx.batches(1) for x in batch["x"]]
+
+
+def enough(_args: Any, ctx: Any) -> int:
+    feed, rows = ctx.get_data_feed(), 0
+    while not feed.should_stop() and rows < (5 if ctx.rank else 1000):
+        rows += len(feed.next_batch(5))
+    if not feed.should_stop():
+        feed.terminate()
+    return rows
+
+
+def fail(_args: Any, ctx: Any) -> None:
+    ctx.get_data_feed().next_batch(1)
+    raise ValueError("no such layer")
+
+
+PLAIN: dict[str, Any] = {"framework": "plain"}
+
+
+def feeds(spark: Any, _folder: Path) -> None:
+    with sparkdl.launch(spark, total, nodes=2, **PLAIN) as cluster:
+        cluster.feed(spark.range(40))
+        said("feed", sum(cluster.results()))
+    with sparkdl.launch(spark, answer, nodes=2, **PLAIN) as cluster:
+        rows = cluster.infer(spark.range(20), schema="twice long").collect()
+        said("infer", sorted(row.twice for row in rows) == list(range(0, 40, 2)))
+        said("infer without a schema", refusal(cluster.infer_rows, spark.range(3)))
+    found = []
+    other = threading.Thread(
+        target=lambda: found.extend(sparkdl.run(None, rank_of, nodes=2, **PLAIN))
+    )
+    other.start()
+    other.join(SOON_S)
+    said("the program's session in another thread", found)
+
+
+def rank_of(_args: Any, ctx: Any) -> int:
+    return int(ctx.rank)
+
+
+def search(spark: Any, _folder: Path) -> None:
+    from pyspark.ml.classification import LogisticRegression
+    from pyspark.ml.evaluation import BinaryClassificationEvaluator
+    from pyspark.ml.feature import VectorAssembler
+
+    from sparkdl.ml import tuning
+
+    found = tuning.search(
+        spark, square, {"x": [1, 2, 3]}, trials=3, parallelism=2, direction="maximize", seed=1
+    )
+    said("search", [trial.state for trial in found.trials])
+    data = spark.range(60).selectExpr("cast(id % 2 as double) label", "cast(id % 7 as double) a")
+    data = VectorAssembler(inputCols=["a"], outputCol="features").transform(data)
+    fitted = tuning.search_estimator(
+        *(LogisticRegression(), BinaryClassificationEvaluator(), data, data),
+        {"maxIter": [1, 5]}, trials=2, parallelism=2, seed=1,
+    )  # fmt: skip
+    said("search_estimator", [trial.error for trial in fitted.trials])
+
+
+def stages(spark: Any, folder: Path) -> None:
+    from pyspark.ml import Pipeline
+    from pyspark.ml.feature import VectorAssembler
+
+    from sparkdl.ml.estimators.persistence import storage_of
+
+    path = str(folder / "estimator")
+    estimator = sparkdl.TFEstimator(total, {"rate": 0.5}).setClusterSize(3)
+    estimator.save(path)
+    estimator.setClusterSize(4).write().overwrite().save(path)
+    loaded = sparkdl.TFEstimator.load(path)
+    said("estimator", [loaded.getClusterSize(), loaded.uid == estimator.uid])
+    both = Pipeline(stages=[VectorAssembler(inputCols=["a"], outputCol="b"), estimator])
+    both.write().overwrite().save(str(folder / "pipeline"))
+    kinds = [type(stage).__name__ for stage in Pipeline.load(str(folder / "pipeline")).getStages()]
+    said("pipeline", kinds)
+    storage = storage_of(spark, str(folder / "files"))
+    large = bytes(range(256)) * 40_000
+    (folder / "model").mkdir()
+    (folder / "model" / "large").write_bytes(large)
+    (folder / "model" / "empty").write_bytes(b"")
+    storage.add(str(folder / "model"), "mine")
+    storage.add(storage.location("mine"), "copied")
+    there = [storage.read(f"{place}/large") for place in ("mine", "copied")]
+    said("files", [there == [large, large], storage.read("mine/empty"), storage.read("no")] == [
+        True, b"", None,
+    ])  # fmt: skip
+
+
+def stream(spark: Any, folder: Path) -> None:
+    (folder / "in").mkdir()
+    reader = spark.readStream.schema("x long").option("maxFilesPerTrigger", 1)
+
+    def write(first: int, rows: int) -> None:
+        frame = spark.range(first, first + rows, 1, 1).selectExpr("id x")
+        frame.write.mode("append").parquet(str(folder / "in"))
+
+    def query_of(cluster: Any, **options: Any) -> Any:
+        return cluster.train_stream(reader.parquet(str(folder / "in")), timeout_s=SOON_S, **options)
+
+    for first in (0, 3):
+        write(first, 3)
+    with sparkdl.launch(spark, read_rows, nodes=2, **PLAIN) as cluster:
+        first = query_of(cluster, checkpoint_location=str(folder / "offsets"))
+        first.processAllAvailable()
+        write(6, 4)
+        first.processAllAvailable()
+        first.stop()
+        said("stopped", [first.isActive, str(first.exception()), first.awaitTermination(5)])
+        write(10, 2)
+        again = query_of(
+            cluster, checkpoint_location=str(folder / "offsets"), trigger={"availableNow": True}
+        )
+        again.awaitTermination()
+        said("rows", sorted(x for node in cluster.results(SOON_S) for x in node))
+    with sparkdl.launch(spark, enough, nodes=2, **PLAIN) as cluster:
+        query = query_of(cluster)
+        said("enough", [bool(query.awaitTermination(SOON_S)), str(query.exception())])
+        cluster.results(SOON_S)
+    try:
+        with sparkdl.launch(spark, fail, nodes=2, **PLAIN) as cluster:
+            query = query_of(cluster, trigger={"availableNow": True})
+            query.awaitTermination(SOON_S)
+    except NodeFailedError as error:
+        said("a node fails", "no such layer" in str(error))
+    said("queries left", len(spark.streams.active))
+
+
+def faces(spark: Any, folder: Path) -> None:
+    from sparkdl.horovod.spark import run
+    from sparkdl.tfos import TFCluster, TFParallel, dfutil
+
+    mode = TFCluster.InputMode.SPARK
+    cluster = TFCluster.run(spark, total, None, 2, input_mode=mode, **PLAIN)
+    said("nodeRDD", refusal(lambda: cluster.nodeRDD))
+    cluster.train(spark.range(40), 1)
+    cluster.shutdown()
+    said("TFCluster", sum(cluster.cluster.results()))
+    said("TFParallel", TFParallel.run(spark, rank, None, 2))
+    said("TFParallel, no barrier", TFParallel.run(spark, rank, None, 3, use_barrier=False))
+    said("Horovod", run(tenfold, (4,), num_proc=2, verbose=0, spark=spark))
+    said("Horovod, active session", len(run(tenfold, (4,), verbose=0)))
+    rows = spark.range(5).selectExpr("id", "cast(id as string) name")
+    dfutil.saveAsTFRecords(rows, str(folder / "records"))
+    loaded = dfutil.loadTFRecords(spark, str(folder / "records"))
+    said("dfutil", sorted([row.id, row.name] for row in loaded.collect()))
+    said("dfutil again", refusal(dfutil.saveAsTFRecords, rows, str(folder / "records")))
+
+
+def jobs(spark: Any, _folder: Path) -> None:
+    from sparkdl.ml.jobs.spark import Jobs
+
+    said("mode='jobs'", refusal(Jobs, spark))
+
+
+def sessions(_spark: Any, folder: Path) -> None:
+    """A session that is nobody's default, as a notebook's server may make it."""
+    from pyspark.sql.connect.session import SparkSession
+
+    spark: Any = SparkSession(sys.argv[1])
+    said("no session", refusal(sparkdl.launch, None, total, **PLAIN))
+    with sparkdl.launch(spark, total, nodes=2, **PLAIN) as cluster:
+        cluster.feed(spark.range(40))
+        said("feed", sum(cluster.results()))
+    estimator = sparkdl.TFEstimator(total)
+    estimator.write().session(spark).overwrite().save(str(folder / "stage"))
+    loaded = sparkdl.TFEstimator.read().session(spark).load(str(folder / "stage"))
+    said("stage", loaded.uid == estimator.uid)
+    spark.stop()
+
+
+def main(url: str, topic: str, folder: str) -> None:
+    spark = None
+    if topic != "sessions":
+        from pyspark.sql import SparkSession
+
+        builder: Any = SparkSession.builder
+        spark = builder.remote(url).getOrCreate()
+    Path(folder).mkdir(exist_ok=True)
+    globals()[topic](spark, Path(folder))
+    said("py4j", "py4j" in sys.modules)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
