@@ -13,6 +13,7 @@ import time
 from itertools import count
 
 import psutil
+from msgspec.structs import replace
 
 from scripts import chromium
 from sparkdl.control.messages import FeedCount, NodeActive, NodeLoad
@@ -41,7 +42,9 @@ def view_of(spec: ClusterSpec, step: int) -> View:
     for node in spec.nodes:
         rows = 100 * step + node.node_id
         view.feeds[node.node_id, "input"] = FeedCount("input", rows + 50, rows, steps=step)
-        view.activity[node.node_id] = NodeActive(0, step, {"loss": 1 / (step + 1), "auc": 0.5})
+        waited = {"watched_s": 1.0 + step, "rows_s": 0.1 * step, "others_s": 0.2 * step}
+        metrics: dict[str, float | str] = {"loss": 1 / (step + 1), "auc": 0.5}
+        view.activity[node.node_id] = replace(NodeActive(0, step, metrics), **waited)
         view.load[node.node_id] = NodeLoad(1.5, 10**9, 10**7, 10**9)
         view.pids[node.node_id] = 4000 + node.node_id
     return view
@@ -84,7 +87,7 @@ def measure_page(nodes: int, seconds: float) -> None:
     start_s, ends = time.time(), threading.Event()
     names = tuple(node.name for node in spec.nodes)
     places = tuple(Place(n, n, f"h{n % 100}") for n in range(nodes))
-    shown.write(line_of(Launched("c", start_s, "plain", names, "spark")))
+    shown.write(line_of(Launched("c", start_s, "plain", names)))
     shown.write(line_of(Changed("c", start_s, "running", 0, places)))
 
     def tell() -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -24,45 +26,35 @@ from bokeh.models import (
     Button,
     ColumnDataSource,
     DataTable,
-    HoverTool,
-    Range1d,
     Select,
     TextInput,
+    Toggle,
     UIElement,
 )
+from bokeh.models import Column as Stacked
+from bokeh.models import Row as Beside
 
+from sparkdl.dashboard.charts import PHASES, Chart, Stream, TimeAxis, failures
 from sparkdl.dashboard.widgets import (
     CSS,
-    MS,
     SOFT,
     TABLE_CSS,
     Column,
-    Curves,
     duration,
-    html_row,
-    new_figure,
+    html_table,
     show_data,
     show_text,
     text_box,
-    these,
 )
 from sparkdl.driver.events import Ask, AskLog, AskStacks
-from sparkdl.driver.history import Clusters, History, NodeRow, Span
+from sparkdl.driver.history import ENDED, TRAINING, Clusters, History, NodeRow
 
 _PERIOD_MS = 1000
 _LOG_LINES = 1000
 _LOOK_S = 2.0
 """A log that is looked at is fetched this often."""
-_PHASES = {
-    "starting": "#8d99ab",
-    "gathering": "#b3a2d6",
-    "preparing": "#7d5fc2",
-    "in map_fun": "#3b8eea",
-    "returned": "#2fa36b",
-    "failed": "#d9484f",
-    "stopping": "#c9a227",
-    "stopped": "#5d6675",
-}
+_MAX_METRICS = 12
+"""Charts of them; a training may report hundreds."""
 _TONES = {
     "gathering": "wait",
     "running": "busy",
@@ -70,6 +62,11 @@ _TONES = {
     "failed": "bad",
     "finished": "good",
 }
+_RECORDED = (
+    "A recorded run keeps no log lines, except for the last ones of nodes that failed, which are "
+    "below. Observe(log_dir=…) keeps all."
+)
+_WRAPS = ":host { flex-wrap: wrap; gap: 0 12px; }"
 _LOG = '<h2>Last lines</h2><div class="log" tabindex="0"><pre>{}</pre></div>'
 _STACK = "<details open><summary>{}</summary><pre>{}</pre></details>"
 _template = jinja2.Environment(autoescape=True).from_string(
@@ -90,7 +87,6 @@ class Page:
 
     path: ClassVar[str]
     title: ClassVar[str]
-    _curves: tuple[Curves, ...] = ()
 
     def __init__(self, doc: Document, source: Source) -> None:
         context = doc.session_context
@@ -98,6 +94,8 @@ class Page:
         self.source = source
         self._asked = asked[0].decode(errors="replace")
         self._shown: History | None = None
+        self._axis = TimeAxis()
+        self._charts: list[Chart | Stream] = []
         self._head = text_box()
         self._select = Select(title="Cluster", visible=False, stylesheets=[CSS])
         self._select.on_change("value", self._choose)
@@ -147,42 +145,55 @@ class Page:
             self._select.on_change("value", self._choose)
         if history is not self._shown:
             self._shown = history
-            for curve in self._curves:
-                curve.reset()
+            self._axis.reset()
             self._reset(history)
         show_text(self._head, _headline(history))
-        for curve in self._curves:
-            curve.update(history)
+        self._axis.update(history)
         self._update(history)
+        for chart in self._charts:
+            chart.update(history)
 
 
 class Overview(Page):
-    """How it goes: curves, generations, what has failed."""
+    """How it goes: figures, what each node does, metrics, attempts, what has failed."""
 
     path, title = "overview", "Overview"
 
     def _models(self) -> Sequence[UIElement]:
-        self._rows = Curves("Rows per second, all nodes", these("rows in", "rows used"))
-        self._steps = Curves("Step", these("step"))
-        self._metrics = Curves(
-            "Metrics, mean of the nodes",
-            lambda names: {n: n.removeprefix("metric ") for n in names if n.startswith("metric ")},
+        self._tiles, self._words, self._past = text_box(), text_box(), text_box()
+        self._log = Toggle(
+            label="Metrics on a log scale", active=False, stylesheets=[CSS], visible=False
         )
-        self._load = Curves("Cores busy, all nodes", these("cores", "gpu"))
-        self._curves = (self._rows, self._steps, self._metrics, self._load)
-        self._words = text_box()
-        self._past = text_box()
-        return (self._words, *(curve.figure for curve in self._curves), self._past)
+        self._stream = Stream(self._axis)
+        self._fixed = [_rows_chart(self._axis), Chart(self._axis, "Step", {"step": "step"})]
+        self._charts = [self._stream, *self._fixed]
+        self._metrics: dict[str, Chart] = {}
+        self._curves = Stacked(sizing_mode="stretch_width")
+        choices = Beside(self._axis.windows, self._log, stylesheets=[_WRAPS])
+        return (self._tiles, self._words, choices, self._stream.root, self._curves, self._past)
 
     def _update(self, history: History) -> None:
-        self._metrics.figure.visible = any(
-            n.startswith("metric ") for n in history.samples.series.columns
-        )
-        self._load.figure.visible = "cores" in history.samples.series.columns
-        self._steps.figure.visible = "step" in history.samples.series.columns
-        self._rows.figure.visible = "rows used" in history.samples.series.columns
+        self._choose_charts(history)
+        show_text(self._tiles, _tiles(history))
+        self._words.visible = bool(history.bottleneck())
         show_text(self._words, f"<p>{escape(history.bottleneck())}</p>")
-        show_text(self._past, _generations(history) + _problems(history))
+        show_text(self._past, _attempts(history) + _problems(history))
+
+    def _choose_charts(self, history: History) -> None:
+        """Have a chart for each metric that there is, with the axis that is wanted."""
+        columns = history.samples.series.columns
+        for name in _metric_names(history)[:_MAX_METRICS]:
+            values = [value for value in columns[name] if math.isfinite(value)]
+            is_log = bool(self._log.active) and min(values, default=0) > 0
+            before = self._metrics.get(name)
+            if before is None or before.is_log != is_log:
+                about = name.removeprefix("metric "), {name: "mean of the nodes"}
+                self._metrics[name] = Chart(self._axis, *about, is_log=is_log, is_from_zero=False)
+        self._charts = [self._stream, *self._metrics.values(), *self._fixed]
+        self._log.visible = bool(self._metrics)
+        roots = [chart.root for chart in (*self._metrics.values(), *self._fixed)]
+        if self._curves.children != roots:
+            self._curves.children = roots
 
 
 class Nodes(Page):
@@ -199,34 +210,41 @@ class Nodes(Page):
             source=self._source,
             columns=self._columns,
             index_position=None,
-            height=560,
+            height=_table_height(1),
             sizing_mode="stretch_width",
-            row_height=26,
+            autosize_mode="none",
+            frozen_columns=2,
+            row_height=_ROW_HEIGHT,
             stylesheets=[TABLE_CSS],
             reorderable=False,
         )
-        self._failed = text_box()
-        return (self._counts, self._table, self._failed, text_box(_NETWORK_NOTE))
+        self._charts = [
+            Chart(self._axis, "Memory of a node", {"memory_nbytes": "mean"}, " GiB"),
+            Chart(self._axis, "Cores busy of a node", {"cores": "mean"}),
+            Chart(self._axis, "GPU of a node, busy", {"gpu": "mean"}, " %"),
+            Chart(self._axis, "GPU memory of a node", {"gpu_nbytes": "mean"}, " GiB"),
+        ]
+        charts = [chart.root for chart in self._charts]
+        note = text_box(_NETWORK_NOTE)
+        return (self._counts, self._table, self._axis.windows, *charts, note)
 
     def _reset(self, history: History) -> None:
         for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
-            model.visible = not column.is_optional
+            model.visible = not column.format
 
     def _update(self, history: History) -> None:
         rows = history.rows()
         data = {column.name: column.values(rows) for column in _NODE_COLUMNS}
         data["tone"] = [_tone(row) for row in rows]
-        data["pace"] = [_PHASES["failed"] if row.is_slow else "inherit" for row in rows]
+        data["pace"] = [PHASES["failed"][1] if row.is_slow else "inherit" for row in rows]
+        if self._table.height != _table_height(len(rows)):
+            self._table.height = _table_height(len(rows))
         for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
-            if column.is_optional:  # what is 0 at all nodes is left out of a sample
-                model.visible = model.visible or not bool(np.isnan(data[column.name]).all())
-                data[column.name] = np.nan_to_num(data[column.name])
+            model.visible = model.visible or not bool(np.isnan(data[column.name]).all())
         show_data(self._source, data)
         self._table.view.tags = [history.now_s]  # Bokeh's table looks again when its view changes
-        counts: dict[str, int] = {}
-        for row in rows:
-            counts[row.state] = counts.get(row.state, 0) + 1
-        said = ", ".join(f"{count:,} {escape(state)}" for state, count in sorted(counts.items()))
+        counts = Counter(_word(row) for row in rows)
+        said = ", ".join(f"{count:,} {escape(word)}" for word, count in sorted(counts.items()))
         slow = [
             f"{row.name} (the others wait for it)" if row.waits.get("lag") else row.name
             for row in rows
@@ -235,12 +253,6 @@ class Nodes(Page):
         if slow:
             said += f'; <b class="wait">slow: {escape(", ".join(slow[:8]))}</b>'
         show_text(self._counts, f"<p>{said}</p>")
-        failed = "".join(
-            f'<p class="bad"><b>{escape(row.name)} failed</b>: {escape(row.problem)}</p>'
-            for row in rows
-            if row.problem
-        )
-        show_text(self._failed, failed)
 
 
 class Feed(Page):
@@ -249,13 +261,12 @@ class Feed(Page):
     path, title = "feed", "Feed"
 
     def _models(self) -> Sequence[UIElement]:
-        self._words = text_box()
-        rows = Curves("Rows per second, all nodes", these("rows in", "rows used"))
-        waits = Curves("Share of the last minute without rows", these("without rows"))
-        waits.figure.y_range = Range1d(start=-0.02, end=1.02)
-        self._curves = (rows, waits)
-        self._table = text_box()
-        return (self._words, rows.figure, waits.figure, self._table)
+        self._words, self._table = text_box(), text_box()
+        share = {"without rows": "of the last minute, mean of the nodes"}
+        waits = Chart(self._axis, "Waits for rows", share, " %")
+        self._charts = [_rows_chart(self._axis), waits]
+        charts = [chart.root for chart in self._charts]
+        return (self._words, self._axis.windows, *charts, self._table)
 
     def _update(self, history: History) -> None:
         words = history.bottleneck() or "No rows are being fed."
@@ -263,69 +274,14 @@ class Feed(Page):
         sample = history.samples.last
         lines = []
         for name, feed in sorted(sample.feeds.items()) if sample else ():
-            epochs = f"{min(feed.epochs)}" + (
-                f" to {max(feed.epochs)}" if min(feed.epochs) != max(feed.epochs) else ""
-            )
-            cells = (name, f"{sum(feed.received):,}", f"{sum(feed.used):,}", epochs)
-            lines.append(html_row("td", cells))
-        head = html_row("th", ("Feed", "Rows received", "Rows used, all epochs", "Epochs done"))
-        feeds = f"<table>{head}{''.join(lines)}</table>" if lines else ""
-        show_text(self._table, feeds + _epochs(history))
-
-
-class Timeline(Page):
-    """What each node did when."""
-
-    path, title = "timeline", "Timeline"
-
-    def _models(self) -> Sequence[UIElement]:
-        self._bars = ColumnDataSource(
-            {name: [] for name in ("y", "left", "right", "color", "what")}
-        )
-        self._marks = ColumnDataSource({name: [] for name in ("x", "what")})
-        plot = new_figure("What each node did", height=420)
-        plot.y_range = self._range = Range1d(start=0, end=1)
-        bars = plot.hbar(
-            *("y", 0.8, "right", "left"), source=self._bars, color="color", line_color=None
-        )
-        marks = plot.ray(
-            "x", 0, length=0, angle=math.pi / 2, source=self._marks, color="#2fa36b", width=2
-        )
-        plot.add_tools(HoverTool(renderers=[bars, marks], tooltips=[("", "@what")]))
-        plot.yaxis.ticker = []
-        self._plot = plot
-        legend = "".join(
-            f'<span style="color:{color}">&#9632;</span> {escape(phase)} &nbsp; '
-            for phase, color in _PHASES.items()
-        )
-        self._legend = text_box(f"<p>{legend}| checkpoint</p>")
-        self._table = text_box()
-        return (self._legend, plot, self._table)
-
-    def _update(self, history: History) -> None:
-        names, start_s = history.launched.nodes, history.launched.time_s
-        spans = [span for span in history.spans() if span.end_s > span.start_s]
-        ranks = {row.node_id: at for at, row in enumerate(history.rows())}
-        data = {
-            "y": np.array([len(names) - ranks[span.node_id] - 0.5 for span in spans], float),
-            "left": np.array([MS * (span.start_s - start_s) for span in spans], float),
-            "right": np.array([MS * (span.end_s - start_s) for span in spans], float),
-            "color": [_PHASES.get(span.phase, SOFT) for span in spans],
-            "what": [f"{names[span.node_id]} {_in_words(span)}" for span in spans],
-        }
-        show_data(self._bars, data)
-        marks = {
-            "x": [MS * (mark.time_s - start_s) for mark in history.checkpoints],
-            "what": [f"checkpoint of step {mark.step}" for mark in history.checkpoints],
-        }
-        show_data(self._marks, marks)
-        self._range.end = max(1, len(names))
-        if len(names) <= 40:
-            at = {len(names) - rank - 0.5: names[node_id] for node_id, rank in ranks.items()}
-            if self._plot.yaxis.ticker.ticks != list(at):
-                self._plot.yaxis.ticker = list(at)
-                self._plot.yaxis.major_label_overrides = at
-        show_text(self._table, _generations(history))
+            least, most = min(feed.epochs), max(feed.epochs)
+            epochs = f"{least}" if least == most else f"{least} to {most}"
+            received, used = sum(feed.received), sum(feed.used)
+            times = f"{used / received:.3g} times" if received else ""
+            lines.append((name, f"{received:,}", times, f"{used:,}", epochs))
+        head = "Feed", "Rows that came", "Each was used", "Rows used in all", "Epochs completed"
+        now = f"Attempt {history.changed.generation + 1}"
+        show_text(self._table, html_table(now, head, lines) + _epochs(history))
 
 
 class Logs(Page):
@@ -345,7 +301,8 @@ class Logs(Page):
     def _reset(self, history: History) -> None:
         self._node.options = [(str(n), name) for n, name in enumerate(history.launched.nodes)]
         self._node.value = "0" if history.launched.nodes else ""
-        self._button.visible = self.source.ask is not None
+        is_live = self.source.ask is not None
+        self._button.visible = self._node.visible = self._search.visible = is_live
 
     def _update(self, history: History) -> None:
         if not self._node.value and history.launched.nodes:
@@ -359,8 +316,9 @@ class Logs(Page):
         lines = printed.lines if printed else ()
         wanted = self._search.value.lower()
         shown = [line for line in lines if wanted in line.lower()]
-        text = escape("\n".join(shown)) or '<span class="soft">Nothing.</span>'
-        show_text(self._lines, _LOG.format(text))
+        nothing = "No line contains that." if lines else "The node has printed nothing yet."
+        text = escape("\n".join(shown)) or f'<span class="soft">{nothing}</span>'
+        show_text(self._lines, _LOG.format(text) if self.source.ask else f"<p>{_RECORDED}</p>")
         stacks = history.stacks.stacks if history.stacks else {}
         show_text(
             self._stacks,
@@ -373,16 +331,15 @@ class Logs(Page):
             self.source.ask(AskStacks(self._shown.launched.cluster))
 
 
-PAGES: tuple[type[Page], ...] = (Overview, Nodes, Feed, Timeline, Logs)
-
-
-def _in_words(span: Span) -> str:
-    steps = f", steps {span.first_step:,} to {span.last_step:,}" if span.last_step >= 0 else ""
-    return f"{span.phase} for {duration(span.end_s - span.start_s)}{steps}"
+PAGES: tuple[type[Page], ...] = (Overview, Nodes, Feed, Logs)
 
 
 def _load(name: str, scale: float = 1.0) -> Callable[[NodeRow], float]:
     return lambda row: row.load[name] * scale if name in row.load else math.nan
+
+
+def _waits(name: str) -> Callable[[NodeRow], float]:
+    return lambda row: row.waits.get(name, math.nan)
 
 
 def _fed(value: Callable[[NodeRow], float]) -> Callable[[NodeRow], float]:
@@ -398,44 +355,27 @@ def _known(number: int, least: int = 0) -> float:
     return number if number >= least else math.nan
 
 
+_ROW_HEIGHT = 28
 _NODE_COLUMNS = (
     Column("rank", "Rank", 45, lambda row: _known(row.rank), "0"),
-    Column("name", "Node", 85, lambda row: row.name),
+    Column("name", "Node", 85, lambda row: row.name, color="pace"),
+    Column("state", "State", 90, lambda row: _word(row), color="tone"),
+    Column("step", "Step", 60, lambda row: _known(row.step), "0,0"),
+    Column("step_ms", "Step, ms", 70, lambda row: 1000 * row.step_s, "0,0.[0]", "pace"),
+    Column("used", "Rows used", 85, _fed(lambda row: row.used), "0,0"),
+    Column("waits_rows", "Waits: rows", 85, _waits("rows"), "0%"),
+    Column("waits_others", "Nodes", 60, _waits("others"), "0%"),
+    Column("epochs", "Epochs", 60, _fed(lambda row: row.epochs), "0,0"),
+    Column("buffer", "Buffer", 60, _buffer, "0%"),
+    Column("cores", "Cores", 55, _load("cores"), "0.0"),
+    Column("memory", "Memory, GiB", 100, _load("memory_nbytes", 2**-30), "0,0.0"),
+    Column("gpu", "GPU", 45, _load("gpu"), "0%"),
+    Column("gpu_memory", "GPU, GiB", 70, _load("gpu_nbytes", 2**-30), "0,0.0"),
+    Column("received", "In, MB/s", 75, _load("received_nbytes_s", 1e-6), "0,0.0"),
+    Column("sent", "Out, MB/s", 80, _load("sent_nbytes_s", 1e-6), "0,0.0"),
     Column("host", "Host", 95, lambda row: row.host),
     Column("pid", "Process", 60, lambda row: _known(row.pid, 1), "0"),
-    Column(
-        *("state", "State", 90, lambda row: "failed" if row.problem else row.state),
-        color="tone",
-    ),
-    Column("step", "Step", 60, lambda row: _known(row.step), "0,0", is_optional=True),
-    Column(
-        *("step_ms", "Step, ms", 70, lambda row: 1000 * row.step_s, "0,0.[0]", "pace"),
-        is_optional=True,
-    ),
-    Column("used", "Rows used", 85, _fed(lambda row: row.used), "0,0", is_optional=True),
-    Column(
-        *("waits_rows", "Waits: rows", 85, lambda row: row.waits.get("rows", math.nan), "0%"),
-        is_optional=True,
-    ),
-    Column(
-        *("waits_others", "Nodes", 60, lambda row: row.waits.get("others", math.nan), "0%"),
-        is_optional=True,
-    ),
-    Column("epochs", "Epochs", 60, _fed(lambda row: row.epochs), "0,0", is_optional=True),
-    Column("buffer", "Buffer", 60, _buffer, "0%", is_optional=True),
-    Column("cores", "Cores", 55, _load("cores"), "0.0", is_optional=True),
-    Column("memory", "Memory, GiB", 100, _load("memory_nbytes", 2**-30), "0,0.0", is_optional=True),
-    Column("gpu", "GPU", 45, _load("gpu"), "0%", is_optional=True),
-    Column(
-        *("gpu_memory", "GPU, GiB", 70, _load("gpu_nbytes", 2**-30), "0,0.0"),
-        is_optional=True,
-    ),
-    Column(
-        *("received", "In, MB/s", 75, _load("received_nbytes_s", 1e-6), "0,0.0"),
-        is_optional=True,
-    ),
-    Column(*("sent", "Out, MB/s", 80, _load("sent_nbytes_s", 1e-6), "0,0.0"), is_optional=True),
-    Column("metrics", "Metrics", 200, lambda row: _metrics(row.metrics)),
+    Column("metrics", "Metrics", 420, lambda row: _metrics(row.metrics)),
 )
 _NETWORK_NOTE = (
     '<p class="soft">The time of a step is a mean of the last minute. Rows used: of all epochs. '
@@ -449,38 +389,101 @@ def _metrics(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number:.4g}" for name, number in metrics.items())
 
 
+def _word(row: NodeRow) -> str:
+    return "failed" if row.problem else PHASES.get(row.state, (row.state,))[0]
+
+
 def _tone(row: NodeRow) -> str:
-    return _PHASES["failed"] if row.problem else _PHASES.get(row.state, SOFT)
+    return PHASES.get("failed" if row.problem else row.state, ("", SOFT))[1]
+
+
+def _rows_chart(axis: TimeAxis) -> Chart:
+    lines = {"rows used": "used by training", "rows in": "coming to the nodes"}
+    return Chart(axis, "Rows per second, all nodes", lines)
+
+
+def _table_height(rows: int) -> int:
+    return 34 + _ROW_HEIGHT * min(20, max(1, rows))
 
 
 def _headline(history: History) -> str:
-    launched = history.launched
-    tone = _TONES.get(history.state, "soft")
+    launched, state = history.launched, history.state
+    tone = _TONES.get(state, "soft")
     restarts = max(0, len(history.begun) - 1)
+    attempt = history.begun[-1].generation + 1 if restarts else 0
+    before = failures(history).get(attempt - 2)
     parts = [
-        f"cluster {escape(history.launched.cluster)}",
+        f"cluster {escape(launched.cluster)}",
         f"{len(launched.nodes):,} nodes of {escape(launched.framework)}",
-        f"generation {history.changed.generation}" if history.changed.generation >= 0 else "",
-        f"{restarts} restart{'s' * (restarts > 1)}" if restarts else "",
+        f"attempt {attempt}{f': {escape(before[1])}' if before else ''}" if restarts else "",
         duration(history.elapsed_s),
         "" if math.isnan(left_s := history.left_s()) else f"about {duration(left_s)} left to read",
     ]
     text = " · ".join(part for part in parts if part)
-    return f'<p role="status"><b class="{tone}">{escape(history.state)}</b> · {text}</p>'
+    word = "stopped before its end" if state == "stopped" else state
+    return f'<p role="status"><b class="{tone}">{escape(word)}</b> · {text}</p>'
 
 
-def _generations(history: History) -> str:
-    start_s = history.launched.time_s
-    lines = [
-        html_row(
-            "td", (duration(at.time_s - start_s), str(at.generation), at.reason or "the launch")
+def _metric_names(history: History) -> list[str]:
+    """Return the columns of metrics, losses first."""
+    found = [name for name in history.samples.series.columns if name.startswith("metric ")]
+    return sorted(found, key=lambda name: "loss" not in name)
+
+
+def _tiles(history: History) -> str:
+    """Return the figures that a reader wants first."""
+    rows, columns = history.rows(), history.samples.series.columns
+    counts = Counter(_word(row) for row in rows)
+    word, count = counts.most_common(1)[0] if counts else ("", 0)
+    steps = [row for row in rows if row.step >= 0]
+    rates = [row.rate for row in rows if row.rate > 0]
+    used = [value for value in columns.get("rows used", ()) if not math.isnan(value)]
+    is_over, left_s = history.state in ENDED, history.left_s()
+    metric = next(iter(_metric_names(history)), "")
+    values = [value for value in columns.get(metric, ()) if not math.isnan(value)]
+    tiles = {
+        "Nodes": f"{count:,} of {len(rows):,} {word}" if count < len(rows) else f"{count:,} {word}",
+        "Attempt": f"{history.begun[-1].generation + 1}" if history.begun else "",
+        "Step": f"{max(row.step for row in steps):,}" if steps else "",
+        "Steps / s": f"{np.median(rates):.3g}" if rates and not is_over else "",
+        "Rows / s": f"{used[-1]:,.0f}" if used and not is_over else "",
+        metric.removeprefix("metric "): f"{values[-1]:.4g}" if values else "",
+        "Left to read": "" if math.isnan(left_s) else duration(left_s),
+    }
+    shown = "".join(
+        f"<div><span>{escape(name)}</span><b>{escape(value)}</b></div>"
+        for name, value in tiles.items()
+        if value
+    )
+    return f'<div class="tiles">{shown}</div>'
+
+
+def _attempts(history: History) -> str:
+    """Return a table of the attempts: from when to when, which steps, and how each ended."""
+    start_s, lines = history.launched.time_s, []
+    failed = failures(history)
+    begun_s = [begun.time_s for begun in history.begun]
+    steps: dict[int, list[int]] = {}
+    for span in history.spans():
+        if span.phase == TRAINING and span.first_step >= 0:
+            taken = steps.setdefault(bisect(begun_s, span.start_s), [])
+            taken += [span.first_step, span.last_step]
+    steps.get(len(begun_s), []).extend(row.step for row in history.rows() if row.step >= 0)
+    for number, begun in enumerate(history.begun, 1):
+        next_s = [*begun_s, history.ended_s or history.now_s][number]
+        again = f"attempt {begun.generation + 2}" if number < len(begun_s) else history.state
+        end_s, why = failed.get(begun.generation, (next_s, again))
+        taken = steps.get(number, [])
+        lines.append(
+            (
+                f"Attempt {begun.generation + 1}",
+                duration(begun.time_s - start_s),
+                duration(end_s - begun.time_s),
+                f"{min(taken):,} to {max(taken):,}" if taken else "",
+                why,
+            )
         )
-        for at in history.begun
-    ]
-    if not lines:
-        return ""
-    head = html_row("th", ("After", "Generation", "Begun because of"))
-    return f"<h2>Generations</h2><table>{head}{''.join(lines)}</table>"
+    return html_table("Attempts", ("", "Began after", "Lasted", "Steps", "How it ended"), lines)
 
 
 def _epochs(history: History) -> str:
@@ -488,26 +491,26 @@ def _epochs(history: History) -> str:
     lines = []
     for generation, fed in reversed(history.epochs):
         way = "files that nodes read" if fed.way == "files" else "partitions that were fed"
-        ways = [(f"{fed.first}", way)]
+        ways = [(f"{fed.first + 1}", way)]
         if fed.last > fed.first:
-            more = f"{fed.first + 1}" + (f" to {fed.last}" if fed.last > fed.first + 1 else "")
+            more = f"{fed.first + 2}" + (f" to {fed.last + 1}" if fed.last > fed.first + 1 else "")
             ways.insert(0, (more, "rows that nodes kept"))
         at = duration(fed.time_s - history.launched.time_s)
-        of = f" of generation {generation}" if generation else ""
         lines += [
-            html_row("td", (fed.feed, epochs + of, way, f"{fed.rows:,}", at))
+            (str(generation + 1), fed.feed, epochs, way, f"{fed.rows:,}", at)
             for epochs, way in ways
         ]
-    head = html_row("th", ("Feed", "Epoch", "Its rows come from", "Rows", "Known after"))
-    return f"<table>{head}{''.join(lines)}</table>" if lines else ""
+    head = ("Attempt", "Feed", "Epoch", "Its rows come from", "Rows", "Known after")
+    return html_table("Epochs of each attempt", head, lines)
 
 
 def _problems(history: History) -> str:
     if not history.problems:
         return ""
     found = "".join(
-        f'<details><summary class="bad">{duration(at_s - history.launched.time_s)}, generation '
-        f"{number}: {escape(problem.headline)}</summary><pre>{escape(problem.text)}</pre></details>"
+        f'<details><summary class="bad">{duration(at_s - history.launched.time_s)}, attempt '
+        f"{number + 1}: {escape(problem.headline)}</summary>"
+        f"<pre>{escape(problem.text)}</pre></details>"
         for at_s, number, problem in history.problems
     )
     return f"<h2>Failures</h2>{found}"

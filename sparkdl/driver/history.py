@@ -24,6 +24,7 @@ from sparkdl.driver.events import (
     Sampled,
     Stacks,
 )
+from sparkdl.driver.waits import Waited
 
 MAX_POINTS = 1000
 """Of a curve. Beyond twice that every other one is left out, of a long run as of a short one."""
@@ -36,6 +37,8 @@ _MAX_RECENT = 61
 _SLOW = 0.7
 """A node is slow that takes fewer steps in a second than this share of the median."""
 _MOST = 0.5
+_PLOTTED = {"cores": 1.0, "gpu": 100.0, "memory_nbytes": 2**-30, "gpu_nbytes": 2**-30}
+"""What of a node's load there are curves of, and their scale: cores, percent, GiB."""
 TRAINING = "in map_fun"
 ENDED = ("finished", "failed", "stopping", "stopped")
 
@@ -155,11 +158,13 @@ class Samples:
     Attributes:
         last: the last sample, of an earlier generation perhaps.
         series: the curves of all generations.
+        waited: for what the nodes of all generations have waited, and when.
     """
 
     def __init__(self) -> None:
         self.last: Sampled | None = None
         self.series = Series()
+        self.waited = Waited()
         self._recent: deque[Sampled] = deque(maxlen=_MAX_RECENT)
 
     def restart(self) -> None:
@@ -170,10 +175,11 @@ class Samples:
         """Take in a sample."""
         before, is_later = self.last, bool(self._recent)
         self.last = event
+        self.waited.add(event.time_s, event.waited)
         self._recent.append(event)
         while event.time_s - self._recent[0].time_s > _RECENT_S:
             self._recent.popleft()
-        values = {} if math.isnan(share := _waiting(event)) else {"without rows": share}
+        values = {} if math.isnan(share := _waiting(event)) else {"without rows": 100 * share}
         if before is not None and is_later and event.time_s > before.time_s:
             span_s = event.time_s - before.time_s
             now, then = _rows(event), _rows(before)
@@ -223,6 +229,7 @@ class History:
             stopped.
         problems: of all generations: when, which generation, what.
         epochs: the last ones, with the generation that they came to, whose numbers begin at 0.
+        epoch_ends: when all nodes had read an epoch, in which generation, which one (from 1).
         begun: the change to each generation that has begun.
     """
 
@@ -236,6 +243,7 @@ class History:
         self.begun: deque[Changed] = deque(maxlen=_MAX_EVENTS)
         self.checkpoints: deque[Checkpoint] = deque(maxlen=_MAX_EVENTS)
         self.epochs: deque[tuple[int, EpochsFed]] = deque(maxlen=_MAX_EPOCHS)
+        self.epoch_ends: deque[tuple[float, int, int]] = deque(maxlen=_MAX_EVENTS)
         self.samples = Samples()
         self.phases = Phases()
         self.logs: dict[int, Printed] = {}
@@ -275,6 +283,7 @@ class History:
                 self._change(event)
             case Sampled():
                 self.samples.add(event)
+                self._end_epochs(event)
                 for node_id, (state, step) in enumerate(
                     zip(event.states, event.steps, strict=True)
                 ):
@@ -350,6 +359,8 @@ class History:
         if event.generation != last and (event.state == "running" or event.places):
             self.begun.append(event)
             self.samples.restart()
+            for place in event.places:
+                self.phases.note(place.node_id, "preparing", event.time_s)
         self.changed = event
         if event.state not in ("stopping", "stopped") or self.state not in ("finished", "failed"):
             self.state = event.state
@@ -362,6 +373,14 @@ class History:
                 self.phases.note(node_id, "failed", event.time_s)
         if event.state in ENDED and self.ended_s is None:
             self.ended_s = event.time_s
+
+    def _end_epochs(self, event: Sampled) -> None:
+        generation = self.changed.generation
+        for feed in event.feeds.values():
+            nodes = zip(feed.epochs, feed.received, strict=True)
+            done = min((epochs for epochs, rows in nodes if rows), default=0)
+            if done > max((n for _, of, n in self.epoch_ends if of == generation), default=0):
+                self.epoch_ends.append((event.time_s, generation, done))
 
     def _row(self, at: int, place: Place | None, problem: Problem | None) -> NodeRow:
         """Return a node's row."""
@@ -463,12 +482,15 @@ def _values(sample: Sampled) -> dict[str, float]:
     values: dict[str, float] = {}
     if steps := [step for step in sample.steps if step >= 0]:
         values["step"] = float(max(steps))
-    for name in ("cores", "memory_nbytes", "gpu"):
-        if name in sample.load:
-            values[name] = math.fsum(sample.load[name])
-    for name, column in sample.metrics.items():
+    columns = {f"metric {name}": column for name, column in sample.metrics.items()}
+    for name in sample.load.keys() & _PLOTTED.keys():
+        taken = zip(sample.load[name], sample.pids, strict=True)
+        columns[name] = [_PLOTTED[name] * value if pid > 0 else None for value, pid in taken]
+    for name, column in columns.items():
         if found := [value for value in column if value is not None]:
-            values[f"metric {name}"] = statistics.fmean(found)
+            values[name] = statistics.fmean(found)
+            if len(found) > 1:
+                values[f"least {name}"], values[f"most {name}"] = min(found), max(found)
     return values
 
 

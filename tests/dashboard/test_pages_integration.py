@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ import pytest
 import sparkdl
 from scripts import chromium
 from sparkdl import Observe
+from sparkdl.driver import events
 from sparkdl.driver.dashboard import end_dashboard
 from tests.doubles.nodes import launch, processes
 from tests.doubles.sessions import free_port, wait_for_server
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.skipif(chromium.find() is None, reason="there is no Chr
 
 EPOCHS = 3
 EVIL = "<img src=x onerror=\"document.title='stolen'\"> <b>bold</b>"
-PATHS = ("overview", "nodes", "feed", "timeline", "logs")
+PATHS = ("overview", "nodes", "feed", "logs")
 WAIT_MS = 20_000
 
 
@@ -96,23 +98,86 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
         page.wait_for_selector("td:text-is('2,400')", timeout=WAIT_MS)
         page.wait_for_selector("td:text-is('partitions that were fed')", timeout=WAIT_MS)
         kept = page.inner_text("tr:has(td:text-is('rows that nodes kept'))")
-        assert kept.split("\t")[:4] == ["input", "1 to 2", "rows that nodes kept", "800"]
+        assert kept.split("\t")[:5] == ["1", "input", "2 to 3", "rows that nodes kept", "800"]
+        fed = page.inner_text("tr:has(td:text-is('2,400'))")
+        assert fed.split("\t") == ["input", "800", "3 times", "2,400", "3"]
         look_at(page, "nodes")
         page.wait_for_selector(".slick-cell:has-text('worker:1')", timeout=WAIT_MS)
         page.wait_for_selector(".slick-header-column:has-text('Step, ms')", timeout=WAIT_MS)
-        page.wait_for_selector(".slick-cell.l6:has-text('.')", timeout=WAIT_MS)
-        step = page.inner_text(".slick-cell.l5")
-        page.wait_for_selector(f".slick-cell.l5:not(:text-is('{step}'))", timeout=WAIT_MS)
+        page.wait_for_selector(".slick-cell.l4:has-text('.')", timeout=WAIT_MS)
+        step = page.inner_text(".slick-cell.l3")
+        page.wait_for_selector(f".slick-cell.l3:not(:text-is('{step}'))", timeout=WAIT_MS)
         with suppress(ProcessLookupError):
             os.kill(processes()["worker:1"].child.pid, signal.SIGKILL)
         look_at(page, "overview")
         page.wait_for_selector("summary.bad:has-text('worker:1')", timeout=WAIT_MS)
         assert "killed" in page.inner_text("summary.bad")
-        page.wait_for_selector("[role=status]:has-text('1 restart ')", timeout=WAIT_MS)
+        again = "[role=status]:has-text('attempt 2: worker:1 was killed by SIGKILL')"
+        page.wait_for_selector(again, timeout=WAIT_MS)
+        ended = page.inner_text("tr:has(td:text-is('Attempt 1'))")
+        assert ended.endswith("worker:1 was killed by SIGKILL")
         check_on_a_phone_in_the_dark(browser, str(cluster.dashboard_url))
         done.touch()
-    page.wait_for_selector("[role=status]:has-text('finished')", timeout=WAIT_MS)
+    page.wait_for_selector("[role=status] .good:text-is('finished')", timeout=WAIT_MS)
     assert page.title() == "Overview · sparkdl"
+    assert not problems
+
+
+def record(folder: Path) -> None:
+    """Write the record of a run in which the second of two nodes raised."""
+    places = tuple(events.Place(node_id, node_id, "host") for node_id in range(2))
+    load = {"cores": [1.0, 1.0], "memory_nbytes": [2.0**30] * 2}
+    about = ["in map_fun"] * 2, [7, 8], [5, 5], {"loss": [0.5, 0.25], "balance": [-1.0, 0.0]}
+    headline = "worker:1 (rank 1, pid 8) on host raised ValueError: no such column: price"
+    problems = (events.Problem("worker:1", headline, f"{headline}\n  | the last words"),)
+    told = [
+        events.Launched("c", 0.0, "plain", ("worker:0", "worker:1")),
+        events.Changed("c", 1.0, "running", 0, places),
+        *(events.Sampled("c", 1.0 + second, *about, {}, load) for second in range(1, 5)),
+        events.Changed("c", 6.0, "failed", 0, (), problems),
+        events.Changed("c", 6.1, "stopped", 0, (), problems, is_over=True),
+    ]
+    (folder / f"c{events.SUFFIX}").write_bytes(b"".join(map(events.line_of, told)))
+
+
+def titles(page: Any) -> list[str]:
+    """Return the titles of the metrics' charts, which say the kind of axis."""
+    return page.locator("h2:text-matches('loss|balance')").all_inner_texts()  # type: ignore[no-any-return]
+
+
+@pytest.mark.timeout(120)
+def test_recorded_run_that_failed_is_looked_at_with_the_keyboard(
+    browser: Any, tmp_path: Path
+) -> None:
+    record(tmp_path)
+    command = [sys.executable, "-m", "sparkdl", "dashboard", "--port", "0", str(tmp_path)]
+    problems: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shown:
+        try:
+            assert shown.stdout
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            note_errors(page, problems)
+            page.goto(shown.stdout.readline().strip())
+            page.wait_for_selector("[role=status] .bad:text-is('failed')", timeout=WAIT_MS)
+            why = "td:text-is('worker:1 raised ValueError: no such column: price')"
+            page.wait_for_selector(why, timeout=WAIT_MS)
+            assert titles(page) == ["loss", "balance"]
+            page.focus("button:has-text('log scale')")
+            page.keyboard.press("Enter")
+            page.wait_for_selector("h2:has-text('loss (logarithmic)')", timeout=WAIT_MS)
+            assert titles(page) == ["loss (logarithmic)", "balance"], "a log of 0 is none"
+            page.keyboard.press("4")
+            page.wait_for_selector("p:has-text('A recorded run keeps no log')", timeout=WAIT_MS)
+            page.click("summary:has-text('no such column: price')")
+            assert "the last words" in page.inner_text("details pre")
+            page.keyboard.press("2")
+            page.wait_for_selector(".slick-cell:has-text('worker:1')", timeout=WAIT_MS)
+            height = page.evaluate("document.documentElement.scrollHeight")
+            assert page.locator(".slick-row").count() >= 2
+            assert page.locator("h2:text-is('Memory of a node')").bounding_box()["y"] < 400
+            assert height < 1200, "no room is kept for nodes that there are not"
+        finally:
+            shown.send_signal(signal.SIGINT)
     assert not problems
 
 

@@ -47,6 +47,7 @@ def test_rates_are_of_all_nodes_and_metrics_their_mean() -> None:
     assert columns["rows in"][-1] == 200.0
     assert columns["rows used"][-1] == 30.0
     assert columns["metric loss"] == [1.0, 1.0]
+    assert (columns["least metric loss"], columns["most metric loss"]) == ([0.0] * 2, [2.0] * 2)
 
 
 def test_time_left_is_that_of_the_feed_that_takes_longest() -> None:
@@ -102,7 +103,7 @@ def test_who_waits_is_named_as_the_nodes_say(stage: str, rows: float | None, wor
     assert made.bottleneck().startswith(words)
     assert bool(made.bottleneck()) == bool(words)
     assert ("fewer nodes" in made.bottleneck()) == (stage == "fed" and rows == 0.65)
-    assert made.samples.series.columns.get("without rows") == (None if rows is None else [rows])
+    assert made.samples.series.columns.get("without rows") == (rows and [100 * rows])
     made.add(events.Changed("c", 2.0, "finished", 0))
     assert made.bottleneck() == ""
 
@@ -178,7 +179,13 @@ def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None
         (1, "worker:1 was killed"),
     ]
     phases = [(span.phase, span.end_s) for span in made.spans() if span.node_id == 1]
-    assert phases == [("starting", 1.5), ("in map_fun", 2.0), ("failed", 3.0)]
+    assert phases == [
+        ("starting", 1.0),
+        ("preparing", 1.5),
+        ("in map_fun", 2.0),
+        ("failed", 3.0),
+        ("preparing", 3.0),
+    ]
 
 
 def test_spans_know_the_steps_that_were_taken_in_them() -> None:
@@ -223,6 +230,29 @@ def test_newest_cluster_is_shown_unless_another_is_named_and_few_are_kept() -> N
     assert (newest and newest.launched.cluster) == "c49"
     assert (named and named.launched.cluster) == "c40"
     assert gone is newest
+
+
+def test_what_nodes_take_is_a_mean_of_those_that_have_a_process_in_gib_and_percent() -> None:
+    made = history()
+    load = {"cores": [1.0, 3.0, 0.0], "memory_nbytes": [2.0**30, 2.0**32, 0.0], "gpu": [0.5] * 3}
+    made.add(replace(sample(1.0, [0] * 3, [0] * 3), load=load, pids=[7, 8, 0]))
+    columns = made.samples.series.columns
+    names = ("cores", "memory_nbytes", "most memory_nbytes", "gpu")
+    assert [columns[name] for name in names] == [[2.0], [2.5], [4.0], [50.0]]
+
+
+def test_end_of_an_epoch_is_when_the_last_node_has_read_it_and_each_generation_counts_anew() -> (
+    None
+):
+    made = history()
+    for generation in (0, 1):
+        begun_s = 10.0 * generation
+        made.add(events.Changed("c", begun_s, "running", generation, places(0, 1, 2)))
+        for second, epochs in enumerate([[0, 0, 0], [1, 0, 0], [1, 1, 0], [2, 1, 0]], 1):
+            feed = events.FeedColumns([9, 9, 0], [9, 9, 0], [1] * 3, epochs)
+            fed = {"input": feed}
+            made.add(replace(sample(begun_s + second, [0] * 3, [0] * 3), feeds=fed))
+    assert list(made.epoch_ends) == [(3.0, 0, 1), (13.0, 1, 1)]
 
 
 def test_the_last_epochs_are_kept_with_their_generation() -> None:

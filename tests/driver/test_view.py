@@ -30,10 +30,14 @@ ADDRESSES = {node: Address("h", 1, "grpc://h:2") for node in SPEC.nodes}
 def test_what_was_reported_before_a_restart_is_not_told_after_it() -> None:
     world = build_world(1, ADDRESSES)
     view = View(Running(Roster(SPEC), world, frozenset({0, 1})))
-    view.activity = {0: NodeActive(0, 107, {"loss": 0.5}), 1: NodeActive(1, 3, {"loss": 0.25})}
+    view.activity = {
+        0: NodeActive(0, 107, {"loss": 0.5}, watched_s=9.0),
+        1: NodeActive(1, 3, {"loss": 0.25}, watched_s=2.0, rows_s=0.5, others_s=1.5),
+    }
     sample = sampled(SPEC, 0.0, view)
     assert sample.steps == [-1, 3]
     assert sample.metrics == {"loss": [None, 0.25]}
+    assert sample.waited == {"watched_s": [0, 2], "rows_s": [0, 0.5], "others_s": [-1, 1.5]}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,194 @@
+"""What the charts of a page show of a history: points, marks, what each node does, one axis."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.driver import events
+from sparkdl.driver.history import History
+
+pytest.importorskip("bokeh")
+
+from sparkdl.dashboard.charts import Chart, Stream, TimeAxis
+
+KILLED = "worker:1 (rank 1, pid 7) on host-1 was killed by SIGKILL."
+
+
+def places(size: int) -> tuple[events.Place, ...]:
+    return tuple(events.Place(node_id, node_id, "host") for node_id in range(size))
+
+
+def sample(time_s: float, loss: list[float | None], epochs: int = 0, **more: Any) -> events.Sampled:
+    size = len(loss)
+    feed = events.FeedColumns([10] * size, [0] * size, [0] * size, [epochs] * size)
+    states, pids, steps = ["in map_fun"] * size, [1] * size, [int(time_s)] * size
+    metrics, feeds = {"loss": loss}, {"input": feed}
+    return events.Sampled("c", time_s, states, pids, steps, metrics, feeds, **more)
+
+
+def history(size: int = 2) -> History:
+    """Return that of a training whose node is killed after 10 s, and which begins again at 15."""
+    made = History("c", 0.0)
+    names = tuple(f"worker:{number}" for number in range(size))
+    made.add(events.Launched("c", 0.0, "plain", names))
+    made.add(events.Changed("c", 1.0, "running", 0, places(size)))
+    loss: list[float | None] = [2.0, 4.0] * (size // 2)
+    for second in range(2, 10):
+        made.add(sample(second, loss, epochs=int(second > 5)))
+    made.add(events.Checkpoint("c", 8.0, "/c", 1234))
+    problem = events.Problem("worker:1", KILLED)
+    made.add(events.Changed("c", 10.0, "failing", 0, (), (problem,)))
+    made.add(events.Changed("c", 15.0, "running", 1, places(size), reason=KILLED))
+    return made
+
+
+def test_marks_say_when_and_why_a_node_failed_and_name_checkpoints_and_epochs() -> None:
+    axis, made = TimeAxis(), history()
+    made.add(events.Changed("c", 20.0, "running", 2, places(2), reason="a host came back"))
+    axis.update(made)
+    marks = axis.marks.data
+    found = dict(zip(marks["what"], zip(marks["x"], marks["color"], strict=True), strict=True))
+    assert list(found) == [
+        "worker:1 was killed by SIGKILL",
+        "attempt 3: a host came back",
+        "checkpoint of step 1,234",
+        "end of epoch 1 of attempt 1",
+    ]
+    assert found["worker:1 was killed by SIGKILL"] == (10_000, "#d9484f")
+    assert found["end of epoch 1 of attempt 1"][0] == 6000
+
+
+def test_marks_of_a_long_run_stay_few() -> None:
+    axis, made = TimeAxis(), history()
+    for number in range(900):
+        made.add(events.Checkpoint("c", 20.0 + number, "/c", number))
+    axis.update(made)
+    assert 30 < len(axis.marks.data["x"]) < 50
+
+
+def test_all_charts_of_a_page_have_one_axis_of_time_and_as_much_room_beside_them() -> None:
+    axis, made = TimeAxis(), history()
+    plots = [part.root.children[1] for part in (Stream(axis), Chart(axis, "Step", {"step": "s"}))]
+    axis.update(made)
+    assert len({id(plot.x_range) for plot in plots}) == 1
+    assert len({(plot.min_border_left, plot.min_border_right) for plot in plots}) == 1
+    assert (plots[0].x_range.start, plots[0].x_range.end) == (0, 15_000)
+
+
+def test_time_that_a_reader_has_zoomed_to_stays_until_another_is_chosen() -> None:
+    axis, made = TimeAxis(), history()
+    shown = axis.figure(100).x_range
+    axis.update(made)
+    shown.update(start=2000, end=3000)
+    for second in (100.0, 101.0):
+        made.add(sample(second, [1.0, 1.0]))
+        axis.update(made)
+        assert (shown.start, shown.end, axis.windows.active) == (2000, 3000, None)
+    axis.windows.active = 2
+    axis.update(made)
+    assert (shown.start, shown.end) == (41_000, 101_000)
+    axis.windows.active = 0
+    axis.update(made)
+    assert (shown.start, shown.end) == (0, 101_000)
+
+
+def test_chart_says_the_mean_and_the_spread_of_the_nodes() -> None:
+    axis, made = TimeAxis(), history()
+    chart = Chart(axis, "<b>loss", {"metric loss": "mean of the nodes"})
+    axis.update(made)
+    chart.update(made)
+    said = chart.root.children[0].text
+    assert "&lt;b&gt;loss" in said
+    assert "mean of the nodes <b>3</b> <i>(2 to 4)</i>" in said
+    assert axis.points.data["most metric loss"][-1] == 4.0
+
+
+def test_band_of_the_nodes_has_no_width_where_attempts_are_apart() -> None:
+    axis, made = TimeAxis(), history()
+    Chart(axis, "loss", {"metric loss": "mean"})
+    made.add(sample(16.0, [None, None]))
+    for second in (17.0, 18.0):
+        made.add(sample(second, [1.0, 3.0]))
+    axis.update(made)
+    least, most = (axis.points.data[f"{which} metric loss"][-4:] for which in ("least", "most"))
+    assert (least, most) == ([2.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_from_zero", "begins_at_0"),
+    [([0.0, 0.0], False, True), ([700.0, 700.0], False, False), ([700.0, 700.0], True, True)],
+)
+def test_axis_of_zeros_begins_at_0(
+    losses: list[float | None], is_from_zero: bool, begins_at_0: bool
+) -> None:
+    axis, made = TimeAxis(), History("c", 0.0)
+    made.add(events.Launched("c", 0.0, "plain", ("worker:0", "worker:1")))
+    chart = Chart(axis, "loss", {"metric loss": "mean"}, is_from_zero=is_from_zero)
+    made.add(sample(1.0, losses))
+    axis.update(made)
+    chart.update(made)
+    shown = chart.root.children[1].y_range
+    assert (shown.start == 0) is begins_at_0
+    if begins_at_0 and not is_from_zero:
+        made.add(sample(2.0, [-10.0, -10.0]))
+        chart.update(made)
+        assert shown.start < -10, "what falls below 0 later is seen"
+
+
+def test_points_begin_again_with_another_cluster() -> None:
+    axis, made = TimeAxis(), history()
+    axis.update(made)
+    other = History("d", 100.0)
+    other.add(events.Launched("d", 100.0, "plain", ("worker:0",)))
+    other.add(sample(101.0, [7.0]))
+    axis.reset()
+    axis.update(other)
+    assert axis.points.data["time_s"] == [1000]
+    assert axis.points.data["metric loss"] == [7.0]
+    assert math.isnan(axis.points.data["most metric loss"][0])
+
+
+def waiting(second: float, size: int, rows: float) -> events.Sampled:
+    """Return a sample of nodes that wait half of the time for others, but for the second one."""
+    watched_s = [second] * size
+    others_s = [second * (0.0 if node_id == 1 else 0.5) for node_id in range(size)]
+    waited = {"watched_s": watched_s, "rows_s": [second * rows] * size, "others_s": others_s}
+    lag: dict[str, list[float | None]] = {"lag": [0.5 * (at == 1) for at in range(size)]}
+    return sample(second, [1.0] * size, waits=lag, waited=waited)
+
+
+@pytest.mark.parametrize(("size", "rows_of_a_lane"), [(2, 10), (1000, 1)])
+def test_lanes_show_what_share_of_its_time_each_node_waits(size: int, rows_of_a_lane: int) -> None:
+    axis, made = TimeAxis(), history(size)
+    stream = Stream(axis)
+    for second in range(16, 30):
+        made.add(waiting(second, size, 0.25))
+    axis.update(made)
+    stream.update(made)
+    (image,) = stream._waits.data["image"]
+    assert image.shape[0] == size * rows_of_a_lane
+    lanes = image.reshape(size, rows_of_a_lane, -1)[::-1]  # the first node is the uppermost
+    seen = [np.bincount(lane[:, -2], minlength=3).tolist() for lane in lanes[:2]]
+    assert seen == ([[4, 2, 4], [8, 2, 0]] if size == 2 else [[0, 0, 1], [1, 0, 0]])
+    assert stream._slow.data["y"] == [size - 1.5]
+
+
+def test_lanes_say_in_words_what_a_node_did_and_why_it_failed() -> None:
+    axis, made = TimeAxis(), history()
+    stream = Stream(axis)
+    made.add(sample(16.0, [1.0, 1.0]))
+    made.add(sample(19.0, [1.0, 1.0]))
+    axis.update(made)
+    stream.update(made)
+    said = stream._bars.data["what"]
+    assert "worker:0 working for 13 s, steps 2 to 9" in said
+    assert "worker:1 failed for 5 s" in said
+    assert "worker:1 working for 3 s, steps 16 to 19" in said
+    assert stream._labels.data["what"] == [" worker:1 was killed by SIGKILL "]
+    legend = stream.root.children[0].text
+    assert "waits for other nodes" in legend
+    assert "stopping" not in legend
