@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
@@ -179,7 +180,7 @@ def requirements(row: Row) -> Iterator[str]:
     yield from ("--config-settings", "editable_mode=compat", "-e", f".[{EXTRAS}]")
 
 
-def read(row: Row) -> dict[str, object] | None:
+def read(row: Row) -> dict[str, Any] | None:
     """Return what the last run of a row found, if there was one."""
     facts, report = row.file("json"), row.file("xml")
     if not facts.exists() or not report.exists():
@@ -196,13 +197,13 @@ def read(row: Row) -> dict[str, object] | None:
     }
 
 
-def table(reports: list[dict[str, object]]) -> Iterator[str]:
+def table(reports: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
     head = ("pyspark", "Python", *_COLUMNS[1:], "passed", "failed", "skipped", "seconds", "date")
     yield f"| {' | '.join(head)} |"
     yield "| --- " * len(head) + "|"
     for each in reports:
-        spark, *libraries = each["versions"]  # type: ignore[misc]
+        spark, *libraries = each["versions"]
         counts = (each[name] for name in ("passed", "failed", "skipped", "seconds", "date"))
         yield f"| {' | '.join(map(str, (spark, each['python'], *libraries, *counts)))} |"
 

@@ -48,7 +48,7 @@ def collect_in_arrow(
     """Return the rows that `task` makes of each partition, with the resources of `profile`."""
     if profile and IS_SPARK_3:
         return frame.mapInArrow(task, schema).rdd.withResources(profile).collect()
-    more = {"profile": profile} if profile else {}
+    more: dict[str, Any] = {"profile": profile} if profile else {}
     return frame.mapInArrow(task, schema, **more).collect()
 
 
