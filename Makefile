@@ -10,7 +10,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts test-connect coverage docs soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-timeline bench-waits bench-search screenshots browser peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix coverage docs soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-timeline bench-waits bench-search screenshots browser peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -71,7 +71,7 @@ demo: setup  ## train a small model on a small cluster, here
 	@$(with_java) $(bin)/sparkdl demo $(ARGS)
 
 test test-deep: browser
-test test-deep test-examples test-hosts test-connect coverage: build/spark.jsa
+test test-deep test-examples test-hosts test-connect test-matrix coverage: build/spark.jsa
 build/spark.jsa: $(VENV)/.installed tests/doubles/classes.py tests/doubles/sessions.py
 	@$(with_java) $(bin)/python -m tests.doubles.classes $@ >/dev/null 2>&1 || true  # tests do without
 
@@ -86,6 +86,9 @@ test-deep: setup  ## run the deep tests: long ones, further frameworks; Hypothes
 
 test-examples: setup  ## run every example as a user starts it, and every notebook in a kernel
 	@$(with_java) $(pytest) --deep $(ARGS) tests/examples tests/notebooks
+
+test-matrix: setup  ## run tests with other versions of Spark, Python and frameworks (ARGS=3.5-3.10: one row)
+	@$(with_java) $(bin)/python -m scripts.matrix $(ARGS)
 
 test-hosts: setup  ## run all tests on several hosts, which are namespaces of this one (as root)
 	@$(with_java) $(pytest) --deep $(ARGS) tests/hosts

@@ -10,8 +10,8 @@ _README = _ROOT / "README.md"
 _VERSION = re.search(r'__version__ = "(.+)"', (_ROOT / "sparkdl/version.py").read_text())
 assert _VERSION, "sparkdl/version.py holds no __version__"
 
-_SPARK = ["pyspark>=4.0"]
-_CONNECT = ["pyspark[connect]>=4.0"]
+_SPARK = ["pyspark>=3.5,<5"]
+_CONNECT = ["pyspark[connect]>=4.0,<5"]
 _DASHBOARD = ["bokeh>=3.8"]
 _DEMO = ["scikit-learn>=1.4"]
 _MLFLOW = ["mlflow-skinny>=3.5"]
@@ -33,7 +33,7 @@ setup(
         "cloudpickle>=3",
         "google-crc32c>=1.5",
         "msgspec>=0.18.6",
-        "numpy>=1.26",
+        "numpy>=1.26,<3",
         "pandas>=2.2,<3",  # pyspark needs pandas, and warns about 3
         "protobuf>=4.22",
         "psutil>=5.9",
@@ -44,7 +44,7 @@ setup(
     # Which pyspark is the user's choice: with a JVM, the client alone, or the one of a platform.
     extras_require={
         "spark": _SPARK,
-        "client": ["pyspark-client>=4.0"],
+        "client": ["pyspark-client>=4.0,<5"],
         "tensorflow": ["tensorflow>=2.16"],
         "tensorflow-cpu": ["tensorflow-cpu>=2.16"],
         "torch": ["torch>=2.2"],

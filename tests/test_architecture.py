@@ -25,7 +25,8 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
     name: number
     for number, name in enumerate(
         (
-            *("version", "core", "control", "storage", "feed", "collectives", "frameworks", "data"),
+            *("version", "core", "spark_versions", "control", "storage", "feed", "collectives"),
+            *("frameworks", "data"),
             *("node", "driver"),
             "lightning",  # a face that an estimator of ml trains with
             "ml",
@@ -49,6 +50,7 @@ TANGLED = {  # packages whose folders know each other, and why
 }
 
 PYSPARK = {  # who may import pyspark
+    "spark_versions.py": "knows what differs between the versions of pyspark",
     "driver/executors/spark.py": "performs what the driver decides on Spark",
     "driver/executors/sessions.py": "tells classic sessions from those of Spark Connect",
     "driver/executors/result_rdd.py": "derives from Spark's RDD",

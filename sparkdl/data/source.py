@@ -26,13 +26,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    InputPartition,
-    WriterCommitMessage,
-)
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -44,6 +37,7 @@ from sparkdl.data.encode import encode
 from sparkdl.data.files import DataFile, Options, find, options_of, read_file
 from sparkdl.data.framing import AUTO, NONE, SUFFIXES, Deflater, frame
 from sparkdl.data.infer import Rules, add_up, see_file, whole_schema
+from sparkdl.spark_versions import datasource
 from sparkdl.storage import locate, open_storage
 
 _INFER_THREADS = 8
@@ -51,7 +45,7 @@ _SUCCESS = "_SUCCESS"
 _FAILURES = (OSError, pa.ArrowException)
 
 
-class TFRecordDataSource(DataSource):
+class TFRecordDataSource(datasource.DataSource):
     """TFRecord files of `Example` or `SequenceExample`, for `spark.dataSource.register`.
 
     `docs/tfrecords.md` has the options and the table of types.
@@ -79,7 +73,7 @@ class TFRecordDataSource(DataSource):
             pool.shutdown(cancel_futures=True)
         return from_arrow_schema(whole_schema(Rules(), seen, data.partitions, options))
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """Return what reads the columns of `schema`.
 
         Raises:
@@ -87,7 +81,7 @@ class TFRecordDataSource(DataSource):
         """
         return _Reader(options_of(self.options), arrow_schema(schema))
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceArrowWriter:
         """Return what writes rows of `schema`; makes the folder.
 
         Raises:
@@ -104,21 +98,21 @@ class TFRecordDataSource(DataSource):
 
 
 @dataclass(frozen=True)
-class _Reader(DataSourceReader):
+class _Reader(datasource.DataSourceReader):
     """Reads the columns of `schema`: from features, or from the names of folders."""
 
     options: Options
     schema: pa.Schema
 
-    def partitions(self) -> list[InputPartition]:
+    def partitions(self) -> list[datasource.InputPartition]:
         """Return a partition for each file; files are not split."""
         data = find(self.options)
         self._own(data.partitions.names)  # whose types are checked here, before anything is read
-        return [InputPartition(file) for file in data.files]
+        return [datasource.InputPartition(file) for file in data.files]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: datasource.InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file."""
-        if partition.value is None:  # Spark's, for no partition at all
+        if partition is None or partition.value is None:  # Spark's, for no partition at all
             return
         file: DataFile = partition.value
         columns = self._own(file.values)
@@ -153,14 +147,14 @@ class _Reader(DataSourceReader):
 
 
 @dataclass(frozen=True)
-class _Written(WriterCommitMessage):
+class Written(datasource.WriterCommitMessage):
     """The name of the file of one task; None if it had no rows."""
 
     name: str | None
 
 
 @dataclass(frozen=True)
-class _Writer(DataSourceArrowWriter):
+class _Writer(datasource.DataSourceArrowWriter):
     """Writes a file for each task that has rows."""
 
     to: Destination
@@ -168,12 +162,12 @@ class _Writer(DataSourceArrowWriter):
     options: Options
     is_overwrite: bool
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> datasource.WriterCommitMessage:
         """Write the rows of a task."""
         batches = (batch for batch in iterator if batch.num_rows)
         first = next(batches, None)
         if first is None:
-            return _Written(None)
+            return Written(None)
         context = TaskContext.get()
         number = context.partitionId() if context else 0
         compression = NONE if self.options.compression == AUTO else self.options.compression
@@ -181,17 +175,17 @@ class _Writer(DataSourceArrowWriter):
             self._write(file, first)
             for batch in batches:
                 self._write(file, batch)
-        return _Written(name)
+        return Written(name)
 
     def _write(self, file: Any, batch: pa.RecordBatch) -> None:
         file.write(frame(encode(batch, self.columns, self.options.record_type)))
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: list[datasource.WriterCommitMessage | None]) -> None:
         """Make the tasks' files the folder's."""
-        written = [message.name for message in messages if isinstance(message, _Written)]
+        written = [message.name for message in messages if isinstance(message, Written)]
         self.to.commit([name for name in written if name], self.is_overwrite)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: list[datasource.WriterCommitMessage | None]) -> None:
         """Remove what was written; what was there before stays."""
         self.to.abort()
 

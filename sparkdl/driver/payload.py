@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 from argparse import Namespace
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from types import CodeType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import cloudpickle
 
@@ -52,7 +54,7 @@ def pickled(map_fun: Callable[..., Any], args: Any) -> bytes:
         ConfigError: if that fails; it names what is to blame.
     """
     try:
-        return bytes(cloudpickle.dumps((map_fun, args)))
+        return dumps((map_fun, args))
     except Exception as error:
         found = list(culprits(map_fun, args))
         what = "; ".join(each.text for each in found) or "something that map_fun refers to"
@@ -63,6 +65,27 @@ def pickled(map_fun: Callable[..., Any], args: Any) -> bytes:
             f"map_fun and its arguments go to the executors by pickle, which refuses {what}{why}. "
             f"{advice_on(found, _ADVICE)}"
         ) from error
+
+
+def dumps(value: Any) -> bytes:
+    """Return a value pickled by cloudpickle, with the files that tracebacks of its code name.
+
+    From 3.1.3 on cloudpickle says `<dynamic-code>` instead, and tracebacks would show no lines.
+    """
+    with BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _code(code: CodeType) -> tuple[Any, ...]:
+    make, parts = cloudpickle.CloudPickler.dispatch_table[CodeType](code)
+    return make, tuple(code.co_filename if part == "<dynamic-code>" else part for part in parts)
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {CodeType: _code}, cloudpickle.CloudPickler.dispatch_table
+    )
 
 
 def advice_on(found: Iterable[Culprit], advice: Mapping[str, str]) -> str:

@@ -21,14 +21,13 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError, ReadError
-from sparkdl.core.jobs import named_jobs
 from sparkdl.core.paths import absolute_url
 from sparkdl.data.columns import EXAMPLE, arrow_schema, columns_of
 from sparkdl.data.encode import encode
 from sparkdl.data.files import Options
+from sparkdl.data.frames import read_tfrecords, write_tfrecords
 from sparkdl.data.infer import Rules, infer_by_job
 from sparkdl.data.protos import message_class
-from sparkdl.data.source import TFRecordDataSource
 from sparkdl.driver.executors.sessions import default_fs, session_of
 from sparkdl.storage import locate, open_storage
 
@@ -69,11 +68,9 @@ def saveAsTFRecords(df: DataFrame, output_dir: str) -> None:
     if open_storage(storage).get_file_info(path).type.name != "NotFound":
         raise ConfigError(
             f"{folder} is there already. Remove it, or write with "
-            'df.write.format("tfrecord").mode("overwrite")'
+            'sparkdl.data.write_tfrecords(df, path, "overwrite")'
         )
-    session.dataSource.register(TFRecordDataSource)
-    with named_jobs(session, "sparkdl", "write TFRecords"):
-        df.write.format(TFRecordDataSource.name()).mode("append").save(folder)
+    write_tfrecords(df, folder)
 
 
 def loadTFRecords(
@@ -93,8 +90,7 @@ def loadTFRecords(
     folder = _url(session, input_dir)
     rules = Rules(is_empty_null=True, floats=pa.float64(), binary=tuple(binary_features))
     schema = infer_by_job(session, Options((folder,)), rules)
-    session.dataSource.register(TFRecordDataSource)
-    df = session.read.format(TFRecordDataSource.name()).schema(schema).load(folder)
+    df = read_tfrecords(session, folder, schema)
     loadedDF[df] = input_dir
     return df
 

@@ -8,10 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.data import TFRecordDataSource
 from sparkdl.data.columns import Kind, list_type
+from sparkdl.spark_versions import datasource
 from tests.data.records import example, sequence, write
 
 ONE, TWO = (Kind.INT64, [1]), (Kind.INT64, [1, 2])
@@ -63,6 +65,13 @@ def test_a_folder_without_records_needs_a_schema(tmp_path: Path) -> None:
     assert read(tmp_path, pa.schema([("id", pa.int64())])) == []
     with pytest.raises(ConfigError, match="no record with a feature"):
         read(tmp_path)
+
+
+def test_a_folder_without_files_has_no_rows_with_any_spark(tmp_path: Path) -> None:
+    reader: Any = TFRecordDataSource({"path": str(tmp_path)}).reader(StructType().add("id", "long"))
+    assert reader.partitions() == []
+    for nothing in (None, datasource.InputPartition(None)):  # Spark 4.0's, and that of later ones
+        assert list(reader.read(nothing)) == []
 
 
 def test_types_without_a_place_are_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ import sparkdl.data
 from sparkdl.data.columns import Kind
 from tests.data.records import example, write
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(SparkSession, "dataSource"), reason="Spark 3.5 has no data sources in Python"
+)
 QUERY = """
     select id, cast(id as int) as small, id % 2 = 0 as flag, cast(id as float) / 4 as part,
         cast(id as double) / 4 as wide, concat('text ', id) as text, cast('ab' as binary) as bytes,

@@ -64,6 +64,7 @@ ALLOWED_WITH_SPARK = (
     ("process", "*bash *spark-class*", "the shell that becomes a JVM"),
     ("process", "*pyspark*daemon*", "Spark's Python workers wait for the next task"),
     ("process", "*pyspark*worker*", "Spark's Python workers wait for the next task"),
+    ("process", "*-m sparkdl.ml.daemon*", "likewise; Spark 3.5 does not name pyspark.worker there"),
     ("process", "*sparkdl.ml.scoring.scorer*", "keeps its model until its executor ends"),
     ("file descriptor", "socket to a JVM", "py4j keeps connections, some for each thread"),
     ("file descriptor", "socket unconnected", "a connection of py4j that the JVM has closed"),

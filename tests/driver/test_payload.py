@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.payload import pickle_user_code
+from sparkdl.driver.payload import pickle_user_code, pickled
 
 LOCK = threading.Lock()
 """What no pickle takes."""
@@ -172,3 +172,11 @@ def test_function_that_cannot_take_args_and_ctx_is_refused(map_fun: Callable[...
 @pytest.mark.parametrize("map_fun", [print, lambda *both: None, partial(plain, extra=3)])
 def test_function_that_may_take_args_and_ctx_is_accepted(map_fun: Callable[..., Any]) -> None:
     assert pickle_user_code(map_fun, None)
+
+
+def test_code_that_travels_keeps_the_file_that_tracebacks_name() -> None:
+    def outer(args: Any) -> Any:
+        return lambda: args
+
+    again = cloudpickle.loads(pickled(outer, None))[0]
+    assert again.__code__.co_filename == again(1).__code__.co_filename == __file__

@@ -9,11 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pyspark.core.rdd import PipelinedRDD
-
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.driver.executors.executor import explained
+from sparkdl.spark_versions import IS_SPARK_3
+
+if TYPE_CHECKING or not IS_SPARK_3:
+    from pyspark.core.rdd import PipelinedRDD
+else:
+    from pyspark.rdd import PipelinedRDD
 
 if TYPE_CHECKING:
     from pyspark import RDD

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.infer.task import RESULT_SCHEMA, InferColumns, InferRows
 from sparkdl.feed.transfer.messages import FeedSpec
+from sparkdl.spark_versions import arrow_schema_of, parsed_type
 
 Keep = bool | Sequence[str]
 
@@ -121,7 +121,7 @@ def result_schema(schema: str | StructType | DataType, only: str = ONLY) -> Stru
         ConfigError: if it cannot be read, or has types that Arrow has not.
     """
     try:
-        kind = DataType.fromDDL(schema) if isinstance(schema, str) else schema
+        kind = parsed_type(schema) if isinstance(schema, str) else schema
     except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
         reason = next(iter(str(error).strip().splitlines()), "")
         raise ConfigError(f"schema={schema!r} is no schema of Spark: {reason}") from None
@@ -143,19 +143,14 @@ def arrow_schema(schema: StructType, zone: str = "UTC") -> pa.Schema:
     """Return Arrow's schema for columns of results.
 
     Args:
-        zone: of timestamps; Spark 4.0 and 4.1 take UTC.
+        zone: of timestamps.
 
     Raises:
         ConfigError: if they have types that Arrow has not.
     """
     try:
-        try:
-            found = to_arrow_schema(schema, timezone=zone)
-        except TypeError:  # Spark 4.0 and 4.1 take UTC without being told
-            found = to_arrow_schema(schema)
+        return arrow_schema_of(schema, zone)
     except Exception as error:  # noqa: BLE001 (pyspark raises several, by version)
         raise ConfigError(
             f"results cannot have the types {schema.simpleString()}: {error}"
         ) from None
-    assert isinstance(found, pa.Schema)
-    return found

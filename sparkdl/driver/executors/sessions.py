@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import context_of
+from sparkdl.spark_versions import IS_SPARK_3
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -49,7 +50,7 @@ def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
     """Return the session that is meant; the active one by `None`.
 
     Raises:
-        ConfigError: if there is none, or it has been stopped.
+        ConfigError: if there is none, it has been stopped, or it is Spark 3.5's over Connect.
     """
     given = spark if spark is not None else active_session()
     if given is None:
@@ -61,6 +62,8 @@ def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
             f"the {type(given).__name__} has been stopped. Start another one with "
             "SparkSession.builder.getOrCreate(), or stop it when the cluster has been shut down"
         )
+    if IS_SPARK_3 and context_of(given) is None:
+        raise ConfigError("Spark Connect needs pyspark 4.0 or later; use a classic SparkSession")
     found: Any = given
     return SparkSession(found) if context_of(given) is given else found
 
@@ -87,7 +90,8 @@ def inheriting_thread(
     if session is None:
         return threading.Thread(target=run, name=name, daemon=True)
     if context_of(session) is not None:
-        return InheritableThread(target=run, name=name, daemon=True, session=session)
+        more = {} if IS_SPARK_3 else {"session": session}
+        return InheritableThread(target=run, name=name, daemon=True, **more)
     # Why not InheritableThread? It asks how the process began, not whose session this is.
     connected: Any = session
     tags = connected.getTags()

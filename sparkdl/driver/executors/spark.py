@@ -71,6 +71,7 @@ from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from sparkdl.feed.values.tables import TABLES, holds_tables
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
+from sparkdl.spark_versions import collect_in_arrow
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -251,7 +252,7 @@ class SparkExecutor(Executor):
             try:
                 with self._jobs_of(what, self._nodes_tag):
                     tasks = self._spark.range(len(nodes), numPartitions=len(nodes))
-                    tasks.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
+                    collect_in_arrow(tasks, task, NODE_SCHEMA, self._profile)
             except Exception as error:  # noqa: BLE001 (whatever it is, the cluster fails of it)
                 _log.debug("The job of the nodes failed", exc_info=True)
                 problem: SparkdlError | None = explain_job_failure(error)

@@ -30,6 +30,7 @@ from sparkdl.core.jobs import context_of, named_jobs
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.ml.estimators.source import local_path
 from sparkdl.ml.estimators.storage_task import RemoteStorage
+from sparkdl.spark_versions import metadata_session
 
 
 class HadoopStorage:
@@ -111,7 +112,8 @@ class StageWriter(MLWriter):
             raise ConfigError(f"a parameter of {stage.uid} cannot be saved: {error}") from None
         storage = storage_of(spark, path)
         with named_jobs(spark, "sparkdl", f"save {stage.uid}"):
-            DefaultParamsWriter.saveMetadata(stage, path, spark, stage._extra(), params)
+            known = metadata_session(spark)
+            DefaultParamsWriter.saveMetadata(stage, path, known, stage._extra(), params)
         stage._save_files(storage)
 
 
@@ -129,7 +131,8 @@ class StageReader(MLReader[Any]):
             ConfigError: if another kind of stage is there.
         """
         with named_jobs(self.sparkSession, "sparkdl", f"load {self._kind.__name__}"):
-            metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+            known = metadata_session(self.sparkSession)
+            metadata = DefaultParamsReader.loadMetadata(path, known)
         found, wanted = metadata["class"], self._kind.__name__
         if found.rpartition(".")[2] != wanted:  # modules have moved; a stage's name does not
             raise ConfigError(f"{path} holds a {found}, not a {wanted}")

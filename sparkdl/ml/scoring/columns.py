@@ -23,6 +23,7 @@ from sparkdl.feed.values.decode import is_list
 from sparkdl.feed.values.ndarrays import Array, is_vector
 from sparkdl.ml.estimators.source import Signature, Tensor, only_one
 from sparkdl.ml.scoring.inputs import TEXT, TEXTS, leaf_type
+from sparkdl.spark_versions import parsed_type
 
 How = Literal["as it is", "scores", "softmax", "class", "function"]
 VECTOR = "vector"
@@ -179,7 +180,7 @@ def _declared(text: str) -> t.DataType:
     if text == VECTOR:
         return VectorUDT()
     try:
-        return t.DataType.fromDDL(text)
+        return parsed_type(text)
     except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
         reason = next(iter(str(error).strip().splitlines()), "")
         raise ConfigError(f"output_types: {text!r} is no type of Spark: {reason}") from None

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import Keep, arrow_schema, result_schema
-from sparkdl.driver.payload import advice_on, culprits
+from sparkdl.driver.payload import advice_on, culprits, dumps
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.params import TABLE
 from sparkdl.ml.estimators.source import ANY, Signature, Tensor, source_of_content
@@ -149,7 +148,7 @@ def _pickled(make: Any, names: Sequence[str]) -> bytes:
             f"predict takes a function that makes the one to call, not {type(make).__name__}"
         )
     try:
-        return bytes(cloudpickle.dumps((make, tuple(names))))
+        return dumps((make, tuple(names)))
     except Exception as error:
         found = [*culprits(make)]
         what = "; ".join(each.text for each in found) or "something that it refers to"

@@ -39,7 +39,7 @@ def test_saved_model_scores_and_keeps_the_columns(saved: Saved, frame: DataFrame
 def test_older_spark_hands_over_all_columns(
     saved: Saved, frame: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(f, "arrow_udf")
+    monkeypatch.delattr(f, "arrow_udf", raising=False)
     holes = frame.withColumn("x", f.expr("if(id = 7, null, x)"))
     stage = model(saved.keras).setInputMapping({"x": "x"}).setHandleInvalid("skip")
     scored = stage.setOutputTypes({"y": "vector"}).transform(holes)

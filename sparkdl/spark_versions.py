@@ -1,0 +1,81 @@
+"""What differs between the versions of pyspark that sparkdl runs with: 3.5, and 4.0 to 4.x.
+
+Runs in: driver, feeder
+
+Each name here does on all of them what the newest does. `docs/compatibility.md` says what is
+slower or missing on which version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+IS_SPARK_3 = pyspark.__version__.startswith("3.")
+
+if TYPE_CHECKING or not IS_SPARK_3:
+    from pyspark.sql import datasource as datasource
+else:
+    from types import SimpleNamespace
+
+    class _Plain:
+        """Anything of a data source in Python, which Spark 3.5 has not: `sparkdl.data` asks it."""
+
+        def __init__(self, given: Any = None) -> None:
+            self.options = self.value = given
+
+    _NAMES = "DataSource DataSourceArrowWriter DataSourceReader InputPartition WriterCommitMessage"
+    datasource = SimpleNamespace(**dict.fromkeys(_NAMES.split(), _Plain))
+
+
+def parsed_type(text: str) -> t.DataType:
+    """Return the type that `text` declares, or the schema of several columns; or raise as Spark."""
+    return t._parse_datatype_string(text) if IS_SPARK_3 else t.DataType.fromDDL(text)
+
+
+def collect_in_arrow(
+    frame: DataFrame, task: Callable[..., Any], schema: str, profile: ResourceProfile | None
+) -> list[Row]:
+    """Return the rows that `task` makes of each partition, with the resources of `profile`."""
+    if profile and IS_SPARK_3:
+        return frame.mapInArrow(task, schema).rdd.withResources(profile).collect()
+    more: dict[str, Any] = {"profile": profile} if profile else {}
+    return frame.mapInArrow(task, schema, **more).collect()
+
+
+def arrow_schema_of(schema: t.StructType, zone: str) -> pa.Schema:
+    """Return the schema of the batches that `mapInArrow` is given in sessions of this time zone."""
+    try:
+        return to_arrow_schema(schema, timezone=zone)
+    except TypeError:  # before Spark 4.2 pyspark says UTC, although the JVM sends the zone
+        return pa.schema([_field(each, zone) for each in to_arrow_schema(schema)])
+
+
+def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.tz:
+        return pa.timestamp(kind.unit, zone)
+    if pa.types.is_map(kind):
+        return pa.map_(_field(kind.key_field, zone), _field(kind.item_field, zone))
+    if pa.types.is_list(kind):
+        return pa.list_(_field(kind.value_field, zone))
+    if pa.types.is_struct(kind):
+        return pa.struct([_field(each, zone) for each in kind])
+    return kind
+
+
+def _field(field: pa.Field, zone: str) -> pa.Field:
+    return field.with_type(_in_zone(field.type, zone))
+
+
+def metadata_session(spark: SparkSession) -> Any:
+    """Return what Spark ML's functions for the metadata of a stage take; 3.5 wants the context."""
+    return spark.sparkContext if IS_SPARK_3 else spark
