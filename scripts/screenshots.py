@@ -88,9 +88,9 @@ def main() -> None:
                 for shown in pages:
                     page.click(f"nav a[href^={shown.path}]")
                     page.wait_for_selector("[role=status]")
-                    page.wait_for_timeout(3000)
+                    page.wait_for_timeout(2000)
                     taken = Image.open(io.BytesIO(page.screenshot()))
-                    small = taken.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+                    small = taken.convert("RGB").quantize(160, dither=Image.Dither.NONE)
                     small.save(FOLDER / f"{shown.path}-{scheme}.png", optimize=True)
         cluster.abort()  # the feed as well
 
