@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from sparkdl import cli
 from tests.doubles.programs import output_of
 from tests.doubles.sessions import SparkSessions, make_home
 
-pytestmark = [pytest.mark.deep, pytest.mark.timeout(900), pytest.mark.xdist_group("packaging")]
+pytestmark = [pytest.mark.deep, pytest.mark.spark, pytest.mark.timeout(1200)]
 ROOT = Path(sparkdl.__file__).parents[1]
 ALONE = {"PYTHONPATH": ""}
 """The tests' own path would have pip and Python find this checkout."""
@@ -71,8 +70,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A fresh environment with the wheel, all that it requires, and venv-pack; yields its folder.
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with the wheel, all that it requires, and venv-pack; return its folder.
 
     pyspark, half a gigabyte, is the one of these tests; all else comes from the package index.
     """
@@ -147,14 +146,14 @@ def test_users_program_is_checked_by_its_types(installed: Path, tmp_path: Path) 
     assert "Success: no issues found in 1 source file" in said
 
 
-@pytest.mark.spark
 def test_packed_environment_travels_with_spark_submit(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (lent,) = installed.glob("lib/python*/site-packages/lent.pth")
     lent.unlink()  # executors have Spark's own
     archive = tmp_path / "environment.tar.gz"
-    run(installed, "venv-pack", "-p", installed, "-o", archive)
+    pack = (installed / "bin/venv-pack", "-q", "-p", installed, "-o", archive)
+    output_of(*pack, "--compress-level", "1", timeout_s=300, env=ALONE)
     (tmp_path / "train.py").write_text(PROGRAM)
     monkeypatch.setenv("SPARK_HOME", str(make_home(tmp_path / "home")))
     sessions = SparkSessions(tmp_path)

@@ -305,12 +305,13 @@ def _survey(
     """Ask the executors; yield what follows from what they say."""
     from sparkdl.diagnosis.desk import Desk
     from sparkdl.diagnosis.executors import survey
+    from sparkdl.driver.executors.sessions import driver_host
     from sparkdl.driver.slots.spark_errors import explain_job_failure
 
     desk = Desk(size.slots, asked.wait_s)
     try:
         environment = Environment.read()
-        host = environment.driver_host or str(spark.conf.get("spark.driver.host")).strip("[]")
+        host = environment.driver_host or driver_host(spark)
         desk.open(host, environment.driver_ports)
     except SparkdlError as error:
         yield Check.of_error("driver address", error)

@@ -28,7 +28,7 @@ from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.feed.adapters.tensorflow import specs_of
 from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.feed.values.columns import Columns
-from sparkdl.feed.values.tensors import as_numbers
+from sparkdl.feed.values.tensors import as_numbers, no_tensor
 from sparkdl.frameworks.framework import OpenFeed
 
 TOKEN = "sparkdl.feed"
@@ -125,7 +125,9 @@ class Stream:
             first, has_ended = self._first, self._has_ended
         if first is None:
             return Described(None, has_ended)
-        specs = specs_of(self._batches, first, is_dense=True)
+        specs = specs_of(self._batches, first)
+        for name in (name for name, spec in specs.items() if hasattr(spec, "ragged_rank")):
+            raise no_tensor(name, first[name], "a dataset of parameter servers")
         columns = (
             Column(name, spec.dtype.name, tuple(spec.shape.as_list()))
             for name, spec in specs.items()

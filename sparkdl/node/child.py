@@ -157,8 +157,7 @@ def _run(importing: Callable[[], Imports], link: AgentLink) -> ChildReturned | R
         code = stop.code if isinstance(stop.code, int) else 1
         return _raised(framework, start, "exit", stop, code, link.feeds.steps)
     except BaseException as error:  # noqa: BLE001 (whatever user code raises goes to the driver)
-        cause = link.feeds.cause_of(error)
-        return _raised(framework, start, kind, cause, None, link.feeds.steps)
+        return _raised(framework, start, kind, link.feeds.cause_of(error), None, link.feeds.steps)
 
 
 def _preload(modules: Sequence[str]) -> None:

@@ -102,7 +102,7 @@ class SparkSessions:
         # and Spark gives that of a query ten seconds.
         home = make_home(self._folder / "home", "python")
         os.environ["SPARK_HOME"] = str(home)
-        master, port = self._start_standalone(), free_port()
+        master, port = self.start_standalone(), free_port()
         settings = {"spark.connect.grpc.binding.port": port, "spark.executor.memory": "1g"}
         settings |= {"spark.executor.cores": 3, "spark.ui.enabled": "false"}
         settings |= {"spark.local.dir": self._folder, "spark.driver.host": "127.0.0.1"}

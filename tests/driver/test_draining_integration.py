@@ -13,11 +13,13 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.driver.lifecycle.state import ExecutorsDrain, Running
+from sparkdl.driver.slots.lost_hosts import executors_of
 from sparkdl.driver.view import View
 from tests.doubles import sessions
 from tests.doubles.ledger import Plan, lost_and_doubled, table, train
 from tests.doubles.nodes import all_gone, has_checkpoint, launch, processes
 from tests.doubles.sessions import SparkSessions
+from tests.doubles.until import until
 from tests.faults.conftest import SparkProcesses
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def spark_spot(
         spark_sessions.add_worker(
             str(session.sparkContext.master), number, 2, SPARK_WORKER_OPTS=options
         )
-    sessions._wait_for_executors(session, 2)
+    assert until(lambda: len(executors_of(session.sparkContext)) == 2, 2 * BACK_S)
     return session
 
 

@@ -15,10 +15,11 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.diagnosis.doctor import doctor
+from sparkdl.driver.slots.lost_hosts import executors_of
 from tests.doubles.kubernetes import API_HOST, Kubernetes, kubernetes
 from tests.doubles.ledger import Plan, lost_and_doubled, train
 from tests.doubles.nodes import has_checkpoint
-from tests.doubles.sessions import _wait_for
+from tests.doubles.until import until
 from tests.driver.test_draining_integration import is_in_second_world
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ def spark_on_pods(
     """A session in client mode, with three executor pods."""
     conf = {**CONF, "spark.driver.host": API_HOST}
     session = spark_session_on(f"k8s://{cluster_of_pods.url}", conf)
-    tracker = session.sparkContext._jsc.sc().statusTracker()
-    _wait_for("pods", lambda: len(tracker.getExecutorInfos()) > PODS)
+    assert until(lambda: len(executors_of(session.sparkContext)) == PODS, BACK_S)
     return session
 
 

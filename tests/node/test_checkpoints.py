@@ -26,6 +26,7 @@ from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.node import checkpoints as checkpoint
 from sparkdl.node.checkpoint_store import CheckpointStore
 from sparkdl.node.context import NodeContext
+from sparkdl.node.draining import DrainNotice
 from tests.doubles.feeds import SOON_S
 
 NODES = plan_nodes(2)
@@ -58,6 +59,7 @@ class Link:
     def __init__(self, driver: Driver, node_id: int) -> None:
         self.driver, self.node_id = driver, node_id
         self.feeds = self
+        self.draining = DrainNotice(self.send)
 
     def batches_used(self, batches: Any) -> dict[str, int]:
         return {}

@@ -33,26 +33,6 @@ _STARTED_S = 60.0
 _JOIN_S = 5.0
 
 
-def client_host(spark: Any) -> str:
-    """Return the address of this machine that executors are most likely to reach.
-
-    That is `spark.driver.host` where the server is here, or else the one that this machine has
-    towards the server.
-    """
-    host = str(spark.conf.get("spark.driver.host")).strip("[]")
-    with suppress(OSError), socket.create_server((host, 0)):
-        return host
-    try:
-        family, kind, *_, there = socket.getaddrinfo(spark.client.host, 1, type=socket.SOCK_DGRAM)[
-            0
-        ]
-        with socket.socket(family, kind) as probe:
-            probe.connect(there)  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return host
-
-
 def why_unreached(spark: SparkSession, address: ServerAddress, tasks: int) -> str:
     """Return why executors cannot connect to this client; empty if those asked can."""
     frame = spark.range(tasks, numPartitions=tasks)

@@ -6,9 +6,10 @@ Runs in: driver. It loads with `pyspark-client`, which has neither py4j nor RDDs
 from __future__ import annotations
 
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -98,6 +99,26 @@ def inheriting_thread(
         run()
 
     return threading.Thread(target=tagged, name=name, daemon=True)
+
+
+def driver_host(session: SparkSession) -> str:
+    """Return what Spark's executors call this machine; Spark has IPv6 in brackets.
+
+    A client of Spark Connect is a machine of its own, perhaps: the one that has
+    `spark.driver.host`, or else the address that it has towards the server.
+    """
+    host = str(session.conf.get("spark.driver.host")).strip("[]")
+    if context_of(session) is not None:
+        return host
+    with suppress(OSError), socket.create_server((host, 0)):
+        return host
+    client: Any = session.client
+    with suppress(OSError):
+        family, kind, *_, server = socket.getaddrinfo(client.host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as towards:
+            towards.connect(server)  # sends nothing
+            return str(towards.getsockname()[0])
+    return host
 
 
 def is_rdd(data: Any) -> bool:

@@ -30,7 +30,7 @@ from sparkdl.core.jobs import (
 from sparkdl.core.listing import listed
 from sparkdl.core.options import Placement
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.driver.executors.connect_relay import ClientRelay, client_host, why_unreached
+from sparkdl.driver.executors.connect_relay import ClientRelay, why_unreached
 from sparkdl.driver.executors.console import ConsoleBar
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.executors.local import LocalExecutor
@@ -46,6 +46,7 @@ from sparkdl.driver.executors.scored import (
 from sparkdl.driver.executors.sessions import (
     NO_RDDS,
     default_fs,
+    driver_host,
     inheriting_thread,
     is_rdd,
     session_of,
@@ -119,10 +120,8 @@ class SparkExecutor(Executor):
         self._relay: ClientRelay | None = None
 
     def driver_host(self) -> str:
-        """Return what Spark's own executors call this machine; Spark has IPv6 in brackets."""
-        if self._context is None:
-            return client_host(self._spark)
-        return str(self._spark.conf.get("spark.driver.host")).strip("[]")
+        """Return what Spark's own executors call this machine."""
+        return driver_host(self._spark)
 
     def reached_at(self, address: ServerAddress, spec: ClusterSpec) -> ServerAddress:
         """Ask executors, and start a relay beside them if they cannot connect to this client."""

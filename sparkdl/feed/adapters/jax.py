@@ -25,7 +25,7 @@ from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
 from sparkdl.feed.adapters.mesh import equal_share
 from sparkdl.feed.adapters.tensorflow import Fed
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
-from sparkdl.feed.values.tensors import as_numbers, no_tensor
+from sparkdl.feed.values.tensors import as_numbers, check_shared, no_tensor
 
 if TYPE_CHECKING:
     import jax
@@ -70,8 +70,8 @@ class JaxBatches:
     def __post_init__(self) -> None:
         if self.prefetch < 0:
             raise ConfigError(f"prefetch={self.prefetch} must be at least 0")
-        if self._global is not None:
-            self._global.check_padding(self.batches)
+        if self._global is not None and self._global.processes > 1:
+            check_shared(self.batches.pad)
 
     @cached_property
     def _global(self) -> GlobalRows | None:
@@ -160,14 +160,6 @@ class GlobalRows:
             )
         return cls(sharding, len(parts), groups[own])
 
-    def check_padding(self, batches: EpochBatches) -> None:
-        """Raise a ConfigError if processes would pad to lengths of their own."""
-        if self.processes > 1 and None in batches.pad.values():
-            raise ConfigError(
-                f"pad={dict(batches.pad)}: a global array has one length on all nodes. Give a "
-                "number instead of None"
-            )
-
     def share_of(self, batch_size: int) -> int:
         """Return how many of `batch_size` rows this process reads, see `equal_share`."""
         return equal_share(batch_size, self.members)
@@ -228,8 +220,7 @@ def numbers(name: str, column: np.ndarray) -> np.ndarray:
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     if array is not column and (array != array.astype(dtype)).any():
         raise FeedTypeError(
-            f"column {name!r} holds times in microseconds, which take 64 bits: set "
-            "jax_enable_x64, or feed seconds since a time near the data's"
+            f"column {name!r}: microseconds take 64 bits: set jax_enable_x64, or feed seconds"
         )
     return array.astype(dtype, copy=False)
 
@@ -270,7 +261,8 @@ def keras_data(batches: EpochBatches, x: Names | None, y: Names | None) -> Any:
     """Return a data adapter of Keras, see `JaxBatches.as_keras`."""
     rows = _rows()
     if rows is not None:
-        rows.check_padding(batches)
+        if rows.processes > 1:
+            check_shared(batches.pad)
         batches = replace(batches, batch_size=rows.share_of(batches.batch_size))
     let_epochs_differ()
     # The length of an epoch is known only at its end, which Keras mistakes for an interruption.

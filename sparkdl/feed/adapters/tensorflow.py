@@ -134,22 +134,12 @@ def source_of(data: Any) -> Any:
     return getattr(data, _SOURCE, data)
 
 
-def specs_of(batches: EpochBatches, sample: Columns, is_dense: bool = False) -> dict[str, Any]:
-    """Return what the columns of batches are as tensors, of which `sample` is the first.
-
-    Args:
-        is_dense: refuse ragged tensors.
-
-    Raises:
-        FeedTypeError: if one cannot be a tensor.
-    """
+def specs_of(batches: EpochBatches, sample: Columns) -> dict[str, Any]:
+    """Return what the columns of batches, of which `sample` is the first, are as tensors."""
     import tensorflow as tf
 
     rows = batches.batch_size if batches.tail == "pad" else None
     specs = {name: spec_of(name, column, rows) for name, column in sample.items()}
-    for name, spec in specs.items() if is_dense else ():
-        if isinstance(spec, tf.RaggedTensorSpec):
-            raise no_tensor(name, sample[name], "a dataset of parameter servers")
     for name in (name for name, length in batches.pad.items() if length is None):
         for each in specs.keys() & {name, name + MASK}:
             shape = (rows, None, *specs[each].shape[2:])
@@ -158,13 +148,10 @@ def specs_of(batches: EpochBatches, sample: Columns, is_dense: bool = False) -> 
 
 
 def spec_of(name: str, column: Array, rows: int | None) -> Any:
-    """Return what a column is as a tensor, a ragged one if its arrays differ in length.
-
-    Args:
-        rows: the fixed size of a batch, if it has one.
+    """Return what a column is as a tensor; `rows` is the fixed size of a batch, if it has one.
 
     Raises:
-        FeedTypeError: if it cannot be one.
+        FeedTypeError: if it cannot be one. Arrays that differ in length are a ragged one.
     """
     import tensorflow as tf
 
@@ -180,11 +167,7 @@ def spec_of(name: str, column: Array, rows: int | None) -> Any:
 
 
 def tensors(columns: Columns, specs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns as their specs say: arrays, or ragged tensors.
-
-    Raises:
-        FeedTypeError: if a column does not fit its spec, which comes from the first rows.
-    """
+    """Return columns as their specs say: arrays, or ragged tensors. Refuse those that do not."""
     return {name: _tensor(name, column, specs[name]) for name, column in columns.items()}
 
 
@@ -196,14 +179,15 @@ def _tensor(name: str, column: Array, spec: Any) -> Any:
         column, levels = unnest(name, column, spec.ragged_rank)
     column = as_numbers(name, column)
     dtype, inner = np.dtype(spec.dtype.as_numpy_dtype), spec.shape.as_list()[1 + len(levels) :]
-    fits = len(inner) == column.ndim - 1 and all(map(_fits, inner, column.shape[1:]))
+    sizes = column.shape[1:]
+    fits = len(inner) == len(sizes) and all(
+        wanted in (None, size) for wanted, size in zip(inner, sizes, strict=True)
+    )
     if not fits or (column.size and not np.can_cast(column.dtype, dtype, "same_kind")):
-        kind = "" if column.dtype == object else f"{column.dtype} "
-        now = f"{kind}{list(column.shape[1:])}" if column.ndim > 1 or kind else objects_in(column)
         raise FeedTypeError(
-            f"column {name!r} held {dtype} {inner} in the first rows, and holds {now} "
-            "now. Feed rows of one type and shape; arrays of any length are taken with "
-            f"pad={{{name!r}: None}}"
+            f"column {name!r} held {dtype} {inner} in the first rows, and holds "
+            f"{objects_in(column)} now. Feed rows of one type and shape, or, for arrays of any "
+            f"length, pad={{{name!r}: None}}"
         )
     if not levels:
         return column
@@ -211,10 +195,6 @@ def _tensor(name: str, column: Array, spec: Any) -> Any:
         column = column.astype(dtype)
     splits = [np.concatenate([[0], np.cumsum(lengths)]) for lengths in levels]
     return tf.RaggedTensor.from_nested_row_splits(column, splits, validate=False)
-
-
-def _fits(wanted: int | None, size: int) -> bool:
-    return wanted is None or wanted == size
 
 
 def let_strategies_keep_batches() -> None:

@@ -25,7 +25,7 @@ from sparkdl.feed.adapters.torch_workers import BatchServer, Columns, Hello, Pla
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.values.columns import is_text
-from sparkdl.feed.values.tensors import as_numbers, no_tensor
+from sparkdl.feed.values.tensors import as_numbers, check_shared, no_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -64,16 +64,12 @@ def torch_dataset(
         Tensors are `[rows, …]` and own their memory. Strings and bytes are lists.
 
     Raises:
-        ConfigError: if nodes that share rows would pad them to lengths of their own.
         FeedTypeError: when iterated, if a column is neither numbers nor times nor strings, or holds
             nulls, or arrays of different lengths that `pad` does not fill.
     """
     let_accelerate_keep_batches()
-    if shared is not None and None in batches.pad.values():
-        raise ConfigError(
-            f"pad={dict(batches.pad)}: with mesh=... the nodes exchange rows, which need one "
-            "length on all of them. Give a number instead of None"
-        )
+    if shared is not None:
+        check_shared(batches.pad)
     server = BatchServer(batches, plain)
     return _make(server.inherited, x, y, batches, server, shared)
 

@@ -98,7 +98,7 @@ class EpochBatches:
             raise ConfigError(f"tail={self.tail!r} is none of {', '.join(get_args(Tail))}")
         if self.shuffle is not True and self.shuffle < 0:
             raise ConfigError(f"shuffle={self.shuffle} must be True, False or a number of rows")
-        check_padding(self.pad, self.columns)
+        check_padding(self.pad)
         self.stored = stored(self.columns, self.pad)
 
     def sample(self, batch: pa.RecordBatch) -> Columns:

@@ -213,7 +213,9 @@ def is_text(column: Array) -> bool:
 
 
 def objects_in(column: Array) -> str:
-    """Return what the rows of an object array are, in words for an error."""
+    """Return what the rows of an array are, in words for an error."""
+    if column.dtype != object:
+        return f"values of {column.dtype}" + f" {list(column.shape[1:])}" * (column.ndim > 1)
     if is_text(column):
         return "text"
     if column.ndim > 1 or any(isinstance(v, np.ndarray) and v.dtype == object for v in column):

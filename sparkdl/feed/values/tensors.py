@@ -22,10 +22,7 @@ Padding = Mapping[str, int | None]
 def as_numbers(name: str, column: Array) -> Array:
     """Return dates as int64 days since 1970, other times as int64 microseconds, the rest as it is.
 
-    Timestamps count from 1970 in UTC, times of day from midnight.
-
-    Raises:
-        FeedTypeError: for numpy's NaT, which would become the lowest integer.
+    Timestamps count from 1970 in UTC, times of day from midnight. NaT is refused.
     """
     if column.dtype.kind not in "mM":
         return column
@@ -38,30 +35,30 @@ def as_numbers(name: str, column: Array) -> Array:
 
 def no_tensor(name: str, column: Array, framework: str) -> FeedTypeError:
     """Return the error about a column that the framework has no tensor for."""
-    kind = _kind(column)
-    advice = "Feed it as numbers, with arrays of one shape in all rows, or read it with ctx.batches"
-    if kind == "arrays of different lengths":
-        advice = (
-            f"pad={{{name!r}: None}} fills the rows of a batch up to the longest of them, a number "
-            "instead of None up to that length"
-        )
     return FeedTypeError(
-        f"column {name!r} holds {kind}, which {framework} has no tensor for. {advice}"
+        f"column {name!r} holds {objects_in(column)}, which {framework} has no tensor for. Feed it "
+        "as numbers, or read it with ctx.batches; arrays of different lengths are filled up by "
+        f"pad={{{name!r}: None}}, or by a length instead of None"
     )
 
 
-def check_padding(padding: Padding, columns: tuple[str, ...] | None) -> None:
-    """Raise a ConfigError unless `padding` is lengths of columns, of those that are read."""
-    if not isinstance(padding, Mapping):
-        raise ConfigError(f"pad={padding!r}: must be a dict of columns and lengths, {{'x': 128}}")
-    for name, length in padding.items():
-        if length is not None and (not isinstance(length, int) or length < 1):
-            raise ConfigError(
-                f"pad={{{name!r}: {length!r}}}: must be a length of 1 or more, or None for the "
-                "longest row of each batch"
-            )
-        if not any(_is_wanted(name + end, columns) for end in ("", LENGTH, MASK)):
-            raise ConfigError(f"pad= names {name!r}, and the columns that are read are {columns}")
+def check_padding(padding: Padding) -> None:
+    """Raise a ConfigError unless `padding` is columns with lengths."""
+    lengths = padding.values() if isinstance(padding, Mapping) else [0]
+    if not all(each is None or (isinstance(each, int) and each > 0) for each in lengths):
+        raise ConfigError(
+            f"pad={padding!r}: must be a dict of columns with a length of 1 or more each, or None "
+            "for the longest row of a batch"
+        )
+
+
+def check_shared(padding: Padding) -> None:
+    """Raise a ConfigError for padding of arrays that nodes share to lengths of each node's own."""
+    if None in padding.values():
+        raise ConfigError(
+            f"pad={dict(padding)}: the nodes share arrays, which need one length on all of them. "
+            "Give a number instead of None"
+        )
 
 
 def stored(columns: tuple[str, ...] | None, padding: Padding) -> tuple[str, ...] | None:
@@ -71,12 +68,10 @@ def stored(columns: tuple[str, ...] | None, padding: Padding) -> tuple[str, ...]
 
 
 def padded(columns: Columns, padding: Padding, wanted: tuple[str, ...] | None) -> Columns:
-    """Return columns with rows of one length, filled up with zeros, texts with empty ones.
-
-    A padded column has two further columns, see `LENGTH`.
+    """Return columns with rows filled up with zeros or empty texts, and their lengths and masks.
 
     Args:
-        wanted: names of columns, which mean their further columns as well; `None` means all.
+        wanted: names of columns, which mean their lengths and masks as well; `None` means all.
 
     Raises:
         ConfigError: if there is no such column, or the feed has one of the name of a mask.
@@ -102,8 +97,7 @@ def _is_wanted(name: str, columns: tuple[str, ...] | None) -> bool:
 def unnest(name: str, column: Array, levels: int | None = None) -> tuple[Array, list[Array]]:
     """Return the innermost values of rows of different lengths, and the lengths level by level.
 
-    Args:
-        levels: how many; `None` for as many as hold arrays of different lengths.
+    Without `levels` there are as many as hold arrays of different lengths.
 
     Raises:
         FeedTypeError: if arrays differ in more than their lengths, or there are fewer levels.
@@ -118,7 +112,7 @@ def unnest(name: str, column: Array, levels: int | None = None) -> tuple[Array, 
             column = column.reshape(-1, *column.shape[2:])
             continue
         if not is_nested:
-            raise FeedTypeError(f"column {name!r} holds {_kind(column)}, where arrays are expected")
+            raise FeedTypeError(f"column {name!r} holds {objects_in(column)}, not arrays")
         counts.append(np.fromiter(map(len, column), np.int64, len(column)))
         parts = [part for part in column if len(part)] or [column[0]]
         if len({part.shape[1:] for part in parts}) > 1:
@@ -130,18 +124,12 @@ def unnest(name: str, column: Array, levels: int | None = None) -> tuple[Array, 
     return column, counts
 
 
-def _kind(column: Array) -> str:
-    return objects_in(column) if column.dtype == object else f"values of {column.dtype}"
-
-
 def _filled(name: str, column: Array, length: int | None) -> tuple[Array, Array, Array]:
     flat, (lengths,) = unnest(name, column, 1)
     is_object = flat.dtype == object
     if is_object and not is_text(flat):
-        raise FeedTypeError(
-            f"column {name!r} holds arrays of {objects_in(flat)}: pad= fills one dimension. "
-            "Flatten the inner arrays, or make them of one length"
-        )
+        kind = objects_in(flat)
+        raise FeedTypeError(f"column {name!r} holds arrays of {kind}, and pad= fills one dimension")
     longest = int(lengths.max(initial=0))
     if length is not None and longest > length:
         raise FeedTypeError(

@@ -19,7 +19,6 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import (
-    SAME_LENGTH,
     VALIDATION,
     Columns,
     Task,
@@ -128,8 +127,8 @@ def _check_column(name: str, found: list[tuple[bool, int | None]], inputs: Input
     sizes = {size for _, size in found if size is not None}
     if len(sizes) > 1:
         raise ConfigError(
-            f"column {name!r} holds {min(sizes)} values in some rows and {max(sizes)} in others: "
-            f"{SAME_LENGTH}"
+            f"column {name!r} holds {min(sizes)} values in some rows and {max(sizes)} in others; "
+            "all rows must have as many, unless a train_fn reads them with pad="
         )
     if name in inputs and sum(tensor == inputs[name] for tensor in inputs.values()) == 1:
         for size in sizes:

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 VALIDATION = "validation"
 """The feed of the validation rows."""
-SAME_LENGTH = (
-    "give all rows as many values, or train with ctx.dataset(…, pad=…) in the train_fn of a "
-    "TFEstimator"
-)
-"""What to do about arrays of different lengths."""
 Callbacks = Sequence[Any] | Callable[[], Sequence[Any]]
 
 

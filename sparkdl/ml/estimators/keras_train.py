@@ -15,7 +15,6 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.frameworks.keras_checkpoint import callback_for
 from sparkdl.ml.estimators.columns import (
-    SAME_LENGTH,
     VALIDATION,
     Columns,
     Task,
@@ -188,8 +187,7 @@ def _check_spec(column: str, spec: Any, tensor: Tensor, is_part: bool) -> None:
     """Check what the feed brings, where the driver could not: see `keras_estimator`."""
     if hasattr(spec, "ragged_rank"):
         raise ConfigError(
-            f"column {column!r} holds arrays of different lengths, and the model's input is "
-            f"{tensor}: {SAME_LENGTH}"
+            f"column {column!r} holds arrays of different lengths; all rows must have as many"
         )
     is_text = spec.dtype.name == "string"
     if is_text != (tensor.dtype == "string"):

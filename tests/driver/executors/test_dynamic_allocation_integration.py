@@ -22,10 +22,13 @@ DYNAMIC = {
     "spark.dynamicAllocation.executorIdleTimeout": "2s",
     "spark.executor.cores": "2",
 }
-TRACKING = {"spark.dynamicAllocation.shuffleTracking.enabled": "true"}
+TRACKING = {
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.timeout": "2s",  # or what `count` shuffled is kept
+}
 SERVICE = {"spark.shuffle.service.enabled": "true"}
 ROWS = 2 * 8 * 40
-BACK_S = 90.0
+BACK_S = 180.0
 
 
 @pytest.mark.deep

@@ -102,7 +102,7 @@ def test_what_the_server_runs_is_pickled_with_all_that_it_needs() -> None:
     """`foreachBatch` pickles it; the server's Python has no sparkdl to import the rest from."""
     for module, kind in ((relay_task, Relay), (server_task, server_task.HandOver)):
         with by_value(module):
-            packed = cloudpickle.dumps(kind(None, "r"))
+            packed = cloudpickle.dumps(kind(None, "r"))  # type: ignore[no-untyped-call]
         program = (
             "import sys, pickle; sys.modules['sparkdl'] = None\n"
             f"print(type(pickle.loads({packed!r})).__name__)"

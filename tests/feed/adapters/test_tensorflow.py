@@ -180,8 +180,8 @@ def test_times_are_integers_and_a_struct_is_its_fields() -> None:
             [[1], [2, 3]],
             r"held int64 \[2\] in the first rows, and holds arrays of",
         ),
-        ([[1, 2], [3, 4]], [[1], [2]], r"and holds int64 \[1\] now.*pad=\{'c': None\}"),
-        ([1, 2], [0.5, 1.5], r"held int64 \[\] in the first rows, and holds float64"),
+        ([[1, 2], [3, 4]], [[1], [2]], r"and holds values of int64 \[1\] now.*pad=\{'c': None\}"),
+        ([1, 2], [0.5, 1.5], r"held int64 \[\] in the first rows, and holds values of float64"),
         ([1, 2], [3, None], "holds 1 null among 2 values"),
     ],
 )

@@ -13,7 +13,7 @@ from pyspark.sql import Row, SparkSession
 import sparkdl
 from sparkdl.node.context import NodeContext
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.deep]
 QUERY = """
     select int(id) as id, sequence(1, id % 3 + 1) as tokens, timestamp_micros(id * 1000001) as at,
         named_struct('a', float(id), 'b', named_struct('text', string(id))) as c
