@@ -79,19 +79,21 @@ def main() -> None:
                 ("dark", (WIDTH, HEIGHT), PAGES[:1]),
                 ("phone", PHONE, PAGES[:1]),
             ):
-                page = browser.new_context(
+                context = browser.new_context(
                     viewport={"width": width, "height": height},
                     color_scheme="dark" if scheme == "dark" else "light",
                     is_mobile=scheme == "phone",
-                ).new_page()
+                )
+                page = context.new_page()
                 page.goto(str(cluster.dashboard_url))
                 for shown in pages:
                     page.click(f"nav a[href^={shown.path}]")
                     page.wait_for_selector("[role=status]")
-                    page.wait_for_timeout(3000)
+                    page.wait_for_timeout(2000)
                     taken = Image.open(io.BytesIO(page.screenshot()))
-                    small = taken.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+                    small = taken.convert("RGB").quantize(160, dither=Image.Dither.NONE)
                     small.save(FOLDER / f"{shown.path}-{scheme}.png", optimize=True)
+                context.close()
         cluster.abort()  # the feed as well
 
 

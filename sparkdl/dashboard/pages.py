@@ -240,7 +240,7 @@ class Nodes(Page):
         if self._table.height != _table_height(len(rows)):
             self._table.height = _table_height(len(rows))
         for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
-            model.visible = model.visible or not bool(np.isnan(data[column.name]).all())
+            model.visible = model.visible or bool(np.nan_to_num(data[column.name]).any())
         show_data(self._source, data)
         self._table.view.tags = [history.now_s]  # Bokeh's table looks again when its view changes
         counts = Counter(_word(row) for row in rows)
@@ -335,7 +335,7 @@ PAGES: tuple[type[Page], ...] = (Overview, Nodes, Feed, Logs)
 
 
 def _load(name: str, scale: float = 1.0) -> Callable[[NodeRow], float]:
-    return lambda row: row.load[name] * scale if name in row.load else math.nan
+    return lambda row: row.load.get(name, 0.0) * scale if row.load else math.nan
 
 
 def _waits(name: str) -> Callable[[NodeRow], float]:
@@ -357,7 +357,7 @@ def _known(number: int, least: int = 0) -> float:
 
 _ROW_HEIGHT = 28
 _NODE_COLUMNS = (
-    Column("rank", "Rank", 45, lambda row: _known(row.rank), "0"),
+    Column("rank", "Rank", 45, lambda row: row.rank if row.rank >= 0 else ""),
     Column("name", "Node", 85, lambda row: row.name, color="pace"),
     Column("state", "State", 90, lambda row: _word(row), color="tone"),
     Column("step", "Step", 60, lambda row: _known(row.step), "0,0"),

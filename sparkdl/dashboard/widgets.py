@@ -92,7 +92,7 @@ def _is_same(column: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, and what a row has there. One of numbers is shown once there is one.
+    """A column of a table, and what a row has there. One of numbers is hidden while all are 0.
 
     Attributes:
         value: of a row; NaN where it is not known.
