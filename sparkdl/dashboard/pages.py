@@ -364,7 +364,7 @@ _NODE_COLUMNS = (
     Column("step_ms", "Step, ms", 70, lambda row: 1000 * row.step_s, "0,0.[0]", "pace"),
     Column("used", "Rows used", 85, _fed(lambda row: row.used), "0,0"),
     Column("waits_rows", "Waits: rows", 85, _waits("rows"), "0%"),
-    Column("waits_others", "Nodes", 60, _waits("others"), "0%"),
+    Column("waits_others", "Waits: nodes", 95, _waits("others"), "0%"),
     Column("epochs", "Epochs", 60, _fed(lambda row: row.epochs), "0,0"),
     Column("buffer", "Buffer", 60, _buffer, "0%"),
     Column("cores", "Cores", 55, _load("cores"), "0.0"),
