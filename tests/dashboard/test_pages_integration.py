@@ -127,7 +127,8 @@ def record(folder: Path) -> None:
     """Write the record of a run in which the second of two nodes raised."""
     places = tuple(events.Place(node_id, node_id, "host") for node_id in range(2))
     load = {"cores": [1.0, 1.0], "memory_nbytes": [2.0**30] * 2}
-    about = ["in map_fun"] * 2, [7, 8], [5, 5], {"loss": [0.5, 0.25], "balance": [-1.0, 0.0]}
+    metrics: dict[str, list[float | None]] = {"loss": [0.5, 0.25], "balance": [-1.0, 0.0]}
+    about = ["in map_fun"] * 2, [7, 8], [5, 5], metrics
     headline = "worker:1 (rank 1, pid 8) on host raised ValueError: no such column: price"
     problems = (events.Problem("worker:1", headline, f"{headline}\n  | the last words"),)
     told = [

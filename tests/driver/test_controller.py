@@ -129,7 +129,7 @@ def playing(
     leave_host: Callable[[str, bool], None] = lambda host, is_there: None,
 ) -> Iterator[Play]:
     spec = ClusterSpec("test", plan_nodes(num_nodes), settings=settings or Settings())
-    executor = Mock(spec_set=Executor)
+    executor = Mock(spec_set=Executor, reached_at=lambda address, _: address)
     executor.leave_host.side_effect = leave_host
     play = Play(Controller(spec, TOKEN, executor))
     try:
@@ -371,7 +371,11 @@ def test_a_closed_controller_takes_everything_and_does_nothing(play: Play) -> No
 
 
 def test_a_controller_that_never_started_leaves_nothing() -> None:
-    controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN, Mock(spec_set=Executor))
+    controller = Controller(
+        ClusterSpec("test", plan_nodes(1)),
+        TOKEN,
+        Mock(spec_set=Executor, reached_at=lambda address, _: address),
+    )
     controller.close()
     controller.close()
 
@@ -379,7 +383,11 @@ def test_a_controller_that_never_started_leaves_nothing() -> None:
 def test_a_controller_without_a_port_leaves_nothing() -> None:
     with closing(socket.create_server((HOST, 0))) as held:
         port = held.getsockname()[1]
-        controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN, Mock(spec_set=Executor))
+        controller = Controller(
+            ClusterSpec("test", plan_nodes(1)),
+            TOKEN,
+            Mock(spec_set=Executor, reached_at=lambda address, _: address),
+        )
         with pytest.raises(errors.ConfigError, match=f"cannot listen on {HOST}, port {port}:"):
             controller.start(HOST, (port,))
     assert threads() == []
@@ -389,7 +397,11 @@ def test_a_driver_that_may_not_have_so_many_connections_says_so_before_it_starts
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 1024))
-    controller = Controller(ClusterSpec("test", plan_nodes(2000)), TOKEN, Mock(spec_set=Executor))
+    controller = Controller(
+        ClusterSpec("test", plan_nodes(2000)),
+        TOKEN,
+        Mock(spec_set=Executor, reached_at=lambda address, _: address),
+    )
     with pytest.raises(
         errors.ConfigError, match=r"needs about 2256 descriptors.* hard limit is 1024"
     ):
