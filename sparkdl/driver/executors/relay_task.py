@@ -28,7 +28,7 @@ _HEAD = ">Ii"
 """A connection's number and how many bytes follow; 0 closes it, `_OPEN` opens it."""
 _OPEN = -1
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_USER_TIMEOUT": 20_000}
-"""The relay alone notices that an executor's host does not answer."""
+"""Seconds, and milliseconds; the relay alone notices that an executor's host does not answer."""
 _END = "end"
 _BEAT = struct.pack(_HEAD, 0, 0)
 
@@ -68,12 +68,8 @@ class Tunnel:
         """Carry a connection that an executor has made."""
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (
-            ("TCP_KEEPIDLE", 5),
-            ("TCP_KEEPINTVL", 5),
-            ("TCP_USER_TIMEOUT", 20_000),
-        ):
-            if hasattr(socket, option):  # a host that does not answer is noticed here alone
+        for option, value in _KEEP_ALIVE.items():
+            if hasattr(socket, option):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         number = next(self._numbers)
         self._writers[number] = writer
