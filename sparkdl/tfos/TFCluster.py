@@ -19,7 +19,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import context_of, named_jobs
 from sparkdl.core.options import Feeding, Roles, Startup
 from sparkdl.core.spec import DEFAULT_FEED
-from sparkdl.driver.executors.sessions import NO_RDDS, session_of
+from sparkdl.driver.executors.sessions import NO_RDDS, active_session
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
@@ -331,7 +331,7 @@ def run(
         },
     )
     try:
-        return TFCluster(session_of(None) if sc is None else sc, cluster, queues)
+        return TFCluster(active_session() if sc is None else sc, cluster, queues)
     except BaseException:
         cluster.abort()
         raise

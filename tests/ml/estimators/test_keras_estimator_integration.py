@@ -274,6 +274,7 @@ def test_softmax_gives_columns_that_evaluators_take_without_a_further_parameter(
         assert value == pytest.approx({"accuracy": 1.0, "logLoss": 0.5514}[metric], abs=1e-3)
 
 
+@pytest.mark.deep
 def test_softmax_of_an_unnamed_input_is_fitted_scored_and_evaluated(spark_ml: SparkSession) -> None:
     frame = spark_ml.range(60, numPartitions=1).selectExpr(
         "float(id % 2 = 0) as f0", "float(id % 2 = 1) as f1", "double(id % 2) as label"
