@@ -45,9 +45,9 @@ def serve(bed: Bed, **settings: str) -> str:
     return f"sc://{bed['h0'].address}:{PORT}"
 
 
-def client(bed: Bed, url: str, **environment: str) -> Program:
+def client(bed: Bed, *arguments: str) -> Program:
     python = str(CLIENT) if CLIENT.exists() else sys.executable
-    return bed["h3"].run(python, "-m", "tests.hosts.connect_client", url, **environment)
+    return bed["h3"].run(python, "-m", "tests.hosts.connect_client", *arguments)
 
 
 def test_client_that_executors_cannot_reach_trains_by_a_relay_on_the_servers_host(
@@ -56,7 +56,7 @@ def test_client_that_executors_cannot_reach_trains_by_a_relay_on_the_servers_hos
     url = serve(bed)
     for name in ("h1", "h2"):
         bed[name].lose_what_goes_to(bed["h3"])
-    program = client(bed, url)
+    program = client(bed, url, "feeds a table")
     launched = program.wait_for("launched", SOON_S)
     assert launched["hosts"] == [bed["h1"].address, bed["h2"].address]
     assert "spark.createDataFrame(table)" in program.wait_for("table")["error"]
