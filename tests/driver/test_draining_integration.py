@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -78,21 +78,20 @@ def warn(process: psutil.Process) -> None:
     process.send_signal(signal.SIGPWR)
 
 
+def train_on(spark: SparkSession, nodes: int, folder: Path, **more: Any) -> sparkdl.Cluster:
+    """Launch nodes that train slowly, and make a checkpoint only where one is asked for."""
+    plan = Plan(every=10_000, pause_s=0.1, is_slow_once=True)
+    options: dict[str, Any] = {"checkpoint_dir": str(folder), "max_restarts": 1, **more}
+    return sparkdl.launch(spark, train, plan, nodes, framework="plain", **options)
+
+
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_nodes_of_a_worker_that_drains_checkpoint_and_move_within_the_notice(
     spark_spot: SparkSession, tmp_path: Path
 ) -> None:
     rows = spark_spot.range(ROWS, numPartitions=4).withColumnRenamed("id", "row")
-    with sparkdl.launch(
-        spark_spot,
-        train,
-        Plan(every=10_000, pause_s=0.1, is_slow_once=True),
-        2,
-        framework="plain",
-        checkpoint_dir=str(tmp_path),
-        max_restarts=1,
-    ) as cluster:
+    with train_on(spark_spot, 2, tmp_path) as cluster:
         feeding = cluster.feed_async(rows)
         before = processes(nodes=2)
         spark = {name: SparkProcesses.of(node.agent) for name, node in before.items()}
@@ -118,16 +117,8 @@ def test_world_shrinks_at_once_where_nothing_is_free_elsewhere(
 ) -> None:
     """An executor alone gets the notice, as a pod does."""
     rows = spark_spot.range(ROWS, numPartitions=4).withColumnRenamed("id", "row")
-    with sparkdl.launch(
-        spark_spot,
-        train,
-        Plan(every=10_000, pause_s=0.1, is_slow_once=True),
-        3,
-        framework="plain",
-        checkpoint_dir=str(tmp_path),
-        max_restarts=1,
-        recovery=sparkdl.Recovery(min_nodes=1),
-    ) as cluster:
+    recovery = sparkdl.Recovery(min_nodes=1)
+    with train_on(spark_spot, 3, tmp_path, recovery=recovery) as cluster:
         feeding = cluster.feed_async(rows)
         warn(SparkProcesses.of(processes(nodes=3)["worker:2"].agent).executor)
         assert cluster._controller.wait_for(is_in_second_world, Deadline.after(NOTICED_S))

@@ -179,6 +179,18 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
         return _results(where, task, {**options, "checkpoint_dir": checkpoint_dir})
 
 
+def default_num_proc(spark: SparkSession | None = None) -> int:
+    """Return Spark's default parallelism.
+
+    Raises:
+        ConfigError: without a Spark session, or with one that does not show it.
+    """
+    found = default_parallelism(session_of(spark))
+    if found is None:
+        raise ConfigError("this Spark Connect server does not show its cores: set num_proc")
+    return found
+
+
 @dataclass(frozen=True)
 class _Where:
     """On which Spark, and how many processes."""
@@ -197,9 +209,7 @@ class _Where:
             return cls(None, num_proc)
         session = session_of(spark)
         if num_proc is None:
-            num_proc = default_parallelism(session)
-            if num_proc is None:
-                raise ConfigError("this Spark Connect server does not show its cores: set num_proc")
+            num_proc = default_num_proc(session)
             _log.info("%d processes, Spark's default parallelism", num_proc)
         context = context_of(session)  # the host of a Spark Connect server may be another one
         is_local = context is not None and str(context.master).startswith("local")

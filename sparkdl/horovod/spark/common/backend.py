@@ -10,21 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sparkdl.core.errors import ConfigError
-from sparkdl.driver.executors.sessions import default_parallelism, session_of
+from sparkdl.horovod.spark.runner import default_num_proc as default_num_proc
 from sparkdl.horovod.spark.runner import run
-
-
-def default_num_proc() -> int:
-    """Return Spark's default parallelism.
-
-    Raises:
-        ConfigError: without a Spark session, or with one that does not show it.
-    """
-    found = default_parallelism(session_of(None))
-    if found is None:
-        raise ConfigError("this Spark Connect server does not show its cores: set num_proc")
-    return found
 
 
 class Backend:
