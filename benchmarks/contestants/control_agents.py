@@ -142,7 +142,7 @@ class Agents:
         count = FeedCount(
             "input", rows + 4096, rows, steps=agent.steps, epoch_rows=rows + 4096, began=0
         )
-        self._send(agent, framed(FeedProgress((count,))))
+        self._send(agent, framed(FeedProgress(0, (count,))))
 
     def _ping(self, agent: Agent) -> None:
         self._send(agent, Frame(Opcode.PING, b"ping").serialize(mask=True))

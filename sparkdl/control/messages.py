@@ -172,11 +172,12 @@ class FeedCount(msgspec.Struct, frozen=True):
 
 
 class FeedProgress(Message, frozen=True):
-    """What one node has received and consumed.
+    """What one node has received and consumed in the world of a generation.
 
     Sent on change: at once if the driver waits for it, otherwise a few times a second at most.
     """
 
+    generation: int
     counts: tuple[FeedCount, ...]
 
 

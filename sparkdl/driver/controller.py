@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -407,17 +407,24 @@ class Controller:
                 self._progress.request()
                 self._publish_report(node_id, message, before)
                 return
+            if generation_of(self.view.state) not in (None, message.generation):
+                return  # of a child that has ended: what is known of the next one begins at zero
             if isinstance(message, msg.Spooled):
                 self.view.spooled.append((node_id, message))
                 self.view.progress += bool(message.lots)
-            for now in message.counts if isinstance(message, msg.FeedProgress) else ():
-                if beyond := gone_beyond(self._name(node_id), now, self.view.feeds):
-                    _log.warning("Cluster %s: %s", self.spec.cluster_id, beyond)
-                if self.view.feeds.get((node_id, now.feed)) != now:
-                    self.view.feeds[node_id, now.feed] = now
-                    self.view.progress += 1
+            else:
+                self._note_counts(node_id, message.counts)
         self._progress.request()
         self.events.publish(events.Stepped)
+
+    def _note_counts(self, node_id: int, counts: Iterable[msg.FeedCount]) -> None:
+        """Note what a node has received and consumed, under the condition."""
+        for now in counts:
+            if beyond := gone_beyond(self._name(node_id), now, self.view.feeds):
+                _log.warning("Cluster %s: %s", self.spec.cluster_id, beyond)
+            if self.view.feeds.get((node_id, now.feed)) != now:
+                self.view.feeds[node_id, now.feed] = now
+                self.view.progress += 1
 
     def _publish_report(
         self, node_id: int, now: msg.NodeActive, before: msg.NodeActive | None

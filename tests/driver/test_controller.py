@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from unittest.mock import Mock
 
@@ -259,14 +259,29 @@ def test_a_broadcast_for_another_world_reaches_nobody(play: Play) -> None:
 def test_progress_counts_news_only(play: Play) -> None:
     agents = play.world()
     counts = msg.FeedCount("x", 10, 4), msg.FeedCount("y", 1, 1, closed=True)
-    agents[0].say(msg.FeedProgress(counts))
-    agents[0].say(msg.FeedProgress(counts))
+    agents[0].say(msg.FeedProgress(0, counts))
+    agents[0].say(msg.FeedProgress(0, counts))
     agents[0].say(msg.ChildReturned(0, b""))
-    agents[1].say(msg.FeedProgress((msg.FeedCount("x", 7, 7),)))
+    agents[1].say(msg.FeedProgress(0, (msg.FeedCount("x", 7, 7),)))
     play.until(lambda view: (1, "x") in view.feeds and bool(getattr(view.state, "returned", ())))
     feeds, progress = play.controller.look(lambda view: (dict(view.feeds), view.progress))
     assert feeds == {(0, "x"): counts[0], (0, "y"): counts[1], (1, "x"): msg.FeedCount("x", 7, 7)}
     assert progress == 3
+
+
+def test_counts_that_a_child_leaves_behind_are_not_the_next_ones() -> None:
+    """They come while the next world gathers; its feeding began with them, and waited for ever."""
+    with playing(settings=replace(AT_ONCE, max_restarts=1)) as play:
+        agents = play.world()
+        agents[0].say(child_failed(0, "exception", 1.0))
+        play.until_is(states.Gathering)
+        for generation, rows in ((0, 80), (1, 0)):
+            agents[1].say(msg.FeedProgress(generation, (msg.FeedCount("x", rows, rows),)))
+            agents[1].say(msg.Spooled(generation, "x", 0, (), 0))
+        play.until(lambda view: bool(view.feeds and view.spooled))
+        feeds, spooled = play.controller.look(lambda view: (view.feeds, [*view.spooled]))
+        assert feeds == {(1, "x"): msg.FeedCount("x", 0, 0)}
+        assert [(node_id, report.generation) for node_id, report in spooled] == [(1, 1)]
 
 
 def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: Play) -> None:

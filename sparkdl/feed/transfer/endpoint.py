@@ -274,7 +274,8 @@ class NodeFeeds:
         self._has_failed = False
         for feed in self._feeds.values():
             feed.stop()
-        self._report_to_driver(msg.FeedProgress(tuple(msg.FeedCount(feed) for feed in self._feeds)))
+        counts = tuple(msg.FeedCount(feed) for feed in self._feeds)
+        self._report_to_driver(msg.FeedProgress(generation, counts))
         self._feeds.clear()
         for name in self._ended:
             self._send_to_child(channel.EndMark(name), -1)
@@ -421,4 +422,4 @@ class NodeFeeds:
         for feed, count in zip(fed, counts, strict=True):
             feed.answered, feed.has_told_wait = feed.awaited(count), feed.waits
         if counts:
-            self._report_to_driver(msg.FeedProgress(counts))
+            self._report_to_driver(msg.FeedProgress(self.store.generation, counts))
