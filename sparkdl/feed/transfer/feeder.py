@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from sparkdl.control.cause import fetch_cause
@@ -39,6 +40,8 @@ MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """What an agent gets at once, where the batches allow."""
 MAX_JOINED_S = 0.1
 """How long small batches wait for others to be joined to."""
+_SKIP_S = 0.5
+"""How long to read rows that nobody wants: what a new Python worker costs, about."""
 FED_SCHEMA = "partition long, rows long, rows_refused long, num_rows long"
 """Spark schema of what `FeedDataFrame` returns: one `FedPartition` a partition."""
 
@@ -71,6 +74,9 @@ class Feeder:
             FeedTimeoutError: if the agent stored nothing for the feed timeout.
         """
         if self._partition in self._spec.skipped:
+            # Spark ends a Python worker that leaves input unread, and the next one has to import.
+            deadline = Deadline.after(_SKIP_S)
+            any(deadline.has_passed for _ in batches)
             return FedPartition(self._partition, 0, 0)
         joined = join_small(batches, self._spec.min_piece_nbytes, MAX_JOINED_S)
         halved = (half for batch in joined for half in halve(batch, MAX_PIECE_NBYTES))
@@ -166,7 +172,13 @@ class FeedDataFrame:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Feed one partition."""
-        yield pa.RecordBatch.from_pylist([asdict(_feed(self.spec, batches))])
+        fed = asdict(_feed(self.spec, batches))
+        # `pa.array` would import pandas, which takes a worker of Spark half a second.
+        columns = [
+            pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(np.array([value]))])
+            for value in fed.values()
+        ]
+        yield pa.RecordBatch.from_arrays(columns, names=[*fed])
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class FeedSpec:
         last_epoch: the last one of the same `feed` call.
         keep: later epochs are to read the rows again.
         done: rows by partition that a checkpoint covers; they are not fed.
-        skipped: partitions of which all rows are `done`; they are not even read.
+        skipped: partitions of which all rows are `done`; they are not read, but for a moment.
         partitions: how many there were when rows were fed before; 0 where that is not known.
         patience_s: how long inference waits for nodes that are between two generations.
         min_piece_nbytes: small batches are joined until there is so much.
