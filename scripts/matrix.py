@@ -136,7 +136,7 @@ def build(row: Row) -> bool:
         print(python.stderr, file=sys.stderr, end="")
         return False
     subprocess.run([python.stdout.strip(), "-m", "venv", "--clear", row.home], check=True)
-    pip = [row.executable, "-m", "pip", "install", "-q", *requirements(row)]
+    pip = [row.executable, "-m", "pip", "install", "-q", "-q", *requirements(row)]
     subprocess.run(pip, cwd=ROOT, check=True)
     (row.home / ".installed").touch()
     return True
@@ -176,7 +176,8 @@ def requirements(row: Row) -> Iterator[str]:
     )
     yield from (*(f"{name}=={pins[name]}" for name in PINNED), *TOOLS)
     yield f"pyspark=={row.spark}.*" if row.spark else f"pyspark=={pins['pyspark']}"
-    yield from row.libraries
+    # PyTorch as tested: the newest build may bring gigabytes for GPUs.
+    yield from (f"torch=={pins['torch']}" if name == "torch" else name for name in row.libraries)
     yield from ("--config-settings", "editable_mode=compat", "-e", f".[{EXTRAS}]")
 
 

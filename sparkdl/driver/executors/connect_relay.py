@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _REACH_S = 3.0
 _STARTED_S = 60.0
+_ATTEMPTS = 2
 _JOIN_S = 5.0
 
 
@@ -62,23 +63,14 @@ class ClientRelay:
         Raises:
             LaunchError: if the server cannot run it.
         """
-        spark, name = self._spark, f"sparkdl_{secrets.token_hex(6)}"
-        one: Any = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
-        problem: Any = f"it did not start within {_STARTED_S:g} s"
-        try:
-            with by_value(relay_task):
-                writer = one.writeStream.foreachBatch(relay_task.Relay(spark, name))
-            self._query = writer.trigger(availableNow=True).start()
-            deadline = Deadline.after(_STARTED_S)
-            while not (port := spark.conf.get(f"{name}.port", "")) and not deadline.has_passed:
-                if not self._query.isActive:
-                    problem = self._query.exception()
-                    break
-                threading.Event().wait(relay_task.LOOK_S)
-        except Exception as error:  # noqa: BLE001 (Spark's, of several kinds)
-            port, problem = "", error
-        if not port:
-            self.close()
+        # Spark gives the Python process ten seconds, and the first one may need longer to import.
+        for _ in range(_ATTEMPTS):
+            spark, name = self._spark, f"sparkdl_{secrets.token_hex(6)}"
+            port, problem = self._started(name)
+            if port:
+                break
+            self._stop_query()
+        else:
             raise LaunchError(
                 f"executors cannot connect to this client at {self._address.host}:"
                 f"{self._address.port} ({self._why}), and the Spark Connect server runs no relay: "
@@ -103,11 +95,33 @@ class ClientRelay:
         )
         return where
 
+    def _started(self, name: str) -> tuple[str, Any]:
+        """Start the query; return the relay's port, or an empty one and why there is none."""
+        spark = self._spark
+        one: Any = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+        try:
+            with by_value(relay_task):
+                writer = one.writeStream.foreachBatch(relay_task.Relay(spark, name))
+            self._query = writer.trigger(availableNow=True).start()
+            deadline = Deadline.after(_STARTED_S)
+            while not deadline.has_passed:
+                if port := spark.conf.get(f"{name}.port", ""):
+                    return port, ""
+                if not self._query.isActive:
+                    return "", self._query.exception()
+                threading.Event().wait(relay_task.LOOK_S)
+        except Exception as error:  # noqa: BLE001 (Spark's, of several kinds)
+            return "", error
+        return "", f"it did not start within {_STARTED_S:g} s"
+
     def close(self) -> None:
         """End the relay."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
+        self._stop_query()
+
+    def _stop_query(self) -> None:
         if self._query is not None:
             with suppress(Exception):  # the server is gone, perhaps
                 self._query.stop()
