@@ -169,12 +169,15 @@ def _listed(session: Any, directories: Any) -> Iterator[tuple[str, str, str]]:
 
     A call of py4j a getter and file takes seconds for 10,000 files, so Scala's `map` calls it.
     """
-    files = directories.flatMap(_getter(session, f"{_DATASOURCES}.PartitionDirectory", "files"))
+    # Of iterators: those of collections take a CanBuildFrom, too, in Spark 3.5's Scala.
+    each = _getter(session, f"{_DATASOURCES}.PartitionDirectory", "files")
+    files = directories.iterator().flatMap(each).toList()
     if files.isEmpty():
         return iter(())
     status = f"{_DATASOURCES}.FileStatusWithMetadata"
     names = ("getPath", "getLen", "getModificationTime")
-    columns = (files.map(_getter(session, status, name)).mkString(_SEPARATOR) for name in names)
+    getters = (_getter(session, status, name) for name in names)
+    columns = (files.iterator().map(getter).mkString(_SEPARATOR) for getter in getters)
     return zip(*(str(column).split(_SEPARATOR) for column in columns), strict=True)
 
 
