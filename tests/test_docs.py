@@ -206,7 +206,7 @@ def test_index_links_every_page() -> None:
 
 
 def test_every_error_and_code_has_a_section_and_errors_link_to_it() -> None:
-    page = (ROOT / errors.PAGE).read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     classes = [each for each in vars(errors).values() if isinstance(each, type)]
     classes = [each for each in classes if issubclass(each, SparkdlError) and each != SparkdlError]
     told = re.findall(r"^### (.+)$", page, re.MULTILINE)
