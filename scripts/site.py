@@ -1,8 +1,8 @@
 """Lay out the sources of the documentation site, and build it; see mkdocs.yml.
 
 Pages link to each other, to examples and to notebooks by their paths in the repository, as GitHub
-shows them. So the sources of the site are a copy of these files at the same paths, and pages of the
-reference, which name what is public; docstrings say the rest.
+shows them. The sources of the site are therefore a copy of these files at the same paths, and pages
+of the reference, which list the public names for mkdocstrings to fill in.
 
 Usage: python -m scripts.site [--serve]
 """
@@ -27,7 +27,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s:]+)\)")
 REFERENCE = {
     "sparkdl": (
         "sparkdl",
-        "What a program at the driver calls.",
+        "The functions and classes that a program calls at the driver.",
         ("driver.launch.launch", "driver.launch.run", "driver.handle.Cluster",
          "driver.profile.Profile", "feed.parquet.paths.parquet", "core.options.TlsFiles",
          "core.options.Roles", "core.options.Recovery", "core.options.Feeding",
@@ -41,7 +41,7 @@ REFERENCE = {
     ),
     "nodes": (
         "Nodes",
-        "What `map_fun(args, ctx)` is given, and what user code in a node calls.",
+        "The `ctx` of `map_fun(args, ctx)`, and the callbacks for code in a node.",
         ("node.context.NodeContext", "keras", "lightning", "transformers"),
     ),
     "ml": (
@@ -54,7 +54,7 @@ REFERENCE = {
          "ml.scoring.torch_model.TorchModel", "ml.scoring.predict.predict",
          "ml.tuning.search", "ml.tuning.search_estimator"),
     ),
-    "errors": ("Errors", "Each is a `SparkdlError`, and one of Python's where one fits.",
+    "errors": ("Errors", "Each error is a `SparkdlError`, and one of Python's where one fits.",
                ("core.errors",)),
     "data": ("Data", "TFRecord files as a data source of Spark.", ("data",)),
     "horovod": ("Horovod", "Horovod's names: `import sparkdl.horovod.torch as hvd`.",
@@ -64,7 +64,7 @@ REFERENCE = {
              ("tfos.TFCluster", "tfos.TFNode", "tfos.TFParallel", "tfos.TFSparkNode",
               "tfos.pipeline", "tfos.dfutil", "tfos.util")),
 }  # fmt: skip
-"""By page: its title, what it is about, and the modules, classes and functions on it."""
+"""By page: its title, its subject, and the modules, classes and functions on it."""
 
 
 def lay_out() -> None:
@@ -87,7 +87,7 @@ def lay_out() -> None:
 
 
 def _kept(page: Path, link: re.Match[str]) -> str:
-    """Return a link as it was, or its text alone where it leads to what is not on the site."""
+    """Return a link as it was, or its text alone if the target is not on the site."""
     target = page.parent / link[2].partition("#")[0]
     return link[0] if target.is_file() or link[2].startswith("#") else link[1]
 

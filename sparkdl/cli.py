@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedError, SparkdlError
+from sparkdl.core.links import docs_page
 from sparkdl.version import __version__
 
 _QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
@@ -165,7 +166,7 @@ def _runs(_options: argparse.Namespace) -> int:
 def _add_stacks(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Prints the Python stacks of all nodes of a cluster whose driver runs on this machine, as "
-        "cluster.stacks() has them. See docs/hangs.md."
+        f"cluster.stacks() has them. See {docs_page('hangs')}."
     )
     _add_id(parser)
 
@@ -217,8 +218,8 @@ def _top(options: argparse.Namespace) -> int:
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Looks at driver and executors as a launch would, and says what is wrong and what to "
-        "change. See docs/doctor.md. The status is 0 if a launch would work, 1 if there are "
-        "problems, 2 if the command line is wrong."
+        f"change. See {docs_page('doctor')}. The status is 0 if a launch would work, 1 if there "
+        "are problems, 2 if the command line is wrong."
     )
     add = parser.add_argument
     add("--master", help="Spark's master URL; without it this machine alone is looked at")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from sparkdl.core.links import docs_page
 from sparkdl.core.namesakes import advise
 
 FACES = {
@@ -32,7 +33,7 @@ _CLASSES = {
     "spark_tensorflow_distributor.mirrored_strategy_runner": "MirroredStrategyRunner",
 }
 """Modules, and the class of theirs that `sparkdl` has."""
-_ORCA = "BigDL Orca has no names here: docs/migrating.md says what to write for each"
+_ORCA = f"BigDL Orca has no names here: {docs_page('migrating')} says what to write for each"
 _PACKAGE = Path(__file__).parent
 _FROM = re.compile(rb"from\s+")
 

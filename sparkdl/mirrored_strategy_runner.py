@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError, SparkConfigError
+from sparkdl.core.links import docs_page
 from sparkdl.core.options import Feeding
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
@@ -119,7 +120,7 @@ def _shared_out(spark: SparkSession, num_slots: int) -> tuple[int, int]:
     if amount < 1:
         raise SparkConfigError(
             f"use_gpu=True needs GPUs for Spark's tasks, and {key} is below 1 or unset. Set it "
-            "(docs/gpus.md), or use_gpu=False"
+            f"({docs_page('gpus')}), or use_gpu=False"
         )
     if num_slots < amount:
         return 1, num_slots

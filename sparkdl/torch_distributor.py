@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError, SparkConfigError
+from sparkdl.core.links import docs_page
 from sparkdl.core.options import Feeding
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
@@ -266,7 +267,7 @@ def _with_gpus(spark: SparkSession, num_processes: int, local_mode: bool) -> int
     if task < 1 and executor < 1:
         raise SparkConfigError(
             f"'{keys[0]}' was unset, so gpu usage is unavailable. Set it or {keys[1]!r}, see "
-            "docs/gpus.md, or use_gpu=False"
+            f"{docs_page('gpus')}, or use_gpu=False"
         )
     if task > 1:
         raise SparkConfigError(

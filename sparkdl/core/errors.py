@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from sparkdl.core.failure import Failure
+from sparkdl.core.links import docs_page
 from sparkdl.core.listing import listed
-
-PAGE = "docs/errors.md"
-"""Has a section for each error."""
 
 _Error = TypeVar("_Error", bound="SparkdlError")
 
@@ -202,9 +200,9 @@ class NodeLostError(NodeFailedError):
 
 
 def page_of(kind: type[SparkdlError]) -> str:
-    """Return where the documentation says what an error means; for others, what their base does."""
+    """Return the link to the section of an error, or of its nearest base that has one."""
     ours = next(each for each in kind.__mro__ if each.__module__ == __name__)
-    return PAGE if ours is SparkdlError else f"{PAGE}#{ours.__name__.lower()}"
+    return docs_page("errors", "" if ours is SparkdlError else ours.__name__.lower())
 
 
 def in_words(error: BaseException) -> str:

@@ -10,6 +10,8 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
+from sparkdl.core.links import docs_page
+
 FailureKind = Literal[
     "exception", "exit", "signal", "oom", "lost", "unreachable", "port", "setup", "hang"
 ]
@@ -41,7 +43,7 @@ _TRACEBACK_HINTS = {
     re.compile(r"parallel_devices\[self\.local_rank\].*IndexError", re.DOTALL): (
         "Lightning takes the nodes that share a host for one of its own nodes, which has as many "
         "devices. Write Trainer(plugins=[sparkdl.lightning.Environment()], devices=1, "
-        "num_nodes=ctx.num_workers), or the same for Fabric; see docs/lightning.md."
+        f"num_nodes=ctx.num_workers), or the same for Fabric; see {docs_page('lightning')}."
     ),
 }
 """What errors from deep inside a library mean, by their tracebacks."""

@@ -12,20 +12,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from sparkdl.core.links import docs_page
+
 _SCORE = "sparkdl.KerasEstimator and its KerasModel, or sparkdl.TFModel, score a DataFrame"
+_ESTIMATOR = f"use sparkdl.KerasEstimator ({docs_page('spark-ml')})"
 _IMAGES = "Spark reads images itself: spark.read.format('image') or format('binaryFile')"
 _TFOS = "its modules are in sparkdl.tfos: from sparkdl.tfos import TFCluster"
 ADVICE = {
     "DeepImageFeaturizer": _SCORE,
     "DeepImagePredictor": _SCORE,
-    "KerasImageFileEstimator": "use sparkdl.KerasEstimator (docs/spark-ml.md)",
+    "KerasImageFileEstimator": _ESTIMATOR,
     "KerasImageFileTransformer": _SCORE,
     "KerasTransformer": _SCORE,
     "TFImageTransformer": _SCORE,
     "TFInputGraph": _SCORE,
     "TFTransformer": _SCORE,
-    "TextEstimator": "use sparkdl.KerasEstimator (docs/spark-ml.md)",
-    "estimators": "use sparkdl.KerasEstimator (docs/spark-ml.md)",
+    "TextEstimator": _ESTIMATOR,
+    "estimators": _ESTIMATOR,
     "graph": _SCORE,
     "image": _IMAGES,
     "imageInputPlaceholder": _SCORE,
@@ -128,7 +131,7 @@ def advise(fullname: str) -> None:
             f"Deep Learning Pipelines), and this one is sparkdl-cluster: {advice}"
         )
     if name.startswith("horovod.") and (advice := _found(name[len("horovod.") :], _OF_HOROVOD)):
-        raise _removed(f"sparkdl has no {fullname}: it is {advice}. See docs/horovod.md")
+        raise _removed(f"sparkdl has no {fullname}: it is {advice}. See {docs_page('horovod')}")
     if name.startswith("petastorm.") and (
         advice := _found(name[len("petastorm.") :], _OF_PETASTORM)
     ):

@@ -28,6 +28,7 @@ from typing import Any
 from sparkdl.control.descriptors import peer_of
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FrameworkMissingError, SparkConfigError
+from sparkdl.core.links import docs_page
 from sparkdl.core.settings import Environment, visible_gpus
 
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux, Windows' subsystem for Linux
@@ -177,8 +178,8 @@ def share_gpus(
     if not has_driver() or visible_gpus(environ) == ():
         return GpuShare()
     if Environment.read(environ).is_pod:
-        note = "no GPU: Spark assigned none to this pod's task. Ask with num_gpus, see docs/gpus.md"
-        return GpuShare(NONE.environment, note)
+        note = "no GPU: Spark assigned none to this pod's task. Ask with num_gpus, see "
+        return GpuShare(NONE.environment, note + docs_page("gpus"))
     try:
         return _claimed_share(1, who, "the default without Spark's own GPUs", environ, wait_s)
     except FrameworkMissingError as error:
@@ -312,7 +313,7 @@ def _lack(
     return (
         f"{_wish(count, who, why)}, and it has {len(gpus)}, of which {free} are free:"
         f"{lines or ' none at all.'}{limit}\n{_ADVICE}, have fewer nodes on a host, end what "
-        "computes there, or have Spark assign GPUs (docs/gpus.md)"
+        f"computes there, or have Spark assign GPUs ({docs_page('gpus')})"
     )
 
 

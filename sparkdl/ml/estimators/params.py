@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.links import docs_page
 from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.feeds.coverage import READERS as FEED_READERS
@@ -268,7 +269,7 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("learning_rate", None, _float, "The optimizer's; its own default if it is not set"),
     ("shuffle", True, _bool, "Whether rows come in random order"),
     ("mode", "nodes", _one_of("nodes", "jobs"), "How to train: on a cluster of nodes, or as Spark "
-     "jobs without nodes, see docs/jobs.md"),
+     f"jobs without nodes, see {docs_page('jobs')}"),
     ("sync_every", 1, _whole(1), "mode='jobs': steps of the tasks between two averages; 1 averages "
      "gradients"),
     ("aggregation", "tree", _one_of("tree", "slices"), "mode='jobs': how gradients are added up"),

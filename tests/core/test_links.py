@@ -1,0 +1,51 @@
+"""Links to the documentation lead to its pages, in the repository and on a site."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from sparkdl.core.errors import FeedTypeError
+from sparkdl.core.links import docs_page
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {path: path.read_text("utf-8") for path in (ROOT / "sparkdl").rglob("*.py")}
+
+
+def test_link_is_the_path_in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARKDL_DOCS_URL", raising=False)
+    assert docs_page("gpus") == "docs/gpus.md"
+    assert docs_page("gpus", "claims") == "docs/gpus.md#claims"
+
+
+@pytest.mark.parametrize("url", ["https://docs.example.org/0.1", "https://docs.example.org/0.1/"])
+def test_docs_url_makes_it_the_address_on_that_site(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("SPARKDL_DOCS_URL", url)
+    assert docs_page("gpus") == "https://docs.example.org/0.1/docs/gpus.html"
+    note = "See https://docs.example.org/0.1/docs/errors.html#feedtypeerror"
+    assert FeedTypeError("a dict").__notes__ == [note]
+
+
+def test_pages_that_the_code_links_exist() -> None:
+    names = {name for text in SOURCES.values() for name in re.findall(r'docs_page\("(.+?)"', text)}
+    assert "gpus" in names
+    assert not [name for name in names if not (ROOT / "docs" / f"{name}.md").exists()]
+
+
+def test_texts_at_run_time_link_by_docs_page() -> None:
+    found = []
+    for path, text in SOURCES.items():
+        tree = ast.parse(text)
+        statements = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+        found += [
+            f"{path.relative_to(ROOT)}:{each.lineno}"
+            for each in ast.walk(tree)
+            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            if re.search(r"\bdocs/[\w-]+\.md", each.value) and id(each) not in statements
+        ]
+    assert not found, "docstrings may name the path, texts for users need a link"
