@@ -82,8 +82,8 @@ class Turn:
     def __str__(self) -> str:
         age_s = time.monotonic() - self.since_s
         return (
-            f"{self.need.cluster} ({count(self.need.nodes, 'node')}, launched {age_s:.0f} s ago in thread "
-            f"{self.starter.name})"
+            f"{self.need.cluster} ({count(self.need.nodes, 'node')}, launched {age_s:.0f} s ago in "
+            f"thread {self.starter.name})"
         )
 
 

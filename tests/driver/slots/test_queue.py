@@ -205,7 +205,7 @@ def test_who_is_not_wanted_any_more_waits_no_longer() -> None:
         turn.wait(lambda: next(looks))
     gate.leave("first")
     turn.wait(lambda: True)
-    with pytest.raises(ReservationTimeoutError, match=r"held by second \(1 nodes"):
+    with pytest.raises(ReservationTimeoutError, match=r"held by second \(1 node,"):
         enter(gate, need("third", 2), 0.0)
     turn.end()
     enter(gate, need("third", 2), 0.0)
