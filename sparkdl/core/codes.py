@@ -14,7 +14,7 @@ from enum import Enum
 
 
 class Code(Enum):
-    """What has happened, as an error's text says it to programs."""
+    """Marks in an error's text by which programs recognise its cause."""
 
     CLUSTER_FAILED = "SPARKDL-CLUSTER-FAILED"
     """No node answers any more, because the cluster has failed for good."""

@@ -37,7 +37,7 @@ class Deadline:
 
     @property
     def wait_s(self) -> float | None:
-        """What `Condition.wait` and friends take: seconds left, or `None` for no limit."""
+        """The argument for `Condition.wait` and friends: seconds left, or `None` for no limit."""
         return None if math.isinf(self.at_s) else self.remaining_s
 
     @property

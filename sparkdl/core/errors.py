@@ -39,7 +39,7 @@ class ConfigError(SparkdlError, ValueError):
 
 
 class SparkConfigError(ConfigError, RuntimeError):
-    """Spark is not there, or it or its hosts do not have what was asked for.
+    """Spark is missing, or Spark or its hosts lack a resource that was requested.
 
     Example: processes with GPUs on executors to which Spark gives none, or on hosts without.
     """
@@ -61,7 +61,7 @@ class FeedTimeoutError(SparkdlError, TimeoutError):
 
 
 class UnfedError(FeedTimeoutError):
-    """`map_fun` reads a feed that nobody feeds.
+    """`map_fun` reads a feed that the driver never feeds.
 
     Example: a feed's name that differs between `ctx.batches` and `cluster.feed`.
     """
@@ -83,7 +83,7 @@ class FeedTypeError(SparkdlError, TypeError):
 
 
 class ReadError(SparkdlError):
-    """A node could not read a file of a data set, or it is no longer what was planned with."""
+    """A node could not read a file of a data set, or the file has changed since it was planned."""
 
 
 class RecordError(ReadError):
@@ -105,7 +105,7 @@ class RecordError(ReadError):
 
 
 class WriteError(SparkdlError):
-    """Rows could not be written; what was there before still is."""
+    """Rows could not be written; existing data is unchanged."""
 
 
 class CheckpointError(SparkdlError):
@@ -155,11 +155,11 @@ class ShutdownTimeoutError(SparkdlError, TimeoutError):
 
 
 class RemovedError(SparkdlError, NotImplementedError):
-    """A call of another library that sparkdl does not have; the message says what to write."""
+    """A call of another library that sparkdl lacks; the message names the replacement."""
 
 
 class RemovedModuleError(RemovedError, ModuleNotFoundError):
-    """A module of another library that sparkdl does not have; the message says what to use."""
+    """A module of another library that sparkdl lacks; the message names the replacement."""
 
 
 class LaunchError(SparkdlError):
@@ -206,7 +206,7 @@ def page_of(kind: type[SparkdlError]) -> str:
 
 
 def in_words(error: BaseException) -> str:
-    """Return the text of an error, with its type unless that is one of ours, which needs none."""
+    """Return the text of an error, preceded by its type unless sparkdl raised it."""
     return str(error) if isinstance(error, SparkdlError) else f"{type(error).__name__}: {error}"
 
 
@@ -223,7 +223,7 @@ def _describe(failures: tuple[Failure, ...], note: str) -> str:
     text = failures[0].describe()
     if len(failures) > 1:
         others = listed([f"  then {failure.headline()}" for failure in failures[1:]], "\n")
-        text += f"\nWhat followed:\n{others}"
+        text += f"\nFailures that followed:\n{others}"
     if note:
         text += f"\nNot recovered: {note.rstrip('.')}."
     return text

@@ -2,8 +2,8 @@
 
 Runs in: child
 
-Collectives and `ctx.all_gather` note it here. What frameworks exchange by themselves is looked up
-by `frameworks/lone_training.py`.
+Collectives and `ctx.all_gather` note it here. Exchanges that frameworks make themselves are
+detected by `frameworks/lone_training.py`.
 """
 
 from __future__ import annotations

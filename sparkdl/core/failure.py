@@ -35,7 +35,7 @@ _HINTS: dict[str, str] = {
         "call first. Call ctx.report(step=…) in longer loops that read no feed, or raise "
         "Recovery(hang_timeout_s=…)."
     ),
-    "exit": "User code or a library ended the process without raising; its last log lines tell.",
+    "exit": "User code or a library ended the process without raising; see its last log lines.",
     "signal": "It ended from outside Python: a native crash, an operator, the kernel.",
 }
 
@@ -46,7 +46,7 @@ _TRACEBACK_HINTS = {
         f"num_nodes=ctx.num_workers), or the same for Fabric; see {docs_page('lightning')}."
     ),
 }
-"""What errors from deep inside a library mean, by their tracebacks."""
+"""Explanations of errors from deep inside a library, by patterns of their tracebacks."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ class Failure:
         node: `role:index`, for example `worker:1`.
         rank: the node's rank in its world, -1 before there was a world.
         kind: what ended the child. `exception`: user code raised. `exit`: it ended with
-            `exit_code` and no exception. `signal`: killed by `signal_number`; without one, nobody
-            knows how it ended, as its parent ended before. `oom`: killed by the kernel for memory.
-            `lost`: the agent vanished. `unreachable`: feeders on another host do not reach it, and
-            the driver does. `port`: another process took the framework's port. `setup`: the node
-            could not prepare (an import failed).
-            `hang`: it was alive and made no progress; `traceback` has its stacks.
+            `exit_code` and no exception. `signal`: killed by `signal_number`; without a number the
+            exit status is unknown, because the parent ended first. `oom`: killed by the kernel for
+            memory. `lost`: the agent vanished. `unreachable`: feeders on another host do not reach
+            it, and the driver does. `port`: another process took the framework's port. `setup`: the
+            node could not prepare (an import failed). `hang`: it was alive and made no progress;
+            `traceback` has its stacks.
         time_s: Unix time in seconds, by the driver's clock once the driver has it.
         step: of the checkpoint that the round began with, and batches read from feeds since.
         is_consequence: it says that a connection to another node has broken. That node's own
-            failure is the cause, though it may be told of later.
+            failure is the cause, even if it is reported later.
     """
 
     node: str
@@ -92,7 +92,7 @@ class Failure:
         return self.is_consequence, self.time_s
 
     def headline(self) -> str:
-        """Return the failure in one line: who, where, what."""
+        """Return the failure in one line: node, host, cause."""
         where = f" on {self.host}" if self.host else ""
         who = f"{self.node} (rank {self.rank}, pid {self.pid}){where}"
         return f"{who} {self._verb()}"

@@ -1,4 +1,4 @@
-"""Importing a deep-learning framework without what it takes along for nothing.
+"""Importing a deep-learning framework without the unused packages that it would import.
 
 Runs in: anywhere
 """
@@ -19,8 +19,8 @@ _LATER = frozenset(
     for keras in ("keras", "keras.src", "keras._tf_keras.keras")
     for module in ("visualization", "wrappers")
 )
-"""They import scikit-learn (with SciPy's statistics) and Matplotlib where these are installed: a
-quarter of the time that TensorFlow's import takes, for what a training seldom uses."""
+"""Modules of Keras that import scikit-learn (with SciPy's statistics) and Matplotlib where
+installed. That is a quarter of TensorFlow's import time, and a training seldom uses them."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Jobs of Spark: what its UI calls those of sparkdl, and what the error of a failed one says.
+"""Jobs of Spark that sparkdl starts: their names in the UI, their tags, how they are cancelled.
 
 Runs in: driver
 """
@@ -27,12 +27,12 @@ def context_of(spark: Any) -> Any:
 
 @contextmanager
 def named_jobs(spark: Any, group: str, what: str) -> Iterator[None]:
-    """Have the jobs that this thread starts say what they are: `group: what`.
+    """Describe the jobs that this thread starts as `group: what` in Spark's UI.
 
-    A description that the user has set stands before that, in the UI `their words (group: what)`.
-    A group of the user's stays, since `cancelJobGroup` has to find the jobs. They have the tags
-    `group` and `sparkdl` in any case. Spark Connect describes jobs itself, by their plan, and has
-    no groups: there the name is another tag.
+    The user's own description stays in front: `their words (group: what)`. A group of the user's
+    stays, since `cancelJobGroup` has to find the jobs. They have the tags `group` and `sparkdl` in
+    any case. Spark Connect describes jobs itself, by their plan, and has no groups: there the name
+    is another tag.
 
     Args:
         spark: the session or context whose jobs they are.
@@ -71,9 +71,8 @@ def _unless_gone(undo: Callable[..., object], *arguments: object) -> None:
 def interruptible_jobs(spark: Any) -> Iterator[None]:
     """Have `cancel_jobs` interrupt the tasks of jobs that this thread starts.
 
-    Spark asks a task to end by a flag otherwise, which it does not see while it fetches a block
-    from a host that does not answer: it would hold its slot for two minutes. Spark Connect
-    interrupts all tasks that it cancels.
+    By default Spark only sets a flag. A task that fetches a block from a dead host does not see the
+    flag, and holds its slot for two minutes. Spark Connect interrupts all tasks that it cancels.
     """
     context = context_of(spark)
     with ExitStack() as after:
@@ -91,7 +90,7 @@ def tagged_jobs(spark: Any, *tags: str) -> Iterator[None]:
     else:
         there, add, remove = context.getJobTags, context.addJobTag, context.removeJobTag
     with ExitStack() as after:
-        for tag in {*tags} - {*there()}:  # those are removed by whoever has added them
+        for tag in {*tags} - {*there()}:  # the others are removed where they were added
             add(tag)
             after.callback(_unless_gone, remove, tag)
         yield

@@ -1,4 +1,4 @@
-"""Lists in messages: there may be thousands of nodes, and a person reads what is said.
+"""Lists in messages, shortened, because a cluster may have thousands of nodes.
 
 Runs in: anywhere
 """

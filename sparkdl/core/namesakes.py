@@ -1,4 +1,4 @@
-"""Names of other packages that are looked for in `sparkdl`, and what to use instead.
+"""Names of other packages that users look for in `sparkdl`, and their replacements.
 
 Runs in: anywhere
 
@@ -39,13 +39,13 @@ ADVICE = {
     "udf": _SCORE,
     "xgboost": "use xgboost.spark, of the package xgboost",
 }
-"""By name of an attribute or module. What is said of a package holds for its modules."""
+"""By name of an attribute or module. An entry for a package applies to its modules."""
 _OF_OTHERS = {
     "TFCluster": ("TensorFlowOnSpark", _TFOS),
     "TFNode": ("TensorFlowOnSpark", _TFOS),
     "TFParallel": ("TensorFlowOnSpark", _TFOS),
 }
-"""Names that people look for here: their home, and what to use instead."""
+"""Names that people look for here: their home, and the advice."""
 _READERS = (
     "read any Parquet files by sparkdl.make_spark_converter('file:///…'), ctx.parquet, or "
     "cluster.feed(sparkdl.parquet(…))"
@@ -109,7 +109,7 @@ _OF_HOROVOD = {
     "tensorflow.gradient_aggregation": _AGGREGATION,
     "tensorflow.gradient_aggregation_eager": _AGGREGATION,
 }
-"""Of Horovod's modules and names: what each is, and what to use. Likewise."""
+"""Horovod's modules and names: the purpose of each, and the advice. Applies to submodules too."""
 
 
 def advise(fullname: str) -> None:
@@ -150,7 +150,7 @@ def missing_name(module: str, name: str) -> NoReturn:
 
 
 def _found(name: str, table: Mapping[str, str]) -> str:
-    """Return what a table says of a name, or of the package that it is in."""
+    """Return the table's entry for a name, or else for a package around it."""
     while name and name not in table:
         name = name.rpartition(".")[0]
     return table.get(name, "")
@@ -163,7 +163,7 @@ def _removed(text: str) -> ImportError:
 
 
 class NamesakeModules:
-    """A finder that says what to use instead of another's module; asked after all others."""
+    """An import finder that names the replacement of another package's module; runs last."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> None:
         """Raise for a module of another package; leave others to the usual error."""

@@ -1,10 +1,10 @@
-"""What a launch can be asked for beside its function, its size and its framework.
+"""The options of a launch besides its function, its size and its framework.
 
 Runs in: anywhere
 
-Objects by the question that they answer; `Observe`, which the driver alone needs, is in
-`driver/options.py`. Each option is declared once: `launch`, `run`, `search` and the estimators take
-the objects as they are, and `Settings` carries them to the executors.
+They are grouped into objects by topic; `Observe`, for the driver alone, is in `driver/options.py`.
+Each option is declared once: `launch`, `run`, `search` and the estimators take the objects as they
+are, and `Settings` carries them to the executors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Placement = Literal["auto", "attached", "detached"]
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """What the nodes are.
+    """The roles of the nodes.
 
     Attributes:
         ps: how many of the nodes are parameter servers.
@@ -57,13 +57,13 @@ class Roles:
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """What follows when something is lost or stands still. Times in seconds.
+    """How the cluster reacts to losses and hangs. Times in seconds.
 
     Attributes:
         min_nodes: with how many to continue if lost ones do not come back; by default all.
         wait_s: how long a restart waits for lost nodes.
-        host_timeout_s: without an answer of its kernel, after which a host counts as lost. A cut of
-            the network that lasts longer than half of that may cost a restart.
+        host_timeout_s: seconds without an answer of its kernel after which a host counts as lost. A
+            network outage longer than half of this may cost a restart.
         hang_timeout_s: without a step, a row or an exit, until the stacks of all nodes are logged;
             `None` for no watch.
         on_hang: what follows then: `report` nothing more, `restart` or `fail`.
@@ -114,12 +114,12 @@ class Feeding:
     Attributes:
         fed: whether `cluster.feed` and `infer` bring them; `False` where `map_fun` reads its own
             data, as with `sparkdl.run`.
-        timeout_s: seconds without any row received or read until feeding is an error; also those
-            that a node waits for the first row of a feed.
+        timeout_s: fail when no row has been sent or read for this many seconds. A node that waits
+            for the first row of a feed uses the same limit.
         memory_nbytes: bytes of rows that a node holds before feeders wait, or it reads no further;
             by default an eighth of the memory.
-        disk_nbytes: bytes on its executor's local disk in which a node keeps rows beyond that, if
-            later epochs are to read them again; by default a quarter of what is free.
+        disk_nbytes: bytes of local disk on its executor for further rows, if later epochs read them
+            again; by default a quarter of the free space.
 
     Raises:
         ConfigError: if a value cannot be.
@@ -146,7 +146,7 @@ class TlsFiles(NamedTuple):
     Attributes:
         cert: the certificate of this host, or one for all hosts, and those between it and `ca`.
         key: its private key, without a passphrase.
-        ca: certificates that are believed, and what they have signed.
+        ca: trusted certificates; every certificate that they have signed is trusted too.
         name: a DNS name that the certificates of all hosts carry; by default the first name of the
             driver's.
     """
@@ -164,17 +164,17 @@ class Startup:
     Attributes:
         timeout_s: seconds until all nodes must be there, from when it is the cluster's turn:
             clusters of one program wait for one another's slots, in the order of their launches.
-            Before that, as many seconds for executors that are still to come.
+            A launch first waits up to as many seconds for executors to start.
         placement: `attached`: nodes keep their task slots, unless a loss of executors leaves none
             for feeding. `detached`: they give them back to feeding tasks. `auto`: attached where
             slots are left over.
         preload: names of modules that nodes import besides the framework, while they wait for one
             another; `["transformers"]`.
-        keep_warm_s: seconds for which the process that has imported the framework stays on each
-            executor for the next launch of this program: without task slot, GPU or port. A launch
-            of another framework or environment starts another one. By default 120 in a notebook,
-            60 for a `fit` within a search, and else 0; the environment variable
-            SPARKDL_KEEP_WARM_S replaces these. Linux only. See docs/failures.md.
+        keep_warm_s: seconds for which the process with the imported framework stays on each
+            executor for this program's next launch. It holds no task slot, GPU or port. A launch of
+            another framework or environment starts another one. By default 120 in a notebook, 60
+            for a `fit` within a search, and else 0; the environment variable SPARKDL_KEEP_WARM_S
+            replaces these. Linux only. See docs/failures.md.
         release_port: `False` to keep the framework's port reserved until `ctx.release_port()`.
         tls: whether the connections of sparkdl are encrypted, with a certificate that is made for
             this cluster, or with your own: `sparkdl.TlsFiles(cert, key, ca)`, paths at driver and

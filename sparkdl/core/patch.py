@@ -1,4 +1,4 @@
-"""A function of a framework that is changed in place, and what must hold of it.
+"""Replacing a framework's function in place, if the function is as expected.
 
 Runs in: child
 """
@@ -19,7 +19,7 @@ Function: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Patch:
-    """A function, what must hold of it, and what takes its place."""
+    """A function of a framework, the conditions for replacing it, and the replacement."""
 
     target: str
     """`module:attribute` or `module:Class.attribute`."""

@@ -30,5 +30,5 @@ def absolute_url(path: str, default_fs: str, working_dir: str) -> str:
 
 
 def python_path() -> str:
-    """Return the `PYTHONPATH` with which a process finds the modules that this one does."""
+    """Return the `PYTHONPATH` with which another process finds the same modules as this one."""
     return os.pathsep.join(filter(None, sys.path))

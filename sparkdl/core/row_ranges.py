@@ -1,4 +1,4 @@
-"""Half-open ranges of row numbers: merged, cut, and what is missing between them.
+"""Half-open ranges of row numbers: merged, cut, and the gaps between them.
 
 Runs in: anywhere. Pure.
 """
@@ -16,7 +16,7 @@ Span = tuple[int, int, int]
 
 
 def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
-    """Return half-open `ranges` sorted, with those that touch or overlap made one.
+    """Return half-open `ranges` sorted, touching and overlapping ones merged.
 
     Empty ranges (stop not past start) are left out.
     """
@@ -67,7 +67,7 @@ def take_rows(ranges: deque[Range], rows: int) -> list[Range]:
 
 
 def overlap(start: int, stop: int, ranges: Iterable[Range]) -> list[Range]:
-    """Return the parts of [`start`, `stop`) that lie in `ranges`, which are sorted."""
+    """Return the parts of [`start`, `stop`) within `ranges`, which must be sorted."""
     return [
         (low, high)
         for first, last in ranges
@@ -94,7 +94,7 @@ def uncovered(start: int, stop: int, ranges: Sequence[Range]) -> list[Range]:
 
 
 def spans_within(spans: Iterable[Span], ranges: Sequence[Range]) -> list[Span]:
-    """Return the parts of `spans`, laid end to end, that lie in `ranges`, which are sorted."""
+    """Return the parts of `spans`, laid end to end, within `ranges`, which must be sorted."""
     found: list[Span] = []
     offset = 0
     for partition, first, last in spans:

@@ -33,8 +33,8 @@ class Settings:
             launch.
         restart_backoff_s: before the second restart in a row; doubled before each further one.
         restart_window_s: a restart longer ago than this does not count any more.
-        settle_s: after a first failure, to wait for others: the one that is reported first need not
-            be the one that happened first. Where all are consequences of another node's loss, the
+        settle_s: wait after a first failure for others, because the first reported failure need not
+            be the first that happened. Where all are consequences of another node's loss, the
             driver waits `recovery.host_timeout_s` longer.
         stay_s: after the end, for which agents stay: feeders whose rows are refused ask again, to
             learn why.
@@ -89,7 +89,7 @@ def _variable(parse: Callable[[str, str], Any], *names: str, unset: str = "") ->
 
     Args:
         parse: takes the names, for errors, and the text.
-        names: of variables, of which the first that is not empty counts.
+        names: names of variables; the first non-empty one counts.
         unset: the text where none of them is.
     """
 
@@ -122,7 +122,7 @@ class Environment:
     dashboard_ports: tuple[int, ...] = _variable(
         _ports, "SPARKDL_DASHBOARD_PORT", unset="8780-8799"
     )
-    """One port, or `low-high`, of which the first that is free is taken, or any."""
+    """One port, or a range `low-high`: its first free port, or else any port."""
     dashboard_prefix: str = _variable(_prefix, "SPARKDL_DASHBOARD_PREFIX")
     """The path that a reverse proxy has it under."""
     hadoop_home: str | None = _variable(_text, "HADOOP_PREFIX", "HADOOP_HOME")

@@ -1,4 +1,4 @@
-"""The cluster that is wanted: its nodes, what each role is for, and the rules.
+"""The requested cluster: its nodes, their roles, and its settings.
 
 Runs in: anywhere
 """
@@ -15,7 +15,7 @@ from sparkdl.core.settings import Settings
 Printing = Literal["all", "first", "none"]
 
 DEFAULT_FEED = "input"
-"""The feed that is meant where none is named; TensorFlowOnSpark's queue of that name."""
+"""The default feed's name; TensorFlowOnSpark's queue has the same."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Role:
         can_be_fed: receives rows of a feed that is for its role.
         is_server: runs a server of the framework until it is stopped; `map_fun` is not called.
         is_expendable: the cluster can continue with fewer such nodes, if `min_nodes` allows.
-        is_needed: if such a node fails, all nodes begin anew, or the cluster fails; otherwise the
-            others continue without it.
+        is_needed: the failure of such a node restarts all nodes, or fails the cluster; otherwise
+            the others continue without it.
     """
 
     name: str
@@ -115,10 +115,10 @@ class ClusterSpec:
             in the node's working directory, `None` for no TensorBoard.
         driver_nodes: how many nodes, the first ones, run on the driver's machine.
         checkpoint_dir: URL of the folder of the checkpoints; `None` for none.
-        is_watched: somebody looks at what nodes take of their machines.
+        is_watched: nodes report their use of CPU, memory and GPU.
         preload: modules that children import after the framework, before there is a world.
-        is_traced: children tell what they do when, for a timeline.
-        independent_models: nodes that train without an exchange are what the user wants.
+        is_traced: children report spans of their work for a timeline.
+        independent_models: the user wants nodes that train without an exchange.
     """
 
     cluster_id: str

@@ -1,4 +1,4 @@
-"""What the pure state machines share: looking up a transition in a table.
+"""Looking up a transition in a table, for all pure state machines.
 
 Runs in: anywhere
 """

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 REPORTS_PER_S = 300
-"""What the driver gets from all nodes together at most, beside what it waits for."""
+"""Reports from all nodes together, at most; messages that the driver waits for do not count."""
 LOTS_PER_S = 3000
 """Likewise, of reports by which rows are assigned. Nodes wait for these."""
 LOOK_SHARE = 0.02
@@ -36,8 +36,8 @@ def rest_s(took_s: float, share: float = LOOK_SHARE) -> float:
 class Throttle:
     """Calls `action` on an event loop when asked to, but not twice within `period_s` seconds.
 
-    The first request is served at once, those that follow within the period together at its end: so
-    the last change is always passed on. All methods are called on the loop.
+    The first request is served at once; requests within the period are served together at its end,
+    so the last change is always passed on. All methods are called on the loop.
     """
 
     def __init__(

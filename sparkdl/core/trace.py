@@ -1,8 +1,8 @@
-"""Spans of what a process does: kept in bounded rings, until threads of their own pass them on.
+"""Spans of a process's work, kept in bounded rings until background threads send them on.
 
 Runs in: anywhere
 
-Nothing is kept while nobody has called `start`; `span` and `add` look at one variable then.
+Without a running `Pump` nothing is recorded, and `span` and `add` cost one look at a variable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _END_S = 5.0
 _MAX_CHARS = 200
 Value = int | float | str
 Take = Callable[[tuple["Span", ...], int, dict[int, str]], None]
-"""Is given spans, how many have been dropped, and the names of the threads by native id."""
+"""Receives spans, the number of dropped ones, and the threads' names by native id."""
 
 
 class Span(NamedTuple):
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
     Attributes:
         track: the native id of its thread, or the name of a track.
-        start_us: by this host's clock that does not jump, which all its processes share.
+        start_us: on this host's monotonic clock, common to all its processes.
         args: what else is known of it.
     """
 
@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
 
 class Ring:
-    """The last spans, of any thread; counts those that it had no room for."""
+    """The latest spans of all threads; counts the dropped ones."""
 
     def __init__(self, capacity: int) -> None:
         self._spans: deque[Span] = deque(maxlen=capacity)
@@ -70,7 +70,7 @@ class Ring:
 
 
 class Pump(threading.Thread):
-    """Passes on what is in a ring, now and then; once that fails it does so no more.
+    """Sends a ring's spans on periodically, until sending fails for the first time.
 
     Args:
         take: called in this thread, and by `close`.
@@ -89,7 +89,7 @@ class Pump(threading.Thread):
             self._pass_on()
 
     def close(self) -> None:
-        """Pass on what is left."""
+        """Send the remaining spans."""
         self._ends.set()
         self.join(_END_S)
         if not self.is_alive():
@@ -124,7 +124,7 @@ def start(take: Take, period_s: float, nodes: int = 1) -> Pump:
 
 
 def stop(pump: Pump | None = None) -> None:
-    """Keep no more spans for `pump`, by default for anybody; those that are there are passed on."""
+    """Record no more spans for `pump`, by default for all pumps; send the remaining ones."""
     global _pumps
     ending = _pumps if pump is None else (pump,)
     _pumps = tuple(each for each in _pumps if each not in ending)
@@ -163,7 +163,7 @@ def add(
     Args:
         stop_us: by default now.
         track: by default this thread's.
-        args: anything; what is no number becomes text.
+        args: anything; values that are not numbers become text.
     """
     if not _pumps:
         return
@@ -178,7 +178,7 @@ def add(
 def span(
     category: str, name: str, track: str | None = None, **args: Any
 ) -> AbstractContextManager[None]:
-    """Keep a span of what is done inside; for the arguments see `add`."""
+    """Record a span around the block; for the arguments see `add`."""
     return _Open(category, name, track, args) if _pumps else _OFF
 
 

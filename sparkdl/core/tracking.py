@@ -1,9 +1,9 @@
-"""Where a tracker of experiments learns what trains: nothing inside sparkdl knows who that is.
+"""The hook for an experiment tracker, such as MLflow; the rest of sparkdl does not know which.
 
 Runs in: driver
 
-A search has trials, a trial or a fit has clusters. Each is a span that lies within another one, by
-the context of the thread that begins it. What a tracker raises is logged and harms no training.
+A search has trials, a trial or a fit has clusters. Spans nest by the context of the thread that
+begins them. A tracker's errors are logged and do not affect the training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Note = Callable[..., None]
 
 
 class Tracker(Protocol):
-    """What is told of trainings. Its calls must be quick: the user's thread makes them."""
+    """A listener for trainings. Its methods must be quick: they run in the user's thread."""
 
     def begin(self, kind: Kind, within: Any, facts: dict[str, Any]) -> Any:
         """Return the span that begins; `within` is the one around it, None for none."""
@@ -30,10 +30,10 @@ class Tracker(Protocol):
         """Take what came of a span."""
 
     def end(self, span: Any, error: BaseException | None) -> None:
-        """A span has ended; what it has raised."""
+        """Close a span; `error` is the exception that it raised, if any."""
 
     def cluster(self, within: Any) -> Any:
-        """Return what follows a cluster that is launched within a span."""
+        """Return a subscriber for a cluster that is launched within a span."""
 
 
 class _Chosen:
@@ -46,19 +46,19 @@ _span: ContextVar[Any] = ContextVar("sparkdl_span", default=None)
 
 
 def track_by(tracker: Tracker | None) -> None:
-    """Have trainings that begin from now on told to `tracker`; to nobody with None."""
+    """Report trainings that begin from now on to `tracker`; to no tracker if None."""
     _Chosen.tracker = tracker
 
 
 def follower_of_launch() -> Any:
-    """Return what is to follow a cluster that this thread launches; None for nothing."""
+    """Return the tracker's subscriber for a cluster that this thread launches, or None."""
     tracker = _Chosen.tracker
     return None if tracker is None else _guarded(tracker.cluster, _span.get())
 
 
 @contextmanager
 def tracked(kind: Kind, **facts: Any) -> Iterator[Note]:
-    """Tell the tracker of a span while it lasts; yields what takes its results, by name."""
+    """Report a span to the tracker; yield a function that takes its results by name."""
     tracker = _Chosen.tracker
     if tracker is None:
         yield lambda **_: None
@@ -80,5 +80,5 @@ def _guarded(call: Callable[..., Any], *arguments: Any, **facts: Any) -> Any:
     try:
         return call(*arguments, **facts)
     except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
-        _log.warning("The tracking of experiments failed; the training goes on", exc_info=True)
+        _log.warning("The experiment tracker failed; the training continues", exc_info=True)
         return None

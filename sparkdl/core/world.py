@@ -95,7 +95,7 @@ class World:
 
 @dataclass(frozen=True)
 class Address:
-    """Where one agent can be reached, before it is a member of a world."""
+    """The address of an agent that is not yet a member of a world."""
 
     host: str
     port: int

@@ -2,11 +2,11 @@
 
 Runs in: driver
 
-A host that is asked at `sent` and whose answer comes at `received` has looked at its clock in
-between: at their middle, give or take half of the time that it took. The fastest of the last few
-answers decides. Times that have been converted once are never converted differently, nor out of
-order: a better measurement counts for later times only, and is approached by a hundredth of the
-time that passes. So spans that are within each other stay so.
+The driver sends a question at `sent` and receives the host's time at `received`. The host read its
+clock halfway between, give or take half of the round trip. The fastest of the last few answers
+decides. A time once converted is never converted differently, and the order of times is kept, so
+that nested spans stay nested: a better measurement applies to later times only, and the offset
+moves towards it by at most a hundredth of the time that passes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEPT_SAMPLES = 8
 _KEPT_KNOTS = 256
 _SLEW = 0.01
 _FIRST_CLOCKS = 4
-"""Of a host that has just joined so many answers are asked for: the fastest of them counts."""
+"""So many questions are sent to a host that has just joined; the fastest answer counts."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class HostClock:
     """One host's clock. All times in microseconds.
 
     Attributes:
-        error_us: how far off the times may be that have been converted.
+        error_us: the largest error of the converted times.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class HostClock:
 
 
 class ClockQuestions:
-    """Asks agents for the time of their hosts, and publishes their answers, and spans to be dated.
+    """Asks agents for their hosts' time, and publishes the answers and the spans to date.
 
     Args:
         send: takes an agent's id and a message.
@@ -109,7 +109,7 @@ class ClockQuestions:
         self._agents.pop(agent_id, None)
 
     def note(self, agent_id: str, message: Traced | ClockTold) -> None:
-        """Hand on spans, and what is needed to date them; a clock is asked for again then."""
+        """Publish spans or a clock's answer; ask for the time again after spans, and at first."""
         if agent_id not in self._agents:
             return
         node_id, answers = self._agents[agent_id]

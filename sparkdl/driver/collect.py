@@ -1,4 +1,4 @@
-"""What the controller collects from several nodes until all have sent theirs.
+"""Collections that are complete once all nodes have sent their part.
 
 Runs in: driver
 
@@ -28,14 +28,14 @@ from sparkdl.frameworks.lone_training import advice
 from sparkdl.node.checkpoint_store import Manifest
 
 MAX_GATHERED_NBYTES = MAX_MESSAGE_NBYTES // 4 * 3 - 64 * 1024
-"""All values together at most: what fits into one message, as base64."""
+"""Limit for all values together: the size that fits into one message, as base64."""
 
 
 class Checkpoints:
     """The checkpoints under way in one world. Nothing of an older world counts.
 
     Attributes:
-        coverage: what was fed, and what a checkpoint covers.
+        coverage: the calls of all feeds, and the rows that checkpoints cover.
     """
 
     def __init__(self, cluster_id: str, coverage: CoverageStore) -> None:
@@ -84,7 +84,7 @@ class Checkpoints:
         return leader, CheckpointCommit(self._generation, step, text)
 
     def done(self, generation: int, message: CheckpointDone) -> CheckpointRef | None:
-        """Return the checkpoint that is complete; note what it covers of the feeds.
+        """Return the completed checkpoint; note the rows that it covers.
 
         Args:
             generation: of the world that there is now.
@@ -145,7 +145,7 @@ class LoneTrainers:
         return self._count(message)
 
     def warning(self, world: World, message: TrainsAlone, framework: str) -> str:
-        """Return what to say once two nodes share a feed; empty if there are fewer, or again.
+        """Return a warning once two nodes share a feed; empty before, and the next times.
 
         Args:
             framework: of the launch.
@@ -173,7 +173,8 @@ class Gatherings:
         self._values: dict[int, dict[int, bytes]] = {}
         self._returned: set[int] = set()
         self._members: dict[int, str] = {}
-        """Of the world, see `_members`; nobody looks at all of them for each value."""
+        """The world's, see `_members`; computed once, since looking at all nodes for each value is
+        slow."""
 
     def give(self, world: World, node_id: int, given: Gather) -> list[AllGathered]:
         """Add a node's value; return the messages to the nodes that train, if any."""

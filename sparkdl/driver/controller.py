@@ -52,7 +52,7 @@ T = TypeVar("T")
 _THREAD_END_S = 10.0
 _RELEASE_S = 10.0
 _PROGRESS_S = 0.05
-"""Who waits for progress looks again this often at most: to wake a thread costs more than a report.
+"""Threads that wait for progress wake at most this often: waking one costs more than a report.
 """
 _MANY = 1000
 """Nodes: more than a hundred thousand objects that live as long as the cluster."""
@@ -63,16 +63,16 @@ class Controller:
 
     Args:
         executor: where the nodes run.
-        log_tail: returns the last lines of a node that are in a file; for agents that are lost.
-        checkpoint: what the first world resumes from.
-        tls: what the cluster's servers show; `None` without TLS.
+        log_tail: returns a node's last lines from its log file; used when its agent is lost.
+        checkpoint: the checkpoint from which the first world resumes.
+        tls: the certificate of the cluster's servers; `None` without TLS.
 
     Attributes:
         changed: held while the `view` changes.
-        events: of the cluster, for those who subscribe.
+        events: the cluster's events, for subscribers.
         questions: to the nodes.
-        server: which agents and feeders connect to.
-        reached_at: where they do; `None` before it listens.
+        server: the server that agents and feeders connect to.
+        reached_at: its address for executors; `None` before it listens.
     """
 
     def __init__(
@@ -142,10 +142,11 @@ class Controller:
         return self.changed.wait_for(lambda: is_true(self.view), deadline)
 
     def gather(self, deadline: Deadline) -> bool:
-        """Wait until the world begins, or it is known that none will; return whether that is known.
+        """Wait until the first world has begun or failed to; return whether this is decided.
 
         With thousands of nodes Python's collector would take a third of the driver's time, looking
-        for garbage among connections that stay. So it rests meanwhile, and leaves them alone then.
+        for garbage among lasting connections. So it is paused meanwhile, and they are frozen
+        afterwards.
         """
 
         def is_decided(view: View) -> bool:
@@ -220,7 +221,7 @@ class Controller:
             self._clocks.join(hello.agent_id, hello.node_id)
 
     def refused(self, message: msg.Refused) -> None:
-        """A node cannot start where it was to."""
+        """A node cannot start on its executor."""
         problem = Problem(message.kind, message.text).at_driver()
         self._handle(states.LaunchBroke(problem))
 
@@ -281,7 +282,7 @@ class Controller:
         self._executor.leave_host(hello.host, False)
 
     def cause(self) -> str | None:
-        """Return what a feeder that no node answers has to know; see `control/cause.py`."""
+        """Return why no node answers a feeder, for the feeder to report; see `control/cause.py`."""
         if isinstance(states.before_stop(self.view.state), states.Finished):
             return None
         failure = failure_of(self.view.state)
@@ -316,11 +317,11 @@ class Controller:
         try:
             state, actions = step(self.view.state, event, time.monotonic())
         except IllegalTransitionError:
-            _log.exception("Ignored an event that has no place here")
+            _log.exception("Ignored an event without a transition: a bug in sparkdl")
             return
         if type(state) is not type(self.view.state):
             before, after = type(self.view.state).__name__, type(state).__name__
-            _log.info("Cluster %s: %s, now %s", self.spec.cluster_id, before, after)
+            _log.info("Cluster %s: state %s -> %s", self.spec.cluster_id, before, after)
         with self.changed:
             if generation_of(state) not in (None, generation_of(self.view.state)):
                 self.view.feeds.clear()  # a node that another agent takes begins at zero
@@ -408,7 +409,7 @@ class Controller:
                 self._publish_report(node_id, message, before)
                 return
             if generation_of(self.view.state) not in (None, message.generation):
-                return  # of a child that has ended: what is known of the next one begins at zero
+                return  # from an ended child: the next one's counts begin at 0
             if isinstance(message, msg.Spooled):
                 self.view.spooled.append((node_id, message))
                 self.view.progress += bool(message.lots)
@@ -451,7 +452,7 @@ class Controller:
     ) -> None:
         state, node_id = self.view.state, self._node_of(agent_id)
         if node_id is None or not isinstance(state, (states.Running, states.Failing)):
-            return  # another round begins, and it has been decided where
+            return  # another round begins, at a checkpoint that has been decided
         roster, world = state.roster, state.world
         if isinstance(message, msg.CheckpointPart):
             word = self.checkpoints.part(world, node_id, message, self.events.now_s())

@@ -1,10 +1,10 @@
-"""Tells the dashboard, and a file, what the clusters of this program do.
+"""Sends the events of this program's clusters to the dashboard's process and to record files.
 
 Runs in: driver
 
 One process serves the pages of all clusters of a program, from the first launch to the program's
-end. A thread here writes to it once a second what has happened. If either of them breaks or stands
-still, the clusters do not notice: nothing waits for them.
+end. A thread here writes the latest events to it once a second. No cluster waits for either of
+them, so a dashboard that crashes or hangs harms no training.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Recorder(Batches):
     """Writes the events of one cluster to a file, to the dashboard's process, or to both.
 
     Args:
-        folder: where a file of it is written, if it is to be.
-        dashboard: where it is shown, if it is to be.
+        folder: folder for the record file, if there is to be one.
+        dashboard: the dashboard to show it, if there is to be one.
 
     Raises:
         OSError: if the file cannot be made.
@@ -168,7 +168,7 @@ class Dashboard:
         return not self._is_closed and self._process.poll() is None
 
     def add(self, controller: Controller) -> None:
-        """Answer what the pages ask of a cluster."""
+        """Answer the pages' questions about a cluster."""
         self._controllers[controller.spec.cluster_id] = controller
 
     def remove(self, controller: Controller) -> None:
@@ -176,7 +176,7 @@ class Dashboard:
         self._controllers.pop(controller.spec.cluster_id, None)
 
     def write(self, lines: bytes) -> None:
-        """Tell it what has happened; waits while it does not read."""
+        """Send lines to the process; block while it does not read."""
         assert self._process.stdin
         with self._lock:
             try:
@@ -185,7 +185,7 @@ class Dashboard:
             except (OSError, ValueError):
                 if not self._is_closed:
                     self._is_closed = True
-                    _log.warning("The dashboard has ended; clusters go on without it")
+                    _log.warning("The dashboard's process has exited; clusters continue without it")
 
     def close(self) -> None:
         """End the process."""
@@ -226,7 +226,7 @@ class Dashboard:
 
 
 def is_available() -> bool:
-    """Whether what serves the pages is installed."""
+    """Whether Bokeh, which serves the pages, is installed."""
     return find_spec("bokeh") is not None
 
 

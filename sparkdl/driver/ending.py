@@ -42,9 +42,9 @@ class Ending:
         executor: of this cluster alone; closed at the end in any case.
 
     Attributes:
-        ask: has the cluster ended soon; children get that many seconds to end by themselves. It
-            may be called several times: the shortest time counts.
-        controller: set by what begins the cluster, before it starts nodes.
+        ask: requests the end; children get this many seconds to end by themselves. It may be called
+            several times: the shortest time counts.
+        controller: set during the launch, before nodes start.
         first: called before the nodes are ended.
     """
 
@@ -63,7 +63,7 @@ class Ending:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left of the cluster."""
+        """Whether the cluster has ended completely."""
         return self._is_over
 
     def is_wanted(self) -> bool:
@@ -71,7 +71,7 @@ class Ending:
         return self._asks.empty() and not self.is_asked
 
     def begin(self, start: Callable[[], Controller]) -> Controller:
-        """Run `start` in the thread that will end what it has started; return its result."""
+        """Run `start` in the thread that will also end the cluster; return its result."""
         outcome: Outcome[Controller] = Outcome()
         own = partial(self._own, partial(outcome.of, partial(self._start, start)))
         thread = self._executor.thread(own, f"sparkdl-cluster-{self._cluster_id}")
@@ -82,7 +82,7 @@ class Ending:
         return outcome.result()
 
     def wait(self) -> None:
-        """Wait until nothing is left of the cluster, after `ask`."""
+        """Wait until the cluster has ended completely, after `ask`."""
         # An interrupt may have come before the thread began: it will start nothing then.
         begin_s = _BEGIN_S if self._is_starting else 0.0
         if self._changed.wait_for(lambda: self._has_begun, Deadline.after(begin_s)):
@@ -114,7 +114,7 @@ class Ending:
             self.first,
             self._executor.cancel_feeds,
             partial(self._stop, grace_s),
-            self._close,  # first, so that a task that comes late hears that it is over
+            self._close,  # before the controller: a late task learns of the end
             self._close_controller,
         )
         try:
@@ -122,7 +122,7 @@ class Ending:
                 try:
                     step()
                 except Exception:  # noqa: BLE001 (Spark is gone, perhaps; the next steps run)
-                    _log.warning("A part of the cluster did not end in order", exc_info=True)
+                    _log.warning("Ending a part of the cluster failed", exc_info=True)
         finally:
             with self._changed:
                 self._is_over = True
@@ -151,7 +151,7 @@ class Ending:
 class _Endable(Protocol):
     @property
     def ending(self) -> Ending:
-        """What ends the cluster."""
+        """The thread that ends the cluster."""
 
 
 C = TypeVar("C", bound=_Endable)

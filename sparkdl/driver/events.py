@@ -2,8 +2,8 @@
 
 Runs in: driver, dashboard
 
-Those up to `Stacks` are also what a recorded run holds, and what the dashboard's process is sent:
-one JSON object a line. The others stay in the driver.
+The events up to `Stacks` are also written to recorded runs and sent to the dashboard's process, one
+JSON object a line. The others stay in the driver.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Changed(Event, frozen=True):
-    """The cluster's state is another one.
+    """The cluster's state has changed.
 
     Attributes:
         state: `gathering`, `running`, `failing`, `finished`, `failed`, `stopping`, `stopped`.
         generation: -1 before the first.
         places: of a generation that begins.
-        problems: what has failed, the cause first.
+        problems: the failures, the root cause first.
         reason: why there is another generation.
         status: the state in words, with the restarts; see `Cluster.status`.
         is_over: the cluster has ended, and its agents with it.
@@ -102,8 +102,8 @@ class FeedColumns(msgspec.Struct, frozen=True):
         used: rows that user code was given.
         steps: batches that it was given.
         epochs: that are over.
-        goal: rows that all nodes together have used when the call that is being fed is over; 0
-            where there is none, or that is not known yet.
+        goal: rows that all nodes together will have used at the end of the current call; 0 without
+            a call, or while unknown.
         stage: of the call that is being fed, empty if there is none: `computing`: none of its rows
             has come yet; `fed`: some have; `delivered`: all have, and the nodes read them.
     """
@@ -133,17 +133,17 @@ class EpochsFed(Event, frozen=True):
 
 
 class Sampled(Event, frozen=True):
-    """How far the nodes are, told once a second or more seldom: lists by node id.
+    """The progress of the nodes, once a second or less often: lists by node id.
 
     Attributes:
         states: what each node does, in a word or two.
         steps: that user code has reported, -1 for none.
         metrics: that it has reported with them, by name; None where a node has none.
-        load: what they take of their machines, by name as in `NodeLoad`.
+        load: their use of CPU, memory and GPU, by name as in `NodeLoad`.
         feeds: by name.
         waits: shares of the last minute, by what a node waited for: `rows`, `others` (the other
-            nodes); `lag`: how much longer the others waited for nodes, if for this one. None where
-            that is not known.
+            nodes); `lag`: how much longer the others waited, if they waited for this node. None if
+            unknown.
         waited: seconds so far, by name as in `NodeActive`: `watched_s`, `rows_s`, `others_s`.
     """
 
@@ -165,13 +165,13 @@ class Printed(Event, frozen=True):
 
 
 class Stacks(Event, frozen=True):
-    """What the nodes' threads do, by node name: the answer to `AskStacks`."""
+    """The stacks of the nodes' threads, by node name: the answer to `AskStacks`."""
 
     stacks: dict[str, str]
 
 
 class Report(Event, frozen=True):
-    """What a node has reported by `ctx.report(step, **metrics)`.
+    """A node's report by `ctx.report(step, **metrics)`.
 
     Attributes:
         time_s: Unix time in seconds at which the report came to the driver.
@@ -186,7 +186,7 @@ class Report(Event, frozen=True):
 
 
 class NodeMoved(Event, frozen=True):
-    """A node is in another phase of its life.
+    """A node has entered another phase of its life.
 
     Attributes:
         phase: `joined`, `offered`, `entered`, `returned`, `failed` or `left`.
@@ -210,7 +210,7 @@ class Spanned(Event, frozen=True):
 
 
 class ClockRead(Event, frozen=True):
-    """An agent, asked at `sent_us` by the driver's clock, has said what its host's clock shows."""
+    """An agent has answered a question of `sent_us` (driver's clock) with its host's time."""
 
     agent_id: str
     node_id: int
@@ -226,7 +226,7 @@ class Logged(Event, frozen=True):
 
 
 class Stepped(Event, frozen=True):
-    """The state, or a feed's counts, may be others: those who decide by them look again."""
+    """The state or a feed's counts may have changed: subscribers look again."""
 
 
 class Ended(Event, frozen=True):
@@ -234,7 +234,7 @@ class Ended(Event, frozen=True):
 
 
 class AskLog(msgspec.Struct, frozen=True, tag=True):
-    """Somebody looks at a node's log."""
+    """A page asks for a node's log."""
 
     cluster: str
     node_id: int
@@ -242,7 +242,7 @@ class AskLog(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskStacks(msgspec.Struct, frozen=True, tag=True):
-    """Somebody wants to know what the threads do."""
+    """A page asks for the threads' stacks."""
 
     cluster: str
 
@@ -257,7 +257,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def line_of(message: Event | Ask) -> bytes:
-    """Return the line that stands for a message."""
+    """Return a message as one line of JSON."""
     return _encoder.encode(message) + b"\n"
 
 
@@ -271,9 +271,9 @@ def event_of(line: bytes) -> AnyEvent:
 
 
 def ask_of(line: bytes) -> Ask:
-    """Return what the dashboard asks in a line.
+    """Return the dashboard's question in a line.
 
     Raises:
-        msgspec.DecodeError: if it is nothing of the kind.
+        msgspec.DecodeError: if the line is no question.
     """
     return _asks.decode(line)

@@ -49,8 +49,8 @@ class Cluster:
     in order after the block's end, at once after an exception.
 
     Attributes:
-        dashboard_url: of the pages that show what the cluster does; `None` without them. It lets in
-            who knows it.
+        dashboard_url: of the cluster's pages; `None` without a dashboard. Anyone who has this URL
+            can open them.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Cluster:
 
     @property
     def tls(self) -> Tls | None:
-        """What this cluster's servers show, and what their clients believe; `None` without TLS."""
+        """The certificates of this cluster's servers and clients; `None` without TLS."""
         return self._controller.server.tls
 
     @property
@@ -180,13 +180,14 @@ class Cluster:
                 pyarrow, pandas, Polars or Hugging Face; with `executor="local"` also rows.
             feed: its name; `ctx.batches(…, feed=…)` reads it.
             timeout_s: seconds without any row received or read before it is an error.
-            role: feed the nodes of this role, `evaluator` for example; by default those that train.
-            reader: who reads the Parquet files that a DataFrame is a scan of. With `auto` the nodes
-                do, if they are local files and it is sure that the rows are those that Spark would
-                give; a log says which way was taken, and why. `nodes` also reads from other
-                storages, and is an error where that is not sure; with `spark` Spark reads.
-            shuffle: `"global"` deals all rows anew over all nodes in each epoch, in blocks whose
-                rows `ctx.batches(shuffle=True)` mixes; see docs/overview.md.
+            role: feed the nodes of this role, `evaluator` for example; by default the nodes that
+                train.
+            reader: who reads a DataFrame that only scans Parquet files. With `auto` the nodes read
+                local files if they would surely get the same rows as Spark; a log line gives the
+                choice and the reason. With `nodes` they also read other storages, and it is an
+                error if the rows might differ. With `spark` Spark reads.
+            shuffle: `"global"` redistributes all rows over all nodes in each epoch, in blocks;
+                `ctx.batches(shuffle=True)` mixes the rows within them. See docs/overview.md.
 
         Raises:
             ConfigError: if the cluster is not to be fed, or `data` cannot be or have no rows.
@@ -218,8 +219,8 @@ class Cluster:
 
         Args:
             feed, role: see `feed`.
-            timeout_s: seconds in which no row of a micro-batch that is being fed is received or
-                read before it is an error. While no data come no time counts.
+            timeout_s: fail when no row of a micro-batch has been received or read for this many
+                seconds. Time without data does not count.
             checkpoint_location: where Spark keeps the offsets, to resume from after a restart.
             trigger: a processing time like `"10 seconds"`, or the argument of
                 `DataStreamWriter.trigger` in a dict, `{"availableNow": True}` for example.
@@ -240,7 +241,7 @@ class Cluster:
     def open_stream(
         self, feed: str = DEFAULT_FEED, timeout_s: float | None = None, role: str | None = None
     ) -> StreamFeed:
-        """Return what feeds micro-batches of any source, one by one; nodes read them as one.
+        """Return an object that feeds micro-batches of any source; nodes read them as one epoch.
 
         For sources that `train_stream` does not know. See `feed` for the arguments and errors.
         """
@@ -257,14 +258,14 @@ class Cluster:
         reader: str = "auto",
         shuffle: str | None = None,
     ) -> Future[FeedReport]:
-        """Do what `feed` does in a thread of its own, beside other feeds.
+        """Call `feed` in a thread of its own, beside other feeds.
 
         So validation data is there when an epoch of training ends:
         `cluster.feed_async(validation, epochs=3, feed="validation")`, then `cluster.feed(training,
         epochs=3)`.
 
         Returns:
-            What has the report, or raises what `feed` does, when asked for its `result()`.
+            A future; its `result()` returns the report, or raises the errors of `feed`.
         """
         show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
 
@@ -366,13 +367,13 @@ class Cluster:
         After a restart it waits until the rows that no checkpoint covers have been fed again.
 
         Raises:
-            SparkdlError: if they could not be.
+            SparkdlError: if that failed.
         """
         self._feeds.end(feed)
         self._feeds.raise_problem()
 
     def reported(self, after: int = -1, timeout_s: float = 0.0) -> tuple[int, dict[str, float]]:
-        """Return step and metrics that rank 0 has reported last (`ctx.report`); step -1 for none.
+        """Return the step and metrics of rank 0's last `ctx.report`; step -1 if there is none.
 
         Waits for a step beyond `after`: for `timeout_s`, or until `map_fun` has returned.
         """
@@ -386,12 +387,11 @@ class Cluster:
         return last.step, last.numbers
 
     def logs(self, rank: int, lines: int = 100) -> list[str]:
-        """Return the last lines that a node's child has printed; also after it, and the cluster.
+        """Return the last lines that a node's child has printed; also after its end.
 
-        After a restart what the node's children printed in earlier attempts comes first; a line
-        above each says which attempt it was. Of those that have ended 1,000 lines are kept.
-        Of a node that was lost with its agent none are known, unless `Observe(log_dir=…)` keeps
-        all.
+        After a restart the lines of earlier attempts come first, each under a line with the
+        attempt's number: the last 1,000 of each. The lines of a node that was lost with its agent
+        are lost too, unless `Observe(log_dir=…)` keeps them.
 
         Args:
             rank: the node's rank in `world`.
@@ -404,18 +404,19 @@ class Cluster:
     def stacks(self) -> dict[str, str]:
         """Return what all threads of the nodes' children are doing now, by node name.
 
-        The Python stacks, innermost call first, as `faulthandler` writes them: also of a child
-        that hangs in C code and holds the GIL. For one that does not answer, its process's state.
+        The Python stacks, innermost call first, as `faulthandler` writes them: also of a child that
+        hangs in C code and holds the GIL. A child that does not answer is described by its
+        process's state.
         """
         return self._controller.questions.fetch_stacks(Deadline.after(_FETCH_S))
 
     def profile(
         self, seconds: float = 10.0, folder: str | None = None, tool: str | None = None
     ) -> Profile:
-        """Return what the nodes' processes do in the next seconds: their Python stacks, counted.
+        """Profile the nodes' processes for the next seconds: count their Python stacks.
 
-        Those of all threads, a hundred times a second. A node that does not answer in time holds
-        up no other one; `Profile.missing` says why there is nothing of it. See docs/profiling.md.
+        All threads are sampled a hundred times a second. A node that does not answer in time delays
+        no other node; `Profile.missing` gives the reason. See docs/profiling.md.
 
         Args:
             folder: where the files are to be. With `tool` one that all hosts see at this path,

@@ -3,11 +3,11 @@
 Runs in: driver
 
 A training hangs when none of its nodes takes a step, reads a row or ends for `hang_timeout_s`.
-Steps are the batches of a feed, or of files that a node reads itself, and what user code reports
-with `ctx.report`. Nodes that report nothing of the kind are judged by whether they print anything.
-A node that has read all its rows while more may come is waiting to be fed.
+Steps are the batches of a feed, the batches of files that a node reads itself, and the steps of
+`ctx.report`. Nodes without any of these are judged by whether they print. A node that has read all
+its rows while more may come is waiting to be fed.
 
-`look` and `compare` are pure and judge; `HangWatch` calls them now and then, and acts.
+`look` and `compare` are pure and judge; `HangWatch` calls them periodically, and acts.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def progress_of(
     """Return the progress of the nodes that finish the job and have not returned.
 
     Args:
-        feeds: by node id and feed, what nodes have said of their feeds.
-        activity: by node id, what they have said beside that.
+        feeds: the nodes' counts by node id and feed.
+        activity: the nodes' other reports, by node id.
     """
     may_be_fed = state.roster.spec.is_fed and not have_feeds_ended
     found = []
@@ -123,8 +123,8 @@ def progress_of(
 def _has_read_all(count: FeedCount) -> bool:
     """Whether a node waits for rows of a feed, or wants none.
 
-    Epochs from its log are to be read as well, and rows that wait for those of the next epoch, as
-    in a stream, cannot be.
+    Epochs that the node repeats from its log must be read too. Rows that wait for the next epoch's,
+    as in a stream, cannot be read yet.
     """
     if count.closed or count.closed_to >= count.epoch:
         return True
@@ -133,7 +133,7 @@ def _has_read_all(count: FeedCount) -> bool:
 
 
 def steps_of(nodes: Sequence[Progress]) -> tuple[str, dict[int, int]]:
-    """Return what can be compared, `step` or `batch`, and how many of them by node id."""
+    """Return the unit of comparison, `step` or `batch`, and the count by node id."""
     if any(node.step >= 0 for node in nodes):
         return "step", {node.node_id: node.step for node in nodes}
     return "batch", {node.node_id: node.batches if node.has_reported else -1 for node in nodes}
@@ -167,16 +167,16 @@ def compare(
     now_s: float,
     waits: Mapping[int, Shares] = MappingProxyType({}),
 ) -> tuple[Stragglers, str]:
-    """Return what is known now and, at a period's end, which nodes do not keep up, or nothing.
+    """Return the new record and, at a period's end, a text about the stragglers; empty for none.
 
-    A straggler took less than half the steps of the fastest node in the period, and has not read
-    all rows that it was brought; or it had unread rows for most of it while no other had any, and
-    took no more steps than they, so that the feed waited for it; or the others waited for it in
-    collectives, where steps take equally long.
+    A node is a straggler in three cases. It took less than half the steps of the fastest node, with
+    rows left to read. Or for most of the period it alone had unread rows, and it took no more steps
+    than the others, so the feed waited for it. Or the others waited for it in collectives, where
+    the steps of all nodes take equally long.
 
     Args:
-        waits: what the nodes have waited for, see `driver/waits.py`. A node that they show to be
-            one is named at once, for they are those of a minute.
+        waits: what the nodes have waited for in the last minute, see `driver/waits.py`. A straggler
+            found by them is named at once, not at the period's end.
     """
     unit, steps = steps_of(nodes)
     if (
@@ -277,11 +277,11 @@ class Hang:
 
 @dataclass(frozen=True)
 class Watch:
-    """What has been seen so far.
+    """The last observation of the training.
 
     Attributes:
-        since_s: when anything has changed last.
-        looked_s: when it was looked last.
+        since_s: when anything last changed.
+        looked_s: when the nodes were last looked at.
         is_reported: this standstill has been reported.
     """
 
@@ -300,14 +300,14 @@ def look(
     timeout_s: float,
     start_s: float = 0.0,
 ) -> tuple[Watch, Hang | None]:
-    """Return what is known now, and a hang if there is one that has not been reported.
+    """Return the new observation, and a hang that has not been reported yet, if there is one.
 
     Args:
         nodes: those whose `map_fun` finishes the job and has not returned.
         start_s: how long nodes may take to enter `map_fun`, if that is longer than `timeout_s`.
     """
     asleep_s = now_s - watch.looked_s
-    if asleep_s > timeout_s / 2:  # the driver itself stood still: it has not heard what came
+    if asleep_s > timeout_s / 2:  # the driver itself stood still and has not processed messages
         watch = replace(watch, since_s=watch.since_s + asleep_s)
     judged = [node for node in nodes if node.has_reported] or list(nodes)
     signs = {node.node_id: _sign(node) for node in judged}
@@ -347,7 +347,7 @@ class HangWatch:
         self._stragglers = Stragglers()
 
     def start(self) -> None:
-        """Look now and then, from now on."""
+        """Look periodically, from now on."""
         self._controller.soon(self._turn)
 
     def _turn(self) -> None:
@@ -403,7 +403,7 @@ class HangWatch:
 
 
 def _described(stacks: Mapping[str, str], hang: Hang) -> str:
-    """Return the stacks; with many nodes of some that are behind, and of one that is ahead."""
+    """Return the stacks; on large clusters those of some lagging nodes and of one ahead."""
     shown = list(stacks)
     if len(shown) > MOST:
         shown = [node.node for node in (*hang.behind[: MOST - 1], *hang.ahead[:1])]

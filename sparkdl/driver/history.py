@@ -1,4 +1,4 @@
-"""What a cluster does and has done, folded from its events. Pure; its size is bounded.
+"""The past and present of a cluster, folded from its events. Pure; its size is bounded.
 
 Runs in: driver, dashboard
 """
@@ -27,7 +27,7 @@ from sparkdl.driver.events import (
 from sparkdl.driver.waits import Waited
 
 MAX_POINTS = 1000
-"""Of a curve. Beyond twice that every other one is left out, of a long run as of a short one."""
+"""Of a curve. At twice as many, every other point is dropped, so long runs need no more memory."""
 _MAX_SPANS = 20_000
 _MAX_EVENTS = 1000
 _MAX_CLUSTERS = 20
@@ -35,10 +35,10 @@ _MAX_EPOCHS = 50
 _RECENT_S = 60.0
 _MAX_RECENT = 61
 _SLOW = 0.7
-"""A node is slow that takes fewer steps in a second than this share of the median."""
+"""A node is slow if its rate of steps is below this share of the median."""
 _MOST = 0.5
 _PLOTTED = {"cores": 1.0, "gpu": 100.0, "memory_nbytes": 2**-30, "gpu_nbytes": 2**-30}
-"""What of a node's load there are curves of, and their scale: cores, percent, GiB."""
+"""The parts of a node's load with curves, and their scale: cores, percent, GiB."""
 TRAINING = "in map_fun"
 ENDED = ("finished", "failed", "stopping", "stopped")
 
@@ -49,7 +49,7 @@ class Series:
     def __init__(self) -> None:
         self.columns: dict[str, list[float]] = {"time_s": []}
         self.version = 0
-        """Another one where points that were there are not any more."""
+        """Changes when points have been dropped."""
         self._every = 1
         self._skipped = 0
 
@@ -74,7 +74,7 @@ class Series:
 
 @dataclass
 class Span:
-    """What a node did from when to when, and the steps that it reported meanwhile; -1 for none."""
+    """A phase of a node, with the first and last step reported in it; -1 for none."""
 
     node_id: int
     phase: str
@@ -84,7 +84,7 @@ class Span:
     last_step: int = -1
 
     def note_step(self, step: int) -> None:
-        """Take in the step that the node has come to."""
+        """Note the node's latest step."""
         self.last_step = step
         if self.first_step < 0:
             self.first_step = step
@@ -92,7 +92,7 @@ class Span:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node as the table has it.
+    """A node's row in the table.
 
     Attributes:
         used: rows of all epochs, each of which may read the same rows again.
@@ -100,7 +100,7 @@ class NodeRow:
         rows_rate: rows used in a second of the last minute.
         is_slow: it takes fewer steps than most, or the others wait for it.
         waits: shares of the last minute, see `Sampled`.
-        load: what it takes of its machine; see `NodeLoad`.
+        load: its use of CPU, memory and GPU; see `NodeLoad`.
     """
 
     node_id: int
@@ -128,14 +128,14 @@ class NodeRow:
 
 
 class Phases:
-    """What each node did from when to when."""
+    """The phases of all nodes."""
 
     def __init__(self) -> None:
         self._ended: deque[Span] = deque(maxlen=_MAX_SPANS)
         self._open: dict[int, Span] = {}
 
     def note(self, node_id: int, phase: str, time_s: float, step: int = -1) -> None:
-        """Take in what a node does, and the step that it has come to."""
+        """Note a node's phase, and its latest step."""
         span = self._open.get(node_id)
         if span is None or span.phase != phase:
             if span is not None:
@@ -146,7 +146,7 @@ class Phases:
             span.note_step(step)
 
     def until(self, end_s: float) -> Iterator[Span]:
-        """Yield all of them; those that go on end at `end_s`."""
+        """Yield all phases; open ones end at `end_s`."""
         yield from self._ended
         for span in self._open.values():
             yield replace(span, end_s=max(span.start_s, end_s))
@@ -188,10 +188,7 @@ class Samples:
         self.series.add(event.time_s, {**values, **_values(event)})
 
     def left_s(self) -> float:
-        """Return in how many seconds what is being fed will be read, NaN if that is not known.
-
-        As fast as in the last minute.
-        """
+        """Return the seconds until the current call is read, by the last minute's rate, or NaN."""
         if len(self._recent) < 2:
             return math.nan
         first, last = self._recent[0], self._recent[-1]
@@ -225,11 +222,11 @@ class History:
 
     Attributes:
         changed: the last change of the state.
-        state: as in `Changed`; of a cluster that has finished or failed this, also when it is
-            stopped.
-        problems: of all generations: when, which generation, what.
+        state: as in `Changed`, but `finished` and `failed` remain when the cluster is stopped
+            later.
+        problems: of all generations: time, generation, problem.
         epochs: the last ones, with the generation that they came to, whose numbers begin at 0.
-        epoch_ends: when all nodes had read an epoch, in which generation, which one (from 1).
+        epoch_ends: when all nodes had read an epoch: time, generation, epoch (from 1).
         begun: the change to each generation that has begun.
     """
 
@@ -249,7 +246,7 @@ class History:
         self.logs: dict[int, Printed] = {}
         self.stacks: Stacks | None = None
         self._rows: list[NodeRow] | None = None
-        """What `rows` has returned: several readers look at once."""
+        """The last result of `rows`, for several readers."""
 
     @property
     def elapsed_s(self) -> float:
@@ -263,15 +260,15 @@ class History:
         return problems[0] if problems and self.changed.state in ENDED else None
 
     def left_s(self) -> float:
-        """Return in how many seconds what is being fed will be read, NaN if that is not known."""
+        """Return the seconds until the current call is read; NaN if unknown."""
         return math.nan if self.state in ENDED else self.samples.left_s()
 
     def spans(self) -> Iterator[Span]:
-        """Yield what nodes have done and do."""
+        """Yield the phases of all nodes."""
         return self.phases.until(self.now_s if self.ended_s is None else self.ended_s)
 
     def add(self, event: Event) -> None:
-        """Take in what has happened."""
+        """Apply an event."""
         self.now_s = max(self.now_s, event.time_s)
         self._rows = None
         match event:
@@ -323,7 +320,7 @@ class History:
         return sorted(rows, key=lambda row: (row.rank < 0, row.rank, row.node_id))
 
     def bottleneck(self) -> str:
-        """Return who waits for whom, in words; empty where nothing is fed and nobody waits."""
+        """Return in words whether nodes wait for rows, and why; empty if that is unknown."""
         sample = self.samples.last
         share = math.nan if sample is None else _waiting(sample)
         if sample is None or math.isnan(share) or self.state in ENDED:
@@ -441,7 +438,7 @@ class Clusters:
 
 
 def folded(events: Iterable[Event]) -> History:
-    """Return what events of one cluster say of it."""
+    """Return the history that one cluster's events make."""
     clusters = Clusters()
     for event in events:
         clusters.add(event)
@@ -478,7 +475,7 @@ def _waiting(sample: Sampled) -> float:
 
 
 def _values(sample: Sampled) -> dict[str, float]:
-    """Return the points of the curves that a sample has by itself."""
+    """Return a sample's points of the curves that need no earlier sample."""
     values: dict[str, float] = {}
     if steps := [step for step in sample.steps if step >= 0]:
         values["step"] = float(max(steps))

@@ -1,4 +1,4 @@
-"""`launch` and `run`: from what the user asks to a running cluster.
+"""`launch` and `run`: from the user's request to a running cluster.
 
 Runs in: driver
 """
@@ -90,18 +90,18 @@ def launch(  # noqa: PLR0913 (one question, one name)
         nodes: how many in all, ps and evaluator included.
         framework: `tensorflow`, `torch`, `jax`, or `plain` for none.
         num_gpus: GPUs for each node that trains, or a dict of them by role: `{"evaluator": 1}`. By
-            default those that Spark assigned, or else one where a host has any; 0 for none. See
+            default the GPUs that Spark assigned, or else one if the host has any; 0 for none. See
             docs/gpus.md.
-        max_restarts: how often all nodes begin anew after a failure, at the last checkpoint; see
+        max_restarts: how often all nodes restart from the last checkpoint after a failure; see
             docs/failures.md.
         checkpoint_dir: path or URL of the folder of `ctx.checkpoint`, which all nodes reach. If
             there are checkpoints in it, the training resumes at the last one.
         executor: `local` runs the nodes as processes of this machine, without Spark.
-        roles: what the nodes are: parameter servers, a chief, an evaluator.
-        recovery: what follows when something is lost or stands still.
+        roles: of the nodes: parameter servers, a chief, an evaluator.
+        recovery: how the cluster reacts to losses and hangs.
         feeding: how rows come to the nodes; `Feeding(fed=False)` where `map_fun` reads its own
             data.
-        observe: who sees what the cluster does: dashboard, logs, reports, traces.
+        observe: monitoring: dashboard, logs, reports, traces.
         startup: where nodes come up, and how: placement, imports, encryption.
 
     Raises:
@@ -139,7 +139,7 @@ def launch(  # noqa: PLR0913 (one question, one name)
     )
     payload = pickle_user_code(map_fun, args)
     where, spec = _executor(executor, spark, spec)
-    # Nobody else has to reach the driver of a local cluster.
+    # A local cluster's driver listens on this machine alone, whatever the environment says.
     environment = Environment() if executor == "local" else Environment.read()
     chosen_tls = choose_tls(startup.tls, where.encrypting_setting())
     host = environment.driver_host or where.driver_host()
@@ -156,7 +156,7 @@ def launch(  # noqa: PLR0913 (one question, one name)
     cluster = _start(spec, where, environment, payload, watch, chosen_tls)
     if pages is not None:
         cluster.dashboard_url = pages.url
-        _log.info("Cluster %s: its dashboard is at %s", spec.cluster_id, pages.url)
+        _log.info("Cluster %s: the dashboard is at %s", spec.cluster_id, pages.url)
         if observe.progress or (observe.progress is None and has_audience()):
             print_beside(f"Dashboard: {pages.url}")
     return cluster
@@ -194,7 +194,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Watch:
-    """Who looks at a cluster, from before its first node has started.
+    """The observers of a cluster, attached before its first node starts.
 
     Attributes:
         tracker: what `follower_of_launch` returns.
@@ -209,7 +209,7 @@ class _Watch:
 
     @property
     def needs_load(self) -> bool:
-        """Whether somebody wants to know what nodes take of their machines."""
+        """Whether an observer needs the nodes' use of CPU, memory and GPU."""
         return any(each is not None for each in (self.pages, self.record, self.tracker))
 
     def begin(self, controller: Controller) -> None:
@@ -309,7 +309,7 @@ def _at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]
         _log.info("checkpoint_dir=%s did not exist and was created", url)
     found = store.newest()
     if found is not None:
-        _log.info("Cluster %s goes on at checkpoint %s", spec.cluster_id, found.ref.url)
+        _log.info("Cluster %s: training resumes at checkpoint %s", spec.cluster_id, found.ref.url)
     return replace(spec, checkpoint_dir=url), found
 
 
@@ -381,7 +381,7 @@ def _is_coordinated(roles: Roles, framework: str) -> bool:
 
 def _log_files(log_dir: str, cluster_id: str) -> LogFiles:
     files = LogFiles(os.path.join(check_folder("log_dir", log_dir), f"sparkdl-{cluster_id}"))
-    _log.info("What the nodes of cluster %s print is kept in %s", cluster_id, files.folder)
+    _log.info("Cluster %s: the nodes' output is written to %s", cluster_id, files.folder)
     return files
 
 

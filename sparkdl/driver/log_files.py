@@ -1,14 +1,13 @@
-"""Files of what nodes print: one for each node, rotated, in a folder of the driver's machine.
+"""Log files of the nodes' output: one for each node, rotated, on the driver's machine.
 
 Runs in: driver
 
-They are the driver's and not the nodes': an executor's disk goes with its container, and object
-stores cannot be appended to. What a node prints comes over its control connection as for
-`Observe(log_to_driver=…)`, at most a megabyte at a time, and the more seldom the more nodes there
-are.
+The driver writes them, not the nodes: an executor's disk goes with its container, and object stores
+cannot be appended to. The output comes over the control connections as for
+`Observe(log_to_driver=…)`, at most a megabyte at a time, and less often on larger clusters.
 
-A thread writes, since a disk may be slow or hang. What waits for it is bounded; beyond that, and
-while the disk is full, lines are counted instead of kept, and the file says how many are missing.
+A thread writes, since a disk may be slow or hang. Its queue is bounded. Beyond the bound, and while
+the disk is full, lines are only counted, and the file later states how many are missing.
 """
 
 from __future__ import annotations
@@ -78,11 +77,11 @@ def writable(option: str, path: str | os.PathLike[str], kind: str) -> Iterator[s
 
 
 class LogFiles(Batches):
-    """The files of one cluster. A thread writes what has come, a few times a second.
+    """The files of one cluster. A thread writes new lines a few times a second.
 
     Args:
-        folder: for `worker-0.log` and so on, and `worker-0.log.1` for what was before; it is made
-            when the first line is written.
+        folder: for `worker-0.log` and so on, and older `worker-0.log.1`; created with the first
+            line.
         max_file_nbytes: of each file.
         old_files: how many are kept of a node, besides the one that grows.
         max_waiting_chars: of lines that the disk has not taken yet; beyond them lines are lost.
@@ -97,7 +96,7 @@ class LogFiles(Batches):
         old_files: int = 9,
         max_waiting_chars: int = 32 << 20,
     ) -> None:
-        super().__init__("What keeps the nodes' lines", "sparkdl-logs", _PERIOD_S)
+        super().__init__("The writer of the nodes' log files", "sparkdl-logs", _PERIOD_S)
         self.folder = folder
         self._max_file_nbytes, self._old_files = max_file_nbytes, old_files
         self._max_waiting_chars = max_waiting_chars
@@ -105,11 +104,11 @@ class LogFiles(Batches):
         self._has_warned = False
         self._lock = threading.Lock()
         self._waiting: dict[str, list[tuple[str | None, int]]] = {}
-        """By node, texts and of how many lines they are; `None` for lines that are lost."""
+        """By node, texts and their numbers of lines; `None` for lost lines."""
         self._waiting_chars = 0
 
     def put(self, event: Event) -> None:
-        """Take lines, at once; with the last event, write what waits."""
+        """Queue lines without blocking; with the last event, write the queue."""
         if isinstance(event, Logged):
             self.add(event.node, event.printed.lines)
         else:
@@ -139,7 +138,7 @@ class LogFiles(Batches):
         return tuple(kept[max(0, len(kept) - lines) :])
 
     def close(self) -> None:
-        """Write what waits, for ten seconds at most."""
+        """Write the queue, for ten seconds at most."""
         super().close()
         if self.is_alive():
             _log.warning("The disk of %s is slow: the last lines may be missing", self.folder)
@@ -155,7 +154,7 @@ class LogFiles(Batches):
                     self._waiting.setdefault(node, []).insert(0, (None, lost))
 
     def _write(self, node: str, texts: Sequence[tuple[str | None, int]]) -> int:
-        """Append to a node's file; return how many lines are lost that it does not tell of."""
+        """Append to a node's file; return the number of lost lines not yet mentioned in it."""
         lost = 0
         for text, count in texts:
             missing = lost if text is not None else lost + count
@@ -168,9 +167,9 @@ class LogFiles(Batches):
                 if not self._has_warned:
                     self._has_warned = True
                     _log.warning(
-                        "What the nodes print cannot be kept in %s: %s. They are not harmed. Lines "
-                        "are kept again as soon as they can be, and the files tell how many are "
-                        "missing",
+                        "The nodes' output cannot be written to %s: %s. The training is not "
+                        "affected. Make room there: writing resumes by itself, and the files state "
+                        "how many lines are missing",
                         self.folder,
                         error,
                     )

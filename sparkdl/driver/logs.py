@@ -1,4 +1,4 @@
-"""What nodes print, as it comes to the driver.
+"""The nodes' output, as it reaches the driver.
 
 Runs in: driver
 """
@@ -39,19 +39,19 @@ class Attempt:
 class LastAttempts:
     """The last lines of children that have ended, by node id.
 
-    Of a node no more are kept than of one child, the newest, however many have ended.
+    For each node only the newest `MAX_LINES` lines of all its ended children are retained.
     """
 
     def __init__(self) -> None:
         self._attempts: dict[int, list[Attempt]] = {}
 
     def keep(self, node_id: int, attempt: Attempt) -> None:
-        """Take in what a child has printed last."""
+        """Store a child's last lines."""
         before = self.before(node_id, attempt.generation)
         self._attempts[node_id] = _newest([*before, attempt], MAX_LINES)
 
     def before(self, node_id: int, generation: float = math.inf) -> list[Attempt]:
-        """Return those of earlier generations, the oldest first."""
+        """Return the attempts of earlier generations, the oldest first."""
         kept = self._attempts.get(node_id, [])
         return [attempt for attempt in kept if attempt.generation < generation]
 
@@ -67,7 +67,7 @@ def joined(attempts: Sequence[Attempt], limit: int) -> tuple[str, ...]:
 
 
 def _newest(attempts: Sequence[Attempt], limit: int) -> list[Attempt]:
-    """Return the last attempt, and those before it of which any of the last `limit` lines are."""
+    """Return the attempts that hold the last `limit` lines, and the last attempt in any case."""
     found: list[Attempt] = []
     for attempt in reversed(attempts):
         lines = attempt.lines[max(0, len(attempt.lines) - limit) :] if limit > 0 else ()
@@ -78,7 +78,7 @@ def _newest(attempts: Sequence[Attempt], limit: int) -> list[Attempt]:
 
 
 def hand_on(on_log: Callable[[LogLine], None], event: Logged) -> None:
-    """Call `on_log` with each line that a node has printed, but those that are noise."""
+    """Call `on_log` with each line that a node has printed, except noise."""
     printed = event.printed
     for place, line in enumerate(printed.lines):
         if place not in printed.noise:

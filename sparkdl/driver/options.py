@@ -23,23 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Observe:
-    """Who sees what the cluster does.
+    """Monitoring of the cluster: dashboard, logs, reports, traces.
 
     Attributes:
         dashboard: whether pages in a browser show it, see `Cluster.dashboard_url`; by default where
             the extra `dashboard` is installed. See docs/dashboard.md.
-        record: folder in which a file of what happens is written: `sparkdl dashboard FOLDER` shows
-            it again.
+        record: folder for a record of the run, which `sparkdl dashboard FOLDER` shows again.
         timeline: file on the driver's machine for a trace of all nodes, that ui.perfetto.dev
             shows: launch phases, steps, waits for rows, collectives, checkpoints, failures.
             `trace.json`, or `trace.json.gz` for a smaller one. See docs/timeline.md.
         tensorboard: whether TensorBoard runs beside the first node, see `Cluster.tensorboard_url`;
             the directory or URL that it shows, by default `tensorboard_<node id>` where `map_fun`
             runs. With it the launch returns when it answers, and `map_fun` runs meanwhile.
-        log_dir: folder on the driver's machine in which all that the nodes print is kept, in
+        log_dir: folder on the driver's machine for the nodes' output, in
             `sparkdl-<cluster>/worker-0.log` and so on: the last 640 MiB of each node, in files of
-            64 MiB. A full or slow disk costs lines, which the files tell of, and harms no node. See
-            docs/failures.md.
+            64 MiB. A full or slow disk costs lines, which the files mention, and affects no node.
+            See docs/failures.md.
         log_to_driver: print the nodes' output here, each line behind `[worker:1]`: of all nodes
             (`True`) or of none (`False`). By default that of rank 0, where a person reads it: the
             error stream is a terminal, or this is a notebook, or spark-submit runs the program in
@@ -47,9 +46,9 @@ class Observe:
             left out, unless the nodes' environment has `TF_CPP_MIN_LOG_LEVEL=0`; `Cluster.logs` has
             them in any case.
         on_log: called with each line of all nodes, a `LogLine`.
-        on_report: called with what nodes tell by `ctx.report`, a `Report` with `node`, `rank`,
-            `step` and `metrics`: of reports in quick succession the last one, a few times a second.
-            It is called on a thread that the cluster needs, so it must be quick. See
+        on_report: called with the nodes' reports (`ctx.report`), a `Report` with `node`, `rank`,
+            `step` and `metrics`. Of reports in quick succession it gets the last one, a few times a
+            second. It is called on a thread that the cluster needs, so it must be quick. See
             docs/tracking.md.
         progress: progress bars; by default where the error stream is a terminal.
     """
@@ -80,7 +79,7 @@ OBJECTS = {
 
 
 def reads_own_data(feeding: Any) -> Any:
-    """Return an option `feeding` for a launch that nobody feeds; `launch` refuses what is none."""
+    """Return `feeding` with `fed=False`; return other types as they are, for `launch` to reject."""
     return replace(feeding, fed=False) if isinstance(feeding, Feeding) else feeding
 
 

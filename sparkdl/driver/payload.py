@@ -1,4 +1,4 @@
-"""User code on its way to the nodes: pickled once, with a clear word on what refuses.
+"""Pickling user code for the nodes, with errors that name the variable.
 
 Runs in: driver
 """
@@ -27,7 +27,7 @@ _ADVICE = {
         "read them in map_fun with ctx.batches(…) or ctx.dataset(…)"
     ),
     "session": (
-        "Nodes have no Spark: use it in the driver, and give map_fun what it returns, or feed rows "
+        "Nodes have no Spark: use it in the driver and pass its results to map_fun, or feed rows "
         "with cluster.feed(…)"
     ),
 }
@@ -51,7 +51,7 @@ def pickled(map_fun: Callable[..., Any], args: Any) -> bytes:
     """Return the pickled `(map_fun, args)`, whatever the function is called with.
 
     Raises:
-        ConfigError: if that fails; it names what is to blame.
+        ConfigError: if that fails; it names the variables to blame.
     """
     try:
         return dumps((map_fun, args))
@@ -70,7 +70,7 @@ def pickled(map_fun: Callable[..., Any], args: Any) -> bytes:
 def dumps(value: Any) -> bytes:
     """Return a value pickled by cloudpickle, with the files that tracebacks of its code name.
 
-    From 3.1.3 on cloudpickle says `<dynamic-code>` instead, and tracebacks would show no lines.
+    From 3.1.3 on cloudpickle writes `<dynamic-code>` instead, and tracebacks show no lines.
     """
     with BytesIO() as file:
         _Pickler(file).dump(value)
@@ -89,7 +89,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 
 def advice_on(found: Iterable[Culprit], advice: Mapping[str, str]) -> str:
-    """Return what to write in the place of what cannot be pickled.
+    """Return advice on replacing the values that cannot be pickled.
 
     Args:
         advice: by `Culprit.spark`.
@@ -120,11 +120,11 @@ def check_arity(function: Callable[..., Any]) -> None:
 
 @dataclass(frozen=True)
 class Culprit:
-    """What cannot be pickled.
+    """A value that cannot be pickled.
 
     Attributes:
         text: names it.
-        spark: `rows` for a DataFrame or an RDD, `session` for what else lives in Spark's driver.
+        spark: `rows` for a DataFrame or an RDD, `session` for other objects of Spark's driver.
     """
 
     text: str
@@ -132,7 +132,7 @@ class Culprit:
 
 
 def culprits(map_fun: Callable[..., Any], args: Any = None) -> Iterator[Culprit]:
-    """Name what cannot be pickled: variables that `map_fun` uses, and entries of `args`."""
+    """Yield the values that cannot be pickled, of `map_fun`'s variables and of `args`."""
     refused = [(f"the variable {name!r}", value) for name, value in _captured(map_fun)]
     if not _can_pickle(args):
         entries = [(name, value) for name, value in _entries(args) if not _can_pickle(value)]
@@ -147,7 +147,7 @@ def culprits(map_fun: Callable[..., Any], args: Any = None) -> Iterator[Culprit]
 
 
 def _inside(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a dict, list or tuple that refuse, by key; or the value itself."""
+    """Yield the entries of a dict, list or tuple that cannot be pickled; or the value itself."""
     entries: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else ()
     if isinstance(value, (list, tuple)):
         entries = enumerate(value)

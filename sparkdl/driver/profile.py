@@ -1,4 +1,4 @@
-"""What the nodes' processes have done for a while, for tools that draw it.
+"""A profile of the nodes' processes, and its file formats for viewers.
 
 Runs in: driver
 """
@@ -27,7 +27,7 @@ from sparkdl.node.profiles import answer_s
 from sparkdl.version import __version__
 
 MAX_PROFILE_S = 3600.0
-"""Who asks waits for it."""
+"""The caller blocks for so long."""
 _FETCH_S = 5.0
 _TOOLS = ("tensorflow", "torch", "jax")
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -35,14 +35,14 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 @dataclass(frozen=True)
 class Profile:
-    """What the nodes' processes have done for a while. Made by `Cluster.profile`.
+    """A profile of the nodes' processes. Made by `Cluster.profile`.
 
     Attributes:
         seconds: for how long.
         collapsed: by node, a line for each stack: thread and calls, the outermost first, with
             semicolons in between, a space, and the hundredths of a second that it was seen for.
-        folders: by node, what the framework's profiler has written into.
-        missing: by node, why there is nothing of it.
+        folders: by node, the folder that the framework's profiler has written.
+        missing: by node, the reason for a missing profile.
     """
 
     seconds: float
@@ -168,7 +168,7 @@ def _counts(text: str) -> Counter[str]:
 
 
 def _sampled(name: str, counts: Mapping[str, int], frames: dict[str, int]) -> dict[str, Any]:
-    """Return one profile of the file; `frames` numbers what is in several."""
+    """Return one profile of the file; `frames` numbers the frames of all profiles."""
     ordered = sorted(counts.items(), key=_main_first)  # so that stacks stand beside their likes
     samples = [
         [frames.setdefault(f, len(frames)) for f in stack.split(";")] for stack, _ in ordered

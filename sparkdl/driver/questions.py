@@ -1,4 +1,4 @@
-"""What the driver asks the nodes: their last lines, stacks and profiles.
+"""The driver's questions to the nodes: their last lines, stacks and profiles.
 
 Runs in: driver
 """
@@ -21,7 +21,7 @@ from sparkdl.driver.view import View
 
 T = TypeVar("T")
 Question = Callable[[int], ToAgent]
-"""Makes the message, given the number that its answers bring back."""
+"""Makes the message from the number that its answers will carry."""
 
 
 class Questions:
@@ -32,7 +32,7 @@ class Questions:
         changed: held while the `view` changes, and while answers come.
         soon: has a function called on the loop; false once that is closed.
         send: takes an agent's id and a message, there.
-        written: returns the last lines of a node that are in a file; for agents that are lost.
+        written: returns a node's last lines from its log file; used when its agent is lost.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class Questions:
         self._last = LastAttempts()
 
     def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
-        """Return the last lines of a node's child; what was kept of it if the node is gone."""
+        """Return the last lines of a node's child; the stored ones if the node is gone."""
         return joined(self._attempts(node_id, lines, deadline)[-1:], lines)
 
     def fetch_logs(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
-        """Return the same, and before it what is kept of the node's children before this one."""
+        """Return the same, after the stored lines of the node's earlier children."""
         return joined(self._attempts(node_id, lines, deadline), lines)
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
-        """Return by node name what its child is doing, or why that is not known."""
+        """Return by node name the stacks of its child, or why they are unknown."""
         return self._ask_all(FetchStacks, lambda problem: problem, deadline)
 
     def fetch_profiles(self, asked: FetchProfile, deadline: Deadline) -> dict[str, Profiled]:
-        """Return by node name what its child has done for a while, or why that is not known."""
+        """Return by node name the profile of its child, or why there is none."""
         return self._ask_all(
             lambda number: msgspec.structs.replace(asked, request=number),
             lambda problem: Profiled(0, problem=problem),
@@ -92,7 +92,7 @@ class Questions:
             generation = generation_of(before_stop(self._view.state)) or 0
         if kept and kept[-1].generation >= generation:
             return kept
-        # It is lost, and what it has not sent as well; its file has the lines of all its children.
+        # The agent is lost with its unsent lines. The file has those of all the node's children.
         names = [node.name for node in self._nodes if node.node_id == node_id]
         written = self._written(names[0], lines) if names else ()
         return [Attempt(generation, written)] if written else kept
@@ -100,7 +100,7 @@ class Questions:
     def _ask_all(
         self, question: Question, unknown: Callable[[str], T], deadline: Deadline
     ) -> dict[str, T]:
-        """Ask all nodes; of those that do not answer return what `unknown` makes of the reason."""
+        """Ask all nodes; for a silent node return the result of `unknown` for the reason."""
         answers = self._ask([node.node_id for node in self._nodes], question, deadline)
         silent = "its agent did not answer: it is lost or stopped, or cannot be reached"
         with self._changed:
@@ -110,7 +110,7 @@ class Questions:
         return {node.name: answers.get(node.node_id, nothing) for node in self._nodes}
 
     def _ask(self, node_ids: Iterable[int], question: Question, deadline: Deadline) -> Any:
-        """Ask the agents of some nodes; return by node id what came in time."""
+        """Ask the agents of some nodes; return the answers in time, by node id."""
         number, answers = next(self._numbers), dict[str, Any]()
         with self._changed:
             agents = agents_of(self._view.state)

@@ -1,10 +1,10 @@
-"""A socket at which other terminals of this user and machine ask what a cluster does.
+"""A socket at which other processes of this user and machine query a cluster.
 
 Runs in: driver
 
-`sparkdl runs`, `stacks` and `top` ask there (`driver/runs.py`). It is a Unix socket in a folder
-that nobody else may enter: the kernel says who may connect, no secret is written to a disk, and of
-a driver that has died nothing answers.
+`sparkdl runs`, `stacks` and `top` ask there (`driver/runs.py`). It is a Unix socket in a folder of
+mode 0700. So the kernel checks access, no secret is written to a disk, and connecting to a dead
+driver's socket fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 SUFFIX = ".sock"
 PRESENT, STACKS = b"present\n", b"stacks\n"
-"""What may be asked. The answers are JSON: see `Controller.events.present`, and texts by node."""
+"""The questions. The answers are JSON: `Controller.events.present`, and texts by node."""
 STACKS_S = 5.0
 _ASK_S = 5.0
 _BACKLOG = 16
@@ -38,20 +38,20 @@ _BACKLOG = 16
 def folder_of_user() -> Path:
     """Return the folder of this user's sockets.
 
-    Not one in $XDG_RUNTIME_DIR, which goes when the user logs out, nor below $HOME, which hosts may
-    share: a socket there would seem dead to all of them but one.
+    Why not $XDG_RUNTIME_DIR? It is deleted when the user logs out. Why not $HOME? Hosts may share
+    it, and a socket there would seem dead on all hosts except one.
     """
     return Path(tempfile.gettempdir(), f".sparkdl-{os.getuid()}")
 
 
 def is_own(folder: Path) -> bool:
-    """Whether a folder is this user's alone, so that what is in it can be trusted."""
+    """Whether only this user can write to a folder, so that its sockets can be trusted."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o77
 
 
 def answer_runs(controller: Controller) -> None:
-    """Answer what is asked about a cluster, until it has ended; without a socket, nothing is."""
+    """Answer queries about a cluster until it has ended; if a socket cannot be made, log it."""
     path = folder_of_user() / f"{controller.spec.cluster_id}{SUFFIX}"
     name, is_over = f"sparkdl-runs-{controller.spec.cluster_id}", threading.Event()
     with ExitStack() as begun:
@@ -62,7 +62,8 @@ def answer_runs(controller: Controller) -> None:
             thread.start()
             begun.pop_all()  # the thread closes it
         except (OSError, RuntimeError) as error:  # RuntimeError: no further thread
-            _log.info("Cluster %s is not in `sparkdl runs`: %s", controller.spec.cluster_id, error)
+            cluster = controller.spec.cluster_id
+            _log.info("Cluster %s: `sparkdl runs` cannot list it: %s", cluster, error)
             return
 
     def close(_: Ended) -> None:

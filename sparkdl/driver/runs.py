@@ -45,10 +45,10 @@ class Found:
         return self.path.name.removesuffix(SUFFIX)
 
     def present(self) -> list[AnyEvent]:
-        """Return the events that say all that it is and does now.
+        """Return events that describe the cluster as it is now.
 
         Raises:
-            RunEndedError: if it does nothing any more.
+            RunEndedError: if it has ended.
             SilentDriverError: if its driver does not answer.
         """
         return msgspec.json.decode(self._ask(PRESENT, _ANSWER_S), type=list[AnyEvent])
@@ -67,7 +67,7 @@ class Found:
                 with sock.makefile("rb") as stream:
                     answer = stream.read()
             except (ConnectionRefusedError, FileNotFoundError):
-                with suppress(OSError):  # its driver was killed: nobody else removes it
+                with suppress(OSError):  # its driver was killed and could not remove it
                     self.path.unlink()
                 answer = b""
             except OSError as error:
@@ -81,7 +81,7 @@ class Found:
 
 
 def found() -> list[Found]:
-    """Return the sockets that there are, of clusters that may have ended."""
+    """Return the existing sockets; their clusters may have ended."""
     folder = folder_of_user()
     with suppress(FileNotFoundError):
         if is_own(folder):
@@ -90,7 +90,7 @@ def found() -> list[Found]:
 
 
 def chosen(cluster: str | None) -> Found:
-    """Return the cluster of this id, or of an id that begins so; without one, the only one.
+    """Return the cluster whose id is or begins with `cluster`; without an id, the only one.
 
     Raises:
         ConfigError: if there is none, or several.
@@ -112,7 +112,7 @@ def chosen(cluster: str | None) -> Found:
 
 
 def nothing() -> str:
-    """Return what is to be said where no cluster runs."""
+    """Return the message for a machine on which no cluster runs."""
     return (
         f"no cluster is running whose driver is on this machine ({socket.gethostname()}) and of "
         f"user {getpass.getuser()}. Ask where the driver runs, as its user"
@@ -138,7 +138,7 @@ def runs_table() -> list[str]:
 
 
 def nodes_table(history: History) -> list[str]:
-    """Return what the nodes of a cluster do, a line each, below headings."""
+    """Return a line for each node of a cluster, below headings."""
     head = f"Cluster {history.launched.cluster}: {history.changed.status} ({_program(history)}"
     return [f"{head}, {_duration(history.elapsed_s)})", "", *_aligned(table(history))]
 

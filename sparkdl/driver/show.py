@@ -67,8 +67,8 @@ def is_submitted() -> bool:
     """Whether spark-submit runs this program, in client mode.
 
     The program's parent is then the JVM of spark-submit, which copies both streams of the program
-    to its own standard output. The environment does not tell: over Spark Connect it names no
-    gateway, and in YARN's cluster mode it names one.
+    to its own standard output. The environment is no help: over Spark Connect it names no gateway,
+    and in YARN's cluster mode it names one.
     """
     with suppress(psutil.Error):
         parent = psutil.Process().parent()
@@ -164,9 +164,9 @@ def as_html(history: History, tensorboard_url: str | None = None) -> str:
 
 
 def table(history: History) -> list[list[str]]:
-    """Return of each node its place, its process, what it does, how far it is, below headings.
+    """Return a row for each node below headings: its place, process, state and progress.
 
-    Columns of what no node has are left out.
+    Empty columns are left out.
     """
     feeds = history.samples.last.feeds if history.samples.last else {}
     rows = [row for row in history.rows() if row.rank >= 0] or history.rows()
@@ -209,7 +209,7 @@ def _shown(rows: list[NodeRow], feeds: Mapping[str, FeedColumns]) -> list[NodeRo
 
 
 def _counts(rows: list[NodeRow]) -> str:
-    """Return how many nodes do what, if not all are shown."""
+    """Return the number of nodes in each state, if not all nodes are shown."""
     if len(rows) <= _MAX_LINES:
         return ""
     states = Counter(row.state for row in rows)

@@ -1,4 +1,4 @@
-"""Who is called with a cluster's events: see Events in docs/design.md.
+"""Publishing a cluster's events to subscribers: see Events in docs/design.md.
 
 Runs in: driver
 """
@@ -33,20 +33,20 @@ _log = logging.getLogger(__name__)
 
 _PERIOD_S = 1.0
 _NODES_PER_S = 2000
-"""Of more nodes, samples are taken and written more seldom."""
+"""With more nodes, samples are taken and written less often."""
 _MAX_EVENTS = 100_000
-"""That wait while nothing can be written; the oldest are dropped."""
+"""Waiting while nothing can be written; the oldest are dropped."""
 _STATE_EVENTS = {Launched, StateChanged, Checkpoint, Sampled}
 Subscriber = Callable[[Any], None]
 
 
 def period_s(num_nodes: int) -> float:
-    """Return how often that is sampled, and written, which changes all the time."""
+    """Return the period of samples, and of writing them."""
     return max(_PERIOD_S, num_nodes / _NODES_PER_S)
 
 
 class ClusterEvents:
-    """The events of one cluster, by its view and by what happens; see Events in docs/design.md.
+    """The events of one cluster, and their subscribers; see Events in docs/design.md.
 
     Args:
         changed: held while the view changes.
@@ -74,8 +74,8 @@ class ClusterEvents:
     def subscribe(self, subscriber: Subscriber, *kinds: type[Event]) -> None:
         """Have `subscriber` called with all events of some kinds, the present ones first.
 
-        It is called on the loop, so it must be quick; with `Ended` by the thread that closes the
-        cluster, for which it may wait for a limited time. What it raises is logged.
+        It is called on the loop, so it must be quick. With `Ended` it is called by the thread that
+        closes the cluster, and may block for a limited time. Its errors are logged.
         """
         with self._changed:
             for event in self.present() if _STATE_EVENTS & {*kinds} else ():
@@ -93,7 +93,7 @@ class ClusterEvents:
                 self._loop.call_soon_threadsafe(self._sample_later)
 
     def present(self) -> list[AnyEvent]:
-        """Return events that say all that the cluster is and does now, for who knows nothing."""
+        """Return events that describe the cluster as it is now, for a new subscriber."""
         with self._changed:
             now_s = self.now_s()
             news = Seen(self._spec.cluster_id).news(self._view.state, now_s)
@@ -110,7 +110,7 @@ class ClusterEvents:
             self._publish(kind(self._spec.cluster_id, self.now_s(), *about))
 
     def publish_state(self) -> None:
-        """Publish what is new in the state of the view."""
+        """Publish the changes in the state of the view."""
         self.publish(Stepped)
         for event in self._seen.news(self._view.state, self.now_s()):
             self._publish(event)
@@ -118,7 +118,7 @@ class ClusterEvents:
                 self._publish_sample()
 
     def end(self) -> None:
-        """Publish the last event; who subscribes later is called with it alone."""
+        """Publish the last event; later subscribers get only this one."""
         self._ended = Ended(self._spec.cluster_id, self.now_s())
         by_kind, self._by_kind = self._by_kind, {}
         for subscriber in by_kind.get(Ended, ()):
@@ -143,23 +143,23 @@ class ClusterEvents:
 
 
 def notify(subscriber: Subscriber, event: Event) -> None:
-    """Call a subscriber; the cluster needs none of them."""
+    """Call a subscriber; log its errors, since the cluster needs none of them."""
     try:
         subscriber(event)
     except Exception:  # noqa: BLE001 (user code among them; it must not end the controller)
         name = getattr(subscriber, "__qualname__", repr(subscriber))
-        _log.exception("%s failed on %s; the cluster goes on", name, type(event).__name__)
+        _log.exception("%s failed on %s; the cluster continues", name, type(event).__name__)
 
 
 class Batches(threading.Thread):
-    """A subscriber that takes events now and then, all that have come meanwhile, in a thread.
+    """A subscriber with a thread that periodically handles all new events.
 
     Args:
-        what: it makes, in words for the log.
+        what: its product, in words for the log.
     """
 
     end_s: ClassVar[float] = 1.0
-    """How long the cluster's end may wait for the last ones to be taken."""
+    """How long the cluster's end may wait for the last events to be handled."""
 
     def __init__(self, what: str, name: str, wait_s: float) -> None:
         super().__init__(name=name, daemon=True)
@@ -174,7 +174,7 @@ class Batches(threading.Thread):
             self.close()
 
     def close(self) -> None:
-        """Have all that waits be taken, for a limited time, and end the thread."""
+        """Handle the waiting events, for a limited time, and end the thread."""
         self._ends.set()
         if self.is_alive():
             self.join(self.end_s)
@@ -187,14 +187,14 @@ class Batches(threading.Thread):
                 has_ended = self._ends.wait(self._wait_s)
                 self._take([self._events.popleft() for _ in range(len(self._events))], has_ended)
         except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
-            _log.exception("%s ends here, and the cluster goes on", self._what)
+            _log.exception("%s has stopped after an error; the cluster continues", self._what)
         finally:
             self._events = deque(maxlen=0)
             self._finish()
 
     def _take(self, events: Sequence[Event], is_last: bool) -> None:
-        """Take the events that have come since the last time, in their order."""
+        """Handle the events since the last call, in order."""
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """Let go of what is open: nothing more will be taken."""
+        """Close files and other resources: no more events follow."""

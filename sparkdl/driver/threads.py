@@ -90,7 +90,7 @@ class Outcome(Future[T]):
         return self._changed.wait_for(lambda: self._is_there, Deadline.after(timeout_s))
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the job's end; return what it returned, or raise what it raised."""
+        """Wait for the job's end; return its result, or raise its error."""
         return super().result(None if self.wait(timeout) else 0.0)
 
 

@@ -1,11 +1,11 @@
-"""One trace of a whole cluster, for Perfetto: what its nodes do when, by the driver's clock.
+"""One trace of a whole cluster for Perfetto, by the driver's clock.
 
 Runs in: driver
 
-What the driver knows (states, failures, checkpoints, how far the launch of each node is) is of use
-when a node was killed; what children tell (steps, waits, collectives) comes with their control
-connections, twice a second at most. A thread writes: nothing waits for it, and if the disk is full
-the trace ends there.
+The driver's own events (states, failures, checkpoints, launch phases of each node) remain when a
+node was killed. The children's spans (steps, waits, collectives) come over the control connections,
+at most twice a second. A thread writes: nothing waits for it, and if the disk is full the trace
+ends there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sparkdl.version import __version__
 _log = logging.getLogger(__name__)
 
 _MAX_SPANS = 200_000
-"""That wait while nothing can be written; what comes then is dropped."""
+"""Waiting while nothing can be written; further ones are dropped."""
 _MAX_CHARS = 2000
 _Args = dict[str, Any]
 _PHASES, _STATE = "phases", "state"
@@ -92,7 +92,7 @@ class Timeline(Batches):
         atexit.register(self.close)
 
     def put(self, event: Event) -> None:
-        """Take an event; of spans only so many, while nothing can be written."""
+        """Queue an event; drop spans when too many wait for the disk."""
         if isinstance(event, Spanned):
             traced = event.traced
             if self._waiting + len(traced.spans) > _MAX_SPANS:
@@ -102,7 +102,7 @@ class Timeline(Batches):
         super().put(event)
 
     def close(self) -> None:
-        """Write what is left, for ten seconds at most; the program may end then."""
+        """Write the remaining events, for ten seconds at most, since the program may be ending."""
         atexit.unregister(self.close)
         super().close()
         if self.is_alive():
@@ -164,7 +164,7 @@ class Tracks:
             yield from self._begin(pid, _PHASES, "start agent", "launch", 0, {})
 
     def add(self, event: Event) -> Iterator[TraceEvent]:
-        """Yield what an event of the cluster means."""
+        """Yield the trace events for an event of the cluster."""
         at_us = round(event.time_s * 1e6) - self._zero_us
         match event:
             case Checkpoint(url=url, step=step):
@@ -197,7 +197,7 @@ class Tracks:
             yield from self._begin(own, _PHASES, "prepare", "launch", at_us, at)
 
     def _move(self, event: NodeMoved, pid: int, at_us: int) -> Iterator[TraceEvent]:
-        """Yield what an agent's message, or its leaving, means for the phases of its node."""
+        """Yield the changes of a node's phase after its agent's message or end."""
         about: _Args = {"generation": event.generation}
         match event.phase:
             case "joined":
@@ -236,12 +236,12 @@ class Tracks:
             yield from self._at(pid, _PHASES, text, "dropped", at_us)
 
     def open_events(self, now_us: int) -> Iterator[TraceEvent]:
-        """Yield the spans that have not ended, as far as they are now."""
+        """Yield the open spans up to now."""
         for (pid, track), begun in self._open.items():
             yield self._complete(pid, track, begun, now_us - self._zero_us)
 
     def about(self) -> dict[str, Any]:
-        """Return what is to be known of the whole trace."""
+        """Return metadata of the whole trace."""
         return {
             "cluster": self._spec.cluster_id,
             "sparkdl": __version__,
@@ -253,7 +253,7 @@ class Tracks:
     def _begin(
         self, pid: int, track: str, name: str, category: str, at_us: int, args: _Args
     ) -> Iterator[TraceEvent]:
-        """End what is open and begin something else; of the same, add what is known of it."""
+        """End the open span and begin a new one; if it has the same name, add to its arguments."""
         before = self._open.get((pid, track))
         if before and before.name == name and _generations(before.args, args) < 2:
             self._open[pid, track] = replaced(before, args=before.args | args)

@@ -1,4 +1,4 @@
-"""What a controller knows of its cluster, and the events that say so.
+"""The controller's view of its cluster, and the events that describe its changes.
 
 Runs in: driver
 """
@@ -36,9 +36,9 @@ class Call:
 
     Attributes:
         before: the counts by node id when it began.
-        rows: how many there are to read, 0 while that is not known.
+        rows: the number of rows to read, 0 while unknown.
         received: rows by node id before the Spark job that runs now; `None` while none does.
-        is_delivered: all rows have come to the nodes, which read them.
+        is_delivered: all rows have reached the nodes.
     """
 
     before: Mapping[int, FeedCount]
@@ -47,7 +47,7 @@ class Call:
     is_delivered: bool = False
 
     def stage(self, counts: Mapping[int, FeedCount]) -> str:
-        """Return how far the feeding is, to nodes that have these counts; see `FeedColumns`."""
+        """Return the stage of the feeding, given the nodes' counts; see `FeedColumns`."""
         before = self.received
         if before is not None and all(
             count.rows_received <= before.get(node_id, 0) for node_id, count in counts.items()
@@ -58,29 +58,29 @@ class Call:
 
 @dataclass
 class View:
-    """What the controller knows; other threads read it while they hold its condition."""
+    """The controller's knowledge of the cluster; read it while holding its condition."""
 
     state: states.State
     feeds: dict[tuple[int, str], FeedCount] = field(default_factory=dict)
     spooled: deque[tuple[int, Spooled]] = field(default_factory=deque)
-    """Rows that feeders have brought to agents, by node id, which the feeds have not seen yet."""
+    """New reports of rows in agents' spools, by node id, that the feeds have not handled yet."""
     progress: int = 0
-    """Counts every feed message with news, so that a wait can tell progress from silence."""
+    """Counts feed messages with news, so that a wait can distinguish progress from silence."""
     tensorboard: BoardStarted | None = None
     joined: set[tuple[int, int]] = field(default_factory=set)
     """Node and process id of each agent that has ever joined."""
     pids: dict[int, int] = field(default_factory=dict)
     """Of the nodes' children, by node id."""
     activity: dict[int, NodeActive] = field(default_factory=dict)
-    """What the nodes have done beside their feeds, by node id."""
+    """The nodes' activity outside of feeds, by node id."""
     load: dict[int, NodeLoad] = field(default_factory=dict)
-    """What the nodes take of their machines, by node id; empty unless somebody looks."""
+    """The nodes' use of CPU, memory and GPU, by node id; empty without an observer of it."""
     waits: Waits = field(default_factory=Waits)
-    """What the nodes have waited for in the last minute."""
+    """The nodes' waits in the last minute."""
     calls: dict[str, Call] = field(default_factory=dict)
     """The calls that are being fed, by feed."""
     have_feeds_ended: bool = False
-    """It was announced to the nodes that no more rows will come."""
+    """Whether the end of all feeds has been announced to the nodes."""
 
 
 def launched(spec: ClusterSpec, begun_s: float) -> Launched:
@@ -103,7 +103,7 @@ class Seen:
     is_over: bool = False
 
     def news(self, state: states.State, now_s: float) -> Iterator[Changed | Checkpoint]:
-        """Yield what is new in a state: all of it, if it is the first."""
+        """Yield the changes in a state: all of it, if it is the first."""
         name, before = type(state).__name__.lower(), states.before_stop(state)
         generation = states.generation_of(state)
         generation = self.generation if generation is None else generation
@@ -147,11 +147,11 @@ def _places(world: World | None) -> tuple[Place, ...]:
 
 
 def sampled(spec: ClusterSpec, now_s: float, view: View) -> Sampled:
-    """Return how far the nodes are; while the view is held."""
+    """Return a sample of the nodes' progress; the caller holds the view."""
     node_ids = range(len(spec.nodes))
     generation = states.generation_of(view.state)
     reported = [view.activity.get(node_id) or _NOTHING for node_id in node_ids]
-    # What a node reported before a restart says nothing of where it is now.
+    # A report from before a restart does not describe the node's progress now.
     active = [each if generation in (None, each.generation) else _NOTHING for each in reported]
     names = sorted({name for each in active for name in each.metrics})
     feeds = sorted({feed for _, feed in view.feeds})
@@ -218,7 +218,7 @@ def _used(count: FeedCount) -> int:
 
 
 def node_state(view: View, node_id: int) -> str:
-    """Return what a node does, in a word or two.
+    """Return a node's state, in a word or two.
 
     It is `starting` while it has no agent, `gathering` until all nodes have one, and `preparing`
     while its child imports and connects to the others.

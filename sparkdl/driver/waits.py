@@ -1,11 +1,11 @@
-"""Who waits for whom: for rows, for the other nodes, and for which node the others wait. Pure.
+"""The nodes' waits: for rows, for the other nodes, and for which node the others wait. Pure.
 
 Runs in: driver
 
-Children report for how many seconds they have waited so far (`node/waits.py`). Here these become
-shares of the last minute, the only ones that there are: tables, pages, records and the log show
-them. In a synchronous training a step lasts equally long on all nodes; the straggler is the one
-that does not wait while the others do.
+Children report how many seconds they have waited so far (`node/waits.py`). This module alone turns
+them into shares of the last minute, for tables, pages, records and the log. In a synchronous
+training a step lasts equally long on all nodes; the straggler is the one that does not wait while
+the others do.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from sparkdl.driver.lifecycle.state import Running, State
 
 SLICE_S = 10.0
 SLICES = 6
-"""Whole ones: the last minute. A node is awaited by what it does in most of them, so that neither a
-checkpoint nor the end of an epoch makes it a straggler."""
+"""Full slices: the last minute. A node counts as awaited if it is in most of them, so that a
+checkpoint or the end of an epoch does not make it a straggler."""
 AWAITED = 0.3
-"""A node is awaited if the others wait for nodes by more than this share of the time longer."""
+"""A node is awaited if the others' share of time spent waiting for nodes is higher by this."""
 WAITED = ("watched_s", "rows_s", "others_s")
-"""What children report, see `NodeActive`."""
+"""The counters in children's reports, see `NodeActive`."""
 _MAX_MOMENTS = 150
 _MOMENT_S = 2.0
 """Nodes report once a second: a moment has more than one report."""
 _TOLD = 0.1
-"""A share that is worth a word."""
+"""Smaller shares are not mentioned."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Shares:
 
     Attributes:
         rows: for rows.
-        others: for other nodes; NaN if that is not known.
-        lag: how much longer the others waited for nodes, if they wait for this one; or else 0.
+        others: for other nodes; NaN if unknown.
+        lag: how much longer the others waited for nodes, if they wait for this one; otherwise 0.
     """
 
     rows: float
@@ -52,14 +52,14 @@ class Shares:
 
 
 def in_words(waits: Mapping[str, float]) -> str:
-    """Return what a node waits for, by shares named as in `Shares`; empty if it hardly does."""
+    """Describe a node's waits, by shares named as in `Shares`; empty if it hardly waits."""
     told = [("rows", waits.get("rows", 0.0)), ("nodes", waits.get("others", 0.0))]
     said = [f"{what} {share:.0%}" for what, share in told if share >= _TOLD]
     return ", ".join([*said, *(["awaited by the others"] if waits.get("lag") else [])])
 
 
 class Waited:
-    """How long each node had waited by when, over the whole run.
+    """The total wait of each node over the whole run, by time.
 
     Attributes:
         period_s: between two moments. It doubles, and every other moment goes, in long runs.
@@ -71,7 +71,7 @@ class Waited:
         self._totals: list[np.ndarray[Any, Any]] = []
 
     def add(self, time_s: float, seconds: Mapping[str, list[float]]) -> None:
-        """Take in how long nodes have waited so far, if that is a moment later than the last."""
+        """Record the nodes' total waits, if a period has passed since the last record."""
         is_due = not self._times_s or time_s - self._times_s[-1] > 0.9 * self.period_s
         if not seconds or not is_due:
             return
@@ -82,7 +82,7 @@ class Waited:
             self.period_s *= 2
 
     def shares(self, start_s: float, end_s: float) -> np.ndarray[Any, Any]:
-        """Return what shares of each period nodes waited for rows, and for others.
+        """Return the shares of each period that nodes waited for rows, and for others.
 
         Returns:
             An array of (2, nodes, periods); NaN where that is not known. One of no periods where
@@ -102,7 +102,7 @@ class Waited:
 
 
 class Waits:
-    """What the nodes of one generation have waited for in the last minute."""
+    """The waits of one generation's nodes in the last minute."""
 
     def __init__(self) -> None:
         self._generation = -1
@@ -112,7 +112,7 @@ class Waits:
         """Seconds that were watched, waited for rows, and for others, by node id and number."""
 
     def note(self, node_id: int, active: NodeActive, now_s: float) -> None:
-        """Take in what a node has reported."""
+        """Record a node's report."""
         if active.generation < self._generation:
             return
         if active.generation > self._generation:
@@ -130,7 +130,7 @@ class Waits:
             del slices[old]
 
     def shares(self, node_ids: Collection[int]) -> dict[int, Shares]:
-        """Return what these nodes have waited for, of those that have reported lately."""
+        """Return the waits of these nodes that have reported in the last minute."""
         found = {}
         lags = self.lags(node_ids)
         for node_id in node_ids:
@@ -174,7 +174,7 @@ def _seconds(active: NodeActive) -> np.ndarray[Any, Any]:
 
 
 def in_step(state: State) -> list[int]:
-    """Return the nodes that train together now: those in `map_fun` that finish the job."""
+    """Return the nodes that train together now: in `map_fun`, with a role that finishes the job."""
     if not isinstance(state, Running):
         return []
     return [

@@ -16,15 +16,15 @@ from sparkdl.core.errors import ConfigError
 
 VARIABLE = "SPARKDL_KEEP_WARM_S"
 NOTEBOOK_S = 120.0
-"""Between two cells a person thinks."""
+"""A person thinks between two cells."""
 TUNING_S = 60.0
-"""Between two fits of a search others are evaluated."""
+"""A search evaluates models between two fits."""
 _TUNERS = ("pyspark.ml.tuning", "sparkdl.ml.tuning")
 
 
 @cache
 def warm_key() -> str:
-    """Return by what agents of this process find their zygotes; nobody else knows it."""
+    """Return the secret key by which agents of this driver find their zygotes."""
     return new_token()
 
 

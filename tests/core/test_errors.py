@@ -115,7 +115,7 @@ def test_failures_of_the_same_moment_keep_the_order_in_which_they_were_told() ->
 def test_message_tells_the_first_failure_whole_and_the_others_in_a_line_each() -> None:
     assert str(NodeFailedError([LOST, LATER, EARLY])) == (
         f"{EARLY.describe()}\n"
-        "What followed:\n"
+        "Failures that followed:\n"
         "  then chief:0 (rank 0, pid 8) on b ended with exit code 3.\n"
         "  then ps:0 (rank 2, pid 9) on c was lost: its connection closed"
     )

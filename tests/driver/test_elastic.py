@@ -181,7 +181,7 @@ def test_world_goes_on_with_fewer_nodes_and_grows_at_a_checkpoint() -> None:
     play.say(play.offered("a", 1), play.offered("c", 1))
     actions = play.expire()
     assert sent(actions, msg.Begin) == ["a", "c"]
-    assert "without worker:1" in said(actions)
+    assert "(missing: worker:1)" in said(actions)
     assert isinstance(play.state, states.Running)
     assert play.names == ["worker:0", "worker:2"]
     assert [member.index for member in play.state.world.members] == [0, 1]
@@ -242,7 +242,7 @@ def test_stop_during_a_restart_ends_it() -> None:
     play.expire()
     play.say(states.StopAsked(1.0, 1.0), *(play.left(i) for i in "abc"))
     assert isinstance(play.state, states.Stopped)
-    assert "stopped before all had begun anew" in str(states.failure_of(play.state))
+    assert "stopped before all nodes had restarted" in str(states.failure_of(play.state))
 
 
 # Nodes that are not trainers. Node 0, "a", is the evaluator.
@@ -268,7 +268,7 @@ def test_evaluator_that_was_left_takes_part_again_when_all_begin_again() -> None
 def test_evaluator_that_fails_is_left_behind(happens: str, max_restarts: int) -> None:
     play = Play(3, EVALUATED, max_restarts=max_restarts)
     actions = play.say(getattr(play, happens)("a"))
-    assert said(actions).startswith("The training goes on without evaluator:0: evaluator:0 (rank")
+    assert said(actions).startswith("the training goes on without evaluator:0: evaluator:0 (rank")
     assert len(actions) == 1
     assert isinstance(play.state, states.Running)
     assert play.state.left == {0}

@@ -127,7 +127,7 @@ def test_a_full_disk_warns_once_and_lines_are_kept_again_when_there_is_room(
     kept = (tmp_path / "worker-0.log").read_text().splitlines()
     assert kept == ["", "sparkdl: up to 3 lines are missing here", "d"]
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert f"cannot be kept in {tmp_path}: [Errno 27] File too large" in warning.getMessage()
+    assert f"cannot be written to {tmp_path}: [Errno 27] File too large" in warning.getMessage()
 
 
 def test_a_full_disk_harms_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -146,7 +146,7 @@ def test_a_full_disk_harms_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert cluster.results(SOON_S) == ["well"]
         cluster.shutdown()
         assert cluster.logs(0) == ["x" * 100]
-    assert "They are not harmed" in caplog.text
+    assert "The training is not affected" in caplog.text
 
 
 def test_a_slow_disk_keeps_nobody_waiting_and_the_file_tells_what_is_missing(

@@ -119,7 +119,7 @@ def test_shutdown_during_a_restart_ends_it_and_tells_why_there_was_one(no_room: 
         assert cluster._controller.wait_for(_is_gathering, Deadline.after(SOON_S))
         assert cluster.world.size == 2
         cluster.shutdown(timeout_s=0.1)
-    assert caught.value.note == "the cluster was stopped before all had begun anew"
+    assert caught.value.note == "the cluster was stopped before all nodes had restarted"
     assert not processes()
 
 

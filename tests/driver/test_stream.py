@@ -69,7 +69,7 @@ def test_subscriber_that_fails_is_named_and_harms_nobody(caplog: pytest.LogCaptu
     events.publish(Stepped)
     events.publish(Stepped)
     assert len(heard) == 2
-    assert caplog.text.count("fail failed on Stepped; the cluster goes on") == 2
+    assert caplog.text.count("fail failed on Stepped; the cluster continues") == 2
     assert "ValueError: no" in caplog.text
 
 
@@ -96,5 +96,5 @@ def test_batches_that_cannot_be_taken_end_with_a_log_line_and_keep_no_events(
     kept.join(SOON_S)
     kept.put(Stepped("c", 1.0))
     assert kept.is_finished
-    assert "The test's list ends here, and the cluster goes on" in caplog.text
+    assert "The test's list has stopped after an error; the cluster continues" in caplog.text
     assert not kept._events

@@ -35,7 +35,7 @@ _JOIN_S = 5.0
 
 
 def why_unreached(spark: SparkSession, address: ServerAddress, tasks: int) -> str:
-    """Return why executors cannot connect to this client; empty if those asked can."""
+    """Return why executors cannot connect to this client; empty if all tested ones can."""
     frame = spark.range(tasks, numPartitions=tasks)
     rows = frame.mapInArrow(partial(_reach, address.host, address.port), "problem string").collect()
     return next((row.problem for row in rows), "")
@@ -75,7 +75,7 @@ class ClientRelay:
                 f"executors cannot connect to this client at {self._address.host}:"
                 f"{self._address.port} ({self._why}), and the Spark Connect server runs no relay: "
                 f"{problem}. Set SPARKDL_DRIVER_HOST to an address of this machine that executors "
-                "reach, and SPARKDL_DRIVER_PORT to a port that is open to them"
+                "reach, and SPARKDL_DRIVER_PORT to a port open to them"
             )
         where = ServerAddress(
             str(spark.conf.get("spark.driver.host")).strip("[]"),
@@ -89,8 +89,9 @@ class ClientRelay:
         )
         self._thread.start()
         _log.warning(
-            "Executors cannot connect to this client at %s:%d (%s): their messages take a relay at "
-            "%s:%d, beside the Spark Connect server",
+            "Executors cannot connect to this client at %s:%d (%s): messages go through a relay at "
+            "%s:%d, beside the Spark Connect server. To avoid it, set SPARKDL_DRIVER_HOST and "
+            "SPARKDL_DRIVER_PORT to an address that executors reach",
             *(*target, self._why, where.host, where.port),
         )
         return where

@@ -1,10 +1,10 @@
-"""Spark's own progress bar, kept away from what sparkdl, the nodes and the user print.
+"""Keeping Spark's own progress bar out of the output of sparkdl, the nodes and the user.
 
 Runs in: driver
 
 Spark's bar is on in shells and in programs that plain Python starts. It is drawn without a line's
-end, wherever the error stream goes, and stays while any job is active. That of the nodes is active
-as long as the cluster: whatever is printed meanwhile would stand in what is left of the bar.
+end, wherever the error stream goes, and stays while any job is active. The nodes' job is active as
+long as the cluster, so all output would be mixed with remains of the bar.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ConsoleBar:
                 self.hide()
 
     def is_unwanted(self) -> bool:
-        """Whether the bar would tell of sparkdl's own jobs alone, or stand in nodes' lines."""
+        """Whether the bar would show sparkdl's own jobs alone, or disturb nodes' lines."""
         if self._is_printing:
             return True
         try:
@@ -63,7 +63,7 @@ class ConsoleBar:
                 job: self._ours[job] if job in self._ours else is_ours(self._context, job)
                 for job in active
             }
-        except Exception:  # noqa: BLE001 (Spark is gone, or the job is: the next look tells)
+        except Exception:  # noqa: BLE001 (Spark or the job is gone: the next look finds out)
             return False
         return all(self._ours.values())
 

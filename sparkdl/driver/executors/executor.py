@@ -1,4 +1,4 @@
-"""The interface of executors: what the driver needs from where nodes and feeders run.
+"""The interface of executors: the places where nodes and feeders run.
 
 Runs in: driver
 """
@@ -30,22 +30,22 @@ class Launch:
     spec: ClusterSpec
     payload: bytes = field(repr=False)
     explain: Callable[[BaseException], SparkdlError | None] = lambda error: None
-    """Returns the failure of the nodes that is behind a failed job of inference, if one is."""
+    """Returns the nodes' failure that caused an inference job to fail, if there is one."""
     is_lost: Callable[[NodeSpec, int], bool] = lambda node, pid: True
     """Whether the agent of a node, by its process id, was connected and is not any more."""
     tls: Tls | None = None
-    """What the cluster's servers show; `None` without TLS."""
+    """The certificates of the cluster's servers; `None` without TLS."""
     warm_key: str = field(default="", repr=False)
-    """By which agents are found that an earlier launch has kept."""
+    """The key by which idle zygotes of an earlier launch are found."""
     unfed: Callable[[], str] = lambda: ""
-    """Returns the feeds for which all nodes wait and that were never fed; empty if one does not."""
+    """Returns the never-fed feeds that all nodes wait for; empty if a node does not wait."""
     on_draining: Callable[[frozenset[str]], object] = lambda executors: None
     """Is called with the ids of executors that Spark decommissions."""
 
 
 @contextmanager
 def explained(explain: Callable[[BaseException], SparkdlError | None]) -> Iterator[None]:
-    """Raise the failure of the nodes that is behind an error, if one is."""
+    """Raise the nodes' failure in place of the error that it caused."""
     try:
         yield
     except Exception as error:
@@ -58,7 +58,7 @@ def explained(explain: Callable[[BaseException], SparkdlError | None]) -> Iterat
 class Executor(Protocol):
     """Starts nodes and runs feeders. Methods may be called from any thread.
 
-    What has a body here is what an executor without Spark does.
+    The methods with a body are right for an executor without Spark.
     """
 
     def driver_host(self) -> str:
@@ -96,8 +96,8 @@ class Executor(Protocol):
         """Start all nodes and return.
 
         Args:
-            on_broken: is called once no more nodes will come.
-            on_counted: is called when there are more or fewer slots than before.
+            on_broken: called once no more nodes will come.
+            on_counted: called when the number of slots has changed.
         """
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
@@ -108,10 +108,10 @@ class Executor(Protocol):
         return
 
     def leave_host(self, host: str, is_there: bool) -> None:
-        """Have no more tasks started on a host that is given up; returns soon.
+        """Have no more tasks started on a lost host; return soon.
 
         Args:
-            is_there: it is cut off from other hosts alone, so Spark could start more on it.
+            is_there: the driver still reaches it, so Spark could start more tasks there.
         """
         return
 
@@ -157,4 +157,4 @@ class Executor(Protocol):
         return
 
     def close(self, deadline: Deadline) -> None:
-        """End what is left of the nodes' own jobs or processes; may be called again, by another."""
+        """End the remaining jobs or processes of the nodes; other threads may call it again."""

@@ -77,7 +77,7 @@ class LocalExecutor(Executor):
     ) -> None:
         """Start one agent per node; a thread each waits for its end. There are no slots to count.
 
-        Of a cluster on Spark it starts those that run on the driver's machine.
+        For a cluster on Spark it starts the nodes on the driver's machine.
         """
         spec, self._explain, self._is_lost = launch.spec, launch.explain, launch.is_lost
         nodes = spec.nodes[: spec.driver_nodes or None]
@@ -95,7 +95,7 @@ class LocalExecutor(Executor):
         return node.node_id in self._agents
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
-        """Start agents for those of these nodes whose agents have ended, in a thread.
+        """Start new agents for these nodes where the old ones have ended, in a thread.
 
         If one has lost its connection and is about to end, or is stopped and has to be killed,
         `on_broken` is called when it has ended; one that is about to join is left alone. Before
@@ -186,7 +186,7 @@ class LocalExecutor(Executor):
                 self._feeds.remove(feed)
 
     def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
-        """Refuse: there are no DataFrames here."""
+        """Raise: there are no DataFrames here."""
         raise ConfigError(f"a {type(data).__name__} is no DataFrame of Spark")
 
     def infer(
@@ -216,14 +216,14 @@ class LocalExecutor(Executor):
                         feeder.cancel()
 
     def close(self, deadline: Deadline) -> None:
-        """Close the agents' pipes, which ends them, and kill those that stay."""
+        """Close the agents' pipes, which ends them, and kill the remaining agents."""
         with self._lock:
             self._closed.set()
         for agent in self._agents.values():
             _let_go(agent)
         for agent in self._agents.values():
             if not self._over[agent].wait(deadline.wait_s):
-                _log.warning("Agent process %d did not end in time; killing it", agent.pid)
+                _log.warning("Agent process %d did not end in time and is killed", agent.pid)
                 agent.kill()
                 agent.wait(_KILL_WAIT_S)
         for thread in self._threads:
@@ -255,7 +255,7 @@ class LocalExecutor(Executor):
 
 
 def _let_go(agent: AgentProcess) -> None:
-    """Close the pipe that keeps an agent."""
+    """Close the pipe whose end ends an agent."""
     if agent.stdin and not agent.stdin.closed:
         agent.stdin.close()
 
@@ -263,7 +263,7 @@ def _let_go(agent: AgentProcess) -> None:
 def _with_gpus(
     spec: ClusterSpec, nodes: Sequence[NodeSpec]
 ) -> Iterator[tuple[NodeSpec, tuple[str, ...] | None]]:
-    """Yield the nodes, and what they get of the GPUs of the Spark task that this may run in."""
+    """Yield the nodes with their GPUs, if this runs in a Spark task with GPUs."""
     assigned = assigned_gpus()
     takers = [node for node in nodes if spec.gpus_of(node) != 0]
     shares = dict(zip(takers, split_gpus(assigned or (), len(takers)), strict=True))
@@ -274,7 +274,7 @@ def _with_gpus(
 def _until(
     cancelled: threading.Event, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what there is; what was cancelled must not be taken for a partition's end."""
+    """Yield the batches; raise if cancelled, since a return would mean the partition's end."""
     for batch in batches:
         if cancelled.is_set():
             raise FeederError("it was cancelled")

@@ -1,4 +1,4 @@
-"""A DataFrame that is a scan of Parquet files as a source that nodes read, past Spark.
+"""Turning a DataFrame that only scans Parquet files into a source that nodes read themselves.
 
 Runs in: driver
 """
@@ -34,13 +34,13 @@ from sparkdl.feed.parquet.source import ParquetSource
 _log = logging.getLogger(__name__)
 _DATASOURCES = "org.apache.spark.sql.execution.datasources"
 _LISTING = f"{_DATASOURCES}.InMemoryFileIndex"
-"""Others list files anew, or leave out rows of theirs, as Delta's do."""
+"""Other indexes list files again, or skip some of their rows, as Delta's do."""
 _OPTIONS = {
     *("path", "paths", "basepath", "mergeschema", "recursivefilelookup", "pathglobfilter"),
     *("modifiedbefore", "modifiedafter", "compression", "serialization.format"),
     *("ignorecorruptfiles", "ignoremissingfiles"),
 }
-"""Options that have an effect on which files and columns there are, but on no value."""
+"""Options that affect the choice of files and columns, but no value."""
 _REFUSED_SETTINGS = {
     "spark.sql.parquet.int96TimestampConversion": "timestamps of files of Impala are moved",
     "spark.sql.execution.arrow.useLargeVarTypes": "strings have 64-bit offsets",
@@ -62,18 +62,18 @@ _SEPARATOR = "\x1e\x1d\x1e"
 
 
 def scanned_files(data: Any, is_local: bool) -> ParquetSource:
-    """Return the files that a DataFrame's rows come from, to be read by nodes as they are now.
+    """Return the files of a DataFrame's rows, to be read by nodes as they are now.
 
-    Nodes read where the plan that Spark would execute is nothing but a scan of plain Parquet files
-    with columns chosen, renamed, taken out of structs, or cast as `is_same_cast` has it, and with
-    filters whose answer is the same. What Spark gives and what they read is then the same, row by
-    row. The files' footers are looked at, and the columns in filters; no job is started.
+    Nodes can read the files if Spark's plan only scans plain Parquet files. It may choose, rename
+    and cast columns (see `is_same_cast`), take them out of structs, and filter rows if nodes get
+    the same answers. Then nodes read the same rows as Spark, in the same order. This reads the
+    files' footers and the columns in filters; it starts no job.
 
     Args:
         is_local: refuse files that are not local ones.
 
     Raises:
-        ConfigError: if that is not so, or not known; it says why.
+        ConfigError: if nodes cannot, or might read other rows; it says why.
     """
     if not hasattr(data, "mapInArrow"):
         raise ConfigError(f"a {type(data).__name__} is no DataFrame")
@@ -92,7 +92,7 @@ def scanned_files(data: Any, is_local: bool) -> ParquetSource:
 
 def _scan(data: DataFrame, is_local: bool) -> Scan:
     check_shape(data._jdf.queryExecution().analyzed())
-    # Made anew by the alias: a plan that the DataFrame has does not know what was cached since.
+    # The alias forces a new plan: the DataFrame's own ignores data cached since it was made.
     plan = data.alias("fed")._jdf.queryExecution().optimizedPlan()
     found = find_scan(data, plan, range(len(data.columns)), is_local)
     _check_for_nodes(data, found)
@@ -139,7 +139,7 @@ def _check_for_nodes(frame: DataFrame, found: PlannedScan) -> None:
 
 
 def _folder(found: PlannedScan, name: str) -> tuple[int, DataType]:
-    """Return the number of a partition column among those of the folders, and its type."""
+    """Return a partition column's number and type."""
     place = found.partitions.index(name)
     kind = _spark_type(found.relation.partitionSchema().apply(place))
     if not isinstance(kind, _FOLDERS):
@@ -215,5 +215,5 @@ def _spark_type(attribute: Any) -> DataType:
 
 
 def _arrow_type(kind: DataType, zone: str) -> pa.DataType:
-    """Return the type as which Spark hands a column to Python."""
+    """Return the Arrow type with which Spark passes a column to Python."""
     return arrow_schema(StructType([StructField("x", kind)]), zone).field(0).type

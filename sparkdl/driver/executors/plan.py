@@ -1,12 +1,12 @@
-"""What Spark's plan of a DataFrame says of where its columns come from.
+"""Finding the origin of a DataFrame's columns in Spark's plan.
 
 Runs in: driver
 
-A plan is followed from its columns down to the files, through what leaves rows as they are there:
+A plan is followed from its columns down to the files, through nodes that keep rows unchanged:
 
     Project [x AS z, cast(y as float)]    Filter (z > 3)    LogicalRelation [x, y] parquet
 
-Scoring and feeding ask; reasons why not come as `ConfigError`, to be put into a sentence.
+Scoring and feeding use it. A `ConfigError` has the reason against it, for use in a sentence.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from sparkdl.driver.slots.advice import is_true
 
 _PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
 _TRANSPARENT = ("Project", "Filter", "SubqueryAlias")
-"""Plan nodes that leave rows in the files' order, so that each file is read once, forwards."""
+"""Plan nodes that keep rows in the files' order, so each file is read once, forwards."""
 _VANISHING = (*_TRANSPARENT, "View", "ResolvedHint")
-"""What an optimized plan may be without."""
+"""Plan nodes that the optimizer may remove."""
 _TOLERANT = ("ignoreCorruptFiles", "ignoreMissingFiles")
 _FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
 _DEFAULT, _HIDDEN = "EXISTS_DEFAULT", "__metadata_col"
-"""In a column's metadata: what it is in files that lack it; that it is about rows, not of them."""
+"""Keys in a column's metadata: its value in files that lack it; a mark of metadata columns."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a column of a DataFrame comes from.
+    """The origin of a column of a DataFrame.
 
     Attributes:
         name: in the DataFrame.
-        number: Spark's id of the attribute that it is, or is made of.
-        fields: of a struct: which of its fields it is, outermost first.
+        number: Spark's id of the attribute behind it.
+        fields: the path of struct fields to it, outermost first.
         cast: Spark's type (a Java object) to which it is cast, if it is.
         refuses_nulls: Spark raises an error for a null in it.
     """
@@ -61,14 +61,14 @@ class PlannedFilter:
 
     Attributes:
         condition: Spark's expression, a Java object.
-        lower: the projections below it, the uppermost first: Spark's expressions by their ids.
+        lower: the projections below it, uppermost first: Spark's expressions by id.
     """
 
     condition: Any
     lower: tuple[Mapping[int, Any], ...]
 
     def origin(self, expression: Any) -> Origin:
-        """Return where what a part of the condition is about comes from.
+        """Return the origin of the column in a part of the condition.
 
         Raises:
             ConfigError: if it is computed.
@@ -88,7 +88,7 @@ class PlannedScan:
         attributes: its columns by their ids.
         origins: where the wanted columns come from.
         partitions: the columns whose values are in the names of folders.
-        filters: those that the rows pass.
+        filters: the filters that rows must pass.
     """
 
     relation: Any
@@ -98,7 +98,7 @@ class PlannedScan:
     filters: tuple[PlannedFilter, ...]
 
     def stored_as(self, origin: Origin) -> str:
-        """Return what a column, or the struct that it is in, is called in the files.
+        """Return the name in the files of a column, or of the struct around it.
 
         Raises:
             ConfigError: if files do not hold it.
@@ -149,7 +149,7 @@ def find_scan(frame: DataFrame, plan: Any, places: Sequence[int], is_local: bool
 
 
 def check_shape(plan: Any) -> None:
-    """Check that a plan that has not been optimized might be such a scan: that takes no time.
+    """Check cheaply that a plan before optimization might be such a scan.
 
     Raises:
         ConfigError: if it cannot become one.
@@ -161,14 +161,14 @@ def check_shape(plan: Any) -> None:
 
 
 def below(origin: Origin, column: Any) -> Origin:
-    """Follow a column through one projection, to what it is made of.
+    """Follow a column through one projection.
 
     Raises:
         ConfigError: if it is computed.
     """
     fields, cast, refuses_nulls = origin.fields, origin.cast, origin.refuses_nulls
     while (kind := kind_of(column)) != "AttributeReference":
-        # What is outside has been seen first: a field of what is cast or checked is not followed.
+        # Outer expressions come first: a field of a cast or checked struct is not followed.
         if kind == "GetStructField":
             fields = (str(column.child().dataType().apply(column.ordinal()).name()), *fields)
         elif kind == "Cast" and not fields and cast is None:
@@ -183,7 +183,7 @@ def below(origin: Origin, column: Any) -> Origin:
 
 
 def _checked(coalesce: Any) -> Any | None:
-    """Return `x` of coalesce(x, raise_error(…)), in which only the values of `x` come through."""
+    """Return `x` of coalesce(x, raise_error(…)), which returns only values of `x`."""
     parts = items(coalesce.children())
     error = parts[-1]
     while kind_of(error) == "Cast":
@@ -227,7 +227,7 @@ def kind_of(java: Any) -> str:
 
 
 def items(sequence: Any) -> list[Any]:
-    """Return what is in a sequence of Scala's."""
+    """Return the elements of a Scala sequence."""
     return [sequence.apply(number) for number in range(sequence.size())]
 
 

@@ -1,9 +1,9 @@
-"""The filters of a plan as conditions that nodes evaluate: those of which the answer is the same.
+"""Translating a plan's filters into conditions that nodes evaluate with the same answers.
 
 Runs in: driver
 
-What has to be the same is said in `feed/parquet/conditions.py`. Conditions of folders' names alone
-choose files; others are evaluated where rows are read.
+`feed/parquet/conditions.py` defines "the same". Conditions on folders' names alone choose files;
+others are evaluated where rows are read.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _COMPARISONS = {
     "GreaterThan": ("gt", "lt"),
     "GreaterThanOrEqual": ("ge", "le"),
 }
-"""By Spark's name: what it is with a column on the left, and on the right."""
+"""By Spark's name: the comparison with the column on the left, and on the right."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which rows of a scan are wanted.
+    """The filters of a scan.
 
     Attributes:
-        rows: what rows fulfil, by what is in the files; `None` for all.
-        folders: what files fulfil, by the values of partition columns.
+        rows: the condition for rows, on values in the files; `None` for all rows.
+        folders: the conditions for files, on values of partition columns.
     """
 
     rows: Condition | None
@@ -70,7 +70,7 @@ class Wanted:
 
 
 def wanted_rows(found: PlannedScan) -> Wanted:
-    """Return which rows the filters of a plan let pass.
+    """Return the filters of a plan as conditions.
 
     Raises:
         ConfigError: if nodes might answer otherwise than Spark.
@@ -96,17 +96,17 @@ def _conjuncts(condition: Any) -> list[Any]:
 
 @dataclass
 class _Reading:
-    """One condition that is being read, and whether columns in it are those of folders."""
+    """Translates one condition, and notes whether its columns are of files or of folders."""
 
     found: PlannedScan
     filter: PlannedFilter
     is_of_folders: set[bool] = field(default_factory=set)
 
     def condition(self, said: Any) -> Condition:
-        """Return what an expression of Spark's says.
+        """Return an expression of Spark's as a condition.
 
         Raises:
-            ConfigError: if it is none of those that are known.
+            ConfigError: if the expression is of an unknown kind.
         """
         kind = kind_of(said)
         if kind in ("And", "Or"):
@@ -175,7 +175,7 @@ def _not(condition: Condition) -> Condition:
 
 
 def _value(literal: Any, column: Any) -> bool | int | str:
-    """Return a literal that is not null, of the type of the column that it is compared with."""
+    """Return a literal's value; it must be of its column's type, and not null."""
     kind = str(literal.dataType().simpleString())
     is_same = kind == str(column.dataType().simpleString()) and kind in _KINDS
     if kind_of(literal) != "Literal" or not is_same or literal.value() is None:

@@ -1,4 +1,4 @@
-"""A relay on a Spark Connect server's host: executors reach a client to which they have no route.
+"""A relay on a Spark Connect server's host, for executors without a route to the client.
 
 Runs in: driver. Its other end: a Python process of the server, pickled by value, without sparkdl
 
@@ -28,7 +28,7 @@ _HEAD = ">Ii"
 """A connection's number and how many bytes follow; 0 closes it, `_OPEN` opens it."""
 _OPEN = -1
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_USER_TIMEOUT": 20_000}
-"""Seconds, and milliseconds; the relay alone notices that an executor's host does not answer."""
+"""Seconds, and milliseconds. Only the relay can notice a silent host of an executor."""
 _END = "end"
 _BEAT = struct.pack(_HEAD, 0, 0)
 
@@ -38,8 +38,8 @@ class Tunnel:
 
     Args:
         conf: the session's settings.
-        out, into: begin the names of the settings that this end writes and reads.
-        target: what this end connects to; `None` where connections come to it.
+        out, into: prefixes of the settings that this end writes and reads. target: the address that
+        this end connects to; `None` at the end that accepts connections.
     """
 
     def __init__(self, conf: Any, out: str, into: str, target: tuple[str, int] | None) -> None:

@@ -1,4 +1,4 @@
-"""RDDs of results, whose actions raise what a node failed with.
+"""RDDs of results, whose actions raise the nodes' failures.
 
 Runs in: driver. Spark Connect has no RDDs, and pyspark-client not their classes.
 """
@@ -26,7 +26,7 @@ Explain = Callable[[BaseException], SparkdlError | None]
 
 
 class ResultRdd(PipelinedRDD[Any, Any]):
-    """An RDD of results, and what is made of it without a shuffle.
+    """An RDD of results, or one derived from it without a shuffle.
 
     Actions of a DataFrame, and those behind a shuffle, raise Spark's own error, with the words of
     the task that failed.
@@ -41,7 +41,7 @@ class ResultRdd(PipelinedRDD[Any, Any]):
 
     @classmethod
     def of(cls, results: RDD[Any], explain: Explain, group: str) -> ResultRdd:
-        """Return these results as such an RDD.
+        """Wrap an RDD of results.
 
         Args:
             group: of the jobs that compute them.

@@ -1,4 +1,4 @@
-"""A DataFrame with columns of results: which columns there are, and of what types.
+"""A DataFrame with columns of results: their names and types.
 
 Runs in: driver
 """
@@ -22,7 +22,7 @@ from sparkdl.spark_versions import arrow_schema_of, parsed_type
 Keep = bool | Sequence[str]
 
 ONLY = "prediction"
-"""What a single column of results is called if nothing else is said."""
+"""The default name of a single column of results."""
 _NEEDS_SCHEMA = (
     "a DataFrame of results needs schema=, which declares their columns. Write "
     "schema='prediction double' if map_fun answers a row with a number, schema='prediction "
@@ -110,7 +110,7 @@ def plain_row(result: Any) -> Any:
 
 
 def one_column(result: Any) -> Any:
-    """Return a result as a row of one column, if it is none."""
+    """Return a result as a row of one column, if it is not a row already."""
     return plain_row(result if isinstance(result, tuple | dict) else (result,))
 
 

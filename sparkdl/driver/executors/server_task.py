@@ -1,4 +1,4 @@
-"""What the Python process of a Spark Connect server runs for a query: it hands micro-batches over.
+"""Handing a query's micro-batches over from a Spark Connect server to its client.
 
 Runs in: anywhere. It is a Python process of the server, where `foreachBatch` calls its function.
 The class is pickled by value and needs nothing but Python: the host need not have sparkdl.
@@ -19,15 +19,14 @@ SILENT_S = 60.0
 class HandOver:
     """Shows each micro-batch to the client as a view, and waits until the nodes have it.
 
-    Client and server write settings of the session that they share: it is the one way between them
-    that is open wherever a client works. The micro-batch is of a copy of that session, since Spark
-    4.3, so its view is one of all sessions.
+    Client and server communicate by settings of their common session, the only channel that every
+    client has. The micro-batch is of a copy of that session, since Spark 4.3, so its view is one of
+    all sessions.
 
     Args:
         spark: the client's session, which is pickled by its name.
-        name: of the views, and of the settings: `name.ready` is the last micro-batch that is there,
-            `name.said` the last that the nodes have, or `stop`, and a number that changes each
-            second.
+        name: prefix of the views and settings: `name.ready` is the latest micro-batch, `name.said`
+            the last one that the nodes have, or `stop`, and a number that changes each second.
     """
 
     def __init__(self, spark: Any, name: str) -> None:
@@ -38,7 +37,7 @@ class HandOver:
         """Return once the nodes have the rows.
 
         Raises:
-            RuntimeError: if they are not to have them: Spark does not commit the micro-batch then.
+            RuntimeError: if the nodes take no more; Spark then does not commit the micro-batch.
             TimeoutError: if the client is gone.
         """
         conf = self.spark.conf

@@ -1,4 +1,4 @@
-"""Spark sessions, classic ones and those of Spark Connect, and what they answer alike.
+"""A common interface to classic Spark sessions and those of Spark Connect.
 
 Runs in: driver. It loads with `pyspark-client`, which has neither py4j nor RDDs.
 """
@@ -38,7 +38,7 @@ def is_running(spark: SparkSession | SparkContext) -> bool:
 
 
 def active_session() -> SparkSession | None:
-    """Return this thread's session, or else the program's; Spark Connect tells them apart."""
+    """Return this thread's session, or else the program's; they may differ over Spark Connect."""
     try:
         return SparkSession.active()
     except PySparkException:
@@ -47,7 +47,7 @@ def active_session() -> SparkSession | None:
 
 
 def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
-    """Return the session that is meant; the active one by `None`.
+    """Return the session of `spark`; the active one for `None`.
 
     Raises:
         ConfigError: if there is none, it has been stopped, or it is Spark 3.5's over Connect.
@@ -106,10 +106,10 @@ def inheriting_thread(
 
 
 def driver_host(session: SparkSession) -> str:
-    """Return what Spark's executors call this machine; Spark has IPv6 in brackets.
+    """Return the address under which executors reach this machine, IPv6 without brackets.
 
-    A client of Spark Connect is a machine of its own, perhaps: the one that has
-    `spark.driver.host`, or else the address that it has towards the server.
+    A Spark Connect client may run on another machine than the server. If `spark.driver.host` is not
+    an address of this machine, return the client's address towards the server.
     """
     host = str(session.conf.get("spark.driver.host")).strip("[]")
     if context_of(session) is not None:
@@ -144,7 +144,7 @@ def default_fs(session: SparkSession) -> str:
 def qualified(session: SparkSession, path: str) -> str:
     """Return the URL that a Spark Connect server makes of a path.
 
-    It has no call for that, but names the URL of a file that is missing.
+    Spark Connect has no call for this, but its error for a missing file names the URL.
     """
     try:
         _ = session.read.text(f"{path.rstrip('/')}/{_NOWHERE}").schema
@@ -156,7 +156,7 @@ def qualified(session: SparkSession, path: str) -> str:
 
 @contextmanager
 def by_value(module: Any) -> Iterator[None]:
-    """Have a module travel with what is pickled, so that executors need not have it."""
+    """Pickle a module by value, so that executors need not have it."""
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     try:
         yield

@@ -90,7 +90,7 @@ class SparkExecutor(Executor):
 
     Args:
         profile: resources of a node's task; `None` for the session's defaults.
-        count: returns what the slots mean for the nodes; `None` where that does not matter.
+        count: counts the slots for the nodes; `None` if their number does not matter.
         turn: the cluster's place in the queue for slots, where there is a queue.
     """
 
@@ -121,7 +121,7 @@ class SparkExecutor(Executor):
         self._relay: ClientRelay | None = None
 
     def driver_host(self) -> str:
-        """Return what Spark's own executors call this machine."""
+        """Return the address under which executors reach this machine."""
         return driver_host(self._spark)
 
     def reached_at(self, address: ServerAddress, spec: ClusterSpec) -> ServerAddress:
@@ -198,13 +198,13 @@ class SparkExecutor(Executor):
             self._wanted.put(there)
 
     def forget_task(self, node: NodeSpec) -> None:
-        """Note that the task of this node has ended in order, so that Spark does not repeat it."""
+        """Note that this node's task has ended in order: Spark will not repeat it."""
         with self._lock:
             for nodes in self._jobs.values():
                 nodes.discard(node)
 
     def leave_host(self, host: str, is_there: bool) -> None:
-        """Ask Spark in a thread; over Spark Connect there is nobody to ask."""
+        """Exclude the host in a thread; Spark Connect has no interface for it."""
         sc = self._context
         if sc is None:
             return
@@ -221,7 +221,7 @@ class SparkExecutor(Executor):
     def _next_wanted(
         self, slots: SlotWatch | None, drains: draining.DrainWatch | None
     ) -> Sequence[NodeSpec]:
-        """Wait for nodes that are to be started again; return none at the end."""
+        """Wait for nodes to start again; return none at the end."""
         look_s = draining.LOOK_S if drains else LOOK_S if slots else None
         while True:
             try:
@@ -397,7 +397,7 @@ class SparkExecutor(Executor):
             job.join(until.wait_s)
         if any(job.is_alive() for job in jobs):
             level = logging.DEBUG if self._has_left_host else logging.WARNING
-            _log.log(level, "The job of the nodes did not end in time; cancelling it")
+            _log.log(level, "The job of the nodes did not end in time and is cancelled")
             cancel_jobs(self._spark, self._nodes_tag)
             for job in jobs:
                 job.join(_JOIN_S)
@@ -432,7 +432,7 @@ def place(
     placing = choose_placing(spec, topology, slots)
     placement: Placement = "attached" if placing.is_attached else "detached"
     _log.info(
-        "Placement of %s: %s (%s)",
+        "Cluster %s: placement is %s: %s",
         spec.cluster_id,
         placement,
         placing.why,

@@ -24,7 +24,7 @@ _INTERRUPTED = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling z:java.lang.Thread.sleep: "
     "java.lang.InterruptedException"
 )
-"""By these words Spark knows a stop in order from a failure: `StreamExecution.PROXY_ERROR`.
+"""By this text Spark distinguishes a stop from a failure: `StreamExecution.PROXY_ERROR`.
 
 It looks for them by an expression that overflows the stack on the long trace of the real error.
 """
@@ -41,9 +41,10 @@ else:
 
 
 class FeedQuery(Query):
-    """Spark's `StreamingQuery`, which knows the cluster that it feeds.
+    """Spark's `StreamingQuery`, linked to the cluster that it feeds.
 
-    Where a node has failed, that is what is raised. `stop()` also ends the nodes' iteration.
+    It raises the failure of a node in place of Spark's error. `stop()` also ends the nodes'
+    iteration.
     """
 
     _stream: StreamFeed
@@ -51,8 +52,8 @@ class FeedQuery(Query):
     def stop(self) -> None:
         """Stop the query; returns when it has ended.
 
-        A micro-batch that is being fed is cut short and not committed. The nodes read what they
-        have; then their iteration is over.
+        A micro-batch that is being fed is cut short and not committed. The nodes read the rows that
+        they have; then their iteration is over.
         """
         self._stream.stop()
 
@@ -70,7 +71,7 @@ class FeedQuery(Query):
         self._waited(super().processAllAvailable)
 
     def exception(self) -> Exception | None:  # type: ignore[override]
-        """Return why the query failed: the nodes' failure, or what Spark says; or `None`."""
+        """Return why the query failed: the nodes' failure, or else Spark's error; or `None`."""
         return self._stream.failure() or super().exception()
 
     def _waited(self, wait: Callable[[], bool | None]) -> bool | None:
@@ -97,7 +98,7 @@ class ClassicQuery(FeedQuery, StreamingQuery):
 
 
 class _Batches:
-    """What `foreachBatch` calls, in the query's own thread of the JVM."""
+    """The function of `foreachBatch`, called in the query's own thread of the JVM."""
 
     def __init__(self, stream: StreamFeed) -> None:
         self._stream = stream
@@ -117,7 +118,7 @@ class _Batches:
 
 
 def _await_stop(query: StreamingQuery, data: DataFrame) -> None:
-    """Wait in the query's thread until `stop` interrupts it. What returned would be committed."""
+    """Wait in the query's thread until `stop` interrupts it: a return would commit the batch."""
     from py4j.protocol import Py4JJavaError
 
     jvm: Any = data.sparkSession._jvm

@@ -1,4 +1,4 @@
-"""The calls of all feeds: what was fed as which epochs, and which rows no checkpoint covers.
+"""The history of all feeds' calls: their epochs, and the rows that no checkpoint covers.
 
 Runs in: driver. Pure; all of it runs on the controller's loop.
 
@@ -8,8 +8,8 @@ Runs in: driver. Pure; all of it runs on the controller's loop.
 
     ▓ a checkpoint covers it    ▒ used since    ░ to be fed
 
-What is ▒ when a new generation begins is fed to it again, before what is ░ and in the same order.
-An epoch that is covered as a whole is not fed at all; of others only the rows that are not covered.
+When a new generation begins, the rows ▒ are fed to it again, before the rows ░ and in the same
+order. A fully covered epoch is skipped; of a partly covered one only the other rows are fed.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.feed.transfer.messages import WHAT_TO_DO, other_data
 
 READERS = ("auto", "spark", "nodes")
-"""Who reads the Parquet files that a DataFrame is a scan of."""
+"""Choices for reading a DataFrame that only scans Parquet files."""
 SHUFFLES = (None, "global")
-"""Whether each epoch deals all rows anew over all nodes."""
+"""Choices for redistributing all rows over all nodes in each epoch."""
 NONE_USED: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class FeedRequest:
-    """What the user has asked to feed.
+    """The user's request to feed data.
 
     Attributes:
-        to: the role whose nodes are fed, `None` for those that train.
+        to: the role whose nodes are fed, `None` for the nodes that train.
         is_micro_batch: of a stream, which brings it once.
-        shape: what is known of the data before they have been read.
+        shape: the known part of the data's shape, before the data is read.
         reader: one of `READERS`; `auto` means the nodes where they are sure to read the same rows.
-        frame: the DataFrame whose files `data` are, if Spark may read it instead.
+        frame: the DataFrame behind the files `data`, if Spark may read it instead.
         shuffle: one of `SHUFFLES`.
     """
 
@@ -83,15 +83,14 @@ class Call:
         run: names its Spark jobs, together with generation and epoch.
         whole: epochs before this one are covered as a whole.
         covered: rows of others that are covered.
-        fed_in: the generation that has had all rows that are to be fed.
+        fed_in: the last generation that has received all its rows.
         has_ended_early: the nodes wanted no more.
         has_begun: some generation has been fed rows of it.
-        jobs: what brought the rows of each epoch last.
+        jobs: the name of the last job that brought each epoch's rows.
         is_broken: feeding it failed; it is not tried again.
-        batches: how many batches each node has used that a checkpoint covers, by its name.
+        batches: the number of covered batches that each node has used, by its name.
         batches_before: those of earlier generations.
-        began_at: how many of the feed's batches each node had used when this generation began the
-            call.
+        began_at: each node's count of the feed's batches when this generation began the call.
     """
 
     number: int
@@ -156,7 +155,7 @@ class Call:
 
 
 def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
-    """Return what an earlier run and this one know of the data of a call.
+    """Merge what an earlier run and this one know about the data of a call.
 
     Raises:
         ConfigError: if they cannot be the same data.
@@ -180,7 +179,7 @@ def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
 
 
 class CallHistory:
-    """The calls of one feed, oldest first, without those that a checkpoint covers.
+    """The calls of one feed, oldest first, except covered ones.
 
     Args:
         keeps: calls are kept until a checkpoint covers them; else until they have been fed.
@@ -201,7 +200,7 @@ class CallHistory:
         self._next_epoch = 0
 
     def restore(self, coverage: FeedCoverage) -> None:
-        """Start from what a checkpoint of an earlier run covers; before the first call."""
+        """Start from an earlier run's checkpoint; call it before the first `add`."""
         self._restored = coverage
 
     def add(self, request: FeedRequest) -> Call:
@@ -231,10 +230,10 @@ class CallHistory:
         return call
 
     def begin(self, generation: int) -> list[Call]:
-        """Begin a generation if it is new: what no checkpoint covers is to be fed again.
+        """Begin a generation if it is new. It will be fed the rows without a checkpoint.
 
         Returns:
-            The micro-batches that no checkpoint covers and that cannot be fed again.
+            The micro-batches without a checkpoint, which cannot be fed again.
         """
         if generation <= self._generation:
             return []
@@ -249,7 +248,7 @@ class CallHistory:
         return lost
 
     def next(self, up_to: Call | None = None) -> Call | None:
-        """Return the first call of which this generation has to be fed rows; none after `up_to`."""
+        """Return the first call with rows for this generation; look no further than `up_to`."""
         for call in self._calls.values():
             if call.fed_in < self._generation and not call.is_broken and call.left():
                 return call
@@ -271,11 +270,11 @@ class CallHistory:
         return first
 
     def measured(self, call: Call, partitions: int, rows: Mapping[int, int]) -> None:
-        """Note what a pass over the data has shown: its partitions, and rows of some of them."""
+        """Note the partitions after a pass over the data, and the rows of some of them."""
         call.shape = CallShape(partitions, {**call.shape.rows, **rows})
 
     def fed(self, call: Call, has_ended_early: bool) -> None:
-        """Note that this generation has all rows of `call`, or that its nodes want no more."""
+        """Note that this generation has all rows of `call`, or wants no more."""
         call.fed_in, call.has_ended_early = self._generation, has_ended_early
         self._forget()
 
@@ -287,10 +286,11 @@ class CallHistory:
     def coverage(
         self, generation: int, parts: Iterable[EpochRows], used: Mapping[str, int] = NONE_USED
     ) -> FeedCoverage:
-        """Return what a checkpoint covers, with what the last one does.
+        """Return the coverage of a checkpoint, including that of the last one.
 
         Args:
-            generation: whose epochs `parts` name: of each node the rows that it has used.
+            generation: the generation of the epochs in `parts`, which are the rows that each node
+                has used.
             used: how many batches each node has used in `generation`, by its name.
         """
         batches = self._batches(used if generation == self._generation else {})
@@ -321,7 +321,7 @@ class CallHistory:
         return FeedCoverage(first, rows_by_call, shapes, by_call)
 
     def _batches(self, used: Mapping[str, int]) -> dict[int, dict[str, int]]:
-        """Share out what nodes have used: a call has what was used before the next one began."""
+        """Divide the nodes' batches among the calls, by the counts at which the calls began."""
         up_to, found = dict(used), {}
         for call in reversed(self._calls.values()):
             since = {n: max(0, up_to[n] - call.began_at[n]) for n in up_to if n in call.began_at}
@@ -330,7 +330,7 @@ class CallHistory:
         return found
 
     def covered_to(self, generation: int) -> int:
-        """Return the first epoch of a generation that the last checkpoint leaves rows of."""
+        """Return the first epoch of a generation that the last checkpoint does not fully cover."""
         if generation != self._generation:
             return 0
         for epoch, (number, own) in sorted(self._owners.items()):
@@ -339,7 +339,7 @@ class CallHistory:
         return self._next_epoch
 
     def cover(self, coverage: FeedCoverage) -> None:
-        """Note that a checkpoint that covers this is complete."""
+        """Note a complete checkpoint with this coverage."""
         for number, call in self._calls.items():
             if 0 <= number < coverage.calls:
                 call.whole = call.request.epochs
@@ -349,12 +349,12 @@ class CallHistory:
         self._forget()
 
     def _is_passed(self, call: Call, reached: int) -> bool:
-        """Whether nodes are behind a call that has no rows left for them, whatever is covered."""
+        """Whether nodes have passed a call that has no more rows for them, covered or not."""
         own = [epoch for epoch, owner in self._owners.items() if owner[0] == call.number]
         return (call.has_ended_early or call.is_empty) and bool(own) and reached > max(own)
 
     def _forget(self) -> None:
-        """Forget calls, and data, that are not needed any more."""
+        """Drop calls and data that are no longer needed."""
         for number, call in list(self._calls.items()):
             is_over = call.fed_in == self._generation or call.is_broken or not call.left()
             if is_over and (call.request.is_micro_batch or not self._keeps or not call.left()):
@@ -367,7 +367,7 @@ class CallHistory:
 
 
 class CoverageStore:
-    """The histories of all feeds, and what checkpoints cover of them.
+    """The histories of all feeds, and their coverage by checkpoints.
 
     Args:
         keeps: see `CallHistory`.
@@ -386,7 +386,7 @@ class CoverageStore:
         return self._histories[feed]
 
     def restore(self, coverage: Mapping[str, FeedCoverage]) -> None:
-        """Start from what a checkpoint of an earlier run covers."""
+        """Start from an earlier run's checkpoint."""
         self._restored = dict(coverage)
 
     def coverage(
@@ -395,7 +395,7 @@ class CoverageStore:
         parts: Mapping[int, Mapping[str, EpochRows]],
         used: Mapping[str, Mapping[str, int]] = NONE_USED,
     ) -> dict[str, FeedCoverage]:
-        """Return by feed what a checkpoint of these parts covers.
+        """Return the coverage of a checkpoint of these parts, by feed.
 
         A feed that nodes read themselves (`ctx.parquet`) counts as one call, whose epochs have the
         same numbers in all generations.
@@ -420,11 +420,11 @@ class CoverageStore:
         return covered
 
     def covered_to(self, generation: int) -> dict[str, int]:
-        """Return by feed the first epoch of `generation` that is not covered as a whole."""
+        """Return by feed the first epoch of `generation` that is not fully covered."""
         return {feed: history.covered_to(generation) for feed, history in self._histories.items()}
 
     def cover(self, coverage: Mapping[str, FeedCoverage]) -> None:
-        """Note that a checkpoint that covers this is complete."""
+        """Note a complete checkpoint with this coverage."""
         for feed, covered in coverage.items():
             if feed in self._histories:
                 self._histories[feed].cover(covered)

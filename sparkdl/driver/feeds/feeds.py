@@ -7,8 +7,8 @@ A stream feeds one micro-batch after the other, which the nodes read as one iter
     driver   feed(batch) ────── feed(batch) ────── idle ────────── feed(batch) ────── end
     nodes    epoch, continues │ epoch, continues │ wait for more │ epoch, continues │ no rows
 
-At the end of each micro-batch all nodes know how many steps it has for everybody, so that none
-waits in a step for another one while the stream is idle.
+At the end of each micro-batch all nodes know its number of steps, so no node waits within a step
+for another one while the stream is idle.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TRIGGERS = ("processingTime", "once", "availableNow")
 
 
 class Query(Protocol):
-    """What is asked of pyspark's `StreamingQuery`. A query that has ended is not active."""
+    """The part of pyspark's `StreamingQuery` used here. A query that has ended is not active."""
 
     @property
     def isActive(self) -> bool: ...  # noqa: D102, N802
@@ -78,7 +78,7 @@ def trigger_options(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the argument of `DataStreamWriter.trigger`; a string is a processing time.
 
     Raises:
-        ConfigError: for a trigger that has no micro-batches, or that there is not.
+        ConfigError: for an unknown trigger, or one without micro-batches.
     """
     if trigger is None:
         return {}
@@ -87,7 +87,7 @@ def trigger_options(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
     if len(trigger) != 1 or not trigger.keys() <= set(_TRIGGERS):
         raise ConfigError(
             f"trigger={trigger!r}: give a time like '10 seconds', or a dict with one of "
-            f"{', '.join(_TRIGGERS)}; other triggers have no micro-batches, which are what is fed"
+            f"{', '.join(_TRIGGERS)}; others make no micro-batches to feed"
         )
     return dict(trigger)
 
@@ -97,7 +97,7 @@ class StreamFeed:
 
     Attributes:
         name: of the feed.
-        error: what feeding ended with, if it was an error.
+        error: the error that feeding ended with, if any.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class StreamFeed:
             raise
         if self._is_over():
             return False
-        _log.info("Feed %r: a micro-batch of %d rows", self.name, report.rows_fed)
+        _log.info("Feed %r: a micro-batch of %d rows was read", self.name, report.rows_fed)
         return True
 
     def feed_batch(self, data: Any, query_id: str, batch_id: int) -> bool:
@@ -147,7 +147,7 @@ class StreamFeed:
         """
         fed_batches = self._feeds.fed_batches.setdefault(self.name, {})
         if batch_id <= fed_batches.get(query_id, -1):
-            _log.info("Feed %r has had micro-batch %d already", self.name, batch_id)
+            _log.info("Feed %r: skipped micro-batch %d, which was read before", self.name, batch_id)
             return True
         if not self.feed(data):
             return False
@@ -155,7 +155,7 @@ class StreamFeed:
         return True
 
     def is_wanted(self) -> bool:
-        """Whether more is wanted: not stopped, no node has called `terminate()`, some read on."""
+        """Whether more is wanted: not stopped, no `terminate()` by a node, some node reads on."""
         return self._controller.look(self._wants)
 
     def failure(self) -> Exception | None:
@@ -165,7 +165,7 @@ class StreamFeed:
     def watch(
         self, query: Query, thread: Callable[[Callable[[], None], str], threading.Thread]
     ) -> None:
-        """End `query` when no more is wanted, and the stream when the query has ended.
+        """Stop `query` when no more is wanted, and end the stream when the query has ended.
 
         Args:
             thread: makes a thread that may call Spark.
@@ -177,7 +177,7 @@ class StreamFeed:
     def stop(self) -> None:
         """Stop the query, if there is one, and end the stream.
 
-        A micro-batch that is being fed is cut short.
+        A micro-batch in progress is interrupted.
         """
         self._stop_feeding()
         try:
@@ -228,7 +228,7 @@ def _is_active(query: Query) -> bool:
 
 
 class Feeds:
-    """What `Cluster` feeds by; its methods may be called from any thread.
+    """The feeding part of `Cluster`; its methods may be called from any thread.
 
     Args:
         world: returns the nodes as they are now.
@@ -243,7 +243,7 @@ class Feeds:
         self._world = world
         self._streams: dict[str, StreamFeed] = {}
         self.fed_batches: dict[str, dict[str, int]] = {}
-        """The last micro-batch that the nodes had whole, by feed and query."""
+        """The last micro-batch that the nodes have read, by feed and query."""
         self._is_closed = False
         settings = self._spec.settings
         coordinator = controller.reached_at.url if controller.reached_at else ""
@@ -283,7 +283,7 @@ class Feeds:
         Args:
             show: a progress bar; `None` for one on terminals and in notebooks.
         """
-        self.feed_spec(name, request.timeout_s, request.to)  # raises what is wrong
+        self.feed_spec(name, request.timeout_s, request.to)  # checks the arguments
         if request.epochs < 1:
             raise ConfigError(f"epochs={request.epochs} must be at least 1")
         if request.epochs > 1 and isinstance(request.data, Iterator):
@@ -306,20 +306,20 @@ class Feeds:
         return self._call(name, request, show)
 
     def open_stream(self, name: str, timeout_s: float | None, to: str | None) -> StreamFeed:
-        """Return what feeds a stream, see `Cluster.open_stream`."""
+        """Open a stream, see `Cluster.open_stream`."""
         self._check_no_stream(name)
-        self.feed_spec(name, timeout_s, to)  # raises what is wrong
+        self.feed_spec(name, timeout_s, to)  # checks the arguments
         stream = StreamFeed(self, self._open_runner(), name, timeout_s, to)
         self._streams[name] = stream
         return stream
 
     def feed_micro_batch(self, name: str, request: FeedRequest) -> FeedReport:
         """Feed one micro-batch of a stream."""
-        self.feed_spec(name, request.timeout_s, request.to)  # raises what is wrong
+        self.feed_spec(name, request.timeout_s, request.to)  # checks the arguments
         return self._call(name, request, False)
 
     def forget_stream(self, name: str) -> None:
-        """Note that the stream of a feed has ended: it can be fed otherwise."""
+        """Note that a feed's stream has ended: the feed can be used for other calls."""
         self._streams.pop(name, None)
 
     def stop_streams(self, name: str | None = None) -> None:
@@ -329,7 +329,7 @@ class Feeds:
                 try:
                     stream.stop()
                 except Exception:  # noqa: BLE001 (of Spark, which may be gone)
-                    _log.warning("The query of feed %r did not stop", stream.name, exc_info=True)
+                    _log.warning("Stopping the query of feed %r failed", stream.name, exc_info=True)
 
     def end(self, name: str | None = None, timeout_s: float | None = None) -> None:
         """Stop streams, and announce the end of a feed, or of all, see `FeedRunner.end`."""
@@ -338,7 +338,7 @@ class Feeds:
             self._runner.end(name or EVERY, timeout_s)
 
     def raise_problem(self) -> None:
-        """Raise what feeding rows again has ended with, in the background."""
+        """Raise the error of feeding rows again in the background, if there is one."""
         if self._runner is not None:
             self._runner.raise_problem()
 
@@ -350,7 +350,7 @@ class Feeds:
             self._runner.close()
 
     def _open_runner(self) -> FeedRunner:
-        """Return what feeds.
+        """Return the runner of the feeds.
 
         Raises:
             ConfigError: if the cluster is not to be fed.
@@ -397,7 +397,7 @@ class Feeds:
         return begin(call, f"sparkdl-feed-{name}", self._executor.thread).result()
 
     def _with_files(self, name: str, request: FeedRequest) -> FeedRequest:
-        """Return the request with the Parquet files that its data are, if the nodes read them.
+        """Return the request with Parquet files in place of the data, if the nodes read them.
 
         Raises:
             ConfigError: if files cannot be read, see `list_files`, or not by `reader`.
@@ -419,7 +419,7 @@ class Feeds:
         return replace(request, data=files, shape=shape, frame=frame)
 
     def _scanned(self, name: str, request: FeedRequest) -> ParquetSource | None:
-        """Return the files that a DataFrame is a scan of; `None` if Spark is to read it."""
+        """Return the files behind a DataFrame; `None` if Spark must read it."""
         is_asked = request.reader == "nodes"
         if request.reader == "spark" or not (is_asked or hasattr(request.data, "mapInArrow")):
             return None
@@ -433,10 +433,10 @@ class Feeds:
                     "it at 'auto', or give a DataFrame of spark.read.parquet(…), filtered and "
                     "selected at most"
                 ) from None
-            _log.info("Feed %r: the rows cross Spark, because %s", name, error)
+            _log.info("Feed %r is read through Spark: %s", name, error)
             return None
         _log.info(
-            "Feed %r: the nodes read the DataFrame's %d Parquet files themselves, %d rows",
+            "Feed %r is read by the nodes from the DataFrame's %d Parquet files, %d rows",
             *(name, len(found.files), found.num_rows),
         )
         return found
@@ -452,7 +452,7 @@ class Feeds:
         bar.update(rows, now.numbers if now else {}, report is not None)
 
     def _not_fed(self, name: str, to: str | None, view: View) -> str:
-        """Return which nodes wait for what is not fed to them; after a restart it is not known."""
+        """Return which nodes wait for a feed that is not fed to them; empty after a restart."""
         world = getattr(view.state, "world", None)
         if world is None or generation_of(view.state):
             return ""

@@ -1,4 +1,4 @@
-"""What is said of a feed: what became of a call's rows, errors and warnings, what to do. Pure.
+"""Reports of feeds: the use of a call's rows, errors and warnings. Pure.
 
 Runs in: driver
 """
@@ -29,26 +29,26 @@ from sparkdl.driver.lifecycle.state import Running, State, generation_of
 
 @dataclass(frozen=True, repr=False)
 class FeedReport:
-    """What became of the rows of one `feed` call. A row counts once for each epoch.
+    """The use of the rows of one `feed` call. A row counts once for each epoch.
 
     Attributes:
-        epochs: epochs that were fed whole; where the nodes wanted no more before the end, those
-            that were used whole.
-        rows: rows delivered, by node name; after a restart those since.
-        steps: batches that user code was given, by node name, those that the checkpoint covers at
-            which the training went on among them; 0 where it reads row by row.
+        epochs: epochs that were fed completely; if the nodes wanted no more before the end, epochs
+            that were used completely.
+        rows: rows delivered, by node name, since the last restart.
+        steps: batches that user code was given, by node name, including those covered by the
+            checkpoint at which training resumed; 0 if it reads row by row.
         rows_used: rows that user code was given, `rows_covered` among them.
-        rows_padded: rows that it was given again to fill a step, see `tail` of `ctx.batches`. Like
-            `rows_dropped` and `passes` it counts from the last restart on.
-        rows_dropped: rows that it was not given because they did not fill a step.
+        rows_padded: rows given a second time to fill a step, see `tail` of `ctx.batches`. Like
+            `rows_dropped` and `passes` it counts since the last restart.
+        rows_dropped: rows left out because they did not fill a step.
         rows_unused: rows that no node wanted, that a node received and did not read, of epochs that
-            no node read, or that a node carries to an epoch to come. Where no node wants more,
-            those that are left are counted for half a minute at most, and after a `terminate()` not
-            at all; a log says so.
+            no node read, or that a node carries to a later epoch. If no node wants more, the
+            remaining rows are counted for half a minute at most, and after a `terminate()` not at
+            all; a log line says so.
         passes: how many times the data has been read; further epochs came from the nodes' logs.
-        rows_covered: rows that were fed before a restart, or in an earlier run, and that the
-            checkpoint covers at which the training went on.
-        rows_moved: rows that crossed from the node to which a task brought them to another one.
+        rows_covered: rows fed before a restart or in an earlier run, and covered by the checkpoint
+            at which training resumed.
+        rows_moved: rows that one node received from a task and another node was given.
     """
 
     epochs: int = 0
@@ -75,9 +75,9 @@ class FeedReport:
 
 
 def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
-    """Return what became of a call's rows, from what nodes had reported before and report now.
+    """Return the report of a call, from the nodes' counts before and after it.
 
-    With it comes a warning about rows that were not used; empty if there are none.
+    The second value is a warning about unused rows; empty if there are none.
     """
     names = {member.node.node_id: member.node.name for member in run.members}
     before, after = run.before, feed.nodes.counts_of(names)
@@ -93,14 +93,14 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
     for node_id, name in names.items():
         received = since("rows_received", node_id)
         read = since("rows_consumed", node_id) + since("rows_dropped", node_id)
-        # A call also reads what one before it has carried, so that `read` may be more.
+        # A call also reads rows carried over from an earlier one, so `read` may be larger.
         rows[name] = max(received, read if run.is_unwanted else run.expected.get(node_id, read))
         unread[node_id] = max(0, rows[name] - read)
     used = total("rows_consumed") + total("rows_dropped")
     unused = max(run.refused + sum(unread.values()), run.rows - used)
     epochs = call.request.epochs - len(run.left) + min(run.epoch, run.last + 1) - run.first
     is_short = run.is_unwanted and run.rows > 0
-    if is_short:  # of epochs that nodes read from their logs it is not known which they began
+    if is_short:  # epochs read from logs: which ones began is unknown
         epochs = min(epochs, (run.covered + used) // sum(call.shape.rows.values()))
     left_by = feed.nodes.gone(names)
     is_unknown = run.is_unwanted and not run.rows and run.epoch < run.last
@@ -138,7 +138,7 @@ def _short(value: int | Mapping[str, int]) -> str:
 
 
 def no_rows(feed: str) -> ConfigError:
-    """Return the error that says that there is nothing to train on."""
+    """Return the error for data without rows."""
     return ConfigError(
         f"feed {feed!r}: the data have no rows, so there is nothing to train on. Check the filter, "
         "the partition or the path that the data come from (df.count()). Micro-batches of a stream "
@@ -167,7 +167,7 @@ def _why(now: FeedCount, node: str, unread: int, is_stopped: bool, has_left: boo
 
 
 def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
-    """Return which feeds are read but never fed, and which are fed; empty if there are none.
+    """Return which feeds are read but never fed, and which are fed; empty if none is unfed.
 
     Args:
         feeds: by node id and feed, what nodes have reported.
@@ -191,7 +191,7 @@ def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount])
 def not_fed(
     spec: ClusterSpec, fed: str, to: Collection[int], feeds: Mapping[tuple[int, str], FeedCount]
 ) -> str:
-    """Return that nodes wait for what was not fed to them while `fed` is; empty if none does.
+    """Return a warning if nodes wait for rows while the driver feeds `fed` to other nodes; else "".
 
     Args:
         to: the nodes, by id, that are fed.
@@ -211,8 +211,8 @@ def _of_another_role(spec: ClusterSpec, fed: str, to: Collection[int], waiting: 
     names = listed([spec.nodes[node_id].name for node_id in sorted(to)])
     return (
         f"the driver feeds {fed!r} to {names} alone, and {listed(waiting)} reads {fed!r} as well. "
-        "A call feeds one role, the one that to=… names, or else the nodes that train: change "
-        "to=…, or feed each role under a name of its own (cluster.feed_async(…, name=…, to=…))"
+        "A call feeds one role, the one in role=…, or else the nodes that train: change role=…, or "
+        "feed each role under a name of its own (cluster.feed_async(…, feed=…, role=…))"
     )
 
 
@@ -223,13 +223,13 @@ def _of_another_name(fed: str, waiting: Mapping[str, list[str]]) -> str:
     )
     return (
         f"the driver feeds {fed!r}, and {reads}. If they are to be one feed, give cluster.feed(…, "
-        "name=…) and ctx.batches(…, feed=…) the same name; if not, feed both at once: "
+        "feed=…) and ctx.batches(…, feed=…) the same name; if not, feed both at once: "
         "cluster.feed_async"
     )
 
 
 def awaited_by_all(state: State, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
-    """Return the feeds that all nodes wait for and that were never fed; empty if a node does not.
+    """Return the never-fed feeds that all nodes wait for; empty if a node does not wait.
 
     A node names a feed when user code first waits for it.
     """
@@ -246,9 +246,9 @@ def awaited_by_all(state: State, feeds: Mapping[tuple[int, str], FeedCount]) -> 
 
 
 def nothing_fed(state: State, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
-    """Return that all nodes wait and the driver feeds nothing; empty if a node does not wait.
+    """Return a warning if all nodes wait and the driver feeds nothing; else an empty string.
 
-    After a restart nodes may wait for more of what was fed before.
+    It is empty after a restart, when nodes may wait for more rows of an earlier call.
     """
     named = "" if generation_of(state) else awaited_by_all(state, feeds)
     return named and (
@@ -273,7 +273,7 @@ def gone_beyond(
 
 
 def standstill(state: Delivering | Cutting | Reading, event: LogFetched) -> FeedTimeoutError:
-    """Return the error of a call in which nothing has moved for the feed timeout."""
+    """Return the error of a call without progress for the feed timeout."""
     counts = state.feed.nodes.counts_of(state.run.node_ids)
     count, name = counts[event.node_id], state.run.name_of(event.node_id)
     is_job = isinstance(state, Delivering) and state.is_job_running
@@ -306,14 +306,14 @@ def check_size(message: ReadShare) -> None:
     if nbytes > MAX_MESSAGE_NBYTES:
         files, ranges = len(message.share.files), len(message.share.ranges)
         raise ConfigError(
-            f"a node's share, {ranges} row groups in {files} files, takes {nbytes} bytes to tell, "
-            f"and {MAX_MESSAGE_NBYTES} are allowed. Write fewer and larger files (row groups of "
-            "some 100 MB), feed a part of the files at a time, or use more nodes"
+            f"a node's share, {ranges} row groups in {files} files, needs a message of "
+            f"{nbytes} bytes, and {MAX_MESSAGE_NBYTES} are allowed. Write fewer and larger files "
+            "(row groups of some 100 MB), feed a part of the files at a time, or use more nodes"
         )
 
 
 def warn_of_reader(name: str, request: FeedRequest, call: Call) -> list[Action]:
-    """Return a warning if the nodes could read the rows themselves, and must not."""
+    """Return a warning if nodes could read the rows themselves but must not."""
     if call.request.data is request.data:
         return []
     return [
@@ -325,7 +325,7 @@ def warn_of_reader(name: str, request: FeedRequest, call: Call) -> list[Action]:
 
 
 def warn_of_nothing(feed: Feed) -> list[Action]:
-    """Return a warning if a stream has ended that has brought no row."""
+    """Return a warning if a stream has ended without a row."""
     brought = feed.stream.brought.values() if feed.stream is not None else ()
     if feed.stream is None or any(sum(rows.values()) for rows in brought):
         return []
@@ -333,13 +333,13 @@ def warn_of_nothing(feed: Feed) -> list[Action]:
 
 
 def warn_of_lost(name: str, calls: list[Call]) -> list[Action]:
-    """Return a warning if micro-batches are lost to the model."""
+    """Return a warning if a restart has lost micro-batches."""
     rows = sum(max(0, sum(call.shape.rows.values()) - call.rows_covered) for call in calls)
     if not rows:
         return []
     return [
         Warn(
-            f"Feed {name!r}: the nodes begin anew at their last checkpoint. Since then they have "
+            f"Feed {name!r}: the nodes restart at their last checkpoint. Since then they have "
             f"had {rows} rows in {len(calls)} micro-batches of a stream, which are lost to the "
             "model: Spark does not bring them again. Make checkpoints more often where that matters"
         )

@@ -1,12 +1,12 @@
-"""Performs what the states of the feeds decide: messages, Spark jobs, answers to waiting calls.
+"""Performs the actions of the feeds' state machine: messages, Spark jobs, answers to calls.
 
 Runs in: driver
 
 Methods of `FeedRunner` that begin with an underscore run on the controller's event loop, where all
 events come one after the other: so the feeds need no lock, and no step sees half of another's
-change. What may block does not run there: Spark jobs run in threads of the calls that wait for
-them (`JobThread`), and a node's log is fetched in a thread of its own. Only `_states`, `_answers`
-and `_announced`, which callers wait for, are written under the controller's condition.
+change. Blocking work does not run there: Spark jobs run in threads of the waiting calls
+(`JobThread`), and a node's log is fetched in a thread of its own. Only `_states`, `_answers` and
+`_announced`, which callers wait for, are written under the controller's condition.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from sparkdl.feed.transfer.messages import SHUT_DOWN, FeedSpec
 _log = logging.getLogger(__name__)
 
 EVERY = ""
-"""In place of a feed: all of them, those that are not yet used too."""
+"""In place of a feed's name: all feeds, including ones not used yet."""
 LONG_WAIT_S = 10.0
-"""How long nodes may wait for rows that nobody feeds before a log says so."""
+"""How long nodes may wait for an unfed feed before a warning is logged."""
 _BLAME_LINES = 10
 _FETCH_S = 5.0
 _CANCEL_S = 1.0
@@ -85,7 +85,7 @@ class JobThread:
         self._jobs.put(None)
 
     def join(self, cancel: Callable[[], None]) -> None:
-        """End the job that runs, and wait for that for a limited time."""
+        """Cancel the running job, and wait for its end for a limited time."""
         deadline = Deadline.after(_JOIN_S)
         while self._thread.is_alive() and not deadline.has_passed:
             self._thread.join(min(_CANCEL_S, deadline.remaining_s))
@@ -98,14 +98,14 @@ class JobThread:
             try:
                 job()
             except Exception:  # noqa: BLE001 (of Spark, which may be gone; the next job is run)
-                _log.warning("A job of a feed did not end in order", exc_info=True)
+                _log.warning("A Spark job of a feed raised an unexpected error", exc_info=True)
 
 
 class LongWait:
-    """Warns once where nodes have waited for the same for `LONG_WAIT_S`.
+    """Warns once if nodes have waited in vain for `LONG_WAIT_S`.
 
     Args:
-        find: returns what they wait for in vain, in words; empty if they do not.
+        find: describes the nodes' wait in vain; returns an empty string if there is none.
     """
 
     def __init__(self, controller: Controller, find: Callable[[View], str]) -> None:
@@ -113,7 +113,7 @@ class LongWait:
         self._found, self._due = "", Deadline.after(LONG_WAIT_S)
 
     def look(self) -> None:
-        """Look again; on the loop the log is written, which no interrupt reaches."""
+        """Look again. The warning is logged on the loop, which no interrupt reaches."""
         found = self._controller.look(self._find)
         if found != self._found:
             self._found, self._due = found, Deadline.after(LONG_WAIT_S)
@@ -127,7 +127,7 @@ class FeedRunner:
     """The feeds of a cluster, each in its state. Public methods may be called from any thread.
 
     Args:
-        spec: what holds for all calls of all feeds.
+        spec: settings of all calls of all feeds.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class FeedRunner:
         Args:
             request: makes the request, given the ticket that the answer will have.
             carrier: runs the Spark jobs of the request.
-            meanwhile: called now and then until the answer is there.
+            meanwhile: called periodically until the answer has come.
 
         Raises:
             Exception: the answer, if it is one.
@@ -186,17 +186,17 @@ class FeedRunner:
         return answer
 
     def rows_to_read(self, feed: str) -> int:
-        """Return how many rows the call that is being fed has; 0 if that is not known."""
+        """Return the number of rows of the current call; 0 if unknown."""
         state = self._states.get(feed)
         if state is None or isinstance(state, fs.Idle) or not state.run.rows:
             return 0
         return state.run.covered + state.run.rows
 
     def rows_read(self, feed: str) -> int | None:
-        """Return how many rows of the call that is being fed have been read.
+        """Return the number of rows read of the current call.
 
-        Those that a checkpoint covers count, those that a restart repeats count once. `None` while
-        nothing is fed, between two generations for example.
+        Covered rows count, and rows that a restart repeats count once. `None` while nothing is fed,
+        between two generations for example.
         """
         state = self._states.get(feed)
         if state is None or isinstance(state, fs.Idle):
@@ -206,7 +206,7 @@ class FeedRunner:
         return run.covered + sum(max(0, rows) for rows in since)
 
     def stop_stream(self, feed: str) -> None:
-        """Bring no more of a stream: the micro-batch that is being fed is cut short."""
+        """Feed no more of a stream: a micro-batch in progress is interrupted."""
         self._controller.soon(self._handle, feed, fs.StreamStopped())
 
     def is_stream_over(self, feed: str) -> bool:
@@ -215,7 +215,7 @@ class FeedRunner:
         return state is None or is_stream_over(state.feed)
 
     def end(self, feed: str, timeout_s: float | None) -> None:
-        """Announce to all nodes that a feed has ended, once rows that are fed again have been read.
+        """Announce a feed's end to all nodes, once rows fed again after a restart have been read.
 
         It is announced to later generations as well.
 
@@ -230,13 +230,13 @@ class FeedRunner:
         )
 
     def raise_problem(self) -> None:
-        """Raise what feeding rows again has ended with, if that has not been raised before."""
+        """Raise the error of feeding rows again in the background, once."""
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
 
     def close(self) -> None:
-        """Feed no rows again: the cluster ends."""
+        """Stop feeding rows again: the cluster ends."""
         self._spawner.close()
 
     # on the controller's loop
@@ -249,10 +249,10 @@ class FeedRunner:
             self._controller.later(wait_s, self._look)
 
     def _look(self) -> None:
-        """Report to the feeds what is known of the nodes now, if that is news.
+        """Pass changes in the nodes' state and counts to the feeds.
 
-        Looks after which there is nothing to do are made seldom: the more nodes there are, the more
-        of them there would be, and the longer each would take.
+        Looks without a result are limited to a share of the loop's time: with more nodes there
+        would be more of them, and each takes longer.
         """
         self._is_looking, in_vain_s, first_s = False, 0.0, time.thread_time()
         spooled: dict[str, list[tuple[int, Spooled]]] = {}
@@ -272,7 +272,7 @@ class FeedRunner:
         self._rests_until_s = time.monotonic() + wait_s
 
     def _handle(self, name: str, event: fs.Event) -> bool:
-        """Take an event; return whether there was something to do."""
+        """Handle an event; return whether it led to actions."""
         before = self._states.get(name) or self._new(name)
         state, actions = step(before, event, time.monotonic())
         if state is not before:
@@ -378,11 +378,11 @@ class FeedRunner:
                 self._controller.changed.notify_all()
 
     def _is_settled(self, feed: str, generation: int, is_asked_now: bool) -> bool:
-        """Whether a generation has all rows that it is to have.
+        """Whether a generation has received all its rows.
 
         Args:
-            is_asked_now: the user asked for the end while this generation ran; then calls that
-                are being waited for are cut off.
+            is_asked_now: the user asked for the end while this generation ran; then waiting calls
+                do not delay it.
         """
         if feed == EVERY:
             return all(self._is_settled(name, generation, is_asked_now) for name in self._states)
@@ -424,7 +424,7 @@ class FeedRunner:
 
 
 def failure_behind(controller: Controller, error: BaseException) -> SparkdlError | None:
-    """Return why nodes did not answer, if that is why a job of inference failed.
+    """Return the failure of nodes behind a failed inference job, if there is one.
 
     It waits a moment for the failure to be known: the feeder may have noticed it before the driver.
     """
@@ -439,12 +439,12 @@ def failure_behind(controller: Controller, error: BaseException) -> SparkdlError
 
 
 def never_fed(controller: Controller) -> str:
-    """Return the feeds that all nodes wait for and that were never fed, see `Launch.unfed`."""
+    """Return the never-fed feeds that all nodes wait for, see `Launch.unfed`."""
     return controller.look(lambda view: awaited_by_all(view.state, view.feeds))
 
 
 def _nodes(view: View, feed: str) -> fs.Nodes:
-    """Return what concerns a feed in what is known of the cluster."""
+    """Return the part of the view that concerns a feed."""
     state = view.state
     counts: Mapping[int, Any] = {
         node_id: reported for (node_id, name), reported in view.feeds.items() if name == feed

@@ -1,9 +1,9 @@
-"""What a feed can be doing, what can happen to it, and what is then to be done. Pure data.
+"""The states of a feed, its events, and its actions. Pure data.
 
 Runs in: driver
 
 One feed is in one state at a time. `driver/feeds/transitions.py` holds the table of transitions,
-`driver/feeds/runner.py` turns what happens into events and performs the actions.
+`driver/feeds/runner.py` makes the events and performs the actions.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from sparkdl.driver.feeds.coverage import Call, CallHistory, EpochLeft, FeedRequ
 from sparkdl.driver.feeds.table import RowTable
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 
-# what a feed knows
+# the data of a feed
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """What the driver knows of the nodes at one moment, as far as it concerns one feed.
+    """The driver's knowledge of the nodes at one moment, for one feed.
 
     Attributes:
-        generation: of the world that there is, or is about to be; `None` after the end.
-        world: the nodes that there are; `None` while others are awaited.
+        generation: of the current or next world; `None` after the end.
+        world: the current nodes; `None` while a new world gathers.
         problem: why the cluster cannot be fed any more.
         has_failed: `problem` is a failure of the cluster, not its shutdown.
         has_finished: all nodes that finish the job have returned.
-        over: nodes that have returned, or that the others continue without.
+        over: nodes that have returned or failed for good.
         counts: what each node has received and read, by node id.
         progress: counts the news of all feeds: a larger number means that rows have moved.
     """
@@ -50,25 +50,25 @@ class Nodes:
     progress: int = 0
 
     def counts_of(self, node_ids: Iterable[int]) -> dict[int, FeedCount]:
-        """Return what each of these nodes has received and read."""
+        """Return the counts of these nodes."""
         return {node_id: self.counts.get(node_id, FeedCount("")) for node_id in sorted(node_ids)}
 
     def gone(self, node_ids: Iterable[int]) -> frozenset[int]:
-        """Return those that take no more rows, ever; none while what follows is undecided."""
+        """Return the nodes that take no more rows; none while the next world is undecided."""
         if self.world is None:
             return frozenset()
         if self.has_finished:
-            return frozenset(node_ids)  # those that have not returned are stopped
+            return frozenset(node_ids)  # the others are stopped
         counts = self.counts_of(node_ids)
         return frozenset(n for n, count in counts.items() if count.closed or n in self.over)
 
     def stopped(self, members: Iterable[Member]) -> frozenset[int]:
-        """Return those that are stopped because all nodes that finish the job have returned."""
+        """Return the nodes that are stopped because all nodes that finish the job have returned."""
         ids = (m.node.node_id for m in members if not m.role.finishes_job)
         return frozenset(ids) - self.over if self.has_finished else frozenset()
 
     def staying(self, node_ids: Iterable[int]) -> dict[int, FeedCount]:
-        """Return what those that take more rows have received and read."""
+        """Return the counts of the nodes that take more rows."""
         gone = self.gone(node_ids)
         return {n: count for n, count in self.counts_of(node_ids).items() if n not in gone}
 
@@ -104,7 +104,7 @@ class FeedAsked:
 
 @dataclass(frozen=True)
 class StreamAsked:
-    """A stream is to be opened."""
+    """A request to open a stream."""
 
     ticket: int
     to: str | None
@@ -112,7 +112,7 @@ class StreamAsked:
 
 @dataclass(frozen=True)
 class StreamEndAsked:
-    """The nodes are to be told that the stream has ended."""
+    """A request to announce the end of the stream to the nodes."""
 
     ticket: int
     to: str | None
@@ -123,16 +123,16 @@ Request = FeedAsked | StreamAsked | StreamEndAsked
 
 @dataclass(frozen=True)
 class Feed:
-    """What is known of a feed whatever it is doing.
+    """The part of a feed that all its states have.
 
     Attributes:
-        history: its calls, and which of their rows a checkpoint covers.
-        spec: what holds for every call: the token, the feed timeout where a call names none.
-        reason_s: how long to wait for what explains that feeders have lost a node.
-        answer_s: how long nodes may take to say what they have of an epoch, or which one they read:
-            longer than an agent may be silent, so that one that stands still is lost, not blamed.
-        requests: those that wait, in order. The first `FeedAsked` may be under way.
-        last_job: the number of the Spark job that was started last.
+        history: its calls, and their coverage by checkpoints.
+        spec: settings of every call: the token, the default feed timeout.
+        reason_s: how long to wait for a failure that explains why feeders have lost a node.
+        answer_s: how long nodes may take to report their rows or their current epoch: longer than
+            an agent may be silent, so that a frozen agent counts as lost before.
+        requests: the waiting requests, in order. The first `FeedAsked` may be in progress.
+        last_job: the number of the last Spark job.
     """
 
     history: CallHistory
@@ -152,7 +152,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Run:
-    """One generation is being fed what a call has left.
+    """One generation is being fed the remaining rows of a call.
 
     Attributes:
         left: the epochs of which there are rows to feed.
@@ -161,21 +161,21 @@ class Run:
         members: the nodes that are fed.
         before: their counts when it began.
         covered: rows of the call that a checkpoint covered when it began.
-        brought_before: rows by node id that the stream has brought, whose micro-batch this is.
-        epoch: the one that is being fed, or is to be next.
-        read_to: the last one that all nodes are sure to read.
-        expected: rows by node id that the nodes have been brought.
+        brought_before: rows by node id that the stream of this micro-batch has brought so far.
+        epoch: the current or next epoch.
+        read_to: the last epoch that all nodes will surely read.
+        expected: rows brought, by node id.
         refused: rows that no node wanted.
         passes: how often the data has been read.
-        table: where the rows of `epoch` are that feeders bring. It changes in place.
-        ahead: rows by node id that some nodes have of `epoch` before it is fed.
-        sent: rows by node id that feeders have brought for it; each once, however often it is read.
-        moved: rows of which another node's agent had to send them on.
-        repeated: the epoch that is read from the logs more than once, and the rows by node id.
+        table: the rows of `epoch` from feeders. It changes in place.
+        ahead: rows of `epoch` by node id that nodes have before it is fed.
+        sent: rows from feeders by node id; each once, however often it is read.
+        moved: rows that another node's agent had to send on.
+        repeated: the epoch that nodes read again from their logs, and its rows by node id.
         is_unwanted: user code of a node has ended the call, or no node is left.
-        counts_until_s: until then rows are counted that no node is left to read.
-        is_cut: some of them were not counted.
-        granted: what the nodes were granted last.
+        counts_until_s: the deadline for counting rows that no node is left to read.
+        is_cut: some of these rows were not counted.
+        granted: the last message about granted rows.
         progress, quiet_s: the last news of all feeds, and when the feed timeout is over.
     """
 
@@ -211,26 +211,26 @@ class Run:
 
     @property
     def rows(self) -> int:
-        """How many rows there are to read; 0 if that is not known yet."""
+        """The number of rows to read; 0 while unknown."""
         return self.call.rows_of(self.left)
 
     @property
     def is_micro_batch(self) -> bool:
-        """Whether the nodes read what this call feeds, and what the next one does, as one."""
+        """Whether nodes read this call and the next one as one iteration."""
         return self.call.request.is_micro_batch
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether each epoch is dealt anew over all nodes."""
+        """Whether each epoch redistributes its rows over all nodes."""
         return self.call.request.shuffle is not None
 
     @property
     def now(self) -> EpochLeft:
-        """What is left of `epoch`."""
+        """The rest of `epoch`."""
         return self.left[self.epoch - self.first]
 
     def with_table(self) -> Run:
-        """Return the run with an empty table for what is left of its epoch."""
+        """Return the run with an empty table for the rest of its epoch."""
         return replace(
             self,
             table=RowTable(self.ahead, self.now.done, Random() if self.is_shuffled else None),
@@ -248,15 +248,15 @@ class Run:
         return next(m.node.name for m in self.members if m.node.node_id == node_id)
 
 
-# what a feed can be doing
+# states
 
 
 @dataclass(frozen=True)
 class Idle:
-    """Nothing is to be fed, or it is not known to which nodes.
+    """There is nothing to feed, or no world to feed it to.
 
     Attributes:
-        generation: the last one that has been fed all that it is to have.
+        generation: the last generation that has been fed completely.
     """
 
     feed: Feed
@@ -266,10 +266,10 @@ class Idle:
 
 @dataclass(frozen=True)
 class _OfRun:
-    """What a feed does for a run.
+    """A state in which a feed serves a run.
 
     Attributes:
-        error: what the call ends with, if that is an error.
+        error: the error that the call will end with, if any.
     """
 
     feed: Feed
@@ -284,7 +284,7 @@ class Opening(_OfRun):
 
 @dataclass(frozen=True)
 class _Watched(_OfRun):
-    """Rows are to move within the feed timeout.
+    """A state in which rows must move within the feed timeout.
 
     Attributes:
         blamed: a node that stands still, whose last log lines are awaited until the deadline.
@@ -300,12 +300,12 @@ class _Watched(_OfRun):
 
 @dataclass(frozen=True)
 class Delivering(_Watched):
-    """A Spark job brings the rows of one epoch; what it ends with waits for its end.
+    """A Spark job brings the rows of one epoch; an error waits for the job's end.
 
     Attributes:
         job: the number of the Spark job; 0 where none is needed.
         num_rows: by partition, once the job has ended.
-        gives_up_s: when a job that is to end is not waited for any more.
+        gives_up_s: when to stop waiting for the end of a cancelled job.
     """
 
     job: int = 0
@@ -319,7 +319,7 @@ class Delivering(_Watched):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the job has been told to end."""
+        """Whether the job has been cancelled."""
         return self.gives_up_s < math.inf
 
     @property
@@ -329,49 +329,49 @@ class Delivering(_Watched):
 
 
 class Explaining(_OfRun):
-    """The job has failed, or rows were refused (no error); a node may be about to say why."""
+    """The job has failed, or rows were refused (no error); a node may be about to report why."""
 
 
 class Cutting(_Watched):
-    """All rows of an epoch are the nodes', which count them once they have fetched them."""
+    """All rows of an epoch are assigned; nodes fetch and count them."""
 
 
 class Reading(_Watched):
-    """The nodes read the rows of all epochs, or those of one before they are dealt anew."""
+    """The nodes read the rows of all epochs, or of one epoch before the next shuffle."""
 
 
 class CuttingShort(_OfRun):
-    """The call ends within an epoch: the nodes count what they have of it."""
+    """The call ends within an epoch: the nodes count their rows of it."""
 
 
 class Holding(_OfRun):
-    """The call ends while nodes read epochs from their logs: each says which one it reads."""
+    """The call ends while nodes read epochs from their logs: each reports its current one."""
 
 
 Running = Opening | Delivering | Explaining | Cutting | Reading | CuttingShort | Holding
 State = Idle | Running
 
 
-# what can happen
+# events
 
 
 @dataclass(frozen=True)
 class NodesSeen:
-    """Something new is known of the nodes."""
+    """The nodes' state or counts have changed."""
 
     nodes: Nodes
 
 
 @dataclass(frozen=True)
 class RowsSpooled:
-    """Agents hold rows that feeders have brought; each by the id of its node."""
+    """Agents have received rows from feeders; reports by node id."""
 
     reports: tuple[tuple[int, Spooled], ...]
 
 
 @dataclass(frozen=True)
 class Requested:
-    """A request has come, which waits for its turn."""
+    """A new request, which waits for its turn."""
 
     request: Request
 
@@ -394,7 +394,7 @@ class JobBroke:
     """The Spark job `job` has failed, or was cancelled.
 
     Attributes:
-        is_of_data: the data or the call is the reason; no node has to do with it.
+        is_of_data: the data or the call is the reason, not a node.
         is_cut_off: feeders have lost the connection to a node.
     """
 
@@ -434,7 +434,7 @@ Event = (
 )
 
 
-# what is to be done
+# actions
 
 
 @dataclass(frozen=True)
@@ -480,21 +480,21 @@ class Answer:
 
 @dataclass(frozen=True)
 class KeepProblem:
-    """Rows that were to be fed again in the background could not be; raise it at the next call."""
+    """Feeding rows again in the background failed; raise the error at the next call."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
 class Warn:
-    """Tell the log, at WARNING."""
+    """Log a line at WARNING."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ShowEpochs:
-    """Show how epochs have come to the nodes: the first by `way`, those after it from their logs.
+    """Publish how epochs have come to the nodes: the first by `way`, later ones from their logs.
 
     Attributes:
         way: `feeders` of partitions, or `files` that the nodes have read.
@@ -512,18 +512,18 @@ S = TypeVar("S", bound=State)
 R = TypeVar("R", bound=Running)
 W = TypeVar("W", Delivering, Cutting, Reading)
 Step = tuple[S, list[Action]]
-"""What a handler returns: `Step[Cutting | Idle]` where one of these is what comes next."""
+"""The return type of handlers: `Step[Cutting | Idle]` if the next state is one of these."""
 
 
 def wakes_s(state: State) -> float:
-    """Return when to look at a feed again though nothing happens."""
+    """Return when to look at a feed again without an event."""
     if isinstance(state, Delivering):
         return min(state.deadline_s, state.run.table.due_s)
     return state.deadline_s
 
 
 def with_feed(state: S, **changes: Any) -> S:
-    """Return the state with changes to what is known of the feed."""
+    """Return the state with changes to its feed."""
     return replace(state, feed=replace(state.feed, **changes))
 
 

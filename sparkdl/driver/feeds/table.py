@@ -1,21 +1,20 @@
-"""Where the rows of an epoch lie, and which node gets which of them. Pure: no sockets or clocks.
+"""The rows of an epoch: where they are held, and which node gets them. Pure.
 
 Runs in: driver
 
-Agents report the rows that feeders have brought to them as lots. A row is known by its partition
-and its number there, so a row that comes twice, because Spark repeats a task, is known already. The
-table assigns rows that no node has yet to nodes that run short of rows, so that all nodes have
-equally many:
+Agents report the rows that feeders have brought to them as lots. A row is identified by its
+partition and its number there, so a row that comes twice, because Spark repeats a task, is
+recognised. The table assigns free rows to nodes that run short, so that all nodes get equally many:
 
     lots ──▶ in a spool ──▶ assigned to a node
       └────▶ known already: unwanted
 
-A node is given rows of its own agent's spool where that keeps nodes level. Rows of another agent,
-which cross the network once more, are the last resort: at the end of the epoch, or when a node has
-run short for a moment and its own agent has none.
+A node is given rows of its own agent's spool where that keeps nodes level. Rows of another agent
+cross the network once more and are the last resort: at the end of the epoch, or when a node has run
+short for a moment and its own agent has none.
 
-Where rows are to be shuffled over all nodes, none is assigned before all are there, or a spool is
-full. Then blocks of them are dealt like cards, whoever holds them.
+To shuffle rows over all nodes, the table waits until all rows have come, or a spool is full. Then
+it deals blocks of them like cards, from all agents.
 """
 
 from __future__ import annotations
@@ -34,22 +33,23 @@ from sparkdl.core.throttle import LOTS_PER_S, period_s
 
 FIRST_GRACE_S = 0.05
 GRACE_S = 0.5
-"""How long a node without rows waits for some to come to its own agent: for its first ones, and for
-later ones. Rows come by fits and starts, and evenly after a while."""
+"""How long a node without rows waits for rows at its own agent: first rows, later rows. Why wait?
+Rows come in bursts, but evenly in the long run."""
 ASSIGNS_PER_S = 5000
-"""Nodes that rows are assigned to in a second, at most: thousands of nodes get more at once."""
+"""Assignments in a second, at most: on clusters of thousands of nodes each gets more rows at
+once."""
 WINDOW_NBYTES = 64 * 1024 * 1024
-"""Unread bytes of a node at most while more are to come: a slow node is not given all rows."""
+"""The most unread bytes of a node during an epoch, so that a slow node is not given all rows."""
 _MOVED_SHARE = 8
-"""Rows of other agents come in such parts of a window, for rows of the own agent may be near."""
+"""Rows of other agents are taken in such parts of a window, as own rows may come soon."""
 MIN_BLOCKS, MAX_BLOCKS, BLOCK_NBYTES = 16, 256, 1 << 16
-"""Rows are shuffled over all nodes in blocks of so many bytes, but for how many a node gets."""
+"""Rows are shuffled in blocks of `BLOCK_NBYTES`, within these limits of blocks for each node."""
 _WINDOW_SHARE = 4
-"""A window is no more than this part of the memory of an agent."""
+"""A window is at most this part of an agent's memory."""
 
 
 class _Spool:
-    """The rows that wait at one agent, in the order in which they came."""
+    """The unassigned rows at one agent, in order of arrival."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -80,15 +80,15 @@ class RowTable:
     """The rows of one epoch. It belongs to the state of the feed that holds it.
 
     Args:
-        ahead: rows by node that nodes had more than others before the epoch.
-        done: rows by partition that a checkpoint covers: they are not assigned again.
+        ahead: by node, the rows that it had more than others before the epoch.
+        done: covered rows by partition: they are not assigned again.
         random: shuffles rows over all nodes; `None` leaves them where they are, if possible.
 
     Attributes:
         assigned: rows of this epoch by node.
-        rows_waiting: rows that are in spools, and of no node yet.
-        rows_moved: rows that were assigned to a node of which another agent holds them.
-        due_s: when to assign again though nothing has happened.
+        rows_waiting: unassigned rows in spools.
+        rows_moved: rows assigned to a node from another node's agent.
+        due_s: when to assign again without an event.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class RowTable:
 
     @property
     def known(self) -> PartRows:
-        """Rows by partition that are here, or that a checkpoint covers."""
+        """Received or covered rows, by partition."""
         return {part: tuple(ranges) for part, ranges in sorted(self._known.items()) if ranges}
 
     def add(
         self, holder: int, lots: Iterable[Lot], room_nbytes: int, is_full: bool = False
     ) -> list[Lot]:
-        """Enter rows that an agent holds; return those that are known already, as lots.
+        """Enter an agent's rows; return the duplicates as lots.
 
         Args:
             room_nbytes: how many bytes the agent may hold.
@@ -157,8 +157,8 @@ class RowTable:
         """Assign rows to nodes that run short of them; return the grants by node.
 
         Args:
-            unread: of the nodes that take rows, those that are assigned to each and that user code
-                has not been given; none if it waits for a row.
+            unread: for each node that takes rows, its assigned rows that user code has not been
+                given yet; 0 if it waits for a row.
         """
         grants: dict[int, list[Grant]] = {}
         if self._waits_for_all:
@@ -211,7 +211,7 @@ class RowTable:
         return self._grant({n: min(rooms[n], r) for n, r in zip(open_to, shares, strict=True)})
 
     def assign_rest(self, nodes: Sequence[int]) -> dict[int, list[Grant]]:
-        """Assign all rows that are left, so that these nodes have equally many."""
+        """Assign all remaining rows, so that these nodes get equally many."""
         nodes = sorted(nodes)
         if not nodes or not self.rows_waiting:
             return {}
@@ -219,7 +219,7 @@ class RowTable:
         return self._grant(dict(zip(nodes, shares, strict=True)))
 
     def withdraw(self) -> dict[int, list[Lot]]:
-        """Remove the rows that are of no node; return them by the agent that holds them."""
+        """Remove and return the unassigned rows, by agent."""
         left = {holder: [*spool.pieces] for holder, spool in self._spools.items() if spool.pieces}
         self._spools.clear()
         self.rows_waiting = 0
@@ -232,7 +232,7 @@ class RowTable:
         return self._spools[node].rows if node in self._spools else 0
 
     def _window(self, node: int) -> int:
-        """Return how many rows a node may have that are unread: a segment's, at least."""
+        """Return how many unread rows a node may have: at least a segment's."""
         room_nbytes = self._room_nbytes.get(node, self._least_room_nbytes)
         nbytes = min(WINDOW_NBYTES, room_nbytes // _WINDOW_SHARE)
         return max(nbytes * self._seen // max(1, self._nbytes), self._seen // self._lots)
@@ -301,7 +301,7 @@ class RowTable:
 
 
 def _windows(holder: int, pieces: Iterable[Lot]) -> Iterator[Grant]:
-    """Yield grants of pieces; those that follow each other in a segment are one window of it."""
+    """Yield grants of pieces; consecutive pieces of a segment make one window."""
     window: list[Lot] = []
     for piece in pieces:
         last = window[-1] if window else piece
@@ -323,8 +323,8 @@ def level(num_rows: int, totals: Sequence[int]) -> list[int]:
     """Share rows out so that the nodes' totals become as even as they can.
 
     Like water poured into a vessel with an uneven floor: the lowest nodes fill up to the next
-    lowest, then those rise together. Rows that do not make a full layer go one each to the
-    nodes that were lowest, the lower index first.
+    lowest, then those rise together. Rows of an incomplete layer go one each to the lowest nodes,
+    the lower index first.
 
     Args:
         num_rows: how many rows there are to share out.

@@ -3,14 +3,13 @@
 Runs in: driver
 
 `step(state, event, now_s)` returns the next state and the actions that the runner has to perform.
-First the table `TRANSITIONS` says what the event changes; then `LOOKS` says what there is to do in
-a state as things are now, which is done until nothing is left. So no handler has to think of what
-its new state finds, and a deadline that has passed is no more than a reason to look.
+First the handler in `TRANSITIONS` applies the event; then handlers in `LOOKS` act on the state
+until nothing is left to do. So no handler has to consider the situation in its next state, and a
+passed deadline is just a reason to look.
 
-docs/design.md draws what leads where, from the handlers' types. A pair that is not in the table
-is a bug and raises `IllegalTransitionError`. States, events and actions are in
-`driver/feeds/state.py`. The history of calls is the one object that a step changes in place: it
-belongs to the state that holds it.
+docs/design.md draws the transitions, from the handlers' types. A pair that is not in the table is a
+bug and raises `IllegalTransitionError`. States, events and actions are in `driver/feeds/state.py`.
+A step changes the history of calls in place, and nothing else: the history belongs to its state.
 """
 
 from __future__ import annotations
@@ -101,15 +100,15 @@ from sparkdl.feed.transfer.messages import MAX_COUNT_S, FeedSpec, Target
 REASON_S = 5.0
 """How long to wait for a node's failure that may explain refused rows or a failed Spark job."""
 CANCEL_S = 1.0
-"""How often a job that is to end is cancelled: it may not have been known to Spark before."""
+"""How often to repeat a cancellation: Spark may not have known the job before."""
 GIVE_UP_S = 60.0
-"""How long a job that was cancelled is waited for."""
+"""How long to wait for the end of a cancelled job."""
 FETCH_S = 6.0
-"""How long the log of a node that stands still is waited for."""
+"""How long to wait for the log of a stalled node."""
 
 
 def step(state: State, event: Event, now_s: float) -> Step[State]:
-    """Return the state after `event`, and what has to be done.
+    """Return the state after `event`, and the actions to perform.
 
     Raises:
         IllegalTransitionError: if the state has no transition for the event.
@@ -141,7 +140,7 @@ def _then(actions: list[Action], after: Step[S]) -> Step[S]:
 def _look_idle(
     state: Idle, now_s: float
 ) -> Step[Idle | Opening | Delivering | Explaining | Cutting | CuttingShort]:
-    """Feed the first call of which this generation lacks rows; serve requests, in order."""
+    """Feed the first call with rows for this generation; then serve requests, in order."""
     feed, nodes = state.feed, state.feed.nodes
     if nodes.problem is not None:
         actions: list[Action] = [Answer(each.ticket, nodes.problem) for each in feed.requests]
@@ -166,13 +165,13 @@ def _look_idle(
 
 
 def _idle(state: Idle, feed: Feed, generation: int = -1) -> Idle:
-    """Return the state itself where nothing has changed: then there is nothing more to do."""
+    """Return the same object if nothing has changed, which ends the looks."""
     is_same = feed is state.feed and generation == state.generation
     return state if is_same else Idle(feed, generation)
 
 
 def _serve(feed: Feed, world: World) -> tuple[Feed, list[Action]]:
-    """Serve the first request, unless rows have to be fed for it."""
+    """Serve the first request, unless its rows must be fed first."""
     first, *others = feed.requests
     served = replace(feed, requests=tuple(others))
     try:
@@ -196,10 +195,10 @@ def _serve(feed: Feed, world: World) -> tuple[Feed, list[Action]]:
 
 
 def _stream_end(feed: Feed, members: Iterable[Member]) -> Iterator[ToAgent]:
-    """Return an epoch of no rows that ends the iteration, for nodes that have not terminated."""
+    """Yield messages for an empty epoch that ends the iteration of nodes that still read."""
     ids = _ids(members)
     epoch = feed.history.open_epochs(None, [0])
-    # Where a node has left, no step would find all of them: rows that wait are not used.
+    # If a node has left, no step would have all nodes, so waiting rows are not used.
     is_complete = not feed.nodes.gone(ids) and not _is_stream_terminated(feed)
     yield FeedBegin(feed.name, epoch, epoch)
     yield EpochEnd(feed.name, epoch, dict.fromkeys(sorted(ids), 0) if is_complete else {})
@@ -208,7 +207,7 @@ def _stream_end(feed: Feed, members: Iterable[Member]) -> Iterator[ToAgent]:
 def _begin(
     feed: Feed, world: World, call: Call, now_s: float
 ) -> Step[Opening | Delivering | Explaining | Cutting | CuttingShort]:
-    """Begin to feed a generation what a call has left.
+    """Begin to feed the remaining rows of a call to a generation.
 
     Raises:
         ConfigError, FeedClosedError: if it cannot be fed.
@@ -273,15 +272,15 @@ def _look_opening(
 def _deliver(
     feed: Feed, run: Run, now_s: float, name: str = ""
 ) -> Step[Delivering | Explaining | Cutting | CuttingShort]:
-    """Have the rows of the next epoch brought.
+    """Start to bring the rows of the next epoch.
 
     Args:
-        name: of the job that brought the rows before, if agents still have some: they are in the
-            table, and are not brought again.
+        name: of the earlier job, if agents still have some of its rows: they are in the table, and
+            are not brought again.
     """
     call, left = run.call, run.left[run.epoch - run.first :]
     if not run.is_shuffled:
-        left = left[: 1 + _whole_epochs(run)]  # what one pass over the data serves
+        left = left[: 1 + _whole_epochs(run)]  # one pass over the data serves these
     if not name:
         run = run.with_table()
         name = f"{call.run}.{run.spec.generation}.{left[0].epoch}"
@@ -311,10 +310,10 @@ def _deliver(
 def _share_out(
     feed: Feed, run: Run, source: ParquetSource, now_s: float
 ) -> Step[Delivering | Explaining | CuttingShort]:
-    """Have the agent of each node that takes rows read a share of the files."""
+    """Give each node that takes rows a share of the files to read."""
     spec = run.spec
     counts, done = feed.nodes.staying(run.node_ids), spec.done.get(0, ())
-    if not counts:  # one may be about to say why
+    if not counts:  # a node may be about to report why
         refused = run.refused + source.num_rows - num_rows({0: done})
         return Explaining(feed, replace(run, refused=refused), now_s + REASON_S), []
     shares = {
@@ -334,7 +333,7 @@ def _share_out(
 def _look_delivering(
     state: Delivering, now_s: float
 ) -> Step[Delivering | Explaining | Cutting | CuttingShort | Idle]:
-    """Assign rows as they come; those that are left once agents have reported all of them."""
+    """Assign rows as they come; assign the rest once agents have reported all rows."""
     feed, run = state.feed, state.run
     if state.is_cancelled:
         return _look_cancelled(state, now_s)
@@ -360,7 +359,9 @@ def _look_cancelled(state: Delivering, now_s: float) -> Step[Delivering | Cuttin
     if now_s >= state.gives_up_s:
         after = _after_job(state, now_s)
         assert after is not None, "a job is cancelled for one of its reasons"
-        return _then([Warn(f"Feed {state.feed.name!r}: its Spark job does not end")], after)
+        return _then(
+            [Warn(f"Feed {state.feed.name!r}: its cancelled Spark job has not ended")], after
+        )
     if now_s < state.deadline_s:
         return state, []
     return replace(state, deadline_s=now_s + CANCEL_S), [CancelJob(state.job)]
@@ -384,7 +385,7 @@ def _assign(state: Delivering, now_s: float) -> list[Action]:
 
 
 def _unread(run: Run, node_id: int, count: FeedCount) -> int:
-    """Return how many rows a node has left to read; none if user code waits for a row."""
+    """Return how many rows a node has left to read; 0 if user code waits for a row."""
     before, assigned = run.before[node_id], run.table.assigned[node_id]
     read = count.rows_consumed + count.rows_dropped - before.rows_consumed - before.rows_dropped
     sent = run.sent.get(node_id, 0) + assigned
@@ -408,13 +409,13 @@ def _granting(spec: FeedSpec, grants: Mapping[int, list[Grant]]) -> list[Action]
 
 
 def _freeing(node_id: int, feed: str, epoch: int, lots: Iterable[Lot], generation: int) -> Send:
-    """Have an agent free rows that no node reads."""
+    """Return the message for an agent to free rows that no node reads."""
     order = Assign(feed, epoch, "", unwanted=tuple(lots))
     return Send(order, frozenset({node_id}), generation)
 
 
 def _problem(feed: Feed, run: Run) -> ReadError | None:
-    """Return why rows of a node that takes some cannot come, if they cannot."""
+    """Return the error of agents that cannot bring rows to their nodes, if there is one."""
     counts = feed.nodes.staying(run.node_ids)
     now = [count for count in counts.values() if count.began >= run.first]
     found = [count.problem for count in now if count.problem]
@@ -422,7 +423,7 @@ def _problem(feed: Feed, run: Run) -> ReadError | None:
 
 
 def _cancel(state: Delivering, now_s: float) -> Step[Delivering]:
-    """End the job; what follows waits for that, since the next one needs its slots."""
+    """Cancel the job and wait for its end, since the next job needs its slots."""
     after = replace(state, deadline_s=now_s + CANCEL_S, gives_up_s=now_s + GIVE_UP_S)
     return after, [CancelJob(state.job)]
 
@@ -466,7 +467,7 @@ def _delivering_broke(
 
 
 def _after_job(state: Delivering, now_s: float) -> Step[CuttingShort | Idle] | None:
-    """Return what follows a job that was to end, or that makes no sense any more."""
+    """Return the next state after a cancelled or obsolete job; `None` for other jobs."""
     feed, run = state.feed, state.run
     if _is_pointless(feed, run):
         return _leave(feed, run, None)
@@ -498,7 +499,7 @@ def _cut(feed: Feed, run: Run, now_s: float) -> Step[Cutting]:
 def _look_cutting(
     state: Cutting, now_s: float
 ) -> Step[Cutting | Delivering | Explaining | Reading | CuttingShort | Holding | Idle]:
-    """Once all have counted, send them the length of the epoch; continue with the next one."""
+    """Once all nodes have counted, send them the epoch's length, and continue with the next one."""
     feed, run = state.feed, state.run
     cut = feed.nodes.staying(run.node_ids)
     if error := state.error or _problem(feed, run):
@@ -509,7 +510,7 @@ def _look_cutting(
     has_rows = any(run.table.assigned.values()) or any(count.cut_rows for count in cut.values())
     if now.done and not has_rows:
         run = replace(run, epoch=run.epoch + 1)
-        if run.epoch <= run.last:  # nothing was left of it: no node is to see it
+        if run.epoch <= run.last:  # it is fully covered: no node sees it
             said.append(_to_nodes(run, _beginning(run)))
         return _then(said, _go_on(feed, run, now_s))
     rows = {node_id: count.cut_rows for node_id, count in cut.items()}
@@ -524,7 +525,7 @@ def _look_cutting(
     way = "files" if isinstance(run.call.request.data, ParquetSource) else "feeders"
     said.append(ShowEpochs(run.epoch, stop, way, sum(rows.values())))
     epochs = stop + 1 - run.epoch
-    # Of nodes that are gone, what they have received counts: they will not say how much they have.
+    # A node that has left reports no count: count the rows that it has received.
     had = {n: _received(feed, run, n) for n in run.table.assigned if n not in rows}
     run = replace(
         run,
@@ -539,7 +540,7 @@ def _look_cutting(
 
 
 def _received(feed: Feed, run: Run, node_id: int) -> int:
-    """Return how many rows of the epoch a node has received of those that are its own."""
+    """Return how many of its rows of the epoch a node has received."""
     since = feed.nodes.counts[node_id].rows_received - run.before[node_id].rows_received
     return min(run.table.assigned[node_id], max(0, since - run.sent.get(node_id, 0)))
 
@@ -570,11 +571,11 @@ def _look_reading(
 
 
 def _has_read(feed: Feed, run: Run) -> bool:
-    """Whether every node has read all that it was fed, or takes no more.
+    """Whether every node has read all its rows, or takes no more.
 
-    Where more is to be fed, the children have also released what they have read: an epoch is over.
-    A stream does not wait until it has brought each node a row: a node without one may wait for it
-    to learn the types of the columns, and the others may wait for that node.
+    If more rows follow, the children must also have released the rows: their epoch is over. A
+    stream does not wait until it has brought each node a row: a node without one may wait for it to
+    learn the types of the columns, and the others may wait for that node.
     """
     gone = feed.nodes.gone(run.node_ids)
     if run.is_micro_batch and any(
@@ -597,7 +598,7 @@ def _has_read(feed: Feed, run: Run) -> bool:
 
 
 def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[CuttingShort]:
-    """End the call within an epoch: what the nodes have of it is an epoch, as long for each."""
+    """End the call within an epoch: the nodes' rows of it become a shorter epoch, equal for all."""
     refused = run.refused + run.table.rows_waiting
     cut = _to_nodes(run, FeedCut(feed.name, run.epoch, is_short=True))
     left, of = run.table.withdraw(), run.spec
@@ -609,7 +610,7 @@ def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> S
 def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[Holding | Idle]:
     """End the call when all has been fed: of epochs read from the logs, the one being read is last.
 
-    The one that the furthest node reads: a node that was in one more than others would wait there.
+    It is the epoch of the furthest node, which would otherwise wait for the others in it.
     """
     if run.repeated is None:
         return _finish(feed, run, error)
@@ -624,11 +625,11 @@ def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort 
     if now_s < state.deadline_s and not have_counted:
         return state, []
     rows = {node_id: count.cut_rows for node_id, count in cut.items()}
-    # A node that the others continue without is not asked, and may have been brought rows.
+    # A node that has failed for good is not asked, and may have received rows.
     is_empty = have_counted and not any(rows.values()) and rows.keys() == run.node_ids
     if is_empty and state.error is not None and not run.is_micro_batch:
-        return _finish(state.feed, run, state.error)  # no node is to see it: the next call skips it
-    if not all(rows.values()):  # where a node has no row, none has taken a step, and none is to
+        return _finish(state.feed, run, state.error)  # no node sees it: the next call skips it
+    if not all(rows.values()):  # if a node has no row, no node has taken a step, nor may take one
         rows = dict.fromkeys(rows, 0)
     return _then([_mark(run, run.epoch, rows)], _finish(state.feed, run, state.error))
 
@@ -647,7 +648,7 @@ def _look_holding(state: Holding, now_s: float) -> Step[Holding | Idle]:
 
 
 def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
-    """Answer with what became of the call."""
+    """End the call and answer with its report or error."""
     said: list[Action]
     if error is not None:
         feed, said = _broke(feed, run.call, error)
@@ -685,7 +686,7 @@ def _broke(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Action]
 
 
 def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
-    """Take what is known of the nodes now."""
+    """Store the nodes' new state and counts."""
     nodes = event.nodes
     if nodes == state.feed.nodes:
         return state, []
@@ -700,17 +701,17 @@ def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
 
 
 def note_news(state: R, now_s: float) -> Step[R | Idle]:
-    """Do what follows from what is known of the nodes, whatever the feed is doing.
+    """React to the nodes' new state and counts, in any state of the feed.
 
-    They hear how many rows all of them have; a call that no node wants any more is marked; one
-    whose generation is over is left, but a Spark job has to end first.
+    Nodes are sent the number of rows that all of them have. A call that no node wants any more is
+    marked. A call of an ended generation is left, after its Spark job has ended.
     """
     feed, run = state.feed, state.run
     granted = _granted(feed, run)
     if granted is not None and granted != run.granted:
         return with_run(state, granted=granted), [_to_nodes(run, granted)]
     if not run.is_unwanted and _is_unwanted(feed, run):
-        # Why all nodes have returned is not known: so count what is left, for the report.
+        # The nodes may have returned by mistake: so count the remaining rows, for the report.
         has_left = len(feed.nodes.gone(run.node_ids)) == len(run.members) and not run.is_micro_batch
         until_s = now_s + MAX_COUNT_S if has_left else now_s
         said: list[Action] = []
@@ -764,7 +765,7 @@ def is_stream_over(feed: Feed) -> bool:
 
 
 def _granted(feed: Feed, run: Run) -> Granted | None:
-    """Return the rows that every node has of the epoch that is being fed."""
+    """Return the number of rows that every node has of the current epoch."""
     counts = feed.nodes.staying(run.node_ids).values()
     if all(count.cut >= run.epoch for count in counts):  # the epoch's end says more
         return None
@@ -779,7 +780,7 @@ def _rows_of(count: FeedCount, epoch: int) -> int:
 
 
 def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
-    """Enter rows that feeders have brought; those that are known already are freed."""
+    """Enter rows from feeders; free the duplicates."""
     if isinstance(state, Idle):
         world, table, epoch = state.feed.nodes.world, None, 0
         generation = world.generation if world is not None else -1
@@ -818,7 +819,7 @@ def _idle_seen(state: Idle, event: NodesSeen, now_s: float) -> Step[Idle]:
 
 
 def _watch(state: W, now_s: float) -> Step[W]:
-    """Once nothing has moved for the feed timeout, ask for the log of a node that stands still."""
+    """After the feed timeout without progress, ask for the log of the slowest node."""
     if now_s < state.deadline_s:
         return state, []
     if state.blamed is not None:  # its log has not come in time
@@ -843,7 +844,7 @@ def _fetched(state: W, event: LogFetched, now_s: float) -> Step[W]:
 
 
 def fed_members(world: World, to: str | None) -> tuple[Member, ...]:
-    """Return the nodes that are fed: those of a role, or those that train.
+    """Return the nodes to feed: those of a role, or the nodes that train.
 
     Raises:
         ConfigError: if there are none.
@@ -853,7 +854,7 @@ def fed_members(world: World, to: str | None) -> tuple[Member, ...]:
         members = tuple(m for m in world.members if m.role.name == to and m.data_address)
     if not members:
         roles = sorted({m.role.name for m in world.members if m.data_address})
-        raise ConfigError(f"to={to!r}: no such node can be fed; choose one of {roles}")
+        raise ConfigError(f"role={to!r}: no such node can be fed; choose one of {roles}")
     return members
 
 
@@ -911,8 +912,8 @@ def _check_can_be_fed(name: str, call: Call) -> None:
     if call.has_begun and isinstance(call.request.data, Iterator):
         kind = type(call.request.data).__name__
         raise FeedClosedError(
-            f"feed {name!r}: the nodes begin anew, and a {kind}, whose rows no checkpoint covers "
-            "as a whole, cannot be fed again; give a list, a table, or a DataFrame"
+            f"feed {name!r}: the nodes restart, and a {kind} cannot be fed again, whose rows no "
+            "checkpoint covers completely; give a list, a table, or a DataFrame"
         )
     call.has_begun = True
 
@@ -927,7 +928,7 @@ LOOKS: dict[type, Callable[[Any, float], Step[State]]] = {
     CuttingShort: _look_cutting_short,
     Holding: _look_holding,
 }
-"""What there is to do in a state as things are now; the state itself where there is nothing."""
+"""Handlers that act on a state; they return the same object if there is nothing to do."""
 
 _IN_ANY: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     NodesSeen: _seen,

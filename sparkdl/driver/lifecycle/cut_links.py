@@ -2,17 +2,17 @@
 
 Runs in: driver
 
-Feeders say which nodes they do not reach. Others may say more within a moment, so the decision
-waits for that; then hosts are given up until no cut is left between two that stay, first the one
-that
+Feeders report the nodes that they do not reach. More reports may follow within a moment, so the
+decision waits for them. Then hosts are given up until no cut is left between two remaining hosts,
+first the host that
 
 1. most others are cut off from: a host of which many say so is more likely to be the cause;
 2. has expendable nodes alone;
 3. has fewer nodes: a host that only feeds costs no generation;
 4. does not have the first node;
 
-so each order of the reports leads to the same host, and a cut between two hosts to one. What was
-said in this generation of hosts that have been given up is evidence against others.
+so each order of the reports leads to the same host, and a cut between two hosts to one. This
+generation's reports about hosts that were given up still count as evidence against others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ later, and look once a second."""
 
 
 def noted(state: Running, event: LinkCut, now_s: float) -> Step[Running]:
-    """Note what a feeder says, unless it is of another generation or of a node that has gone."""
+    """Note a feeder's report, unless it concerns another generation or a node that has left."""
     roster = state.roster
     agent = roster.agents.get(event.node_id)
     if event.generation != state.world.generation or agent is None:
@@ -61,8 +61,8 @@ def noted(state: Running, event: LinkCut, now_s: float) -> Step[Running]:
 def decided(state: Running) -> tuple[Running, tuple[Failure, ...], list[Action]]:
     """Return the state without the hosts that are given up, and the failures of their nodes.
 
-    Their agents are told to stop, and stay in the roster until they have: meanwhile nobody else
-    may train for their nodes.
+    Their agents are stopped, and stay in the roster until they have left, so that no second agent
+    trains for the same node.
     """
     hosts, last_s = _given_up(state), max(state.cuts.values(), default=0.0)
     roster = replace(state.roster, left_hosts=state.roster.left_hosts | set(hosts))

@@ -66,7 +66,7 @@ def leaving(state: Running) -> list[Agent]:
 
 
 def asked_again(state: R) -> Step[R]:
-    """Ask for a checkpoint at which nodes can leave, now that others have come for them."""
+    """Request a checkpoint at which nodes can leave, once their replacements have joined."""
     return _asked(state, []) if isinstance(state, Running) and leaving(state) else (state, [])
 
 

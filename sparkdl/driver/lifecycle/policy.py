@@ -1,4 +1,4 @@
-"""What to do about failures. Chooses, never acts.
+"""The decision about failures: fail, retry on new ports, or restart. Pure.
 
 Runs in: driver
 """
@@ -22,7 +22,7 @@ HOPELESS = frozenset(
         *("UnfedError", "EndOfFeedError"),
     }
 )
-"""Errors that say that the program is wrong: another start meets them again."""
+"""Errors in the program itself: another start would fail the same way."""
 
 FROM_OUTSIDE = frozenset(
     {
@@ -35,13 +35,14 @@ FROM_OUTSIDE = frozenset(
 """Errors that a lost peer or the network causes, of Python, TensorFlow and PyTorch."""
 
 _ENDED_FROM_OUTSIDE = (None, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-"""Signals that end a healthy child. `None`: nobody knows how it ended, so this may be one."""
+"""Signals that end a healthy child. `None`: the exit status is unknown, so it may be one of
+these."""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
 class History:
-    """What earlier rounds of a cluster have cost.
+    """The restarts and retries of a cluster so far.
 
     Attributes:
         port_retries: rounds that were started because a port was lost.

@@ -4,9 +4,9 @@ Runs in: driver
 
     detached    SlotsCounted: none left for feeding ──▶ Detach ──▶ AgentDetached ──▶ ForgetTask
 
-A node that comes back takes a slot, whatever brings it. Where that leaves none for feeding, agents
-are detached: the world's at once, and from then on those of each world as it begins, and those that
-join it later as they come. A node for which there is no room goes again, if `min_nodes` are there.
+A returning node takes a task slot. If no slot would be left for feeding, agents are detached: the
+current world's at once, those of later worlds when these begin, later joiners as they join. A node
+for which there is no room goes again, if `min_nodes` are there.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from sparkdl.driver.lifecycle.state import (
 
 
 def continues_without(state: Running, failure: Failure) -> Step[Running] | None:
-    """Return what follows if the others continue; `None` if this is the failure of all."""
+    """Return the next state if the others continue; `None` if this failure affects all nodes."""
     node = state.roster.spec.nodes[failure.node_id]
     if node.role.is_needed:
         return None
     after = replace(
         state, in_map_fun=state.in_map_fun - {node.node_id}, left=state.left | {node.node_id}
     )
-    return after, [Warn(f"The training goes on without {node.name}: {failure.describe()}")]
+    return after, [Warn(f"the training goes on without {node.name}: {failure.describe()}")]
 
 
 def relaunch(state: State) -> list[Action]:
@@ -65,9 +65,9 @@ def has_begun(state: Gathering | Running) -> bool:
 def is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> bool:
     """Whether an agent is to go at once: it would take a slot, and is not needed.
 
-    There is no room for its node; or that has an agent, which lives on without its task, or which
-    another task carries: where Spark kills an executor while its tasks end in order, it repeats
-    some of them, and a job of ours brings the same nodes; or its host was given up.
+    Either its host was given up, or there is no room for its node, or the node has an agent that is
+    detached or belongs to another task. The last happens where Spark kills an executor while its
+    tasks end in order: Spark repeats some of them, and a relaunch brings the same nodes.
     """
     roster, node_id = state.roster, event.hello.node_id
     if event.hello.host in roster.left_hosts:
@@ -85,14 +85,14 @@ def is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> boo
 
 
 def refused(state: R, event: AgentJoined) -> Step[R]:
-    """Stop an agent that is too many, in order, so that its task is not repeated."""
+    """Stop a surplus agent in order, so that Spark does not repeat its task."""
     host, roster = event.hello.host, state.roster
     leaves = [LeaveHost(host)] if host in roster.left_hosts else []
     return state, [*sent_away(roster, event.hello), *leaves]
 
 
 def sent_away(roster: Roster, hello: Hello) -> list[Action]:
-    """Return what stops an agent, and forgets its task if it is one of this cluster's."""
+    """Return the actions that stop an agent, and forget its task if it belongs to this cluster."""
     is_known = 0 <= hello.node_id < len(roster.spec.nodes)
     task = [ForgetTask(roster.spec.nodes[hello.node_id])] if is_known else []
     return [Send(hello.agent_id, Stop(0.0)), *task]
@@ -113,9 +113,9 @@ def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
 
 
 def detached(state: R, event: AgentDetached, now_s: float) -> Step[R]:
-    """Note that an agent's task ends; a standby for it would hold a slot for nothing.
+    """Note that an agent's task ends, and stop its standbys, which would only hold a slot.
 
-    Not before: of attempts of one task, Spark ends the others when the first has ended.
+    Not before: when the first attempt of a task has ended, Spark ends the other attempts.
     """
     node_id = state.roster.node_of(event.agent_id)
     if node_id is None:
@@ -135,14 +135,14 @@ def counted(state: R, event: SlotsCounted, now_s: float) -> Step[R]:
         before, room=standing.room, is_detaching=before.is_detaching or standing.is_short
     )
     after = replace(state, roster=roster)
-    text = f"Placement: {'detached' if roster.is_detaching else 'attached'} ({standing.why})"
+    text = f"placement is {'detached' if roster.is_detaching else 'attached'}: {standing.why}"
     if is_new:
-        text += ". Nodes would take the slots that feeding needs: they give theirs back"
+        text += ". Attached nodes would leave no task slot for feeding, so they release theirs"
     if standing.room < num_nodes:
-        text += f". Until there are more slots {num_nodes} nodes are too many: lost ones " + (
-            "are done without, as min_nodes allows"
+        text += f". The slots do not suffice for {num_nodes} nodes: the cluster " + (
+            "continues without lost ones, as min_nodes allows"
             if before.spec.settings.recovery.min_nodes is not None
-            else "are waited for until Recovery(wait_s=…)"
+            else "waits for lost ones until Recovery(wait_s=…)"
         )
     word = Warn if is_new or standing.room < num_nodes else Report
     detaches = detach(roster) if isinstance(after, Running) else []

@@ -17,7 +17,7 @@ from sparkdl.driver.lifecycle.policy import History
 
 @dataclass(frozen=True)
 class Agent:
-    """A connected agent, what it has offered, and whether it has let go of its Spark task."""
+    """A connected agent, its offer of a child, and whether it is detached."""
 
     hello: Hello
     offer: Offer | None = None
@@ -84,7 +84,7 @@ class Roster:
         checkpoint: the last one that is complete.
         is_detaching: agents are to give their task slots back once there is a world.
         room: for how many nodes there are slots; `None` for as many as there were at the launch.
-        left_hosts: those that were given up though the driver reaches them.
+        left_hosts: hosts that were given up because other hosts do not reach them.
         draining: Spark's ids of executors that it decommissions.
         drain_notices: how often the nodes were asked for a checkpoint for their sake.
     """
@@ -123,9 +123,9 @@ class Roster:
         return bool(self.agents or self.standbys)
 
     def wanted(self) -> tuple[NodeSpec, ...]:
-        """Return those of the missing nodes that there is room for, needed ones first.
+        """Return the missing nodes to bring back, needed ones first.
 
-        `min_nodes`, and those that the cluster cannot do without, are wanted in any case.
+        `room` limits them, but never below `min_nodes` or the needed ones.
         """
         missing = sorted(self.missing(), key=lambda node: node.role.is_expendable)
         least = self.spec.settings.recovery.min_nodes
@@ -173,7 +173,7 @@ class Roster:
         return replace(self, standbys=tuple(standbys))
 
     def world(self, generation: int, may_be_small: bool = False) -> World | None:
-        """Return the world of those who have offered a child of `generation`.
+        """Return the world of the nodes that have offered a child of `generation`.
 
         Args:
             may_be_small: whether `min_nodes` are enough. A chief and parameter servers cannot be

@@ -1,9 +1,9 @@
-"""The states of a cluster, what can happen to it, and what then has to be done. Pure.
+"""The states of a cluster, its events, and the actions that they lead to. Pure.
 
 Runs in: driver
 
-`driver/lifecycle/transitions.py` says what leads where. At the end of this file: what a state means
-to those who wait for the cluster's end, or feed it.
+The transitions are in `driver/lifecycle/transitions.py`. The functions at the end of this file
+interpret a state for callers that wait for the cluster's end, or feed it.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Running:
 
     Attributes:
         returned: the nodes whose `map_fun` has returned.
-        left: nodes that have failed, and without which the training continues.
-        cuts: what feeders have said, and when the last of them did, Unix time in seconds.
+        left: failed nodes without which the training continues.
+        cuts: cuts that feeders have reported, and when the last report came, Unix time in seconds.
         deadline_s: when it is decided which of the hosts between them are given up.
     """
 
@@ -132,7 +132,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Stopping:
-    """Agents have been told to stop; `before` is the state in which the stop came."""
+    """Agents have been asked to stop; `before` is the state in which the stop came."""
 
     roster: Roster
     before: Any
@@ -209,7 +209,7 @@ class ChildBroke:
 
 @dataclass(frozen=True)
 class NodesBlamed:
-    """Somebody who watches the nodes of world `generation` says that they have failed."""
+    """The hang watch has declared nodes of world `generation` failed."""
 
     generation: int
     failures: tuple[Failure, ...]
@@ -244,14 +244,14 @@ class CheckpointMade:
 
 @dataclass(frozen=True)
 class LaunchBroke:
-    """What carries nodes has failed: it will bring no more agents."""
+    """The job or process that starts nodes has failed: no more agents will come from it."""
 
     problem: SparkdlError
 
 
 @dataclass(frozen=True)
 class SlotsCounted:
-    """There are more or fewer task slots than before, for good as it seems."""
+    """The number of task slots has changed and stayed so."""
 
     standing: Standing
 
@@ -298,14 +298,14 @@ class Send:
 
 @dataclass(frozen=True)
 class Report:
-    """Tell the log, at INFO."""
+    """Log a line at INFO."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Warn:
-    """Tell the log, at WARNING."""
+    """Log a line at WARNING."""
 
     text: str
 
@@ -319,7 +319,7 @@ class Relaunch:
 
 @dataclass(frozen=True)
 class Release:
-    """Let go of what carried the nodes, and of the slots: no agent is there any more."""
+    """Release the nodes' jobs and slots: no agent is left."""
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ Action = Send | Report | Warn | Relaunch | Release | ForgetTask | LeaveHost
 S = TypeVar("S", bound=State)
 R = TypeVar("R", bound=WithRoster)
 Step = tuple[S, list[Action]]
-"""What a handler returns: `Step[Running | Failing]` where one of these is what comes next."""
+"""The return type of handlers: `Step[Running | Failing]` if the next state is one of these."""
 
 
 def status_of(state: Any) -> str:
@@ -414,7 +414,7 @@ def failure_of(state: Any) -> SparkdlError | None:
     if last is not state and isinstance(last, Failing):  # and nothing will be decided any more
         return node_error(last.failures)
     if last is not state and isinstance(last, Gathering) and last.failures:
-        return node_error(last.failures, "the cluster was stopped before all had begun anew")
+        return node_error(last.failures, "the cluster was stopped before all nodes had restarted")
     return None
 
 

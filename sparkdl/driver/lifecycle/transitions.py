@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
 from sparkdl.core.errors import ReservationTimeoutError
 from sparkdl.core.failure import Failure
-from sparkdl.core.listing import listed
+from sparkdl.core.listing import count, listed
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import CheckpointRef
@@ -82,7 +82,7 @@ def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = No
 
 
 def step(state: State, event: Event, now_s: float) -> Step[State]:
-    """Return the state after `event`, and what has to be done.
+    """Return the state after `event`, and the actions to perform.
 
     Raises:
         IllegalTransitionError: if the state has no transition for the event.
@@ -104,8 +104,10 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering |
     world = None if state.is_held else roster.world(state.generation, may_be_small)
     if world is None:
         return state, []
-    hosts = len({member.host for member in world.members})
-    text = f"World {world.generation} begins: {world.size} nodes on {hosts} hosts"
+    names = {node.name for node in roster.spec.nodes} - {m.node.name for m in world.members}
+    size = f"{world.size} of {len(roster.spec.nodes)}" if names else f"{world.size}"
+    hosts = count(len({member.host for member in world.members}), "host")
+    text = f"generation {world.generation} started with {size} nodes on {hosts}"
     members = {member.node.node_id for member in world.members}
     message = Begin(world, roster.resume)  # one for all: it is long, and is encoded once
     begins: list[Action] = [
@@ -115,10 +117,9 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering |
     ]
     running, asks = draining.asked_again(Running(roster, world))
     begins += [*detach(roster), *asks]
-    if world.size == len(roster.spec.nodes):
+    if not names:
         return running, [Report(text), *begins]
-    names = {node.name for node in roster.spec.nodes} - {m.node.name for m in world.members}
-    return running, [Warn(f"{text}, without {listed(sorted(names))}"), *begins]
+    return running, [Warn(f"{text} (missing: {listed(sorted(names))})"), *begins]
 
 
 def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step[Gathering]:
@@ -194,7 +195,7 @@ def _named(nodes: Sequence[NodeSpec]) -> str:
 
 
 def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step[Gathering | Failed]:
-    """Before the first world nothing can work; later, others may carry what is missing."""
+    """Fail before the first world; later, bring the missing nodes back by another job."""
     if has_begun(state):
         return replace(state, problem=event.problem), relaunch(state)
     leaves_s = now_s + state.roster.spec.settings.stay_s
@@ -234,7 +235,7 @@ def _running_returned(
         for node, agent in state.roster.agents.items()
         if node not in returned
     ]
-    report = Report(f"All {len(finishing)} training nodes have returned")
+    report = Report(f"all {len(finishing)} training nodes have returned")
     # TensorBoard runs beside the first node, and is looked at when the training is over.
     spec = state.roster.spec
     stay_s = spec.settings.stay_s if spec.tensorboard is None else math.inf
@@ -273,7 +274,7 @@ def _running_settled(
 
 
 def _joined(state: U, event: AgentJoined, now_s: float) -> Step[U]:
-    """Seat the agent, which must not keep the slot that feeding needs until its world begins."""
+    """Seat the agent, and detach it now if feeding needs its slot, not when its world begins."""
     if is_too_many(state, event):
         return refused(state, event)
     seated = replace(state, roster=state.roster.seated(Agent(event.hello)))
@@ -298,9 +299,9 @@ def _settled_s(state: Failing, now_s: float) -> float:
     """Return until when to wait for other failures.
 
     A SIGKILL explains a restart: no failure of another node sends one.
-    A library may notice the loss of a peer before its agent or the watch of its host does: where
-    all failures are consequences, and there are nodes that may be the cause, they get the time that
-    the watch takes.
+    A library may notice the loss of a peer before the peer's agent or the host watch does. So if
+    all failures are consequences and another node may be the cause, wait as long as the host watch
+    takes.
     """
     settings = state.roster.spec.settings
     cause = min(state.failures, key=lambda failure: failure.order)
@@ -330,7 +331,7 @@ def _running_checkpoint(
         return replace(state, roster=roster), relaunch(replace(state, roster=roster))
     moved = [agent.hello.node_id for agent in leaving] or newcomers
     names = listed([roster.spec.nodes[node_id].name for node_id in moved])
-    reason = f"{names} {'left' if leaving else 'came back'}: world changes at step {event.ref.step}"
+    reason = f"{names} {'left' if leaving else 'came back'}: restarting at step {event.ref.step}"
     gathering = Gathering(
         roster,
         state.world.generation + 1,
@@ -508,7 +509,7 @@ _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     ExecutorsDrain: draining.noted,
     StopAsked: _stop,
 }
-"""What happens in each state before the end has been decided, if that says nothing else."""
+"""The default handlers in each state before the end has been decided."""
 
 _DECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     **dict.fromkeys((*_UNDECIDED, ChildBroke), stay),
@@ -517,7 +518,7 @@ _DECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     DeadlinePassed: _let_go,
     StopAsked: _stop,
 }
-"""What happens when the end has been decided."""
+"""The handlers in the states after the end has been decided."""
 
 TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] = {
     **{(s, e): f for s in (Gathering, Running, Failing) for e, f in _UNDECIDED.items()},

@@ -1,4 +1,4 @@
-"""Task slots: where nodes go, what is checked before, and the queue for them.
+"""Task slots: placement of nodes, checks before a launch, and the queue for slots.
 
 Runs in: driver
 """

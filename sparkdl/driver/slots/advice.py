@@ -1,4 +1,4 @@
-"""Settings of Spark that cost speed, or that encrypt its connections.
+"""Spark's settings for speed and encryption: advice on the first, detection of the second.
 
 Runs in: driver
 """
@@ -25,7 +25,7 @@ _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 @dataclass(frozen=True)
 class Advice:
-    """What to set in Spark, and why."""
+    """A recommended setting of Spark, with the reason."""
 
     setting: str
     why: str
@@ -69,7 +69,7 @@ def costly_settings(get: Callable[[str, None], Any], version: str) -> list[Advic
         why = "executors that idle between two feeds are removed and have to be started again"
         found.append(Advice("spark.dynamicAllocation.minExecutors to those you need", why))
     if conf("spark.python.worker.reuse", "true").lower() == "false":
-        why = "every feeding task starts a Python and imports pyarrow anew"
+        why = "every feeding task starts its own Python and imports pyarrow again"
         found.append(Advice("spark.python.worker.reuse=true", why, logging.WARNING))
     return found
 

@@ -3,8 +3,8 @@
 Runs in: driver
 
 A standalone worker or an executor gets the notice as SIGPWR, which a pod's preStop hook sends;
-YARN's resource manager says it of a host. Spark's scheduler collects all of them and tells no
-listener, so it is asked.
+YARN's resource manager announces it for a host. Spark's scheduler collects all these notices and
+informs no listener, so it is polled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""How often to look: of the time until a spot instance is gone, thirty seconds at least."""
+"""The polling period. A spot instance is gone thirty seconds after its notice, or later."""
 _SETTING = "spark.decommission.enabled"
 
 
@@ -31,7 +31,7 @@ def can_drain(sc: SparkContext | None) -> bool:
 
 
 def draining_executors(sc: SparkContext) -> frozenset[str]:
-    """Return Spark's ids of the executors that are there and are being decommissioned."""
+    """Return Spark's ids of the live executors that are being decommissioned."""
     if not can_drain(sc):
         return frozenset()
     pending = sc._jsc.sc().taskScheduler().executorsPendingDecommission()

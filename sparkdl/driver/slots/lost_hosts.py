@@ -1,4 +1,4 @@
-"""Hosts that were given up: Spark starts nothing more there, and forgets what it had there.
+"""Excluding lost hosts from Spark: no more tasks run there, and their blocks are forgotten.
 
 Runs in: driver
 """
@@ -20,11 +20,11 @@ _log = logging.getLogger(__name__)
 
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 _left: dict[str, set[str]] = {}
-"""By application, the executors that were on hosts that have been given up."""
+"""The executors on hosts that have been given up, by application."""
 
 
 def executors_left(sc: SparkContext) -> set[str]:
-    """Return the executors that were on hosts that have been given up."""
+    """Return the executors on hosts that have been given up."""
     return _left.get(str(sc.applicationId), set())
 
 
@@ -36,14 +36,14 @@ def executors_of(sc: SparkContext) -> list[Any]:
 
 
 def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
-    """Have Spark start no more tasks on a host that is given up, and look for nothing there.
+    """Have Spark start no more tasks on a lost host, and fetch no blocks from it.
 
-    Left alone, Spark notices the loss of one that does not answer after `spark.network.timeout`,
-    two minutes by default. Until then it feeds from there, and other executors fetch cached blocks,
-    shuffle files and broadcast variables from there: those tasks neither end nor fail.
+    By itself, Spark notices the loss of an executor only after `spark.network.timeout`, two minutes
+    by default. Until then it feeds from there, and other executors fetch cached blocks, shuffle
+    files and broadcast variables from there: those tasks neither end nor fail.
 
     Args:
-        is_there: it is cut off from other hosts alone.
+        is_there: the driver still reaches it; only other hosts do not.
     """
     left = _left.setdefault(str(sc.applicationId), set())
     # Replaced, because the host may come back; other masters start it elsewhere. But one that is
@@ -72,12 +72,13 @@ def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
 def _forget(sc: SparkContext, executor_id: str, name: str) -> bool:
     """Have the driver forget the cached blocks of an executor, and the shuffle files of its host.
 
-    A master cannot kill what does not answer, and until its heartbeat times out other executors
-    fetch from there. What it held is computed again elsewhere. Its tasks are left to Spark: it
-    would start that of the lost node again at once, in a slot that feeding needs.
+    A master cannot kill an executor that does not answer, and until its heartbeat times out other
+    executors fetch from it. Its blocks are computed again elsewhere. Its tasks are left to Spark's
+    timeout: if they failed now, Spark would start the lost node's task again at once, in a slot
+    that feeding needs.
 
     Args:
-        name: what Spark calls its host.
+        name: Spark's name of its host.
     """
     try:
         spark = sc._jsc.sc()
@@ -85,10 +86,10 @@ def _forget(sc: SparkContext, executor_id: str, name: str) -> bool:
         master = _call(sc, "storage.BlockManager", blocks, "master", "storage.BlockManagerMaster")
         master.removeExecutor(executor_id)
         spark.schedulerBackend().removeWorker("", name, "sparkdl has given up this host")
-    except Exception as error:  # noqa: BLE001 (which py4j raises for what another Spark lacks)
+    except Exception as error:  # noqa: BLE001 (py4j's, where this Spark lacks a method)
         _log.warning(
-            "Spark %s forgets the blocks of executor %s not at once, but when its heartbeat times "
-            "out (spark.network.timeout): %s",
+            "Spark %s keeps the blocks of executor %s until its heartbeat times out "
+            "(spark.network.timeout): %s",
             sc.version,
             executor_id,
             raised_in_task(error),

@@ -1,4 +1,4 @@
-"""Where nodes go: how many fit, what each asks of Spark, and whether they keep their task slots.
+"""Placement of nodes: how many fit, their resources, and whether they keep their task slots.
 
 Runs in: driver
 
@@ -43,10 +43,10 @@ class Topology:
         task_cpus: cores that a task takes (`spark.task.cpus`).
         is_dynamic: whether Spark may add and remove executors.
         executor_gpus: GPUs of each executor (`spark.executor.resource.gpu.amount`).
-        task_gpus: GPUs that a task takes (`spark.task.resource.gpu.amount`). Where it is below 1,
-            tasks share one.
-        most: cores of each executor once there are as many as Spark's settings allow; `None` where
-            nothing says when all are there.
+        task_gpus: GPUs that a task takes (`spark.task.resource.gpu.amount`). Below 1, tasks share a
+            GPU.
+        most: cores of each executor once all executors have started that Spark's settings allow;
+            `None` if the settings give no limit.
     """
 
     master: str
@@ -92,7 +92,7 @@ class Topology:
 
     @property
     def takes_profiles(self) -> bool:
-        """Whether a node's task may ask for something else than the session's tasks do.
+        """Whether a node's task may request other resources than the session's tasks.
 
         Spark refuses task resource profiles on `local` and `local-cluster` masters.
         """
@@ -177,7 +177,7 @@ def _outlook(nodes: int, topology: Topology, gpus: float) -> Outlook:
 
 @dataclass(frozen=True)
 class Placing:
-    """Whether nodes hold their slots, what a node's task asks of Spark, and why.
+    """Whether nodes hold their slots, the resources of a node's task, and the reason.
 
     Attributes:
         node_cpus: cores of a node's task; `None` for what the session's tasks have, GPUs included.
@@ -197,7 +197,7 @@ def choose_placing(
 
     Args:
         topology: `None` over Spark Connect.
-        slots: how many there are for certain, where no more is known than that.
+        slots: a lower bound of the number of slots, over Spark Connect.
 
     Raises:
         ConfigError: if the cluster cannot hold the nodes; the message names the setting to change.
@@ -240,11 +240,11 @@ def choose_placing(
 
 @dataclass(frozen=True)
 class Standing:
-    """What the slots that are there now mean for a cluster that runs.
+    """A running cluster's need compared with the current task slots.
 
     Attributes:
         room: how many of its nodes fit.
-        is_short: nodes that keep their slots may leave none for feeding.
+        is_short: attached nodes may leave no slot for feeding.
         why: in words.
     """
 
@@ -309,7 +309,7 @@ def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
     wants_more_gpus = gpus > topology.task_gpus
     room = topology.room(topology.task_cpus, gpus)
     text = (
-        f"no room for {count(nodes, 'node')} with num_gpus={gpus:g}, but for {room}: "
+        f"no room for {count(nodes, 'node')} with num_gpus={gpus:g}, only for {room}: "
         if wants_more_gpus
         else f"{needs(nodes)} at once, and Spark has "
     ) + topology.describe()
@@ -334,7 +334,7 @@ def more_slots(
     """Return how an application on this master gets slots for so many nodes.
 
     Args:
-        what: of Spark runs the application: a session, or a Spark Connect server.
+        what: the part of Spark that runs the application: a session, or a Spark Connect server.
     """
     kind = master.partition("[")[0]
     if kind == "local":
@@ -361,7 +361,7 @@ def _leaves_slots(nodes: int, topology: Topology, cpus: int, gpus: float) -> boo
 
 
 def _node_cpus(nodes: int, topology: Topology) -> int | None:
-    """Return cores that leave one node per executor and a core for feeders, if that fits."""
+    """Return a node's cores so that each executor has one node and a free core, if that fits."""
     if not topology.takes_profiles:
         return None
     least = min(topology.cores)
@@ -372,7 +372,7 @@ def _node_cpus(nodes: int, topology: Topology) -> int | None:
 
 
 def _node_gpus(spec: ClusterSpec, topology: Topology) -> float:
-    """Return how many GPUs a node's task is to have from Spark.
+    """Return how many GPUs a node's task requests from Spark.
 
     Raises:
         SparkConfigError: if Spark's settings do not give as many as asked for.
@@ -408,11 +408,11 @@ def _asked_gpus(spec: ClusterSpec, topology: Topology) -> int | None:
 
 
 class SlotWatch:
-    """Reports what the slots mean for a running cluster, each time that this changes for good.
+    """Reports lasting changes in the slots for a running cluster.
 
     Args:
         nodes: of the cluster; at the beginning all have room and can be fed.
-        count: returns what the slots mean now; `None` if they cannot be counted.
+        count: counts the slots; returns `None` if they cannot be counted.
         on_counted: called with the report.
         now_s: a monotonic clock.
     """

@@ -1,4 +1,4 @@
-"""The slots that there are, and what can be known to fail before anything starts.
+"""Counting the task slots, and the checks before anything starts.
 
 Runs in: driver
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 EXECUTORS_WAIT_S = 15.0
-"""How long to wait for executors that are to come, where not a launch says how long."""
+"""How long to wait for further executors if the caller gives no limit."""
 YOUNG_S = 30.0
 SPARE_WAIT_S = 3.0
 """How long to wait for a slot for feeding where an application has run for less than `YOUNG_S`: it
@@ -73,17 +73,17 @@ def read_topology(
     timeout_s: float = EXECUTORS_WAIT_S,
     pace: Pace = Pace(),
 ) -> Topology | None:
-    """Return the slots there are, having waited for executors without which the nodes do not fit.
+    """Return the task slots, after a wait for executors if the nodes do not fit yet.
 
-    A young application is given a moment for the slot that feeding needs beside the nodes', too,
-    and a longer one where Spark's settings say that more executors are to come.
+    In a young application it also waits a moment for the slot that feeding needs, longer if Spark's
+    settings promise more executors.
 
     Args:
-        timeout_s: how long to wait where more executors may come. Where the nodes can never fit
-            there is no wait.
+        timeout_s: how long to wait if more executors may come. There is no wait if the nodes can
+            never fit.
 
     Returns:
-        `None` where it cannot be known: over Spark Connect.
+        `None` over Spark Connect, where they are unknown.
 
     Raises:
         ConfigError: if Spark's settings do not give the GPUs that are asked for.
@@ -247,7 +247,7 @@ def counting(
 
 
 def node_profile(placing: Placing) -> ResourceProfile | None:
-    """Return what a node's task asks of Spark, or `None` for the session's default.
+    """Return the resource profile of a node's task, or `None` for the session's default.
 
     A profile of cores alone would have no GPUs, whatever `spark.task.resource.gpu.amount` says.
     """

@@ -2,9 +2,9 @@
 
 Runs in: driver
 
-Two clusters that gather at once may each get a part of the slots and wait for the rest for ever;
-and two that each count on the last slot for feeding leave none. So a cluster gets all slots that
-it needs before it asks Spark for the first, in the order in which clusters ask.
+Without it, two clusters that start at once may each get a part of the slots and wait for the rest
+for ever, or both rely on the last slot for feeding. So a cluster gets all slots that it needs
+before it asks Spark for the first, in the order in which clusters ask.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from functools import partial
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, ReservationTimeoutError
+from sparkdl.core.listing import count
 
 _log = logging.getLogger(__name__)
 _MAX_GATES = 16
@@ -27,13 +28,13 @@ _MAX_GATES = 16
 
 @dataclass(frozen=True)
 class Need:
-    """What a cluster needs for as long as it lives.
+    """The slots that a cluster needs as long as it lives.
 
     Attributes:
         cluster: its id.
-        nodes: that Spark's tasks start.
-        slots: that these take, detached ones too: they use their cores even without a slot.
-        is_feeding: it is fed, by tasks that need a slot beside those of attached nodes.
+        nodes: the number of nodes that Spark's tasks start.
+        slots: the slots of these, of detached ones too: they use their cores even without a slot.
+        is_feeding: its rows come by tasks that need a slot beside those of attached nodes.
         room: how many nodes of this size fit at all; fewer than there are slots, if a node takes
             most of an executor.
     """
@@ -81,8 +82,8 @@ class Turn:
     def __str__(self) -> str:
         age_s = time.monotonic() - self.since_s
         return (
-            f"{self.need.cluster} ({self.need.nodes} nodes, launched {age_s:.0f} s ago in thread "
-            f"{self.starter.name})"
+            f"{self.need.cluster} ({count(self.need.nodes, 'node')}, launched {age_s:.0f} s ago in "
+            f"thread {self.starter.name})"
         )
 
 
@@ -104,9 +105,9 @@ class Gate:
         """Wait until it is this cluster's turn; `leave` gives the slots back.
 
         While a cluster of another living thread holds slots, wait without limit: it may end. A
-        cluster of this thread may end by itself, until the time is over. It cannot if all its
-        nodes wait for a feed that was never fed and no other thread of the program lives that could
-        feed it or shut it down: fail at once.
+        cluster of this thread may end by itself, until the time is over. It cannot if all its nodes
+        wait for a feed that was never fed, and no other thread of the program could feed it or shut
+        it down. Then fail at once.
 
         Args:
             is_wanted: whether the cluster is still to be launched; asked after each look that
@@ -166,12 +167,12 @@ class Gate:
                 )
             elif deadline.has_passed:
                 raise ReservationTimeoutError(
-                    f"{text}. Nobody made room for {turn.timeout_s:g} s: shut the other cluster "
-                    "down first, or add executors or cores"
+                    f"{text}. No slots became free within {turn.timeout_s:g} s: shut the other "
+                    "cluster down first, or add executors or cores"
                 )
             self._changed.wait(self._look_s)
         if has_warned:
-            _log.info("It is the turn of cluster %s", need.cluster)
+            _log.info("Cluster %s has its task slots and starts", need.cluster)
 
     def _hopeless(self, thread: threading.Thread) -> str:
         """Return why none of the clusters inside, all of this thread, can end; empty if one may."""
@@ -186,10 +187,11 @@ class Gate:
         )
 
     def _describe(self, need: Need, slots: int) -> str:
-        holders = ", ".join(map(str, self._inside.values())) or "nobody"
+        holders = ", ".join(map(str, self._inside.values())) or "no cluster"
         before = list(self._waiting).index(need.cluster)
         return (
-            f"cluster {need.cluster} needs {need.slots} task slots for {need.nodes} nodes"
+            f"cluster {need.cluster} needs {count(need.slots, 'task slot')} for "
+            f"{count(need.nodes, 'node')}"
             f"{' and one for feeding' if need.is_feeding else ''}; of {slots} slots "
             f"{sum(held.need.slots for held in self._inside.values())} are held by {holders}, "
             f"and {before} clusters wait before it"

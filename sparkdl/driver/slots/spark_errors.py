@@ -1,4 +1,4 @@
-"""What Spark's errors say: of the job of the nodes, of any task, and of its own end.
+"""Reading Spark's errors: of the nodes' job, of any task, and of a stopped context.
 
 Runs in: driver
 """
@@ -11,11 +11,11 @@ from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.node.task import parse_problem
 
 _NEEDED = ("sparkdl", "pyarrow", "numpy", "pandas", "cloudpickle", "msgspec", "psutil")
-"""What the task of a node imports."""
+"""The packages that a node's task imports."""
 
 
 def explain_job_failure(error: Exception) -> SparkdlError:
-    """Turn the failure of the nodes' Spark job into the error that says what to change."""
+    """Turn the failure of the nodes' Spark job into an error with a fix."""
     text = str(error)
     problem = parse_problem(text)
     if problem is not None:
@@ -40,7 +40,7 @@ def explain_job_failure(error: Exception) -> SparkdlError:
 
 
 def raised_in_task(error: Exception) -> str:
-    """Return the line of a failed job's error that says what was raised in Python, or in the JVM.
+    """Return the line of a failed job's error with the exception of Python, or else of the JVM.
 
     Spark sends no exception from a task, only text: the traceback, and the JVM's around it.
     """

@@ -189,7 +189,9 @@ def order_of(files: int) -> ReadShare:
 
 def test_share_that_is_too_large_for_a_message_says_what_to_do() -> None:
     check_size(order_of(10_000))
-    with pytest.raises(ConfigError, match=r"17000 files, takes .* Write fewer and larger files"):
+    with pytest.raises(
+        ConfigError, match=r"17000 files, needs a message of .* Write fewer and larger files"
+    ):
         check_size(order_of(17_000))
 
 

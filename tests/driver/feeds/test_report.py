@@ -68,7 +68,7 @@ def test_nodes_that_wait_for_a_feed_of_another_role_are_told_of() -> None:
     told = not_fed(spec, "input", {evaluator.node_id}, feeds)
     names = ", ".join(node.name for node in workers)
     assert f"feeds 'input' to evaluator:0 alone, and {names} reads 'input' as well" in told
-    assert "change to=…" in told
+    assert "change role=…" in told
     feeds[workers[0].node_id, "inputs"] = FeedCount("inputs")
     both = not_fed(spec, "input", {evaluator.node_id}, feeds)
     assert told in both

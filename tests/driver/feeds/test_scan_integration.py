@@ -63,11 +63,11 @@ def test_rows_are_the_same_whoever_reads_the_files(
     with sparkdl.launch(spark_cluster, rows_of, None, 2, framework="plain") as cluster:
 
         def told(name: str) -> str:
-            [line] = [r.message for r in caplog.records if f"Feed {name!r}: the" in r.message]
+            [line] = [r.message for r in caplog.records if f"Feed {name!r} is read" in r.message]
             return line
 
         auto = cluster.feed(frame, 2, "auto")
-        assert "the nodes read the DataFrame's 3 Parquet files themselves, 120 rows" in told("auto")
+        assert "is read by the nodes from the DataFrame's 3 Parquet files, 120 rows" in told("auto")
         assert (auto.epochs, auto.passes, auto.rows_used) == (2, 1, 240)
         assert set(auto.rows.values()) == {120}
         cluster.end_feeds("auto")
@@ -82,11 +82,11 @@ def test_rows_are_the_same_whoever_reads_the_files(
         assert cluster.feed(frame, 2, "spark", reader="spark").rows_fed == 240
         cluster.end_feeds("spark")
         filtered = cluster.feed(frame.where("x between 10 and 100"), 2, "filtered")
-        assert "3 Parquet files themselves, 91 rows" in told("filtered")
+        assert "3 Parquet files, 91 rows" in told("filtered")
         assert (sorted(filtered.rows.values()), filtered.rows_used) == ([90, 92], 182)
         cluster.end_feeds("filtered")
         cluster.feed(frame.orderBy("x"), feed="sorted")
-        assert "the rows cross Spark, because its rows come through Sort" in told("sorted")
+        assert "is read through Spark: its rows come through Sort" in told("sorted")
         cluster.end_feeds("sorted")
         os.utime(folder / "0.parquet", (1e9, 1e9))
         assert cluster.feed(frame, feed="changed").rows_fed == 120

@@ -150,7 +150,7 @@ def test_nodes_that_there_is_no_room_for_go_again_in_order() -> None:
     play = Play(min_nodes=1)
     lose(play, "b")
     assert relaunched(play.actions) == ["worker:1"]
-    assert "lost ones are done without, as min_nodes allows" in said(play.say(FEWER))
+    assert "the cluster continues without lost ones, as min_nodes allows" in said(play.say(FEWER))
     assert relaunched(play.actions) == []
     actions = play.say(play.joined("b2"))
     assert sent(actions, Stop) == ["b2"]
@@ -178,7 +178,7 @@ def test_nodes_that_the_cluster_cannot_do_without_may_always_come(
 ) -> None:
     play = Play()
     lose(play, "b")
-    assert "lost ones are waited for until Recovery(wait_s=…)" in said(play.say(standing))
+    assert "the cluster waits for lost ones until Recovery(wait_s=…)" in said(play.say(standing))
     assert relaunched(play.actions) == ["worker:1"]
     assert not sent(play.say(play.joined("b2")), Stop)
 

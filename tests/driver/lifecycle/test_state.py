@@ -136,12 +136,12 @@ STOPPED = states.Stopped(FINISHED)
 
 CUT_SETTLE_S = SPEC.settings.recovery.host_timeout_s / 4
 
-ENOUGH = states.Report("Placement: attached (4 slots for 3 nodes)")
+ENOUGH = states.Report("placement is attached: 4 slots for 3 nodes")
 TOO_FEW = states.Warn(
-    "Placement: detached (3 slots for 3 nodes). Nodes would take the slots that feeding needs: "
-    "they give theirs back"
+    "placement is detached: 3 slots for 3 nodes. Attached nodes would leave no task slot for "
+    "feeding, so they release theirs"
 )
-BEGINS = states.Report("World 0 begins: 3 nodes on 3 hosts")
+BEGINS = states.Report("generation 0 started with 3 nodes on 3 hosts")
 
 
 def with_agents(state: Any, *seated: Agent, standbys: tuple[Agent, ...] = ()) -> Any:
@@ -193,10 +193,10 @@ STEPS: list[Row] = [
     (replace(RUNNING, returned=results("a")), returned("b"),
      replace(RUNNING, returned=results("a", "b")), []),
     (replace(RUNNING, returned=results("b")), returned("c"), FINISHED,
-     [states.Report("All 2 training nodes have returned"), *to(msg.StopChild(0), "a")]),
+     [states.Report("all 2 training nodes have returned"), *to(msg.StopChild(0), "a")]),
     (replace(RUNNING, returned=results("a", "b")), returned("c"),
      replace(FINISHED, returned=results("a", "b", "c")),
-     [states.Report("All 2 training nodes have returned")]),
+     [states.Report("all 2 training nodes have returned")]),
     (RUNNING, broke("b"), FAILING, []),
     (RUNNING, left("b"), states.Failing(roster(A, C), WORLD, {}, (LOST_B,), SETTLED_S), []),
     (RUNNING, blamed("b"), FAILING, []),

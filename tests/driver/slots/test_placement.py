@@ -294,7 +294,7 @@ def test_a_node_asks_spark_for_its_gpus(
             with_gpus(2, 1.0, CLUSTER),
             "num_gpus=2, .* a task 1 GPUs. Raise spark",
         ),
-        (spec(4, num_gpus=1), with_gpus(1), "no room for 4 nodes with num_gpus=1, but for 2: "),
+        (spec(4, num_gpus=1), with_gpus(1), "no room for 4 nodes with num_gpus=1, only for 2: "),
         (spec(4), with_gpus(1, 1.0), "need 4 task slots .* has 2 task .*1 GPU each, spark.task.r"),
         (spec(2, "attached"), with_gpus(1, 1.0), "Or leave out spark.task.resource.gpu.amount"),
         (spec(2, num_gpus={"worker": 3}), with_gpus(2), "num_gpus={'worker': 3}, .*executor 2"),

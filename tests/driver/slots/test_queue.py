@@ -84,7 +84,7 @@ def test_clusters_enter_while_slots_last_and_in_order_after_that(
     for asker in (large, small):
         asker.end()
     assert "cluster large needs 3 task slots for 3 nodes; of 4 slots 3 are held by" in caplog.text
-    assert "It is the turn of cluster small" in caplog.text
+    assert "Cluster small has its task slots and starts" in caplog.text
 
 
 def test_one_slot_is_left_for_feeding_and_large_nodes_need_room() -> None:
@@ -106,7 +106,8 @@ def test_who_waits_for_itself_is_told_and_loses_its_place() -> None:
     gate = Gate(LOOK_S)
     enter(gate, need("mine", 2), SOON_S)
     with pytest.raises(
-        ReservationTimeoutError, match=r"held by mine \(2 nodes, launched .* Main.*Nobody made"
+        ReservationTimeoutError,
+        match=r"held by mine \(2 nodes, launched .* Main.*No slots became free",
     ):
         enter(gate, need("too"), 0.0)
     gate.leave("mine")
@@ -189,7 +190,7 @@ def test_who_waits_says_at_once_for_whom(caplog: pytest.LogCaptureFixture) -> No
     assert second.waits()
     (told,) = caplog.records
     assert told.levelname == "WARNING"
-    assert "second needs 1 task slots" in told.message
+    assert "second needs 1 task slot for" in told.message
     assert "held by first (2 nodes, launched 0 s ago in thread" in told.message
     first.end()
     assert second.is_in.wait(SOON_S)
@@ -204,7 +205,7 @@ def test_who_is_not_wanted_any_more_waits_no_longer() -> None:
         turn.wait(lambda: next(looks))
     gate.leave("first")
     turn.wait(lambda: True)
-    with pytest.raises(ReservationTimeoutError, match=r"held by second \(1 nodes"):
+    with pytest.raises(ReservationTimeoutError, match=r"held by second \(1 node,"):
         enter(gate, need("third", 2), 0.0)
     turn.end()
     enter(gate, need("third", 2), 0.0)
