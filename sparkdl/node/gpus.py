@@ -1,4 +1,4 @@
-"""Which GPUs a node's child sees: those that Spark assigned, or those its agent claims here.
+"""The GPUs a node's child sees: assigned by Spark, or claimed here by its agent.
 
 Runs in: agent, driver, feeder
 
@@ -40,9 +40,9 @@ class Gpu:
     Attributes:
         uuid: `GPU-…` or `MIG-…`, which CUDA_VISIBLE_DEVICES takes in whatever order devices are.
         name: of the product.
-        pids: the processes that compute on it. Those of other containers may be missing.
+        pids: the processes that compute on it. Other containers' may be missing.
         index: its number, as nvidia-smi counts; an instance has that of its GPU.
-        used_nbytes: of its memory, by all processes; 0 where the driver does not tell.
+        used_nbytes: of its memory, by all processes; 0 where its driver does not report it.
     """
 
     uuid: str
@@ -111,7 +111,7 @@ def _instances(nvml: Any, handle: Any) -> list[Any]:
 def _gpu(nvml: Any, handle: Any, name: str, index: int) -> Gpu:
     pids: tuple[int, ...] = ()
     used_nbytes = 0
-    with suppress(nvml.NVMLError):  # some virtual GPUs do not tell
+    with suppress(nvml.NVMLError):  # some virtual GPUs do not report it
         pids = tuple(int(one.pid) for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     with suppress(nvml.NVMLError):  # where CPU and GPU share their memory
         used_nbytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
@@ -127,7 +127,7 @@ _NAME = "\0sparkdl-gpu-{}"
 
 @dataclass(frozen=True)
 class GpuShare:
-    """What a child sees of its host's GPUs; the claims hold until `close` or this process's end.
+    """A child's share of its host's GPUs; the claims hold until `close` or this process's end.
 
     Attributes:
         environment: for the child.
