@@ -217,7 +217,7 @@ def _place_of(stop: SystemExit) -> str:
 def _note_thread_exits() -> None:
     """Have the log say where a thread calls `sys.exit`, which ends that thread alone, in silence.
 
-    What a program has set as `threading.excepthook` before or sets later is left as it is.
+    A `threading.excepthook` that the program sets, before or later, stays.
     """
     show = threading.excepthook
 

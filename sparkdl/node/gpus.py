@@ -86,7 +86,7 @@ def open_nvml() -> Iterator[Any]:
 def list_gpus(nvml: Any) -> list[Gpu]:
     """Return the GPUs in nvidia-smi's order; of one that is split, its instances.
 
-    What a container or a cgroup keeps from this process is left out.
+    GPUs that a container or a cgroup hides from this process are left out.
     """
     found: list[Gpu] = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -267,7 +267,7 @@ def _claimed_share(
                     "num_gpus=0, or run the nodes on hosts with GPUs"
                 ) from None
             raise FrameworkMissingError(
-                f"{_wish(count, who, why)}, and nobody can tell which are free: {error}. {_ADVICE}"
+                f"{_wish(count, who, why)}, but the free ones are unknown: {error}. {_ADVICE}"
             ) from None
         while True:
             gpus = allowed_gpus(list_gpus(nvml), visible)
