@@ -49,7 +49,7 @@ def torch_dataset(
     With `num_workers` each batch of the epoch goes to one of the loader's workers, the next that
     asks; the order in which they come out is the loader's. Iterate one loader at a time: the one
     that begins takes the feed over, and the others' epoch ends. When a loop is left early, batches
-    that workers have read ahead go back with the rest of the epoch, except the epoch's last.
+    read ahead by workers go back with the rest of the epoch, unless they were the epoch's last.
     Workers of the start method "fork" keep the feed's memory of that moment as long as they live;
     `multiprocessing_context="forkserver"` does not.
 
