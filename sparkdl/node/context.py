@@ -501,7 +501,8 @@ class NodeContext(LegacyContext):
             tail, shuffle, seed, pad: see `batches`; `tail` is of each worker's part of an epoch.
 
         Returns:
-            A function; its datasets have elements like `dataset`'s. Its `terminate()` takes no more rows.
+            A function; its datasets' elements are as `dataset`'s. Its `terminate()` takes no more
+            rows.
 
         Raises:
             ConfigError: without a strategy from `parameter_server_strategy`.
