@@ -60,7 +60,7 @@ def fetch_cause(
 
     Args:
         coordinator: the URL that agents connect to.
-        trust: what it has to show, if that is `wss://`.
+        trust: the certificate it must present, if the URL is `wss://`.
         cut: a link to report.
         timeout_s: of connecting, and of each wait for data.
 

@@ -141,7 +141,7 @@ class Imported(LocalMessage, frozen=True):
 
 
 class Consumed(LocalMessage, frozen=True):
-    """What user code has been given since the child started. See `FeedCount`."""
+    """The rows handed to user code since the child started. See `FeedCount`."""
 
     feed: str
     rows: int
@@ -172,7 +172,7 @@ class ReadParquet(LocalMessage, frozen=True):
     """Read a Parquet data set into a feed of the child's own, as often as it asks for an epoch.
 
     Args:
-        nodes: the ids of those that share its rows, in this order; all ask the same.
+        nodes: the ids of the nodes that share its rows, in this order; all ask the same.
         node: whose share is to be read.
         epochs: how many there are; `None` for as many as are wanted.
         seed: of the order of the row groups, which differs from epoch to epoch; `None` keeps it.
@@ -369,7 +369,7 @@ def _send_some(sock: socket.socket, data: bytes, fd: int) -> int:
 
 
 class ChildPipe:
-    """The agent's end of the pipe to a child: never blocks the loop, and owns what it sends.
+    """The agent's end of the pipe to a child: never blocks the loop, owns descriptors it sends.
 
     Sends and receives on the event loop; other threads go through `call_soon_threadsafe`.
     """
@@ -399,7 +399,7 @@ class ChildPipe:
             self._flush()
 
     def close(self) -> None:
-        """Read what is there, then stop; the caller closes the socket."""
+        """Read the messages already received, then stop; the caller closes the socket."""
         if self._is_open:  # its exit may be noticed before its last message
             self._read()
         self._shut()

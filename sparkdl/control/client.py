@@ -57,9 +57,9 @@ class CoordinatorClient:
         """Connect with the token.
 
         Args:
-            trust: what the coordinator has to show, if its URL is `wss://`.
+            trust: the certificate the coordinator must present, if its URL is `wss://`.
             num_nodes: of the cluster; with thousands each pings more seldom.
-            outbox: the queue to send from, with what has been put there already.
+            outbox: the queue to send from; messages already in it are sent first.
 
         Raises:
             LaunchError: if the coordinator cannot be reached or refuses.
@@ -105,7 +105,7 @@ class CoordinatorClient:
             return
 
     async def close(self) -> None:
-        """Send what is queued, then close."""
+        """Send the queued messages, then close."""
         self._outbox.put_nowait(None)
         await self._writer
         self._watch.cancel()

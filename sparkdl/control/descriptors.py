@@ -8,8 +8,8 @@ the feeder writes the segment and sends its descriptor through a Unix socket, an
 times. The socket has an abstract name (unix(7)), known from the stream's first answer. Another
 machine, or a container with a network of its own, cannot connect to it, and uses Flight.
 
-The first message is the token, which the agent answers; who does not send it soon, or belongs to
-another user, is hung up on. Many who say nothing cost little: the oldest of them goes first.
+The first message is the token, which the agent answers. A peer that does not send it soon, or
+belongs to another user, is disconnected. When too many peers are silent, the oldest goes first.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class FdReceiver:
         return fd
 
     def close(self) -> None:
-        """Close all connections, and the descriptors that nobody has waited for."""
+        """Close all connections, and the descriptors that no caller has taken."""
         with self._changed:
             self._is_closed = True
             connections = list(self._connections)
@@ -274,7 +274,7 @@ class FdSender:
             sock.connect(f"\0{name}")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(_CONNECT_S, 0))
             sock.send(bearer(token).encode())
-            if sock.recv(len(_WELCOME)) != _WELCOME:  # or what is sent might never be received
+            if sock.recv(len(_WELCOME)) != _WELCOME:  # else descriptors might be lost
                 raise ConnectionRefusedError
         except OSError:
             sock.close()

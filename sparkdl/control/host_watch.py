@@ -1,12 +1,12 @@
-"""Whether the host at the other end of a connection is there: its kernel acknowledges what is sent.
+"""Watches that the host at the other end of a connection is alive: its kernel acknowledges data.
 
 Runs in: driver, agent
 
-A process may stand still for long and come back (`control/lease.py`); its kernel answers all the
-same. A host whose power, cable or kernel has gone answers nothing, and nobody says so: TCP itself
-goes on for many minutes. So both ends of each connection look at what TCP knows (tcp(7), TCP_INFO),
-and give the other up after `host_timeout_s` without an acknowledgement. An idle connection is kept
-busy by keep-alive probes of the kernel, which cost no process anything.
+A process may stand still for long and come back (`control/lease.py`); its kernel still answers. A
+host that lost its power, cable or kernel answers nothing, and TCP itself retries for many minutes
+before it reports an error. Both ends of each connection therefore read TCP's own state (tcp(7),
+TCP_INFO), and give the other up after `host_timeout_s` without an acknowledgement. The kernel's
+keep-alive probes keep an idle connection busy, and cost no process anything.
 
 The agent gives up first, and ends its child: its host may live, and only be cut off. The driver,
 which then gives the node's place away, waits for longer.
@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 CAN_TELL = hasattr(socket, "TCP_INFO")
-"""Whether the kernel tells what has come, and what was acknowledged."""
+"""Whether the kernel reports when data and acknowledgements arrived."""
 PROBE_S = 1
 """Between keep-alive probes of an idle connection; the kernel counts in whole seconds."""
 _AGENT_SHARE = 0.7
@@ -47,7 +47,7 @@ def agent_timeout_s(host_timeout_s: float) -> float:
 class HostWatch:
     """Judges whether the host at the other end of a TCP connection is there; `look` at times.
 
-    Where the kernel does not tell (it is not Linux), no host is ever silent.
+    Where the kernel has no such report (it is not Linux), no host is ever silent.
 
     Args:
         timeout_s: after so much silence it is not.

@@ -5,8 +5,8 @@ Runs in: driver, agent
 This is about processes that stand still on hosts that are there; a host that is lost is known much
 sooner (`control/host_watch.py`).
 
-Silence shorter than `lease_s` must do no harm, also where the kernel does not tell whether the host
-is there. What is sent during a cut of c seconds arrives by TCP's retransmission, whose pauses
+Silence shorter than `lease_s` must do no harm, even where the kernel does not report whether the
+host is there. Data sent during a cut of c seconds arrives by TCP's retransmission, whose pauses
 double (RFC 6298): at most 2 c after the cut began, and a moment. So neither end may give up before
 twice the lease. Then the agent ends its child. The driver gives the node's place away after the
 last moment at which that can happen, so that no two children ever train for one node.
@@ -24,12 +24,12 @@ from dataclasses import dataclass
 _MOMENT_S = 1.0
 CLOSE_S = 2.0
 _PINGS_PER_S = 500
-"""What the driver answers all agents together at most: of thousands each pings more seldom."""
+"""The most pings that the driver answers, of all agents: each of thousands pings less often."""
 
 
 @dataclass(frozen=True)
 class KeepAlive:
-    """What a WebSocket needs to notice silence: pings, and how long it waits for their answers.
+    """The settings by which a WebSocket notices silence: its pings, and the wait for answers.
 
     Attributes:
         ping_interval: seconds.
@@ -63,8 +63,8 @@ def driver_keep_alive(lease_s: float, num_nodes: int = 1) -> KeepAlive:
 def driver_patience_s(lease_s: float, num_nodes: int = 1) -> float:
     """Return after how much silence of an agent, which pings all the time, it is given up.
 
-    The driver need not ping where its kernel says when data has come: with thousands of agents
-    that is most of what it would do. The silence may have begun a ping before anybody noticed.
+    The driver need not ping where its kernel reports when data arrived: pinging thousands of
+    agents would be most of its work. The silence may have begun one ping earlier than noticed.
     """
     agent = agent_keep_alive(lease_s, num_nodes)
     return agent.longest_s + agent.ping_interval + lease_s / 4

@@ -24,8 +24,8 @@ Runs in: driver, agent
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
 
-Each message is one JSON text frame of one of these types. What goes to all agents and grows with
-their number (`Begin`, `EpochEnd`) is JSON in a binary frame, deflated.
+Each message is one JSON text frame of one of these types. Messages that go to all agents and grow
+with their number (`Begin`, `EpochEnd`) are JSON in a binary frame, deflated.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Hello(Message, frozen=True):
     data_address: str
     python_version: str
     owner: str
-    """Who started it: a `task` of Spark, whose slot it keeps until `Detach`; `process`: local."""
+    """Its parent: a `task` of Spark, whose slot it keeps until `Detach`; `process`: local."""
     executor: str = ""
     """Spark's id of the executor; empty without Spark, and where it is not found."""
 
@@ -172,7 +172,7 @@ class FeedCount(msgspec.Struct, frozen=True):
 
 
 class FeedProgress(Message, frozen=True):
-    """What one node has received and consumed in the world of a generation.
+    """The rows that one node has received and consumed in the world of a generation.
 
     Sent on change: at once if the driver waits for it, otherwise a few times a second at most.
     """
@@ -216,7 +216,7 @@ class Spooled(Message, frozen=True):
 
 
 class NodeActive(Message, frozen=True):
-    """What a child has done beside its feeds; sent on change, a few times a second at most.
+    """A child's progress beside its feeds; sent on change, a few times a second at most.
 
     Args:
         step: the last one that user code has reported (`ctx.report`), -1 for none.
@@ -225,7 +225,7 @@ class NodeActive(Message, frozen=True):
         log_nbytes: printed so far; looked at seldom.
         watched_s: seconds in `map_fun` in which it was looked at; see `node/waits.py`.
         rows_s: of these the seconds that it waited for rows.
-        others_s: those that it waited for other nodes; below 0 if that is not known.
+        others_s: of these the seconds that it waited for other nodes; below 0 if unknown.
     """
 
     generation: int
@@ -244,7 +244,7 @@ class NodeActive(Message, frozen=True):
 
 
 class NodeLoad(Message, frozen=True):
-    """What a child and its processes take of their machine; sent only if somebody looks.
+    """The load of a child and its processes on their machine; sent only if a reader asks for it.
 
     Args:
         cores: that were busy for it since the last time.
@@ -267,7 +267,7 @@ class NodeLoad(Message, frozen=True):
 
 
 class Traced(Message, frozen=True):
-    """What a child has done, for the timeline; its agent passes it on.
+    """Spans of a child's work, for the timeline; its agent passes them on.
 
     Args:
         dropped: spans since the last time that there was no room for.
@@ -281,7 +281,7 @@ class Traced(Message, frozen=True):
 
 
 class ClockTold(Message, frozen=True):
-    """The answer to `AskClock`: what it said, and what this host's clock does, in microseconds."""
+    """The answer to `AskClock`: the time it was sent, and this host's clock, in microseconds."""
 
     sent_us: int
     local_us: int
@@ -291,8 +291,8 @@ class LogLines(Message, frozen=True):
     """Lines the child has printed.
 
     Attributes:
-        noise: places of those that nobody wants to see, as in `node/noise.py`.
-        errors: places of those that a child has marked as its error output.
+        noise: indices of the lines that the driver does not show, see `node/noise.py`.
+        errors: indices of the lines that a child has marked as its error output.
     """
 
     lines: tuple[str, ...]
@@ -351,7 +351,7 @@ class CheckpointPart(Message, frozen=True):
     """A node's part of the checkpoint of `step` is written, and these rows made its state.
 
     Args:
-        feeds: by feed, what was used since the child started, and what the agent knows of before.
+        feeds: by feed, the rows used since the child started, and those before, from the agent.
         problem: why the part could not be written instead; empty if it was.
         batches: by feed, how many batches user code has used since the child started.
     """
@@ -454,9 +454,9 @@ class FeedBegin(Message, frozen=True):
     """Epochs `epoch` to `last_epoch` of a feed are to come, and none before them any more.
 
     Args:
-        run: of the job that brought the rows before: the agent reports those that it still holds
-            and no child has (`Spooled`), before it reports `FeedCount.began`.
-        retain: rows that are read from now on: they will be assigned anew.
+        run: of the job that brought the rows before. The agent reports the rows that it still
+            holds and no child has (`Spooled`), before it reports `FeedCount.began`.
+        retain: rows that are read from now on: they will be assigned again.
     """
 
     feed: str
@@ -516,7 +516,7 @@ class FeedCut(Message, frozen=True):
     """Count the rows of `epoch`, once all that are the node's are here, and take no more of it.
 
     Args:
-        is_short: count those that are here now.
+        is_short: count the rows that are here now.
     """
 
     feed: str
@@ -532,7 +532,7 @@ class FeedCovered(Message, frozen=True):
 
 
 class FeedHold(Message, frozen=True):
-    """Tell which epoch is being read, and begin no later one before an `EpochEnd`.
+    """Report which epoch is being read, and begin no later one before an `EpochEnd`.
 
     `epoch` is the last one announced, and comes back as `FeedCount.held`.
     """
@@ -566,7 +566,7 @@ class EpochEnd(Message, frozen=True):
 
 
 class FeedEnd(Message, frozen=True):
-    """No more rows will come: consumers see the end once they have read what is there."""
+    """No more rows will come: consumers see the end once they have read the remaining rows."""
 
     feeds: tuple[str, ...]
 
@@ -608,7 +608,7 @@ class Stop(Message, frozen=True):
     """End the child, clean up, and end.
 
     Attributes:
-        is_patient: once nobody reads results of inference from this node any more.
+        is_patient: only once no task reads results of inference from this node any more.
     """
 
     grace_s: float

@@ -1,4 +1,4 @@
-"""Rows in messages: those that a checkpoint covers, and those that a node reads from files.
+"""Rows in messages: the rows a checkpoint covers, and the rows a node reads from files.
 
 Runs in: anywhere
 
@@ -24,7 +24,7 @@ EpochRows = dict[int, PartRows]
 
 
 class CallShape(msgspec.Struct, frozen=True):
-    """What is known of the data of one `feed` call.
+    """The known partitions and rows of one `feed` call.
 
     Attributes:
         partitions: how many there are; 0 while that is not known.
@@ -49,7 +49,7 @@ class FeedCoverage(msgspec.Struct, frozen=True):
         rows: of the calls from there on: by call, by epoch of the call, by partition. An epoch
             before the first that is named is covered as a whole. Micro-batches of streams have
             numbers below zero; a later run does not know them.
-        shapes: what is known of the data of calls in `rows`.
+        shapes: the known partitions and rows of the calls in `rows`.
         batches: by call, how many batches each node has used, by its name.
     """
 
@@ -129,14 +129,14 @@ class Pick(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True):
-    """What rows have to fulfil; like SQL's, it is true, false or unknown of a row.
+    """A condition on rows; like SQL's, it is true, false or unknown for a row.
 
     Attributes:
         what: `and`, `or`, `not` of `parts`; `true`, `null`, `eq`, `lt`, `le`, `gt`, `ge`, `in` of a
             column.
         path: the column, see `Pick`.
         kind: its type, see `conditions.KINDS`; empty if only nulls matter.
-        values: what it is compared with; dates in days, timestamps in microseconds since 1970.
+        values: the operands; dates in days, timestamps in microseconds since 1970.
     """
 
     what: str
@@ -173,7 +173,7 @@ class FileRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one node reads, in order.
+    """The files and rows that one node reads, in order.
 
     Attributes:
         schema: of every batch, as `pyarrow.Schema.serialize` writes it.

@@ -3,8 +3,8 @@
 Runs in: driver
 
 It decides nothing. A connection is refused before any message is read unless it carries the token;
-its first message has to be a `Hello`, soon; every message has to be one of `FromAgent`. Of many
-who do not show the token the oldest go first.
+its first message must be a `Hello`, soon; every message must be one of `FromAgent`. When too many
+unauthenticated connections are open, the oldest is closed.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _log = logging.getLogger(__name__)
 
 _WARN_PERIOD_S = 60.0
 _OTHER_DESCRIPTORS = 256
-"""What a driver needs beside a connection to each node."""
+"""The descriptors that a driver needs beside a connection to each node."""
 POLICY_VIOLATION = 1008
 
 
 class Listener(Protocol):
-    """What the server calls, on the event loop."""
+    """The receiver of the server's events, called on the event loop."""
 
     def joined(self, hello: Hello) -> None:
         """An agent has connected."""
@@ -119,7 +119,7 @@ class CoordinatorServer:
     """Accepts agents. All methods run on the event loop that started it.
 
     Attributes:
-        tls: what it shows; `None` without TLS.
+        tls: the certificate it presents; `None` without TLS.
         address: where it listens; `None` before it does.
     """
 
@@ -143,11 +143,11 @@ class CoordinatorServer:
         self._num_nodes = num_nodes
         self._accepted: WeakSet[ServerConnection] = WeakSet()
         self._accepting: WeakSet[asyncio.Task[Any]] = WeakSet()
-        """Those of asyncio that shake hands, by TLS, for a connection."""
+        """asyncio's tasks that perform a TLS handshake for a new connection."""
         # The agents of a launch come all at once, and it takes a while until all tokens are read.
         self._max_strangers = max(MAX_STRANGERS, num_nodes)
         self._cuts: set[CutLink] = set()
-        """Those whose agents are being asked whether they are alive."""
+        """Reported links whose agents are being asked whether they are alive."""
         self._strangers: deque[ReferenceType[ServerConnection]] = deque()
         """The last ones that were accepted, the oldest first; agents by now, perhaps."""
         self._quiet_until_s = 0.0
@@ -327,8 +327,8 @@ class CoordinatorServer:
     async def _pass_on_cut(self, link: CutLink, connection: ServerConnection) -> None:
         """Believe a feeder if the agent answers the driver; the feeder will say it again.
 
-        An agent that stands still may seem cut off: its kernel accepts connections for it until
-        nobody has taken 4,096 of them, and answers no more then. Of those the lease decides.
+        An agent that stands still may seem cut off: its kernel queues up to 4,096 connections
+        for it, and answers no more then. The lease decides about such an agent.
         """
         try:
             await asyncio.wait_for(_pinged(connection), self._timeouts.ping_s)

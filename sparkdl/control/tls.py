@@ -1,4 +1,4 @@
-"""TLS between the processes of a cluster: who shows which certificate, and who is believed.
+"""TLS between the processes of a cluster: which certificates are presented, which are trusted.
 
 Runs in: anywhere
 
@@ -45,7 +45,7 @@ _MISSING = (
 
 @dataclass(frozen=True)
 class Trust:
-    """What makes a client believe a server. Nothing of it is secret.
+    """The certificates by which a client trusts a server. Nothing of it is secret.
 
     Attributes:
         roots: certificates in PEM: the server shows one of them, or one that they vouch for.
@@ -69,10 +69,10 @@ class Trust:
         return context
 
     def connect(self, host: str, port: int, timeout_s: float) -> ssl.SSLSocket:
-        """Return a connection to a server that has shown what it must.
+        """Return a connection to a server that has presented a trusted certificate.
 
         Raises:
-            OSError: if nobody answers there, or one who is not believed.
+            OSError: if no server answers there, or its certificate is not trusted.
         """
         sock = create_connection((host, port), timeout_s)
         try:
@@ -88,7 +88,7 @@ class Trust:
 
 @dataclass(frozen=True)
 class Tls:
-    """What a cluster's servers show, and what their clients believe.
+    """The certificate and key of a cluster's servers, and the trust of their clients.
 
     Attributes:
         cert: the certificate, in PEM, and those between it and a root.
@@ -172,10 +172,10 @@ def read_tls(files: TlsFiles) -> Tls:
 
 
 def new_tls(why: str = "TLS") -> Tls:
-    """Return a new certificate, which nobody else has.
+    """Return a new certificate for one cluster.
 
     Args:
-        why: what has asked for it, for the error.
+        why: the setting that asked for it, for the error.
 
     Raises:
         ConfigError: if the package `cryptography` is missing.

@@ -2,8 +2,8 @@
 
 Runs in: driver, child
 
-What is written last, the end of the JSON, is written over by the next events. So whoever writes may
-be killed at any time. A file called `.gz` is one stream of gzip: before its end is written, the
+Each write ends the JSON, and the next one overwrites that end. So the writer may be killed at any
+time. A file called `.gz` is one stream of gzip: before its end is written, the
 state of the compression is copied, and the next events go on from the copy.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -28,7 +28,7 @@ _NAMED = 1 << 22
 
 
 class TraceFile:
-    """One trace; whoever opens it calls `close`. What was in the file before is gone.
+    """One trace, whose opener calls `close`. Opening truncates an existing file.
 
     Raises:
         OSError: if it cannot be opened; from all methods but `close`, if it cannot be written.
@@ -53,7 +53,7 @@ class TraceFile:
         """Append events. If that fails, nothing more can be written.
 
         Args:
-            open_events: what has not ended yet, as it is now; the next write replaces them.
+            open_events: spans that have not ended yet, as of now; the next write replaces them.
             other: of the whole trace, likewise.
         """
         lines = self._lines(events)

@@ -2,9 +2,10 @@
 
 Runs in: driver, agent
 
-What the driver sends at the beginning of a world is the square of its size. As JSON a member takes
-340 bytes, which deflate to 25. In columns like stands beside like, what counts up becomes a row of
-ones, and it deflates to 8: 80 kB for each of 10,000 nodes, nearly all of which are port numbers.
+The bytes that the driver sends at the beginning of a world grow with the square of its size. As
+JSON a member takes 340 bytes, which deflate to 25. In columns similar values are adjacent and
+consecutive numbers become ones, so a member deflates to 8 bytes: 80 kB for each of 10,000 nodes,
+nearly all of it port numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class WorldColumns(msgspec.Struct, frozen=True):
     """The members by rank, one entry of each column for each.
 
     Attributes:
-        roles: those that there are.
+        roles: the distinct roles.
         role: the number of a member's role in `roles`.
         node_id: less the one before, as `node_index` and `index`.
         node_index: of the node in its role.

@@ -1,4 +1,4 @@
-"""What a child prints and how far it is, for the driver's log, table and hang watch.
+"""A child's output and progress, for the driver's log, table and hang watch.
 
 Runs in: agent
 """
@@ -22,7 +22,7 @@ from sparkdl.node.error_lines import Marker, unmarked
 PERIOD_S = 0.1
 """Steps go to the coordinator this often at most; more seldom from many nodes."""
 LAST_LINES = 1000
-"""Of a child that has ended: what the driver keeps of its output."""
+"""The lines of output that the driver keeps of a child that has ended."""
 _MAX_LOG_PERIOD_S = 10.0
 _PIPE_NBYTES = 1024 * 1024
 _TAIL_NBYTES = 256 * 1024
@@ -66,7 +66,7 @@ class ChildLog:
         loop.add_reader(self._read_fd, self._take_and_say)
 
     def close(self) -> None:
-        """Take what is there, and nothing more."""
+        """Read the output already in the pipe, and nothing later."""
         if self._read_fd < 0:
             return
         self._take()
@@ -96,8 +96,8 @@ class ChildLog:
     def new_lines(self, is_last: bool = False) -> tuple[str, ...]:
         """Return the whole lines since the last call; with `is_last` an unfinished one as well.
 
-        Error lines still have their marks. After a burst it takes several calls to get all: until
-        nothing comes. What is no longer kept by then is left out, and a line says how much.
+        Error lines still have their marks. After a burst, call it until it returns nothing.
+        Output dropped by then is left out, and a line says how much.
         """
         self._take()
         gone = self._nbytes - len(self._kept) - self._offset
@@ -121,7 +121,7 @@ class ChildLog:
         self._on_print()
 
     def _take(self) -> None:
-        """Keep what is in the pipe; one filling at most, for a child may print without end."""
+        """Read the pipe; one filling at most, for a child may print without end."""
         for _ in range(_PIPE_NBYTES // 65536):
             try:
                 data = os.read(self._read_fd, 65536) if self._read_fd >= 0 else b""
@@ -154,7 +154,7 @@ def log_period_s(hang_timeout_s: float | None) -> float | None:
 
 
 class Activity:
-    """What a child does beside its feeds. Runs on the agent's loop.
+    """A child's prints, steps and waits. Runs on the agent's loop.
 
     Args:
         log_period_s: how often to note that the child has printed something; `None` for never.

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FAILURE_LINES = 40
-"""Of what a child has printed last, which travel with its failure."""
+"""The last lines of a child's output, which travel with its failure."""
 ANSWERING_S = 0.25
 """How often to look whether results are still being read."""
 
@@ -134,7 +134,7 @@ class Agent:
             await self._clean_up()
 
     def handle(self, event: states.Event) -> None:
-        """Let the state machine decide, and do what it says; nothing once the node has ended."""
+        """Perform the actions the state machine returns; do nothing once the node has ended."""
         if self._ended.is_set():
             return
         self._state, actions = states.step(self._state, event, time.monotonic())
@@ -330,7 +330,7 @@ class Agent:
             raise
 
     async def _clean_up(self) -> None:
-        self._child.process.signal_group(signal.SIGKILL)  # first: what it does now reaches nobody
+        self._child.process.signal_group(signal.SIGKILL)  # first: its work is lost now
         self._feeds.shut_down()
         self._observation.close()
         self._lifeline.close()
@@ -344,7 +344,7 @@ class Agent:
 
 
 class Lifeline:
-    """What an agent lives as long as: the owner of its standard input, or, detached, the executor.
+    """The process that an agent ends with: the owner of its standard input, or the executor.
 
     Args:
         on_end: called with why the agent has to end.

@@ -1,4 +1,4 @@
-"""The folder of the checkpoints: what is in it, and how one comes into it as a whole or not at all.
+"""The folder of the checkpoints, into which each is written as a whole or not at all.
 
 Runs in: driver, child
 
@@ -32,7 +32,7 @@ from sparkdl.storage import locate, open_storage
 _log = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Of the manifest. A reader refuses what is newer than itself."""
+"""The manifest's version. A reader refuses manifests newer than itself."""
 MANIFEST = "manifest.json"
 _DIRECTORY = pafs.FileType.Directory
 _SUM = re.compile(rb'\{\n "checksum": "([0-9a-f]{8})",')
@@ -94,7 +94,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class _Format(msgspec.Struct, frozen=True):
-    """What all versions of a manifest have."""
+    """The fields that all versions of a manifest share."""
 
     format: int
 
@@ -254,7 +254,7 @@ class CheckpointStore:
         return f"{self._url}/{name}"
 
     def sweep(self, made: CheckpointName, keep: int, base: str = "") -> None:
-        """Delete all but the newest checkpoints, and what has not become one.
+        """Delete all but the newest checkpoints, and the remains of unfinished ones.
 
         Checkpoints of later steps go as well: the training that made them was abandoned.
         Two are always kept, because the driver may not know of the last one yet.

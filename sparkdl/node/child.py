@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Imports:
-    """What a child has imported, and when: 0 if another child of the zygote has said so."""
+    """A child's imports, and their times: 0 if another child of the zygote reported them."""
 
     framework: Framework
     began_us: int = 0
@@ -95,7 +95,7 @@ def import_all(framework_name: str, preload: Sequence[str]) -> Imports:
     with quick_imports():
         framework.import_modules()
         _preload(preload)
-    gc.freeze()  # nor does it look through what has been imported from now on
+    gc.freeze()  # the collector skips the imported objects from now on
     imported_us = trace.now_us()
     if jars:
         jars.finish()
@@ -217,7 +217,7 @@ def _place_of(stop: SystemExit) -> str:
 def _note_thread_exits() -> None:
     """Have the log say where a thread calls `sys.exit`, which ends that thread alone, in silence.
 
-    What a program has set as `threading.excepthook` before or sets later is left as it is.
+    A `threading.excepthook` that the program sets, before or later, stays.
     """
     show = threading.excepthook
 
@@ -255,7 +255,7 @@ def _raised(
     if kind in ("setup", "exception") and framework.is_port_lost(error):
         kind = "port"
     if node:
-        with suppress(Exception):  # what has failed is worth more
+        with suppress(Exception):  # the first error matters more
             framework.after_map_fun(has_failed=True)
     return Raised(
         Failure(
@@ -278,7 +278,7 @@ def _raised(
 
 
 def _in_short(error: BaseException) -> str:
-    """Return type and text of an error; of ours without its note, which the traceback has."""
+    """Return an error's type and text; without sparkdl's note, which the traceback has."""
     if isinstance(error, SparkdlError):
         return f"{type(error).__module__}.{type(error).__qualname__}: {error}"
     return _plain("".join(traceback.format_exception_only(error)).strip())

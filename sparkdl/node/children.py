@@ -104,7 +104,7 @@ class NodeChild:
         self.process.log.add(f"sparkdl: {text}")
 
     def close(self) -> None:
-        """End what is left of the child, and let go of its port and GPUs."""
+        """End the child's remaining processes, and release its port and GPUs."""
         self._beating.cancel()
         self._pipe.close()
         self.process.close()

@@ -46,9 +46,9 @@ class NodeContext(LegacyContext):
     Attributes:
         world: all members, by rank.
         member: this node.
-        num_gpus: GPUs that this node was given, which are all that its process sees; 0 as well
-            where nobody shares GPUs out, see docs/gpus.md.
-        restarts: how often all nodes have begun anew after a failure.
+        num_gpus: GPUs assigned to this node; its process sees no others. Also 0 where GPUs are
+            not assigned, see docs/gpus.md.
+        restarts: how often all nodes have restarted after a failure.
         executor_id, job_name, task_index, cluster_spec, …: as in TensorFlowOnSpark.
     """
 
@@ -179,7 +179,7 @@ class NodeContext(LegacyContext):
 
         The nodes that train share the rows: call it on all of them, alike. Other nodes read all
         rows. A node reads ahead, and once only what fits into the memory and on the disk that
-        `Feeding` names. Each call reads for itself: keep what it returns.
+        `Feeding` names. Each call reads separately: keep the result.
 
         Args:
             path: a folder, a file, a pattern, a list of these, or what `sparkdl.parquet` returns.
@@ -306,9 +306,8 @@ class NodeContext(LegacyContext):
     ) -> JaxBatches:
         """Return the feed as batches of `jax.Array`; each `iter` is one epoch.
 
-        All batches have `batch_size` rows, those that only fill with weight 0 in the column
-        `sample_weight`, and all nodes take the same number of steps, unless `options` say
-        otherwise.
+        All batches have `batch_size` rows, and all nodes take the same number of steps, unless
+        `options` say otherwise. Padding rows have weight 0 in the column `sample_weight`.
 
         Args:
             x, y, columns: see `torch_dataset`.
@@ -328,7 +327,7 @@ class NodeContext(LegacyContext):
         return JaxBatches(batches, x, y, sharding, prefetch)
 
     def report(self, step: int, **metrics: float) -> None:
-        """Tell the driver which step this node has done, for the cluster's table and hang watch.
+        """Report the step this node has done, for the cluster's table and hang watch.
 
         Cheap enough to be called in each step. Batches of feeds and of `parquet` are counted
         anyway; a loop that reads its own data should call this.
@@ -347,7 +346,7 @@ class NodeContext(LegacyContext):
             trace.add("step", name, since_us, self._step_us, "steps", message.metrics)
 
     def span(self, name: str, **about: Any) -> AbstractContextManager[None]:
-        """Show what is done inside in the timeline of `Observe(timeline=…)`; cheap without one.
+        """Record the block as a span in the timeline of `Observe(timeline=…)`; cheap without one.
 
         Spans of one thread lie within each other or follow one another: `with` sees to that.
 
@@ -372,7 +371,7 @@ class NodeContext(LegacyContext):
     def checkpoint(
         self, step: int, batches: int | Mapping[str, int] | None = None
     ) -> AbstractContextManager[Path]:
-        """Make a checkpoint of what is written into the folder that is yielded.
+        """Yield a folder, and make a checkpoint of the files written into it.
 
         Call it on all nodes that train, with the same steps. It is complete, or not there at all;
         the first node waits for the others, up to `Feeding(timeout_s=…)`. An exception inside
@@ -407,7 +406,7 @@ class NodeContext(LegacyContext):
     def batches_given(self) -> dict[str, int]:
         """Return how many batches of each feed were handed out since `map_fun` began.
 
-        What is read ahead of the training counts. At the end of an epoch it is what was used.
+        Batches read ahead of the training count. At an epoch's end, all of them have been used.
         """
         return self._link.feeds.batches_given()
 
@@ -502,7 +501,8 @@ class NodeContext(LegacyContext):
             tail, shuffle, seed, pad: see `batches`; `tail` is of each worker's part of an epoch.
 
         Returns:
-            What gives elements as those of `dataset`. Its `terminate()` takes no more rows.
+            A function; its datasets' elements are as `dataset`'s. Its `terminate()` takes no more
+            rows.
 
         Raises:
             ConfigError: without a strategy from `parameter_server_strategy`.

@@ -18,7 +18,7 @@ from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
 
 _ANSWER_S = 10.0
-"""For the reports of all nodes; without them the training continues, and nobody is asked."""
+"""The wait for the reports of all nodes; without them training continues, no node is asked."""
 
 
 class DrainNotice:

@@ -3,7 +3,7 @@
 Runs in: child, agent
 
 One pipe keeps all lines in their order and loses none when the process dies. Horovod's `stderr=`
-needs to tell them apart, so a child can mark the lines that Python writes to `sys.stderr`. Lines
+needs the error lines alone, so a child can mark the lines that Python writes to `sys.stderr`. Lines
 that C code or another process writes to the descriptor have no mark.
 """
 

@@ -43,11 +43,11 @@ BACKLOG = 128
 _ANSWER_S = 10.0
 _START_S = 5.0
 _OF_A_WORKER = ("PYTHON_WORKER_FACTORY_", "SPARK_PYTHON_RUNTIME", "PYTHON_UNIX_DOMAIN_", "OLDPWD")
-"""What Spark tells one Python worker: how to reach its JVM. It means nothing to an agent."""
+"""Variables by which one Python worker reaches Spark's JVM; an agent has no use for them."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a zygote is started with.
+    """The parameters of a new zygote.
 
     Attributes:
         owner_pid: the executor's process; the zygote ends with it.
@@ -130,7 +130,7 @@ class Place:
         """Return the place for processes that are started here with `environment`, if any may be.
 
         Args:
-            key: of the driver; nobody else knows it.
+            key: the driver's secret.
         """
         if not (CAN_FORK and key and owner_pid is not None):
             return None

@@ -1,4 +1,4 @@
-"""Which GPUs a node's child sees: those that Spark assigned, or those its agent claims here.
+"""The GPUs a node's child sees: assigned by Spark, or claimed here by its agent.
 
 Runs in: agent, driver, feeder
 
@@ -41,9 +41,9 @@ class Gpu:
     Attributes:
         uuid: `GPU-…` or `MIG-…`, which CUDA_VISIBLE_DEVICES takes in whatever order devices are.
         name: of the product.
-        pids: the processes that compute on it. Those of other containers may be missing.
+        pids: the processes that compute on it. Other containers' may be missing.
         index: its number, as nvidia-smi counts; an instance has that of its GPU.
-        used_nbytes: of its memory, by all processes; 0 where the driver does not tell.
+        used_nbytes: of its memory, by all processes; 0 where its driver does not report it.
     """
 
     uuid: str
@@ -87,7 +87,7 @@ def open_nvml() -> Iterator[Any]:
 def list_gpus(nvml: Any) -> list[Gpu]:
     """Return the GPUs in nvidia-smi's order; of one that is split, its instances.
 
-    What a container or a cgroup keeps from this process is left out.
+    GPUs that a container or a cgroup hides from this process are left out.
     """
     found: list[Gpu] = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -112,7 +112,7 @@ def _instances(nvml: Any, handle: Any) -> list[Any]:
 def _gpu(nvml: Any, handle: Any, name: str, index: int) -> Gpu:
     pids: tuple[int, ...] = ()
     used_nbytes = 0
-    with suppress(nvml.NVMLError):  # some virtual GPUs do not tell
+    with suppress(nvml.NVMLError):  # some virtual GPUs do not report it
         pids = tuple(int(one.pid) for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     with suppress(nvml.NVMLError):  # where CPU and GPU share their memory
         used_nbytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
@@ -128,7 +128,7 @@ _NAME = "\0sparkdl-gpu-{}"
 
 @dataclass(frozen=True)
 class GpuShare:
-    """What a child sees of its host's GPUs; the claims hold until `close` or this process's end.
+    """A child's share of its host's GPUs; the claims hold until `close` or this process's end.
 
     Attributes:
         environment: for the child.
@@ -268,7 +268,7 @@ def _claimed_share(
                     "num_gpus=0, or run the nodes on hosts with GPUs"
                 ) from None
             raise FrameworkMissingError(
-                f"{_wish(count, who, why)}, and nobody can tell which are free: {error}. {_ADVICE}"
+                f"{_wish(count, who, why)}, but the free ones are unknown: {error}. {_ADVICE}"
             ) from None
         while True:
             gpus = allowed_gpus(list_gpus(nvml), visible)

@@ -1,4 +1,4 @@
-"""What `ctx` has as TensorFlowOnSpark's `TFNodeContext` has it, for programs written for that.
+"""The members of TensorFlowOnSpark's `TFNodeContext` that `ctx` offers to programs written for it.
 
 Runs in: child
 

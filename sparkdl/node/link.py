@@ -60,10 +60,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ANSWERS = (CheckpointCommit, AllGathered, LoneNodes)
-"""What this process waits for."""
+"""The messages that this process waits for."""
 _TRACE_S = 0.5
-"""What a child does goes to the driver so often, if there is a timeline; more seldom of many nodes.
-"""
+"""The interval at which spans go to the driver, if there is a timeline; longer with many nodes."""
 _ANSWER_S = 30.0
 """For the driver's answer to a `fit` that would be alone; without one the training begins."""
 
@@ -102,8 +101,8 @@ class AgentLink:
         """Wait for the world; return it, and the socket that holds this node's port.
 
         Args:
-            when_idle: called once if it has not come after `idle_s`: while other nodes are slower,
-                a child imports what it needs later.
+            when_idle: called once if it has not come after `idle_s`: a child imports the modules
+                it needs later while other nodes are slower.
 
         Raises:
             FeedClosedError: if the agent went away or nothing came in time.

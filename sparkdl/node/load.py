@@ -1,7 +1,7 @@
-"""What a node's child takes of its machine: cores, memory, GPUs; and how full its feeds are.
+"""The load of a node's child on its machine: cores, memory, GPUs; and how full its feeds are.
 
-What crosses the network is known of a host, or of a container that has a network of its own, but
-of no process; so nodes of one host report the same.
+Network traffic is counted for a host, or for a container with a network of its own, but not for a
+process; so nodes of one host report the same.
 
 Runs in: agent
 """
@@ -29,7 +29,7 @@ class LoadWatch:
     """Reports every two seconds, more seldom from many nodes. Runs on the agent's loop.
 
     Args:
-        gpus: the UUIDs of those that the child uses.
+        gpus: the UUIDs of the GPUs that the child uses.
         feed_nbytes: returns how many bytes of rows wait, and how many may.
     """
 
@@ -116,6 +116,6 @@ def _gpu_load(uuids: Sequence[str]) -> tuple[float, int]:
         for uuid in uuids:
             handle: Any = nvml.nvmlDeviceGetHandleByUUID(uuid)
             nbytes += int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
-            with suppress(nvml.NVMLError):  # instances of a split GPU do not tell
+            with suppress(nvml.NVMLError):  # instances of a split GPU do not report it
                 busy += nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 / len(uuids)
     return busy, nbytes

@@ -2,8 +2,8 @@
 
 Runs in: agent
 
-They stay in the node's log. They are kept out of what the driver shows, unless somebody who sets
-`TF_CPP_MIN_LOG_LEVEL=0` or a level of `VLOG` for the nodes asks for them.
+They stay in the node's log. The driver does not show them unless the nodes' environment asks for
+them, by `TF_CPP_MIN_LOG_LEVEL=0` or a level of `VLOG`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ASKS = ("TF_CPP_MAX_VLOG_LEVEL", "TF_CPP_VMODULE")
 
 
 def noise_in(lines: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:
-    """Return the places of the lines that nobody wants to see.
+    """Return the indices of the noise among the lines.
 
     Args:
         environment: of the node.
@@ -57,8 +57,8 @@ def printed(lines: Sequence[str], is_shown: bool) -> LogLines:
 
     Args:
         lines: with the marks of error lines.
-        is_shown: whether the driver prints the lines of this node; those that it does not print are
-            all marked as noise.
+        is_shown: whether the driver prints the lines of this node; otherwise all are marked as
+            noise.
     """
     plain = tuple(map(unmarked, lines))
     noise = noise_in(plain) if is_shown else tuple(range(len(plain)))

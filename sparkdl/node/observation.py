@@ -1,4 +1,4 @@
-"""What the driver learns of a node's child beside its rows: prints, steps, load, stacks, profiles.
+"""Reports to the driver on a node's child beside its rows: prints, steps, load, stacks, profiles.
 
 Runs in: agent
 """
@@ -28,7 +28,7 @@ from sparkdl.node.profiles import Profiles
 from sparkdl.node.spec import AgentSpec
 
 _LOG_PERIOD_S = 0.25
-"""What a child prints goes to the driver this often at most."""
+"""A child's output goes to the driver this often at most."""
 
 
 class Observation:
@@ -59,7 +59,7 @@ class Observation:
         log = self._child.process.log
         self._activity.begin(self._child.generation, log)
         log.watch(asyncio.get_running_loop(), self._on_print)
-        self._on_print()  # what is there already
+        self._on_print()  # report the lines printed so far
 
     def note(self, message: Local) -> None:
         """Take a message of the child."""

@@ -15,7 +15,7 @@ from sparkdl.node.supervisor import why_silent
 
 _ANSWER_S = 3.0
 _WRITE_S = 60.0
-"""A framework's profiler may take so long to write what it has found."""
+"""The time a framework's profiler may take to write its result."""
 
 
 def answer_s(tool: str) -> float:
@@ -24,7 +24,7 @@ def answer_s(tool: str) -> float:
 
 
 class Profiles:
-    """Those of one node that are under way. Runs on the agent's loop.
+    """The running profiles of one node. Runs on the agent's loop.
 
     Args:
         report: takes the answers.

@@ -63,7 +63,7 @@ class FeedReaders:
             return reader
 
     def batches_given(self) -> dict[str, int]:
-        """Return how many batches of each feed user code was handed, of those that were read."""
+        """Return how many batches of each feed user code was handed, without the unread feeds."""
         with self._lock:
             readers = dict(self._readers)
         given = {feed: reader.batches_given for feed, reader in readers.items()}

@@ -1,4 +1,4 @@
-"""What a node finds on its executor: address, port, GPUs, folder, memory limits, Hadoop's jars.
+"""A node's resources on its executor: address, port, GPUs, folder, memory limits, Hadoop's jars.
 
 Runs in: feeder, agent, child
 """
@@ -87,7 +87,7 @@ def work_root(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def feed_memory(asked_nbytes: int | None) -> int:
-    """Return the byte budget of a node's logs: what was asked for, or an eighth of the memory."""
+    """Return the byte budget of a node's logs: the requested one, or an eighth of the memory."""
     return max(_MIN_FEED_NBYTES, total_memory() // 8) if asked_nbytes is None else asked_nbytes
 
 
@@ -115,7 +115,7 @@ def lack_of_memory() -> str:
 def feed_disk(asked_nbytes: int | None, folder: Path) -> int:
     """Return how many bytes a node's logs may take on the disk of `folder`.
 
-    What was asked for, or a quarter of what is free.
+    The requested number, or a quarter of the free space.
     """
     return shutil.disk_usage(folder).free // 4 if asked_nbytes is None else asked_nbytes
 
@@ -138,7 +138,7 @@ def cgroup_limit() -> int | None:
 
 
 def _cgroup(wanted: Mapping[str, str]) -> int | None:
-    """Return the number that the nearest memory cgroup tells; `None` if none does.
+    """Return the nearest memory cgroup's value; `None` if no cgroup has one.
 
     Args:
         wanted: names of files, and the pattern of the number in each.

@@ -1,4 +1,4 @@
-"""What an agent is started with: one JSON object and the pickled user code, on its standard input.
+"""An agent's start parameters: one JSON object and the pickled user code, on its standard input.
 
 Runs in: driver, feeder, agent
 
@@ -152,7 +152,7 @@ def print_status(line: StatusLine) -> None:
         with open(1, "wb", buffering=0, closefd=False) as stream:
             stream.write(msgspec.json.encode(line) + b"\n")
     except OSError:
-        _log.debug("Nobody listens to this agent's standard output")
+        _log.debug("This agent's standard output is closed at its other end")
 
 
 def tail_of(stderr: IO[bytes]) -> str:

@@ -196,11 +196,11 @@ Action = Spawn | StartChild | Terminate | Kill | ReportEnd | CloseFeeds
 S = TypeVar("S", bound=State)
 WithChild = TypeVar("WithChild", Ready, Begun, Leaving)
 Step = tuple[S, list[Action]]
-"""What a handler returns: `Step[Idle | Ready]` where one of these is what comes next."""
+"""The result of a handler: `Step[Idle | Ready]` where the next state is one of these."""
 
 
 def step(state: State, event: Event, now_s: float) -> Step[State]:
-    """Return the state after `event`, and what has to be done.
+    """Return the state after `event`, and the actions to perform.
 
     Raises:
         IllegalTransitionError: if the state has no transition for the event.

@@ -34,7 +34,7 @@ _STACKS_SIGNAL = signal.SIGUSR1
 _ANSWER_S = 3.0
 """How long a child may take to begin, before its process is described instead."""
 _LOOK_S = 0.05
-"""What has not grown for so long is complete: faulthandler writes without waiting in between."""
+"""A stack that has not grown for so long is complete: faulthandler writes without pauses."""
 
 _REASONS = {
     psutil.STATUS_STOPPED: "is stopped (SIGSTOP)",
@@ -47,12 +47,12 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """What a child is started with.
+    """The start parameters of a child.
 
     Attributes:
         environment: added to the agent's own.
         preload: modules that it imports after the framework.
-        node: whose child it is to be, by all that is known; what it becomes, it learns later.
+        node: the node expected to own it; the child learns its final place later.
     """
 
     framework: str
@@ -204,8 +204,8 @@ class Child:
     def signal_group(self, number: int) -> None:
         """Send a signal to the child and everything that it has started.
 
-        Once the child has been waited for, the first signal still goes out, to what it left behind.
-        No other does: the system may have given the group's number to somebody else.
+        Once the child has been waited for, one signal still goes out, to the processes it left
+        behind. No further one does: the system may have reused the group's number.
         """
         if not self.pid and self._leave_zygote():
             self._loop.call_soon(self._end, -number)
@@ -236,7 +236,7 @@ class Child:
         return replace(failure, signal_number=-status, is_consequence=is_consequence)
 
     def close(self) -> None:
-        """Release what is left of a child that has ended."""
+        """Release the resources of a child that has ended."""
         self._leave_zygote()
         self._close_theirs()
         self.sock.close()
@@ -301,7 +301,7 @@ def _command(spec: ChildSpec, channel_fd: int, stacks_fd: int) -> Sequence[str]:
 
 
 class StackFile:
-    """Where one child writes its Python stacks when it gets SIGUSR1. The owner calls `close`.
+    """A file for one child's Python stacks, written on SIGUSR1. The owner calls `close`.
 
     Its faulthandler writes from within the signal handler, even in C code with the GIL, into a file
     without a name whose descriptor it has inherited; its log is not touched. Nothing is attached to
@@ -357,7 +357,7 @@ def why_silent(pid: int, nothing: str, otherwise: str) -> str:
     """Return why a child has not answered.
 
     Args:
-        nothing: what it has not sent.
+        nothing: the answer it has not sent.
         otherwise: what may be said of it if its process runs.
     """
     try:

@@ -73,7 +73,7 @@ def parse_problem(text: str) -> Problem | None:
 
 
 def check_executor(spec: ClusterSpec, url: str) -> None:
-    """Check that what was asked for is installed and the coordinator can be reached.
+    """Check that the requested framework is installed and the coordinator can be reached.
 
     Raises:
         LaunchError: with a `Problem`.
@@ -93,7 +93,7 @@ def check_executor(spec: ClusterSpec, url: str) -> None:
 
 
 def missing_framework(name: str) -> Problem | None:
-    """Return what is wrong if none of a framework's modules can be found here."""
+    """Return the problem if none of a framework's modules can be found here."""
     wanted = framework_named(name).distributions
     if not wanted or any(importlib.util.find_spec(module) for module in wanted):
         return None

@@ -38,7 +38,7 @@ class TensorBoard:
     """TensorBoard beside the node of rank 0. `follow` the node's rank, and `close` it in any case.
 
     Args:
-        log_dir: what it shows: a folder or a URL, as TensorBoard takes them.
+        log_dir: the logs it shows: a folder or a URL, as TensorBoard takes them.
         host: the address that it listens on.
         port: 0 for any that is free.
         report: called once it answers, or with why it does not.
@@ -149,7 +149,7 @@ def main() -> None:
 def _end_with_owner() -> None:
     while os.read(0, 1):
         pass
-    os.killpg(0, signal.SIGTERM)  # a session of its own: it and what it has started
+    os.killpg(0, signal.SIGTERM)  # its own session: it and its children
     threading.Event().wait(_STOP_S)
     os.killpg(0, signal.SIGKILL)
 

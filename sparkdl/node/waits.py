@@ -6,9 +6,9 @@ A thread looks some twenty times a second at what the main thread does. It finds
 framework, and no call of user code gets slower. Three questions decide about a look:
 
 - Does the main thread wait in a feed, or one that fetches rows for it (as in `tf.data`) while no
-  thread runs? Python's frames tell.
+  thread runs? Python's frames show it.
 - Does the main thread stand in sparkdl's collectives, or in native code that waits for a futex, as
-  those of PyTorch, TensorFlow and JAX do? The kernel tells what a thread sleeps in (`wchan`). A
+  those of PyTorch, TensorFlow and JAX do? The kernel names a thread's wait (`wchan`). A
   sleep, a file, a socket or a lock of Python's library is the node's own business: it works.
 - Does any thread of the process run meanwhile? Then the node works, whatever its main thread does.
 
@@ -76,7 +76,7 @@ class WaitWatch:
         self._thread = threading.Thread(target=self._run, name="sparkdl-waits", daemon=True)
 
     def __enter__(self) -> WaitWatch:
-        """Begin; wait a moment until it is known whether the kernel tells what threads wait for."""
+        """Begin; wait a moment until it is known whether the kernel reports threads' waits."""
         try:
             self._thread.start()
         except RuntimeError as error:  # no further thread
@@ -105,7 +105,7 @@ class WaitWatch:
             self._is_ready.set()
 
     def _tries_kernel(self) -> bool:
-        """Whether the kernel tells that the main thread, which waits for this one, does so."""
+        """Whether the kernel reports that the main thread waits, as it does now for this one."""
         for _ in range(_TRIES):
             if "futex" in _sleeps_in(self._main):
                 return True
@@ -189,7 +189,7 @@ def any_runs() -> bool:
 
 
 def _sleeps_in(thread: int | str) -> str:
-    """Return the kernel's function that a thread sleeps in; "0" if it runs, "" if nobody knows."""
+    """Return the kernel's function that a thread sleeps in; "0" if it runs, "" if unknown."""
     try:
         fd = os.open(f"/proc/self/task/{thread}/wchan", os.O_RDONLY)
     except OSError:  # it has ended, or this system has no such file

@@ -55,7 +55,7 @@ from sparkdl.node.heap import keep_freed_memory
 from sparkdl.node.resources import lack_of_memory
 
 _FIRST_S = 30.0
-"""What the agent that has started this process gets to connect, and then to ask."""
+"""The time for this process's starter to connect, and then for its first request."""
 _IDLE_S = 2.0
 """A zygote that was asked for nothing for so long imports what comes later, and looks at memory."""
 _FORK_SAFE = "jemalloc_bg_thd"
@@ -74,7 +74,7 @@ class ImportedFiles:
     """The files of the modules of this process, as they were when they had been imported.
 
     Another link to a file changes its `st_ctime`, so this does not count later. While modules are
-    imported it does: any change then may be newer than what has been read.
+    imported it does: any change then may be newer than the imported code.
     """
 
     _stamps: dict[str, _Stamp | None] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class ImportedFiles:
 
 
 def _stamp(path: str, began_s: float = float("inf")) -> _Stamp | None:
-    """Return what tells a file, or the archive that it is in, from another one at its path.
+    """Return a stamp of a file, or of its archive, that differs for another file at its path.
 
     `None` if it is gone, or has changed since `began_s`.
     """
@@ -148,7 +148,7 @@ class _Zygote:
     _is_over: bool = False
 
     def serve(self, first: socket.socket) -> Job | None:
-        """Fork until nobody needs it any more: `None` then.
+        """Fork until no process needs the zygote any more, and return `None` then.
 
         Args:
             first: a connection.
@@ -255,14 +255,14 @@ class _Zygote:
                 self.imports = Imports(self.imports.framework)
             return
         os.setsid()
-        # Not sent by the zygote: whoever knows the number may signal its group.
+        # Not sent by the zygote: a process that knows the number may signal its group.
         _answer(connection, Forked(os.getpid()))
         self._let_go()
         run = _run_agent if request.kind == "agent" else _run_child
         self._job = partial(run, self, request, fds)
 
     def _let_go(self) -> None:
-        """In a process that was forked: close what is the zygote's."""
+        """Close the zygote's descriptors in a process that was forked."""
         for key in list(self._selector.get_map().values()):
             os.close(key.fd)
             if isinstance(key.fileobj, socket.socket):

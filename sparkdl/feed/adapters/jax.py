@@ -45,7 +45,7 @@ class JaxBatches:
     processes that hold the same rows. The rows come from all processes in equal shares. Every
     process must make the same steps, of batches that are always full: `tail="pad"`, `even=True`.
 
-    JAX compiles anew for each shape, so full batches are better in one process as well. Without
+    JAX compiles again for each shape, so full batches are better in one process as well. Without
     `jax_enable_x64`, 64-bit numbers become 32-bit ones, as in `jnp.asarray`: larger integers lose
     their high bits, floats digits.
 
@@ -87,7 +87,7 @@ class JaxBatches:
             FrameworkMissingError: if Keras is another.
         """
         if self.sharding is not None:
-            raise ConfigError("Keras shards what it trains on: leave out sharding=...")
+            raise ConfigError("Keras shards its training data itself: leave out sharding=...")
         return keras_data(self.batches, self.x, self.y)
 
     def __iter__(self) -> Iterator[Any]:
@@ -278,7 +278,7 @@ def keras_data(batches: EpochBatches, x: Names | None, y: Names | None) -> Any:
             yield arrange(arrays, x, y)
 
     class FeedAdapter(_adapter(), Fed):  # type: ignore[misc]
-        """Batches of an epoch whose length nobody knows before its end."""
+        """Batches of an epoch whose length is unknown before its end."""
 
         num_batches = batch_size = has_partial_batch = partial_batch_size = None
         _dataset = property(lambda self: self)

@@ -3,7 +3,7 @@
 Runs in: child
 
 Keras does not know the length of a stream, so it takes all epochs for as long as the first one, and
-trains as many as it was told to. But an epoch that continues after a failure is shorter than those
+trains as many as `epochs` says. But an epoch that continues after a failure is shorter than those
 after it, each `cluster.feed` may bring more rows than the one before, and a feed may end before
 `fit` does. An epoch of no batches has a loss of 0.0, the best there is. So
 
@@ -11,7 +11,7 @@ after it, each `cluster.feed` may bring more rows than the one before, and a fee
 - `fit` ends with a warning when its feed has ended, as Keras does with other data that runs out;
 - callbacks and history do not see an epoch of no rows;
 - `fit`, `evaluate` and `predict` that find no epoch at all raise `EndOfFeedError`;
-- when `stop_training` has ended `fit`, its feeds end: nobody reads the rest of them.
+- when `stop_training` has ended `fit`, its feeds end: the remaining rows are not read.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ _begun: ContextVar[Any] = ContextVar("sparkdl_begun", default=None)
 
 @dataclass(frozen=True)
 class _Library:
-    """What Keras 3 and tf_keras call the same things.
+    """The names of the same things in Keras 3 or tf_keras.
 
     Attributes:
         iterator: of the data of `fit`, `evaluate` and `predict`; `begin` its method that begins.
         before: the callback that is called before that.
         length: its attribute, how many batches an epoch has.
         dataset_of: its data.
-        counts: whether it was told a number of steps, so that several of Keras' epochs may be one.
+        counts: whether it has a number of steps, so that several of Keras' epochs may be one.
     """
 
     name: str
@@ -98,7 +98,7 @@ class _Library:
     callbacks: str
 
     def patches(self) -> tuple[Patch, ...]:
-        """Return what is changed."""
+        """Return the changes to the library."""
         mentions = (self.length,)
         return (
             Patch(self.fit(), ("self", "x"), _fit, ("stop_training",)),
@@ -160,12 +160,12 @@ class _Library:
             )
 
     def _epoch_ended(self, stock: Function, callbacks: Any, epoch: int, logs: Any = None) -> None:
-        """Tell the callbacks of an epoch that had rows; end `fit` where there is no further one."""
+        """Call the callbacks for an epoch that had rows; end `fit` after the last epoch."""
         run, model = getattr(callbacks, _RUN, None), callbacks.model
         if run is None or run.has_rows or model.stop_training:
             stock(callbacks, epoch, logs)
         else:
-            _log.warning("epoch %d of fit had no rows; callbacks are not told of it", epoch + 1)
+            _log.warning("Epoch %d of fit had no rows; its callbacks were skipped", epoch + 1)
         if run is None:
             return
         run.batches = 0

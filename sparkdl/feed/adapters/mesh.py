@@ -31,7 +31,7 @@ def axis_sizes(axes: Mapping[str, int], there: int, what: str) -> dict[str, int]
     if not axes:
         raise ConfigError("a mesh needs axes: ctx.mesh(data=2, model=2)")
     if any(type(size) is not int or (size < 1 and size != -1) for size in axes.values()):
-        raise ConfigError(f"mesh({asked}): each axis must be 1 or more, or -1 for what is left")
+        raise ConfigError(f"mesh({asked}): each axis must be 1 or more, or -1 for the rest")
     free = [name for name, size in axes.items() if size == -1]
     if len(free) > 1:
         raise ConfigError(f"mesh({asked}): only one axis can be -1, for what the others leave")

@@ -27,7 +27,7 @@ _MARK = "_sparkdl_is_step_batched"
 _READER = "_sparkdl_reader"
 _TEXT_LABELS = "_sparkdl_text_labels"
 _SOURCE = "_sparkdl_source"
-"""Of what a strategy has distributed: the dataset."""
+"""The attribute for the original dataset, on a dataset that a strategy has distributed."""
 
 
 def tf_dataset(
@@ -167,7 +167,7 @@ def spec_of(name: str, column: Array, rows: int | None) -> Any:
 
 
 def tensors(columns: Columns, specs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns as their specs say: arrays, or ragged tensors. Refuse those that do not."""
+    """Return columns as their specs say: arrays, or ragged tensors. Refuse other columns."""
     return {name: _tensor(name, column, specs[name]) for name, column in columns.items()}
 
 
@@ -226,7 +226,7 @@ _KEEP_BATCHES = Patch(
 
 
 def _is_step_batched(dataset: Any) -> bool:
-    """Whether `dataset` is one of ours, or comes from one without being batched anew."""
+    """Whether `dataset` is sparkdl's, or comes from one without being batched again."""
     if getattr(dataset, _MARK, False):
         return True
     if "batch" in type(dataset).__name__.lower():

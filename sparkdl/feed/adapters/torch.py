@@ -48,8 +48,8 @@ def torch_dataset(
 
     With `num_workers` each batch of the epoch goes to one of the loader's workers, the next that
     asks; the order in which they come out is the loader's. Iterate one loader at a time: the one
-    that begins takes the feed over, and the others' epoch ends. What workers have read ahead when a
-    loop is left early is given back with the rest of the epoch, unless it was the epoch's last.
+    that begins takes the feed over, and the others' epoch ends. When a loop is left early, batches
+    read ahead by workers go back with the rest of the epoch, unless they were the epoch's last.
     Workers of the start method "fork" keep the feed's memory of that moment as long as they live;
     `multiprocessing_context="forkserver"` does not.
 
@@ -202,8 +202,7 @@ class _FeedDataset:
         if not self.is_read_ahead and _is_called_by("accelerate.data_loader"):
             raise ConfigError(
                 "Accelerate shares out the rows of this dataset, which are this node's share "
-                "already: import accelerate before the call of ctx.torch_dataset, which then tells "
-                "it so"
+                "already: import accelerate before the call of ctx.torch_dataset, for it to see"
             )
         prepare = _with_ragged if self.gives_rows else plain
         own = (_own(prepare(columns)) for columns in self._read(self._batches))
@@ -266,7 +265,7 @@ def _is_ragged(column: np.ndarray) -> bool:
 
 
 def _own(columns: Plain) -> Plain:
-    """Copy what is shared with the feed: a tensor can be written to."""
+    """Copy the arrays shared with the feed: a tensor can be written to."""
     return {
         name: column if isinstance(column, list) else np.array(column, order="C")
         for name, column in columns.items()

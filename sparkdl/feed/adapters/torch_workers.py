@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 Columns = dict[str, np.ndarray]
 """Arrays by column name, `[rows, …]`, of any type."""
 Plain = dict[str, np.ndarray | list[Any]]
-"""Columns by name: arrays of numbers `[rows, …]`, or lists of what has no such array."""
+"""Columns by name: arrays of numbers `[rows, …]`, or lists of other values."""
 _ALIGNED_NBYTES = 64
 _ERRORS = {
     kind.__name__: kind
@@ -212,7 +212,7 @@ class _Serving:
             return self._epoch
 
     def _answer(self, worker: socket.socket, number: int, epoch: _Epoch) -> bytes:
-        """Send the next batch, or why there is none; return what it was."""
+        """Send the next batch, or the reason why there is none; return the kind of answer."""
         try:
             columns = epoch.take(number) if epoch is self._epoch else None
             if columns is None:
@@ -319,7 +319,7 @@ def pack(columns: Plain) -> tuple[int, int]:
 
 
 def unpack(fd: int, at: int) -> Plain:
-    """Map the columns of `pack`; what is written to them stays in this process.
+    """Map the columns of `pack`; writes to them stay in this process.
 
     The caller still owns `fd`.
     """

@@ -2,8 +2,8 @@
 
 Runs in: feeder
 
-Whole columns are converted at once where the types allow it; what is left goes value by value, and
-names the value that does not fit. Nothing is bent to fit: no number becomes text, and none loses
+Whole columns are converted at once where the types allow it; others go value by value, and errors
+name the value of the wrong type. Nothing is bent to fit: no number becomes text, and none loses
 its fraction; only float64 may become float32.
 """
 

@@ -345,7 +345,7 @@ class _Call:
                 if self._is_over or owed_s >= limit_s:
                     break
                 self._changed.wait(min(_LOOK_S, limit_s - owed_s))
-            # The kernel tells nothing of a link that is cut while nothing is sent.
+            # The kernel does not notice a cut link while nothing is sent.
             if owed_s < _LOOK_S or knock(self._target) == "accepts":
                 silent_since_s = None
             elif now_s - (silent_since_s := silent_since_s or now_s) >= self._spec.host_timeout_s:

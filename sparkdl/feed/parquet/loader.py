@@ -30,10 +30,10 @@ _MARKS_AHEAD = 4
 
 
 class ParquetLoader(threading.Thread):
-    """Reads one data set; ends once what it reads is not wanted any more.
+    """Reads one data set; ends once its rows are not wanted any more.
 
     Args:
-        memory_nbytes: of all feeds of the node; batches, and what is read ahead, are fractions.
+        memory_nbytes: of all feeds of the node; batches and rows read ahead take fractions.
     """
 
     def __init__(self, feed: str, memory_nbytes: int) -> None:
@@ -42,7 +42,7 @@ class ParquetLoader(threading.Thread):
         self._memory_nbytes = memory_nbytes
 
     def stop(self) -> None:
-        """Wait no longer: what is read is refused from now on."""
+        """Stop waiting: further rows are refused from now on."""
 
     def _read(self, share: Share, into: HeldSegments, request: AppendRequest) -> bool:
         """Read a share to its end; return whether all of it was wanted.

@@ -69,9 +69,9 @@ def read_share(
     Args:
         share: from `ParquetSource.shares`.
         batch_nbytes: the most that a batch holds; a row that is larger comes alone.
-        prefetch_nbytes: about how much may be decoded ahead of what was yielded. What the decoders
-            hold is not counted: for storages other than local ones, the compressed bytes of the
-            wanted columns of the row groups that are being read, two at least.
+        prefetch_nbytes: about how much may be decoded ahead of the yielded batches. The decoders'
+            own memory is not counted: for storages other than local ones, the compressed bytes of
+            the wanted columns of the row groups that are being read, two at least.
 
     Raises:
         ConfigError: if the storage cannot be opened here.
@@ -102,7 +102,7 @@ def _pieces(share: Share) -> Iterator[_Piece]:
 def _is_read_with(part: FileRange, last: FileRange, nbytes: int, most_nbytes: int) -> bool:
     """Whether a range is read in one go with those up to `last`, which are `nbytes` with it.
 
-    What is left of a row group of which rows are done may be many ranges; it is decoded once.
+    The remaining rows of a row group may be many ranges; the group is decoded once.
     """
     if part.file != last.file:
         return False

@@ -36,7 +36,7 @@ _VERSION = b"org.apache.spark.version"
 _CORRECTED = "CORRECTED"
 _COUNTED_ROWS = 1 << 17
 MAX_COUNTED_NBYTES = 256 * 1024 * 1024
-"""What columns of conditions may take in all files, compressed: the driver alone counts rows."""
+"""The limit of condition columns in all files, compressed: the driver alone counts rows."""
 _WIDTHS = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64())
 """Each of them holds the values of those before it."""
 _FLOATS = (pa.float32(), pa.float64())
@@ -80,7 +80,7 @@ class ScannedColumn:
 
 @dataclass(frozen=True)
 class Scan:
-    """What Spark would read.
+    """The files and rows that Spark would read.
 
     Attributes:
         condition: files hold other rows too, which do not count.
@@ -97,7 +97,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class _Found:
-    """What a footer says."""
+    """The facts in a footer."""
 
     row_groups: tuple[int, ...]
     row_nbytes: int
@@ -149,7 +149,7 @@ def source_of(scan: Scan) -> ParquetSource:
         raise ConfigError("its files have no rows that are wanted")
     # One node's share, at most; some room is left for what rows that are done cut it into.
     if len(msgspec.json.encode(source.shares(1)[0])) > MAX_MESSAGE_NBYTES // 2:
-        raise ConfigError("its files and row groups are too many to tell a node of them")
+        raise ConfigError("its files and row groups are too many for one message to a node")
     return source
 
 

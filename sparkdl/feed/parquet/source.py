@@ -1,4 +1,4 @@
-"""What a Parquet data set holds, as Spark would read it, and each node's share of it.
+"""The files and rows of a Parquet data set, as Spark would read it, and each node's share.
 
 Runs in: driver, agent
 
@@ -43,7 +43,7 @@ INT96_UNIT = "s"
 
 @dataclass(frozen=True)
 class ParquetSource:
-    """The files of a data set and what is in them.
+    """The files of a data set, and their columns and rows.
 
     Attributes:
         schema: of every batch that is read.
@@ -83,7 +83,7 @@ class ParquetSource:
 
 @dataclass(frozen=True)
 class _Footer:
-    """What the end of a file says of it; `schema` holds all columns as they will be read."""
+    """The facts at the end of a file; `schema` holds all columns as they will be read."""
 
     schema: pa.Schema
     row_groups: tuple[int, ...]
@@ -193,7 +193,7 @@ def _is_date(value: str) -> bool:
 
 
 def read_footers(files: Sequence[T], read: Callable[[T], F]) -> list[F]:
-    """Return what `read` returns for each file, several at a time; raise what it raises first."""
+    """Return `read`'s result for each file, several at a time; raise its first error."""
     pool = ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), "sparkdl-parquet-footer")
     try:
         return list(pool.map(read, files))
@@ -258,7 +258,7 @@ def _agreed_schema(
             if not kinds[0].equals(kinds[1]):
                 raise ConfigError(
                     f"column {name!r} is {kinds[0]} in {paths[0]}, {kinds[1]} in {path}. "
-                    "Write the files anew with one type, or feed them through Spark"
+                    "Rewrite the files with one type, or feed them through Spark"
                 )
     return pa.schema([first.field(name) for name in names])
 
@@ -278,7 +278,7 @@ def plan(
     seed: int | None = None,
     done: Sequence[Range] = (),
 ) -> list[list[FileRange]]:
-    """Share out all rows but those that are `done` so that the nodes' totals differ by at most one.
+    """Share out all rows except `done` ones so that the nodes' totals differ by at most one.
 
     The row groups are laid end to end and cut into `num_nodes` lengths, so that at most
     `num_nodes - 1` row groups are read by two nodes or more. The same arguments give the same
@@ -336,7 +336,7 @@ def shuffled(share: Share, seed: int | None, epoch: int) -> Share:
     """Return the share with its row groups in random order, if there is a seed."""
     if seed is None:
         return share
-    # What is left of a row group may be many ranges, which are read in one go.
+    # The remaining rows of a row group may be many ranges, which are read in one go.
     whole = groupby(share.ranges, lambda part: (part.file, part.row_group))
     groups = [tuple(ranges) for _, ranges in whole]
     random.Random(f"{seed}/{epoch}").shuffle(groups)
@@ -397,7 +397,7 @@ def spark_type(kind: pa.DataType) -> pa.DataType:
 
 
 def spark_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of what is read from a file of `schema`, without metadata."""
+    """Return the schema of the batches read from a file of `schema`, without metadata."""
     return pa.schema([pa.field(field.name, spark_type(field.type)) for field in schema])
 
 

@@ -1,4 +1,4 @@
-"""The reading end of a feed in the child: what has arrived, epochs, batches, shuffling.
+"""The reading end of a feed in the child: arrived segments, epochs, batches, shuffling.
 
 Runs in: child
 """

@@ -23,7 +23,7 @@ from sparkdl.feed.values.columns import concat, is_within, slice_columns, to_col
 from sparkdl.feed.values.tensors import Padding, check_padding, padded, stored
 
 SAMPLE_WEIGHT = "sample_weight"
-"""The column of `tail="pad"`: float32 `[rows]`, 1 for rows of the feed, 0 for those that fill."""
+"""The column of `tail="pad"`: float32 `[rows]`, 1 for rows of the feed, 0 for padding."""
 SHUFFLE_NBYTES = 32 * 1024 * 1024
 """Rows are shuffled within so many bytes where no number of rows is given."""
 Columns = dict[str, np.ndarray[Any, Any]]
@@ -65,8 +65,8 @@ class EpochBatches:
     Attributes:
         batch_size: rows of one batch.
         columns: which columns, `None` for all.
-        is_even: all nodes take the same number of steps: a synchronous step finds everybody.
-        tail: what becomes of the rows at an epoch's end that do not fill a step on every node.
+        is_even: all nodes take the same number of steps, as synchronous training requires.
+        tail: the use of the rows at an epoch's end that do not fill a step on every node.
             short: they make smaller batches. Each row is used once; only a node that runs out of
                 rows before the others gets one of its last again. In a stream, rows of which some
                 node has none wait for the next micro-batch, likewise with `pad`.
@@ -175,8 +175,8 @@ class _Epoch:
             return 1  # shows that the step is not the last, whose rows may be those of several
         if of.is_even and of.tail == "carry":
             # Grants count the rows of this epoch alone. A node that waits for a grant therefore
-            # holds the carried rows already; a node without them consumes what it has, which frees
-            # memory for more.
+            # holds the carried rows already; a node without them consumes the rows it has, which
+            # frees memory for more.
             return sum(part.rows for part in of._carried)
         return 0
 
@@ -265,7 +265,7 @@ class _Epoch:
         assert self._last is not None
         since_us = trace.now_us()
         yield self._filled(self._last, rows, repeated)
-        if trace.is_on():  # not of an iteration that is abandoned: nobody knows when that was
+        if trace.is_on():  # not if the iteration was abandoned, at an unknown time
             about = {"rows": rows, "step": self._steps}
             trace.add("batch", "batch", since_us, None, f"batches of {self._reader.feed}", about)
         return True
@@ -331,19 +331,19 @@ class GatheredRows:
     """Columns of segments that were taken and not yet handed out.
 
     Attributes:
-        count: rows that can be cut off; those that still wait to be shuffled do not count.
+        count: rows that can be cut off; rows that still wait to be shuffled do not count.
     """
 
     def __init__(self, carried: Sequence[_Part] = ()) -> None:
         self.count = sum(part.rows for part in carried)
-        self._parts = deque(replace(part) for part in carried)  # an abandoned epoch begins anew
+        self._parts = deque(replace(part) for part in carried)  # copied, for an abandoned epoch
         self._random: np.random.Generator | None = None
         self._window: int | bool = False
         self._unshuffled: list[_Part] = []
         self._unshuffled_rows = self._unshuffled_nbytes = 0
 
     def shuffle(self, random: np.random.Generator, window: int | bool) -> None:
-        """Shuffle what is added from now on, within `window` rows; `True` is `SHUFFLE_NBYTES`."""
+        """Shuffle rows added from now on, within `window` rows; `True` is `SHUFFLE_NBYTES`."""
         self._random, self._window = random, window
 
     def add(self, columns: Columns, rows: int, origin: Origin = None) -> None:
@@ -367,7 +367,7 @@ class GatheredRows:
             self.flush()
 
     def flush(self) -> None:
-        """Shuffle what has been gathered so far."""
+        """Shuffle the rows gathered so far."""
         parts, rows = self._unshuffled, self._unshuffled_rows
         self._unshuffled = []
         self._unshuffled_rows = self._unshuffled_nbytes = 0

@@ -34,7 +34,7 @@ Turn = tuple[int, ...]
 MAX_BATCHES = 1 << 16
 MAX_POSITIONS = 1 << 22
 """The latest batches are known one by one: at most this many, or of so many shuffled rows (32 MB).
-Whatever reads ahead of the training must stay within them."""
+Code that reads ahead of the training must stay within them."""
 _MIN_BATCHES = 64
 _NO_RANGES = np.empty((0, 2), np.int64)
 
@@ -74,7 +74,7 @@ class ConsumedRows:
         feed: its name, for errors.
         is_wanted: whether rows are tracked; otherwise nothing is noted.
         count: how many batches.
-        ahead: how many of them the training has not been given yet; `None` if nobody knows.
+        ahead: how many of them the training has not been given yet; `None` if unknown.
         turn: of the next batch: its place in the order in which batches come out, if that is not
             the order of `add`. No batch comes out before one whose turn is smaller.
     """
@@ -92,7 +92,7 @@ class ConsumedRows:
     _since_floor: Array = field(default_factory=lambda: _NO_RANGES)
     _starts: list[int] = field(default_factory=list)
     _segments: list[tuple[int, int, int]] = field(default_factory=list)
-    """What begins at each of `_starts`: epoch, segment, rows."""
+    """The segment that begins at each of `_starts`: epoch, segment, rows."""
 
     def append_segment(self, epoch: int, segment: int, rows: int) -> int | None:
         """Number the rows of a segment; return the position of the first."""
@@ -154,8 +154,7 @@ class ConsumedRows:
         """
         if not self.is_wanted:
             raise ConfigError(
-                f"nobody notes which rows of feed {self.feed!r} are used; launch with "
-                "checkpoint_dir"
+                f"the used rows of feed {self.feed!r} are not tracked; launch with checkpoint_dir"
             )
         if batches is None:
             if self.ahead is None and self.count:
@@ -249,7 +248,7 @@ def _ranges(parts: Iterable[Part]) -> Array:
 
 
 def _merged(arrays: Sequence[Array]) -> Array:
-    """Return the ranges of several arrays, sorted, with those that touch or overlap made one."""
+    """Return the ranges of several arrays, sorted, with touching or overlapping ones merged."""
     ranges = np.concatenate(arrays)
     if len(ranges) < 2:
         return ranges

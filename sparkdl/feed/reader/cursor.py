@@ -1,4 +1,4 @@
-"""What has arrived of a feed, epoch by epoch, and a position in it. No locks, no messages.
+"""The arrived segments of a feed, epoch by epoch, and a position in them. No locks, no messages.
 
 Runs in: child
 
@@ -86,7 +86,7 @@ class Item:
 
 
 class Counts(NamedTuple):
-    """What user code has been given, as in `Consumed`."""
+    """The rows and steps handed to user code, as in `Consumed`."""
 
     rows: int = 0
     steps: int = 0
@@ -154,7 +154,7 @@ class ReaderCursor:
         self._is_held = True
 
     def call_off(self, last: int) -> list[int]:
-        """No epoch after `last` reads again what is here; return the segments to release."""
+        """Let no epoch after `last` reread the rows here; return the segments to release."""
         self._is_held = False
         last = max([last, self.epoch] if self.is_begun else [last])
         self._marks = {e: mark for e, mark in self._marks.items() if e <= last}
@@ -224,7 +224,7 @@ class ReaderCursor:
     def take(self) -> Item:
         """Map the segment at the position and move past it."""
         item = self._items[self._position]
-        item.batch()  # here, under the lock: nobody releases it meanwhile
+        item.batch()  # here, under the lock: no other thread releases it meanwhile
         self._position += 1
         if item.epoch != self.epoch:
             segment = item.segment
@@ -309,7 +309,7 @@ class ReaderCursor:
         They stay mapped here as long as an abandoned iteration would go back to them.
 
         Args:
-            is_waiting: user code waits for more, so it has gathered what was taken.
+            is_waiting: user code waits for more, so it has gathered the rows taken before.
         """
         mark = self.mark
         if self._base != self.epoch or (mark is not None and mark.again):
@@ -355,10 +355,10 @@ class ReaderCursor:
 
 
 def release_all(items: Iterable[Item]) -> list[int]:
-    """Forget segments; return the numbers of those that were not released before."""
+    """Forget segments; return the numbers of the ones not released before."""
     return [number for item in items if (number := item.drop()) is not None]
 
 
 def _keep(items: Iterable[Item]) -> list[int]:
-    """Keep segments mapped; return the numbers of those that were not released before."""
+    """Keep segments mapped; return the numbers of the ones not released before."""
     return [number for item in items if (number := item.keep()) is not None]

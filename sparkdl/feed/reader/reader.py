@@ -1,8 +1,8 @@
-"""The child's end of one feed: waits for rows, and reports to the agent what was read.
+"""The child's end of one feed: waits for rows, and reports the rows read to the agent.
 
 Runs in: child
 
-What is here and where the reader stands is in `cursor.py`.
+`cursor.py` holds the arrived segments and the reader's position.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 _log = logging.getLogger(__name__)
 
 FeedMessage = FeedStart | Granted | EpochEnd | FeedHold | Reopened | FeedCovered | Reclaim | EndMark
-"""What a reader hears of its feed, besides the segments."""
+"""The messages that a reader receives of its feed, besides the segments."""
 REPORT_PERIOD_S = 0.02
-"""What was read is reported this often at most, and when user code waits for more.
+"""Rows read are reported this often at most, and when user code waits for more.
 
 Not for each batch: a message costs as much as a small step. The agent gathers further, because a
 loop that waits at every step reports each time."""
@@ -162,7 +162,7 @@ class FeedReader:
             self._changed.notify_all()
 
     def fail(self, problem: SparkdlError) -> None:
-        """No more rows can be brought: raise `problem` once those that are here have been read."""
+        """Expect no more rows: raise `problem` once the rows here have been read."""
         with self._changed:
             self._problem = problem
             self._changed.notify_all()
@@ -337,7 +337,7 @@ class FeedReader:
         """Set how many of the batches that are handed out the training has not been given yet.
 
         Args:
-            batches: `None` if nobody knows, from now on.
+            batches: `None` if unknown from now on.
             turn: where in its order the next batch comes out, see `ConsumedRows.add`.
         """
         with self._changed:
@@ -354,12 +354,12 @@ class FeedReader:
         """Return the rows of the first batches handed out, by epoch and segment.
 
         Args:
-            batches: how many, of all iterations together, but for what an abandoned one gave
-                back; `None` for all that the training was given.
+            batches: how many, of all iterations together, without batches that an abandoned one
+                gave back; `None` for all that the training was given.
 
         Raises:
-            ConfigError: if there are not so many; if what reads ahead of the training hides how
-                many it was given; or if nobody has noted which rows they are.
+            ConfigError: if there are not so many; if code that reads ahead of the training hides
+                how many the training was given; or if rows are not tracked.
         """
         with self._changed:
             return self._cursor.consumed.position(batches)
@@ -376,7 +376,7 @@ class FeedReader:
         self._release(release_all([item]))
 
     def terminate(self) -> None:
-        """Take no more rows of the feeding that is under way; drop those that are here."""
+        """Take no more rows of the current feeding; drop its rows that are here."""
         with self._changed:
             if self._is_terminated:
                 return

@@ -27,10 +27,10 @@ class Supply:
         self._node, self._roles = "this node", ""
 
     def expect(self, spec: ClusterSpec, member: Member, is_resumed: bool) -> None:
-        """Give up feeds that nobody feeds, from now on.
+        """Give up unfed feeds from now on.
 
         Args:
-            is_resumed: the world continues an earlier one. What was fed there may be over, which
+            is_resumed: the world continues an earlier one. Feeds of that one may be over, which
                 is reported only when the feeds end.
         """
         self._unfed_node, self._node = None, member.node.name
@@ -53,11 +53,11 @@ class Supply:
         self._moved_s = time.monotonic()
 
     def impossible(self, feed: str) -> ConfigError | None:
-        """Return why nobody can ever bring rows of `feed`, if that is so."""
+        """Return the error if `feed` can never receive rows, else `None`."""
         if self._unfed_node is None or feed in self._begun:
             return None
         return ConfigError(
-            f"feed {feed!r} cannot be read: nobody feeds {self._unfed_node}. Launch with "
+            f"feed {feed!r} cannot be read: {self._unfed_node} is not fed. Launch with "
             "Feeding(fed=True) and call cluster.feed, or read files with ctx.parquet"
         )
 
@@ -90,7 +90,7 @@ class Supply:
         return max(0.0, max(since_s, self._moved_s) + self._timeout_s - time.monotonic())
 
     def unfed(self, feed: str) -> SparkdlError:
-        """Return the error that says that nobody has fed `feed`."""
+        """Return the error for a `feed` that received no rows in time."""
         others = ", ".join(repr(other) for other in sorted(self._begun))
         return UnfedError(
             f"nobody has fed {feed!r} to {self._node} within "

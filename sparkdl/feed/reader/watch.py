@@ -1,4 +1,4 @@
-"""What readers of feeds report about a training: when epochs begin, and when `fit` does.
+"""The reports of feeds' readers about a training: when epochs begin, and when `fit` does.
 
 Runs in: child
 """

@@ -23,7 +23,7 @@ _MAX_SEGMENTS = 30_000
 
 
 class Use(Enum):
-    """What a segment is held for."""
+    """The reason why a segment is held."""
 
     SPOOL = "spool"
     """A feeder brought it, and the driver has not assigned it yet."""
@@ -52,10 +52,10 @@ def _affordable_segments() -> int:
 class Budget:
     """Bytes that a node's feeds may hold together. A segment that finds no room waits.
 
-    Spools take half of the memory at most, so rows that nobody was assigned never lock out those
-    that were. A feed without a segment in its spool may always spool one, however large it is, and
-    one without a segment in its log may always have one there: its reader would wait for ever
-    otherwise. Each segment has a descriptor, here and in the child, so their number is limited too.
+    Spools take half of the memory at most, so unassigned rows never lock out assigned ones. A feed
+    without a segment in its spool may always spool one, however large it is, and a feed without a
+    segment in its log may always have one there: its reader would wait for ever otherwise. Each
+    segment has a descriptor, here and in the child, so their number is limited too.
 
     Args:
         on_pressure: called while a segment waits for room that no spool can give.
@@ -162,7 +162,7 @@ class Budget:
             if spooled >= self.limit_segments // 2:
                 return Room.FULL
             may_stay = self._nbytes[use] + nbytes <= self.limit_nbytes // 2
-        # What is only retained goes before anything is written to disk.
+        # Retained segments are evicted before anything is written to disk.
         while not self._fits(nbytes) and (may_stay or may_spill()) and self.retained.evict():
             pass
         if may_stay and (is_first or self._fits(nbytes)):
@@ -185,7 +185,7 @@ class Budget:
 class RetainedSegments:
     """Segments retained for a restarted child, evicted oldest first.
 
-    What the child has read, or had not read when it ended, is retained as long as there is room.
+    Segments that the child has read, or had not read when it ended, stay while there is room.
     """
 
     def __init__(self, budget: Budget) -> None:

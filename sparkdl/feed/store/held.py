@@ -35,11 +35,11 @@ _DESCRIPTOR_PAUSE_S = 0.1
 _FULL_WAIT_S = 1.0
 """How long an append waits for room at once: what waits may have become unwanted."""
 _SHORT_WAIT_S = 60.0
-"""How long to wait for descriptors, of which nobody knows whether there will be any."""
+"""How long to wait for descriptors, which may never become free."""
 
 
 class Appended(Enum):
-    """What became of a batch that was to be appended."""
+    """The outcome of appending a batch."""
 
     STORED = "stored"
     FULL = "full"

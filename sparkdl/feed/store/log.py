@@ -26,7 +26,7 @@ from sparkdl.feed.store.segment import StoredSegment
 
 @dataclass(frozen=True)
 class EpochCount:
-    """What a node has of an epoch that takes no more rows."""
+    """A node's count of an epoch that takes no more rows."""
 
     epoch: int = -1
     rows: int = 0
@@ -98,8 +98,8 @@ class Log(HeldSegments):
     Args:
         on_segment: called with each segment that is added, and with a descriptor of it that is for
             the child, with the lock held; must not block.
-        keeps: whether segments that were read are retained, also where the rows are not to be
-            assigned anew.
+        keeps: whether segments that were read are retained even if the rows will not be assigned
+            again.
 
     Attributes:
         is_whole: nothing of the epoch that is received had to be released for want of room.
@@ -133,12 +133,12 @@ class Log(HeldSegments):
         return self._rows[epoch]
 
     def expect(self, last_epoch: int) -> None:
-        """Epochs up to `last_epoch` are to come: those that a `close_call` refuses."""
+        """Expect epochs up to `last_epoch`, which a `close_call` refuses."""
         with self._budget.lock:
             self._last_epoch = max(self._last_epoch, last_epoch)
 
     def retain_read(self, comes_again: bool) -> None:
-        """Retain rows that are read from now on, if they are assigned anew for another epoch."""
+        """Retain rows that are read from now on, if they are assigned again for another epoch."""
         with self._budget.lock:
             if self._comes_again and not (comes_again or self._keeps):
                 # Of a call that has ended early.
@@ -189,7 +189,7 @@ class Log(HeldSegments):
             return self.last_cut
 
     def settle(self, epoch: int) -> None:
-        """No epoch after `epoch` reads again what was counted last; the next one may be whole."""
+        """Let no epoch after `epoch` reread the rows counted last; the next one may be whole."""
         with self._budget.lock:
             self._provenance.settle(epoch)
             self._is_pinned = False
@@ -217,13 +217,13 @@ class Log(HeldSegments):
             self._provenance.forget(epoch)
 
     def close_call(self) -> None:
-        """Take no more rows of the feeding that is under way, and free what is here of it."""
+        """Take no more rows of the current feeding, and free its rows that are here."""
         with self._budget.lock:
             self.terminated_to = self._last_epoch
             self._close(self._last_epoch, retains=False)
 
     def close(self) -> None:
-        """Take no more rows, free or retain what is here, and let waiting appends return."""
+        """Take no more rows, free or retain the rows here, and let waiting appends return."""
         self._close(FOR_EVER, retains=True)
 
     def retain(self, segment: StoredSegment) -> None:

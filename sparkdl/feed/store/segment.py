@@ -35,7 +35,7 @@ class StoredSegment:
         fd: its own descriptor of the file.
         start: the first row of the file that counts.
         spans: which rows of which partitions these are, in order; empty for rows of inference.
-        run: the Spark job that brought them; empty for those that were read from files.
+        run: the Spark job that brought them; empty for rows read from files.
     """
 
     feed: str
@@ -128,7 +128,7 @@ def check_segment(fd: int, rows: int) -> None:
         OSError: if there is no descriptor left to look into it.
     """
     try:
-        # Only a file: opening another end of a pipe would wait for somebody at the other.
+        # Only a file: opening one end of a pipe would wait for a process at the other.
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ProtocolError("a segment that is no file")
         batch = read_segment(fd)

@@ -1,13 +1,13 @@
-"""A session: a task sends rows to somebody who answers them in order, and both count.
+"""A session: a task sends rows to a peer that answers them in order, and both count.
 
 Runs in: feeder, agent
 
     task ── rows, in pieces ──▶ peer: a node, whose `map_fun` answers, or a scorer, whose model does
     task ◀── answers, in order ── peer
 
-Answers say nothing of which rows they are for: they are counted off against what was sent. So a
-task and a node know by a `Session` what is owed, since when, whether there is room for more, and
-whether all is answered.
+Answers do not name their rows: they are counted off against the rows sent. By a `Session`, a task
+and a node know how many answers are owed, since when, whether there is room for more rows, and
+whether all are answered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Session:
 
     Attributes:
         is_through: nothing more will be sent.
-        moved_s: when the last answer came, or what was sent when nothing was owed.
+        moved_s: when the last answer came, or when rows were sent while no answer was owed.
     """
 
     sent: int = 0
@@ -47,7 +47,7 @@ class Session:
         return self.is_through and not self.owed
 
     def send(self, count: int, now_s: float = 0.0) -> None:
-        """Count what is sent; the time before, in which nothing was owed, does not count."""
+        """Count rows as sent; the time before, in which no answer was owed, does not count."""
         if self.owed <= 0:
             self.moved_s = now_s
         self.sent += count

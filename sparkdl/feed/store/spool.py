@@ -1,4 +1,4 @@
-"""What feeders have brought to an agent and the driver has not assigned yet, of one feed.
+"""The rows of one feed that feeders have brought to an agent and the driver has not assigned yet.
 
 Runs in: agent
 
@@ -61,7 +61,7 @@ class Spool(HeldSegments):
         self._segments: dict[int, _Spooled] = {}
 
     def refuse(self, epoch: int) -> None:
-        """Take no more rows of `epoch` and those before. What is here stays: nodes may want it."""
+        """Take no more rows of epochs up to `epoch`. Rows here stay: nodes may want them."""
         with self._budget.lock:
             self.closed_to = max(self.closed_to, epoch)
             self._budget.wake()
@@ -93,7 +93,7 @@ class Spool(HeldSegments):
             return read_segment(segment.fd).slice(segment.start + skip, rows)
 
     def free(self, number: int, skip: int, rows: int) -> None:
-        """Free rows that another node has, or none reads; those that are gone already stay so."""
+        """Free rows that another node has, or none reads; rows already freed are ignored."""
         with self._budget.lock:
             spooled = self._segments.get(number)
             if spooled is None:
@@ -102,7 +102,7 @@ class Spool(HeldSegments):
                 self._free(spooled, start, stop)
 
     def recall(self, epoch: int, retained: Iterable[StoredSegment]) -> list[Lot]:
-        """Take segments that were retained, as rows of `epoch`; return what they hold."""
+        """Take retained segments as rows of `epoch`; return their lots."""
         lots: list[Lot] = []
         with self._budget.lock:
             for segment in retained:
@@ -111,7 +111,7 @@ class Spool(HeldSegments):
         return lots
 
     def close(self) -> list[StoredSegment]:
-        """Take no more rows; remove and return what is here, which stays in the budget as spooled.
+        """Take no more rows; remove and return the spooled windows, without freeing their budget.
 
         Rows for which there is no descriptor are freed.
         """
@@ -143,7 +143,7 @@ class Spool(HeldSegments):
         self._on_spooled(self.feed, segment.epoch, self._lots(segment))
 
     def _lots(self, segment: StoredSegment) -> list[Lot]:
-        """Record a segment; return what it holds."""
+        """Record a segment; return its lots."""
         segment = self._numbered(segment)
         number = segment.number
         self._segments[number] = _Spooled(segment, [(0, segment.rows)])

@@ -1,4 +1,4 @@
-"""What one node holds of its feeds: spools, logs, and inference that waits for results.
+"""The store of one node's feeds: spools, logs, and inference that waits for results.
 
 Runs in: agent
 """
@@ -47,7 +47,7 @@ class NodeStore:
             is for the child.
         on_spooled: called with the feed, the epoch and the rows of each segment that is spooled;
             with none if a segment waits for room in the spool.
-        on_pressure: called with the name of a feed that is to release what is read.
+        on_pressure: called with the name of a feed that must release the rows it has read.
 
     Attributes:
         budget: how much memory and disk they use, and may use.
@@ -172,7 +172,7 @@ class NodeStore:
             exchange.fail(reason)
 
     def reopen(self, generation: int) -> None:
-        """Begin anew for another child: empty logs and spools for the rows of its generation."""
+        """Start over for another child: empty logs and spools for the rows of its generation."""
         with self.budget.lock:
             for log in self._logs.values():
                 log.close()
@@ -182,7 +182,7 @@ class NodeStore:
             self.generation = generation
 
     def shut_down(self, reason: str) -> None:
-        """Take no more rows at all, and free what is here."""
+        """Take no more rows at all, and free the rows here."""
         self.close(reason)
         with self.budget.lock:
             self._has_shut_down = True

@@ -28,8 +28,8 @@ from sparkdl.feed.transfer.node_feed import NodeFeed
 from sparkdl.feed.transfer.server import FlightServer
 
 PROGRESS_PERIOD_S = 0.1
-"""Counts go to the coordinator this often at most, and more seldom from many nodes; what it
-waits for goes at once."""
+"""Counts go to the coordinator this often at most, less often from many nodes; counts that it
+waits for go at once."""
 ASSIGN_PERIOD_S = 0.02
 """Likewise, what the driver assigns rows by: rows that were spooled, and readers that wait."""
 _SHUTDOWN_S = 2.0
@@ -39,9 +39,9 @@ class NodeFeeds:
     """All feeds of one node. Runs on the agent's loop; Flight's threads come in through the store.
 
     Args:
-        peers: this node among those that report and hold rows.
+        peers: this node among the nodes that report and hold rows.
         send_to_child: takes a message and, for good, a descriptor or -1.
-        report: sends counts, and what was spooled, to the coordinator.
+        report: sends counts, and the rows spooled, to the coordinator.
 
     Attributes:
         store: what the node has received.
@@ -123,7 +123,7 @@ class NodeFeeds:
                 self._after_fetches(feed, partial(self._in_order, message), is_mark=False)
 
     def _after_fetches(self, name: str, action: Callable[[], None], is_mark: bool = True) -> None:
-        """Do it after what is behind fetches already, and if it is a mark, after all fetches.
+        """Run `action` after those queued behind fetches, and if it is a mark, after all fetches.
 
         Not at once even so: segments of the own spool reach the child by the loop as well.
         """
@@ -267,7 +267,7 @@ class NodeFeeds:
         self._progress.call()
 
     def reopen(self, generation: int) -> None:
-        """Begin anew for another child, and tell it which feeds have ended already."""
+        """Start over for another child, and send it the feeds that have ended already."""
         if generation != self.store.generation:
             self._ended.clear()  # rows may be fed again; the coordinator repeats the ends
         self.store.reopen(generation)
@@ -307,7 +307,7 @@ class NodeFeeds:
         self._loaders.append(loader)
         loader.start()
 
-    # From threads of Flight, and those that fetch or read files.
+    # Called on threads of Flight, and on the threads that fetch rows or read files.
 
     def _on_segment(self, segment: StoredSegment, fd: int) -> None:
         message = channel.Segment(
@@ -327,7 +327,7 @@ class NodeFeeds:
         self._soon(self._note_lots, self.store.generation, feed, epoch, lots)
 
     def _soon(self, function: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and nobody waits
+        with suppress(RuntimeError):  # the loop has ended, and no caller waits
             self._loop.call_soon_threadsafe(function, *arguments)
 
     # On the loop.
@@ -370,7 +370,7 @@ class NodeFeeds:
     def _reclaim(self, name: str) -> None:
         """Ask the child to release rows, but not for an epoch that is over.
 
-        The next epoch may be whole: then it is pressed again, and decides anew.
+        The next epoch may be whole: then the feed is pressed again, and decides again.
         """
         feed = self._feed(name)
         if feed.log.is_whole:

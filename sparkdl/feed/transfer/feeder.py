@@ -5,8 +5,8 @@ Runs in: feeder
     partition ── batch ──▶ pieces of 4 to 8 MB ──▶ PutStream ── DoPut ──▶ agent: spool
 
 The driver, to which the agents report their rows, assigns them to nodes: a feeder need not know
-where they are used. An attempt that Spark repeats sends all rows again that no checkpoint covers,
-perhaps to another agent; the driver drops those that it has.
+where they are used. When Spark repeats a task, the new attempt resends all rows that no checkpoint
+covers, perhaps to another agent; the driver drops the duplicates.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from sparkdl.feed.transfer.put_stream import Piece, PutStream
 from sparkdl.feed.values.row_codec import encode_rows
 
 MAX_PIECE_NBYTES = 8 * 1024 * 1024
-"""What an agent gets at once, where the batches allow."""
+"""The most bytes sent to an agent at once, where the batches allow."""
 MAX_JOINED_S = 0.1
 """How long small batches wait for others to be joined to."""
 _SKIP_S = 0.5
-"""How long to read rows that nobody wants: what a new Python worker costs, about."""
+"""How long to read unwanted rows: about the time that a new Python worker costs."""
 FED_SCHEMA = "partition long, rows long, rows_refused long, num_rows long"
 """Spark schema of what `FeedDataFrame` returns: one `FedPartition` a partition."""
 

@@ -46,7 +46,7 @@ _BROKEN = (
 T = TypeVar("T")
 Call = Callable[[flight.FlightClient, bytes, flight.FlightCallOptions], T]
 _WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
-"""What one call asks for, at most."""
+"""The most windows and bytes that one call asks for."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Fetcher(threading.Thread):
         self._clients: dict[str, flight.FlightClient] = {}
 
     def add(self, fetches: Iterable[Fetch]) -> None:
-        """Fetch these as well, behind those that wait."""
+        """Append fetches to the queue."""
         with self._changed:
             self._waiting.extend(fetches)
             self._changed.notify_all()
@@ -218,5 +218,5 @@ class Fetcher(threading.Thread):
 
 
 def _confirm(client: flight.FlightClient, ticket: bytes, options: flight.FlightCallOptions) -> None:
-    """Tell the holder that the rows are here, so that it frees them."""
+    """Confirm to the holder that the rows are here, so that it frees them."""
     list(client.do_action(flight.Action(TAKEN, ticket), options))

@@ -7,7 +7,7 @@ a call that long. So a thread of its own asks the host of each node that owes an
 connection. Only silence counts. The host of a node that is busy, paused or gone says something: its
 kernel accepts the connection or refuses it.
 
-    0 cut ── LATE_S first look ── host_timeout_s of silence: the driver is told, each second
+    0 cut ── LATE_S first look ── host_timeout_s of silence: reports to the driver, each second
 """
 
 from __future__ import annotations

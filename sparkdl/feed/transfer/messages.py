@@ -1,4 +1,4 @@
-"""What feeders are told and what they report, and the messages between them and agents.
+"""The parameters and results of feeders, and the messages between them and agents.
 
 Runs in: driver, feeder, agent
 
@@ -32,7 +32,7 @@ SHUT_DOWN = (
     "so run the action on them before the shutdown"
 )
 WHAT_TO_DO = (
-    "Which rows are left cannot be told: feed the same data, in the same partitions (cache a "
+    "The remaining rows cannot be determined: feed the same data, in the same partitions (cache a "
     "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
 )
 
@@ -68,12 +68,12 @@ class FeedSpec:
     """Which feed, which epoch, to whom. Goes to Spark inside the task.
 
     Attributes:
-        run: unique to one Spark job: what it has brought is found by it after a restart.
+        run: unique to one Spark job: identifies its rows after a restart.
         generation: the world's that is to be fed; nodes of a later one refuse the rows.
         last_epoch: the last one of the same `feed` call.
         keep: later epochs are to read the rows again.
         done: rows by partition that a checkpoint covers; they are not fed.
-        skipped: partitions of which all rows are `done`; they are not read, but for a moment.
+        skipped: partitions of which all rows are `done`; they are read for a moment at most.
         partitions: how many there were when rows were fed before; 0 where that is not known.
         patience_s: how long inference waits for nodes that are between two generations.
         min_piece_nbytes: small batches are joined until there is so much.
@@ -130,7 +130,7 @@ def knock(target: Target) -> Literal["accepts", "refuses", "silent"]:
     try:
         with socket.create_connection((url.hostname, url.port or 0), _LISTENING_S):
             return "accepts"
-    except OSError as error:  # EHOSTUNREACH: nobody in the host's own network has its address
+    except OSError as error:  # EHOSTUNREACH: no machine in the local network has its address
         is_silent = isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH
         return "silent" if is_silent else "refuses"
 
@@ -145,7 +145,7 @@ def other_data(feed: str, before: int, now: int) -> ConfigError:
 
 @dataclass(frozen=True)
 class FedPartition:
-    """What became of the rows of one partition.
+    """The outcome of feeding one partition.
 
     Attributes:
         rows: that were spooled at an agent.
@@ -160,13 +160,13 @@ class FedPartition:
 
 
 def flight_reason(error: BaseException) -> str:
-    """Return what Flight says, without what it adds for its own developers."""
+    """Return Flight's message, without the details for its own developers."""
     text = str(error).partition(". gRPC client debug context:")[0]
     return text.rpartition(". Detail:")[0] or text
 
 
 class PutHeader(msgspec.Struct, frozen=True):
-    """What a stream of batches is part of.
+    """The feed, epoch and partition of a stream of batches.
 
     Attributes:
         last_epoch: the last one of the same `feed` call.
@@ -199,7 +199,7 @@ class PutAck(msgspec.Struct, frozen=True):
 
 
 class PutPiece(msgspec.Struct, frozen=True):
-    """What comes with a batch.
+    """The metadata of a batch.
 
     Attributes:
         ranges: the numbers of its rows in the partition.

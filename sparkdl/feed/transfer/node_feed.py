@@ -1,4 +1,4 @@
-"""What an agent knows of one feed, of one child.
+"""An agent's state of one feed, for one child.
 
 Runs in: agent
 """
@@ -25,7 +25,7 @@ class NodeFeed:
         consumed: what the child has reported last.
         began: the epoch of the last `FeedBegin`.
         marked: the epoch of the last `EpochEnd`.
-        answered: what was reported last of that which the driver waits for, see `awaited`.
+        answered: the last report of the values that the driver waits for, see `awaited`.
         waits: user code waits for a row, and has been sent all that there are.
         has_told_wait: the driver knows of it.
         is_reclaimed: the child was asked for room and has not released anything yet.
@@ -36,7 +36,7 @@ class NodeFeed:
         ordered: how many grants of rows of other agents there were in all.
         arrived: how many of them are here.
         problem: why others cannot come.
-        behind: what is to be done once so many have arrived, in order.
+        behind: the actions to perform once so many have arrived, in order.
     """
 
     log: Log
@@ -57,18 +57,18 @@ class NodeFeed:
     behind: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
 
     def go_on(self) -> None:
-        """Do what waits for nothing any more."""
+        """Perform the actions that no fetch holds back any more."""
         while self.behind and self.behind[0][0] <= self.arrived:
             self.behind.popleft()[1]()
 
     def stop(self) -> None:
-        """Fetch nothing more, and do nothing of what is behind."""
+        """Fetch nothing more, and drop the waiting actions."""
         self.behind.clear()
         if self.fetcher is not None:
             self.fetcher.stop()
 
     def count(self, has_failed: bool) -> FeedCount:
-        """Return what the driver is told of it.
+        """Return the counts that the driver receives.
 
         Args:
             has_failed: do not report that it is closed, or it would seem to have ended in order.
@@ -100,8 +100,8 @@ class NodeFeed:
         )
 
     def awaited(self, count: FeedCount) -> tuple[int, ...]:
-        """Return what the driver waits for: first rows, the end of what it announced, a hold.
+        """Return the values the driver waits for: first rows, the last epoch's end, a hold.
 
-        Each of them follows a message of the driver's, so they come no more often than those.
+        Each change answers a message of the driver, so changes are as rare as those messages.
         """
         return count.epoch, count.epoch_rows > 0, count.epochs_done > self.marked, count.held

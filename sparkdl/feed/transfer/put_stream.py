@@ -224,7 +224,7 @@ class PutStream:
         call.writer.start()
 
     def _end_call(self) -> _Call | None:
-        """Let the thread of the call end it once it has written what it was given."""
+        """Let the call's thread end the call once it has written all queued pieces."""
         with self._changed:
             call, self._call = self._call, None
         if call is not None:
@@ -270,7 +270,7 @@ class PutStream:
                 return self._fd_sender.send(fd)
             finally:
                 os.close(fd)
-        except OSError:  # the stream needs no descriptor, and reports what has happened
+        except OSError:  # go on by the stream, which needs no descriptor
             self._fd_sender.close()
             self._fd_sender = None
             return ""

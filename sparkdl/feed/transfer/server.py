@@ -127,10 +127,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(
         self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.FlightDataStream:
-        """Send the rows of the first windows that a ticket names; those of one are not copied.
+        """Send the rows of the first windows of a ticket; a single window is not copied.
 
-        They stay here until the other agent says that it has them (`do_action`): what has been sent
-        may have been lost with the connection.
+        The rows stay here until the other agent confirms them (`do_action`), because rows already
+        sent may have been lost with the connection.
         """
         self._strangers.welcome(context.peer())
         wanted = _decode(ticket.ticket, FetchTicket)
@@ -170,7 +170,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         return []
 
     def shutdown(self) -> None:
-        """Let calls end; hang up on those that have not within a second.
+        """Let calls end; disconnect those still running after a second.
 
         gRPC itself waits for them for ever. A feeder that waits for another node says nothing.
         """

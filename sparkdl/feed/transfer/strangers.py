@@ -1,4 +1,4 @@
-"""Connections to a node's Flight port that nobody with the token has made, and their end.
+"""Ends connections to a node's Flight port whose peers do not send the token.
 
 Runs in: agent
 
@@ -25,7 +25,7 @@ _LOOK_S = 1.0
 _PATIENCE = 30
 """Looks, not seconds, for this process may stand still. A feeder itself gives up after 20 s."""
 _MAX_LIMIT = 1 << 20
-"""What Linux lets a process have by default (fs.nr_open)."""
+"""The most descriptors that Linux lets a process have by default (fs.nr_open)."""
 _OWN_FDS = "/proc/self/fd"
 
 
@@ -54,7 +54,7 @@ class Strangers:
             self._known.add(_plain(unquote(peer.partition(":")[2])))
 
     def hang_up(self) -> None:
-        """End the watch, and all connections, also those that have shown the token."""
+        """End the watch, and all connections, authenticated ones as well."""
         self._end_watch()
         if sys.platform == "linux":
             for peer, fd in self._peers().items():
@@ -76,7 +76,7 @@ class Strangers:
             self._look()
 
     def _look(self) -> None:
-        """Find all connections; shut down those that have been without a call for too long."""
+        """Find all connections; shut down each that has been without a call for too long."""
         with self._lock:
             before = set(self._known)
         peers = self._peers()
@@ -116,7 +116,7 @@ class Strangers:
             sock.detach()
 
     def _hang_up(self, fd: int, peer: str) -> None:
-        # By a copy, which stays this connection if gRPC closes its own and the number is used anew.
+        # By a copy, which stays this connection if gRPC closes its own and the number is reused.
         with suppress(OSError):
             os.dup2(fd, self._hand.fileno(), inheritable=False)
             if self._peer(self._hand.fileno()) == peer:

@@ -140,7 +140,7 @@ def _join(arrays: list[Array], name: str) -> Array:
 
 
 def _mix(dtypes: Iterable[np.dtype[Any]]) -> bool:
-    """Return whether values of these dtypes can share an array and mean what they meant."""
+    """Return whether values of these dtypes can share an array and keep their meaning."""
     kinds = {"number" if dtype.kind in "biufc" else dtype.kind for dtype in dtypes}
     return len(kinds - {"O"}) <= 1
 
@@ -179,7 +179,7 @@ def convert(column: pa.Array, codec: Codec | None = None, where: str = "the colu
     holds none is like any other. Arrays that were not copied are read-only.
 
     Args:
-        codec: of a column that `encode` made; it tells what Arrow's type does not.
+        codec: of a column that `encode` made; it adds the Python type that Arrow's lacks.
         where: names the column in errors.
 
     Raises:

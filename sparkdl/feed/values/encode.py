@@ -86,7 +86,7 @@ _HEADER_NBYTES = 5
 
 
 class Codec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the values of an Arrow array were in Python.
+    """The Python type of the values of an Arrow array.
 
     Attributes:
         name: one of the names in this module's docstring.
