@@ -1,4 +1,4 @@
-"""A Keras model as it travels, how it is made and compiled, and what it takes.
+"""Serialize, load and compile a Keras model, and list its inputs.
 
 Runs in: driver, child, feeder
 """
@@ -35,7 +35,7 @@ def as_content(model: Any) -> bytes:
 
 
 def as_file(model: Any) -> tuple[bytes, Objects]:
-    """Return a Keras model as a `.keras` file, and what has to travel with it.
+    """Return a Keras model as a `.keras` file, and the custom objects to send with it.
 
     Raises:
         ConfigError: if Keras cannot make the model again from these.
@@ -252,7 +252,7 @@ def _check_names(parameter: str, value: Any, known: Any) -> None:
 
 
 _UNNAMED = "input_layer"
-"""What Keras calls the layers of inputs without names, with a number that the process counts."""
+"""Keras' prefix for unnamed input layers; a number follows, which each process counts itself."""
 
 
 def inputs_of(model: Any) -> tuple[Tensor, ...]:
@@ -349,7 +349,7 @@ def _is_softmax(tensor: Any) -> bool:
 def keras_inputs_by_column(
     features: Mapping[str, str], inputs: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """Return what `inputs_by_column` does. Raises what it does, with advice on Keras' names."""
+    """Call `inputs_by_column`; add advice on Keras' input names to its errors."""
     unnamed = any(tensor.name.startswith(_UNNAMED) for tensor in inputs)
     advice = (
         ". Keras numbers inputs without names anew in each process: keras.Input(…, name=…) names "

@@ -24,7 +24,7 @@ from sparkdl.ml.scoring.share import sharing_of
 from sparkdl.ml.scoring.task import Score, ScoreBatches, ScoreFiles, ScoreStructs
 
 READERS = ("auto", "python", "spark")
-"""Who reads the input columns of a DataFrame over Parquet files."""
+"""The readers of the input columns of a DataFrame over Parquet files."""
 
 _STRUCT = "outputs"
 
