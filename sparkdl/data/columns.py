@@ -38,7 +38,7 @@ _TYPES: tuple[tuple[spark.DataType, pa.DataType], ...] = (
 
 
 class Kind(enum.IntEnum):
-    """What a feature holds a list of; the numbers are those of the fields of `Feature`.
+    """The type of a feature's values, numbered like the fields of `Feature`.
 
     https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/example/feature.proto
     """

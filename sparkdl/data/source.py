@@ -1,13 +1,14 @@
-"""The data source `tfrecord`: what Spark calls to read and to write TFRecord files.
+"""The data source `tfrecord`, with which Spark reads and writes TFRecord files.
 
 Runs in: driver, feeder
 
-Of the files that are written all appear, or none:
+A write is atomic: all of its files appear, or none:
 
 1. The driver makes a hidden folder `_staging-…` within the folder that is written to.
-2. Each task writes a file of its own there. What a failed or repeated task left is never named.
-3. The driver renames the files that succeeded into the folder; if one cannot be, it takes them all
-   back. Only then, to overwrite, it removes what was there before; `_SUCCESS` comes last.
+2. Each task writes a file of its own there. The driver never renames files of failed or repeated
+tasks. 3. The driver renames the files that succeeded into the folder; if one cannot be, it takes
+them all
+   back. Only then, to overwrite, it removes the previous files; `_SUCCESS` comes last.
 
 https://spark.apache.org/docs/latest/api/python/tutorial/sql/python_data_source.html
 """
@@ -186,7 +187,7 @@ class _Writer(datasource.DataSourceArrowWriter):
         self.to.commit([name for name in written if name], self.is_overwrite)
 
     def abort(self, messages: list[datasource.WriterCommitMessage | None]) -> None:
-        """Remove what was written; what was there before stays."""
+        """Remove the written files; the previous ones stay."""
         self.to.abort()
 
 
@@ -271,10 +272,10 @@ class Destination:
             ) from error
 
     def abort(self) -> None:
-        """Remove what tasks have written. Runs in the driver.
+        """Remove the files that tasks have written. Runs in the driver.
 
         Raises:
-            WriteError: if that fails; readers pass over what is left.
+            WriteError: if that fails; readers ignore the remaining files.
         """
         try:
             open_storage(self.storage).delete_dir(self.staging)
@@ -284,7 +285,7 @@ class Destination:
             raise WriteError(f"{self.staging} could not be removed: {error}") from error
 
     def _present(self, system: pafs.FileSystem) -> list[pafs.FileInfo]:
-        """Return what is in the folder already."""
+        """Return the entries of the folder before the write."""
         infos = system.get_file_info(pafs.FileSelector(self.folder))
         own = self.staging.rpartition("/")[2]
         return [info for info in infos if info.base_name != own]

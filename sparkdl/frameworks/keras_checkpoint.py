@@ -31,7 +31,7 @@ _PROGRESS = "training.json"
 
 
 class Context(Protocol):
-    """What is used of a node's context."""
+    """The part of a node's context that checkpoints use."""
 
     @property
     def rank(self) -> int:
@@ -84,7 +84,7 @@ def callback_for(
     saver = _Saver(ctx, every_steps, every_epochs, feed)
 
     class Checkpoint(*bases):  # type: ignore[misc]
-        """Saves and restores; what it knows is in `_Saver`."""
+        """A Keras callback that saves and restores; `_Saver` holds its state."""
 
         _chief_worker_only = None
         _supports_tf_logs = False

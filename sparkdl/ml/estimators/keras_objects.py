@@ -78,8 +78,7 @@ def objects_of(model: Any) -> dict[str, Any]:
 
 
 def architecture(model: Any) -> dict[str, Any] | None:
-    """Return a model's configuration without its compilation, if Keras can rebuild the model from
-    it.
+    """Return a model's configuration, without its compilation, if Keras can rebuild the model.
 
     None if it has custom parts, or parts without a configuration.
     """

@@ -1,5 +1,4 @@
-"""The base class of the Keras, PyTorch and Lightning estimators: from columns and parameters to a
-trained model.
+"""The base class of the Keras, PyTorch and Lightning estimators.
 
 Runs in: driver
 """
