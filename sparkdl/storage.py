@@ -107,7 +107,7 @@ def open_file(
 
     Args:
         path: within `system`.
-        footer: what was read of it before.
+        footer: its metadata, if already read.
 
     Raises:
         OSError, pyarrow.ArrowException: if it cannot be read, or is no Parquet file.

@@ -59,7 +59,7 @@ class Checkpoint(Adopted):
 
     @property
     def path(self) -> str | None:
-        """What to continue from, for `trainer.train(resume_from_checkpoint=…)`, or `None`."""
+        """The folder to resume from, for `trainer.train(resume_from_checkpoint=…)`, or `None`."""
         last = self._ctx.last_checkpoint
         return str(last.folder) if last else None
 

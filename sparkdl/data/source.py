@@ -267,8 +267,8 @@ class Destination:
                 pass
         except _FAILURES as error:
             raise WriteError(
-                f"{self.folder}: the new files are there, whole, but what was there before could "
-                f"not all be removed: {error}. Remove it: it has other names"
+                f"{self.folder}: the new files are complete, but the previous files could "
+                f"not all be removed: {error}. Remove them: they have other names"
             ) from error
 
     def abort(self) -> None:

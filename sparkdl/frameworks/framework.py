@@ -176,8 +176,8 @@ def advice_about(error: BaseException, framework: str) -> str:
     for needed, pattern in _UNSET.items():
         if needed != framework and pattern.search(str(error)):
             return (
-                f"The cluster was launched with framework={framework!r}, and only "
-                f"launch(…, framework={needed!r}) tells this code where the other nodes are"
+                f"The cluster was launched with framework={framework!r}: this code finds the other "
+                f"nodes only with launch(…, framework={needed!r})"
             )
     return ""
 

@@ -60,13 +60,12 @@ class Jax(Framework):
         jax = imported("jax", "JAX", "jax (or 'jax[cuda13]')")
         if "heartbeat_timeout_seconds" not in signature(jax.distributed.initialize).parameters:
             raise FrameworkMissingError(
-                f"JAX {jax.__version__} on this executor cannot be told how long to wait for a "
+                f"JAX {jax.__version__} on this executor has no setting for how long to wait for a "
                 "node: install 0.8 or newer"
             )
 
     def gpus(self) -> list[str]:
-        """Return the names of the GPUs. JAX reserves their memory then, unless configured not
-        to."""
+        """Return the GPUs' names. JAX reserves their memory then, unless configured not to."""
         import jax
 
         return [gpu.device_kind for gpu in jax.local_devices() if gpu.platform == "gpu"]

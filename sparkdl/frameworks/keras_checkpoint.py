@@ -151,8 +151,8 @@ class _Saver:
             )
         if has_length and self._every_steps:
             raise ConfigError(
-                f"every_steps={self._every_steps}: an epoch that has a number of steps begins anew "
-                "after a failure, and steps would be taken twice. Save with every_epochs=1, or "
+                f"every_steps={self._every_steps}: an epoch of a fixed number of steps starts "
+                "again after a failure, and steps would be taken twice. Save with every_epochs=1, or "
                 "train on ctx.dataset(...) without steps_per_epoch"
             )
         self._epoch, self._in_epoch, self._has_length = epoch, 0, has_length
@@ -203,7 +203,7 @@ class _Saver:
         with self._ctx.checkpoint(progress.step, batches) as folder:
             if self._ctx.rank == 0:
                 (folder / _PROGRESS).write_bytes(msgspec.json.encode(progress))
-            # Those that do not write take part: reading some variables needs all workers.
+            # Reading some variables needs all workers, so the others save too, to a scratch folder.
             with scratch_folder() as private:
                 _write(model, _files(folder, model, self._ctx, private))
         self._saved = progress.step

@@ -14,7 +14,7 @@ __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Non
 
 
 class Compressor:
-    """What is done before and after a reduction: nothing. Subclass it for a compression."""
+    """A compression of tensors for a reduction. This base class changes nothing; subclass it."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -23,7 +23,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the tensor as it was before `compress`, but for what was lost."""
+        """Undo `compress`, up to the precision it lost."""
         return tensor
 
 

@@ -22,7 +22,7 @@ Groups = int | Sequence[Sequence[Any]]
 
 @dataclass(frozen=True)
 class Reduction:
-    """What is done with gradients, as the arguments of Horovod's optimizers and tapes say.
+    """How gradients are reduced: the arguments of Horovod's optimizers and tapes.
 
     Attributes:
         sparse_as_dense: reduce `tf.IndexedSlices` as the tensors they stand for.
@@ -57,7 +57,7 @@ class Reduction:
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any] = ()
     ) -> list[Any]:
-        """Return the gradients reduced over the members; those that are `None` stay so.
+        """Return the gradients reduced over the members; `None` stays `None`.
 
         Args:
             gradients: one for each of `variables`; on all members for the same ones.

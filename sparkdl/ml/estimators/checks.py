@@ -122,7 +122,7 @@ def _check_column(name: str, found: list[tuple[bool, int | None]], inputs: Input
     for number, (has_null, _) in enumerate(found):
         if has_null:
             raise ConfigError(
-                f"{null_advice(name)}. It is in row {number} of those that Spark gives first"
+                f"{null_advice(name)}. It is in row {number} of the first rows that Spark returned"
             )
     sizes = {size for _, size in found if size is not None}
     if len(sizes) > 1:

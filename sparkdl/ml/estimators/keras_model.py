@@ -48,9 +48,9 @@ def as_file(model: Any) -> tuple[bytes, Objects]:
                 from_content(content, compiles=True)
     except Exception as error:
         raise ConfigError(
-            f"the model {model.name!r} cannot be made again from its file, as the nodes have to "
-            f"make it: {in_words(error)}. Give a function that makes the model, or name what it "
-            "is made of with keras.saving.register_keras_serializable"
+            f"the model {model.name!r} cannot be loaded from its file, as the nodes must "
+            f"load it: {in_words(error)}. Give a function that makes the model, or register its "
+            "custom objects with keras.saving.register_keras_serializable"
         ) from error
     return content, objects
 
@@ -94,7 +94,7 @@ def from_content(content: bytes, compiles: bool = False) -> Any:
         import keras
     except ImportError as error:
         raise FrameworkMissingError(
-            f"Keras cannot be imported here: {error}. Install it, and what it runs on: "
+            f"Keras cannot be imported here: {error}. Install it with its backend: "
             "pip install keras tensorflow (or tensorflow-cpu)"
         ) from error
     with scratch_folder() as folder:
@@ -352,8 +352,8 @@ def keras_inputs_by_column(
     """Call `inputs_by_column`; add advice on Keras' input names to its errors."""
     unnamed = any(tensor.name.startswith(_UNNAMED) for tensor in inputs)
     advice = (
-        ". Keras numbers inputs without names anew in each process: keras.Input(…, name=…) names "
-        "one"
+        ". Keras numbers unnamed inputs differently in each process. Name each: "
+        "keras.Input(…, name=…)"
     )
     return inputs_by_column(features, inputs, advice * unnamed)
 

@@ -195,8 +195,8 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("feeding", None, _object(Feeding), "How rows reach the nodes"),
     ("observe", None, _object(Observe), "How the cluster reports progress"),
     ("startup", None, _object(Startup), "Where nodes start, and how"),
-    ("feed_reader", "auto", _one_of(*FEED_READERS), "Who reads the Parquet files that the "
-     "DataFrame is a scan of: the 'nodes', past the JVM, 'spark', or 'auto', see Cluster.feed"),
+    ("feed_reader", "auto", _one_of(*FEED_READERS), "Reader of the Parquet files that the "
+     "DataFrame scans: 'nodes' (without the JVM), 'spark', or 'auto', see Cluster.feed"),
     ("shutdown_timeout", 259200.0, _seconds, "Seconds that train_fn may take to return after the "
      "last row"),
     ("validation_indicator_col", None, _text, "Boolean column: rows where it is true are not "
@@ -213,7 +213,7 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("cache", False, _bool, "Persist the rows in Spark while training"),
     ("num_gpus", None, _whole(0), "GPUs for each node; by default what Spark assigned, or one"),
     ("tensorboard_dir", None, _text, "Folder for TensorBoard's logs"),
-    ("max_restarts", 0, _whole(0), "How often all nodes begin anew after a failure; at the last "
+    ("max_restarts", 0, _whole(0), "How often all nodes restart after a failure, from the last "
      "checkpoint, if there is a checkpoint_dir"),
     ("checkpoint_dir", None, _text, "Folder that all nodes reach. Each fit has a folder of its own "
      "in it for its checkpoints, which is deleted when it has succeeded"),
@@ -225,11 +225,11 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "or those named"),
     ("handle_invalid", "error", _one_of(*INVALID), "A row with a null in an input column: 'error', "
      "'skip' leaves it out, 'keep' gives it null outputs"),
-    ("parquet_reader", "auto", _one_of(*READERS), "Who reads the input columns of a DataFrame over "
-     "Parquet files: 'python' past the JVM, 'spark', or 'auto': 'python' where files are local"),
-    ("model_per", "auto", _one_of(*MODEL_PER), "Who has a copy of the model: each task 'slot'; "
-     "each 'executor', there each of its GPUs, for all of its slots; 'auto': each GPU where an "
-     "executor has more slots than GPUs, else each slot"),
+    ("parquet_reader", "auto", _one_of(*READERS), "Reader of the input columns of a DataFrame over "
+     "Parquet files: 'python' (without the JVM), 'spark', or 'auto': 'python' for local files"),
+    ("model_per", "auto", _one_of(*MODEL_PER), "Where copies of the model are: one in each task "
+     "'slot'; one in each 'executor', there each of its GPUs, for all of its slots; 'auto': each "
+     "GPU where an executor has more slots than GPUs, else each slot"),
     ("model_config", None, _text, "The model as JSON (model.to_json()), where export_dir is "
      "weights"),
     # for PyTorch

@@ -183,7 +183,7 @@ class ScorerClient:
         try:
             protocol.send(self._sock, message, fd)
         except OSError:
-            while True:  # what has come before says why, or that it is lost
+            while True:  # receive() raises the scorer's error, or its loss
                 self.receive()
 
     def _ending(self) -> str:

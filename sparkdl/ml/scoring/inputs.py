@@ -200,8 +200,8 @@ def _cast(values: Array, tensor: Tensor, where: str) -> Array:
         if np.array_equal(whole, values):
             return whole
         raise FeedTypeError(
-            f"{where} holds numbers that are no {tensor.dtype}, which the model's input {tensor} "
-            "takes. Cast the column to what is meant"
+            f"{where} holds numbers that do not fit in {tensor.dtype}, the dtype of the model's "
+            f"input {tensor}. Cast the column first"
         )
     if np.can_cast(values.dtype, dtype, "same_kind"):
         return values.astype(dtype)

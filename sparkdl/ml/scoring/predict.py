@@ -32,8 +32,8 @@ _ADVICE = {
         "the function use what the driver has collected of it (collect, toPandas)"
     ),
     "session": (
-        "Executors have no Spark session: use it in the driver, and let the function use what it "
-        "returns"
+        "Executors have no Spark session: use it in the driver, and let the function use its "
+        "results"
     ),
 }
 

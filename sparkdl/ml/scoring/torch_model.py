@@ -163,7 +163,7 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
             return mapped_outputs(mapping, types, signature)
         if not mapping:
             raise ConfigError(
-                "the model does not tell its outputs: declare their columns, for example "
+                "the model does not name its outputs: declare their columns, for example "
                 "setOutputTypes({'scores': 'array<float>'})"
             )
         return declared_outputs(mapping, types)
