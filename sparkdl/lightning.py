@@ -50,7 +50,7 @@ class Adopted:
 
 
 def _there(packages: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of `packages` that are imported, or else the first that can be."""
+    """Return the imported ones of `packages`, or else the first that can be imported."""
     if imported := tuple(package for package in packages if package in sys.modules):
         return imported
     for package in packages:

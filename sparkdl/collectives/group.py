@@ -430,7 +430,7 @@ class Group(SerialExecutor):
         """Return the ranks of a subgroup in order, if they can be one.
 
         Raises:
-            ConfigError: for none, for one that is there twice, or one that is no member.
+            ConfigError: if it is empty, or has a duplicate or a rank that is no member.
         """
         wanted = sorted(ranks)
         if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= {*range(self.size)}:

@@ -180,7 +180,7 @@ class Overview(Page):
         show_text(self._past, _attempts(history) + _problems(history))
 
     def _choose_charts(self, history: History) -> None:
-        """Have a chart for each metric that there is, with the axis that is wanted."""
+        """Show one chart for each metric, with the chosen axis."""
         columns = history.samples.series.columns
         for name in _metric_names(history)[:_MAX_METRICS]:
             values = [value for value in columns[name] if math.isfinite(value)]

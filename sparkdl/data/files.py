@@ -57,7 +57,7 @@ def options_of(options: Mapping[str, str]) -> Options:
     """Return the options of `spark.read` and `df.write`; their names may be in any case.
 
     Raises:
-        ConfigError: for an option that there is not, or a value that it cannot have.
+        ConfigError: for an unknown option, or an invalid value.
     """
     known = {name.lower(): name for name in _NAMES}
     given = {key.lower(): value for key, value in options.items()}

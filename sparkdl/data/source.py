@@ -86,8 +86,7 @@ class TFRecordDataSource(datasource.DataSource):
         """Return what writes rows of `schema`; makes the folder.
 
         Raises:
-            ConfigError: for an option or a type that there is not, or a place that cannot be
-                written to.
+            ConfigError: for an unknown option or type, or a folder that cannot be written to.
         """
         options = options_of(self.options)
         if len(options.paths) > 1:

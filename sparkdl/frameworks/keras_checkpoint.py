@@ -152,8 +152,8 @@ class _Saver:
         if has_length and self._every_steps:
             raise ConfigError(
                 f"every_steps={self._every_steps}: an epoch of a fixed number of steps starts "
-                "again after a failure, and steps would be taken twice. Save with every_epochs=1, or "
-                "train on ctx.dataset(...) without steps_per_epoch"
+                "again after a failure, and steps would be taken twice. Save with every_epochs=1, "
+                "or train on ctx.dataset(...) without steps_per_epoch"
             )
         self._epoch, self._in_epoch, self._has_length = epoch, 0, has_length
 

@@ -203,7 +203,7 @@ class _Follower:
         self._run, self._begin = run, begin
         self._nodes: tuple[str, ...] = ()
         self._loads: dict[str, dict[str, float]] = {}
-        """The last that is known of what each node takes, by its name."""
+        """The latest resource use of each node, by its name."""
         self._samples, self._is_over = 0, False
 
     def follow(self, controller: Controller) -> None:

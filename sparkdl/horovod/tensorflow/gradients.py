@@ -95,7 +95,7 @@ class Reduction:
     def _buckets(
         self, shared: list[int], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> Iterator[list[int]]:
-        """Yield which gradients travel together, in the order in which they come."""
+        """Yield the groups of gradients that travel together, in order."""
         groups = self.groups or 0
         if not isinstance(groups, int):
             left = {key_of(variables[i]): n for n, i in enumerate(shared)}

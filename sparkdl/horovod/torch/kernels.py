@@ -97,7 +97,7 @@ def synchronize(handle: Handle) -> Any:
 
     Raises:
         CollectiveError: if it failed; `HorovodInternalError` is its other name.
-        ConfigError: for what is no handle.
+        ConfigError: if it is no handle.
     """
     return _future_of(handle).result()
 
@@ -105,8 +105,7 @@ def synchronize(handle: Handle) -> Any:
 def poll(handle: Handle) -> bool:
     """Whether an operation is done, so that `synchronize` returns at once.
 
-    Raises:
-        ConfigError: for what is no handle.
+    Raises: ConfigError: if it is no handle.
     """
     return _future_of(handle).done()
 

@@ -144,8 +144,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
         process_set: which processes; on others the optimizer is as it was.
 
     Raises:
-        ConfigError: for names that are there twice, parameters without a name, or options that do
-            not fit.
+        ConfigError: for duplicate names, parameters without a name, or conflicting options.
         RemovedError: for `op=hvd.Adasum`.
         NotInitializedError: before `hvd.init()`.
     """

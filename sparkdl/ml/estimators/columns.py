@@ -100,7 +100,7 @@ def named(columns: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 def inputs_by_column(
     features: Mapping[str, str], inputs: Sequence[Tensor], advice: str = ""
 ) -> dict[str, Tensor]:
-    """Return which column feeds which of the model's inputs, an only one whatever its name.
+    """Return the model's input that each column feeds; an only input may have any name.
 
     Args:
         advice: what else may be wrong, for the error.
@@ -120,7 +120,7 @@ def inputs_by_column(
 
 
 def outputs_by_column(labels: Mapping[str, str], outputs: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return which column holds the labels of which of the model's outputs.
+    """Return the model's output that each label column belongs to.
 
     Raises:
         ConfigError: if an output has none, or a column names no output.

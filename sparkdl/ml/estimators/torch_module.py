@@ -88,7 +88,7 @@ def made(task: ModuleTask, ctx: NodeContext) -> Any:
 
 
 def inputs_of(signature: Signature, task: ModuleTask) -> dict[str, Tensor]:
-    """Return which column feeds which parameter of `forward`.
+    """Return the parameter of `forward` that each column feeds.
 
     Raises:
         ConfigError: if a parameter has no column, or a column no parameter.

@@ -106,7 +106,7 @@ class Sharing:
 
 
 def sharing_of(spark: Any, model_per: str) -> Sharing:
-    """Return who shares a model, with what the driver knows of its executors."""
+    """Return whether task slots share a model, from the driver's settings of its executors."""
 
     def setting(name: str) -> str:
         return str(spark.conf.get(name, "") or "")
