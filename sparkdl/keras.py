@@ -35,14 +35,14 @@ def Checkpoint(  # noqa: N802 (what Keras calls a callback)
         every_steps: how many batches to train on between two checkpoints. Not for data whose epochs
             have a number of steps: arrays, or `steps_per_epoch`.
         every_epochs: how many epochs; 1 if neither is given.
-        feed: which feed is trained on, if there are several. Its batches go to `fit` as they are:
-            may be mapped, not batched anew.
+        feed: the feed to train on, if there are several. Its batches may be mapped, but must not be
+            batched again before `fit`.
 
     Returns:
-        A callback with `initial_epoch`, which `fit` has to be given.
+        A callback with `initial_epoch`, which must be passed to `fit`.
 
     Raises:
-        ConfigError: if an argument cannot be; in `fit`, if it begins at another epoch.
+        ConfigError: if an argument is invalid; in `fit`, if it begins at another epoch.
         CheckpointError: if the checkpoint was made by other means, or in `fit` of another model.
     """
     from sparkdl.frameworks.keras_checkpoint import callback_for

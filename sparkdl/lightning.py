@@ -50,7 +50,7 @@ class Adopted:
 
 
 def _there(packages: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of `packages` that are imported, or else the first that can be."""
+    """Return the imported ones of `packages`, or else the first that can be imported."""
     if imported := tuple(package for package in packages if package in sys.modules):
         return imported
     for package in packages:
@@ -232,7 +232,7 @@ class FeedDataModule(Adopted):
         self.batch_size, self._rows = batch_size, rows
         self._feeds = {"train": {"feed": DEFAULT_FEED, **options}}
         for stage, feed in (("val", validation), ("test", test)):
-            if feed is not None:  # what is not there is no loader to Lightning
+            if feed is not None:  # Lightning takes a missing method for a missing loader
                 self._feeds[stage] = {"feed": feed, "pad": options.get("pad")}
                 setattr(self, f"{stage}_dataloader", partial(self._loader, stage))
 
@@ -321,7 +321,7 @@ class Checkpoint(Adopted):
 
     @property
     def path(self) -> Path | None:
-        """What to continue from, for `trainer.fit(ckpt_path=…)`; `None` at the very beginning."""
+        """The checkpoint to resume from, for `trainer.fit(ckpt_path=…)`; `None` at first."""
         last = self._ctx.last_checkpoint
         return last.folder / _FILE if last else None
 

@@ -25,7 +25,7 @@ FACES = {
     "petastorm": "sparkdl.petastorm",
     "tensorflowonspark": "sparkdl.tfos",
 }
-"""Packages, and what has their names here."""
+"""Packages, and their replacements here."""
 _CLASSES = {
     "pyspark.ml.deepspeed.deepspeed_distributor": "DeepspeedTorchDistributor",
     "pyspark.ml.torch.distributor": "TorchDistributor",

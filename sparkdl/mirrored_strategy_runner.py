@@ -29,7 +29,7 @@ _IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"
 
 
 class MirroredStrategyRunner:
-    """Runs a function that trains with TensorFlow on several nodes, which compute the same weights.
+    """Runs a TensorFlow training function on several nodes, which compute the same weights.
 
     Args:
         num_slots: how many GPUs train in all; without GPUs, how many task slots.

@@ -1,9 +1,9 @@
-"""What differs between the versions of pyspark that sparkdl runs with: 3.5, and 4.0 to 4.x.
+"""The differences between the supported versions of pyspark: 3.5, and 4.0 to 4.x.
 
 Runs in: driver, feeder
 
-Each name here does on all of them what the newest does. `docs/compatibility.md` says what is
-slower or missing on which version.
+Each function here behaves on all of them as on the newest. `docs/compatibility.md` lists the
+features that are slower or missing on older versions.
 """
 
 from __future__ import annotations

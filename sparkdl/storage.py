@@ -27,7 +27,7 @@ _FSSPEC = "fsspec+"
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _SCHEMES = ("file", "hdfs", "viewfs", "s3", "gs", "abfs", "abfss")
 _OTHERS = ("dbfs", "wasb", "wasbs", "adl", "oss", "obs", "cos", "http", "https", "ftp", "ofs")
-"""Storages that exist, and are none that is misspelt."""
+"""Schemes of other storages, as opposed to misspelt schemes."""
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -107,7 +107,7 @@ def open_file(
 
     Args:
         path: within `system`.
-        footer: what was read of it before.
+        footer: its metadata, if already read.
 
     Raises:
         OSError, pyarrow.ArrowException: if it cannot be read, or is no Parquet file.

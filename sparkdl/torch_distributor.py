@@ -36,8 +36,8 @@ _IGNORE_SSL = "pytorch.spark.distributor.ignoreSsl"
 class TorchDistributor:
     """Runs a PyTorch function or program in several processes, on Spark or on the driver.
 
-    Takes what pyspark's takes, sets the same variables in the processes, and returns the same:
-    change the import. What pyspark's lacks comes after, by keyword. In the function
+    Takes the arguments of pyspark's class, sets the same variables in the processes, and returns
+    the same: change the import. Additional arguments come after these, by keyword. In the function
     `sparkdl.node.context.current()` is the node's context: its feed, its checkpoints.
 
     Args:
@@ -48,8 +48,8 @@ class TorchDistributor:
             `local_mode` rows, a `pyarrow.Table` or such files. The function reads
             `current().torch_dataset(…)`.
         epochs: how often it is fed.
-        max_restarts: how often all processes begin anew after a failure.
-        checkpoint_dir: folder of `ctx.checkpoint`, from whose last one they continue.
+        max_restarts: how often all processes restart after a failure.
+        checkpoint_dir: folder for `ctx.checkpoint`; restarted processes resume from the last one.
         feeding: of `sparkdl.launch`.
         observe: of `sparkdl.launch`; by default what the processes print is printed, as they do.
         options: others of `sparkdl.launch`.
@@ -105,7 +105,7 @@ class TorchDistributor:
 
     @property
     def input_params(self) -> dict[str, Any]:
-        """What was asked for, by pyspark's names."""
+        """The arguments, by pyspark's names."""
         names = ("local_mode", "num_processes", "use_gpu", "num_tasks")
         return {name: getattr(self, name) for name in names}
 

@@ -1,4 +1,4 @@
-"""What `TorchDistributor` runs in each process: a function, or the text of a program.
+"""The function or program that `TorchDistributor` runs in each process.
 
 Runs in: driver, child
 """
@@ -87,7 +87,7 @@ class Program:
     deepspeed: str | None = None
 
     def __call__(self, args: None, ctx: NodeContext) -> Any:
-        """Run it; return what `value_of` takes, or with `plain` what it returned."""
+        """Run it; return its result, packed for `value_of` unless `plain`."""
         if self.is_own_group:
             rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
             own = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": rank}
@@ -142,7 +142,7 @@ def value_of(packed: Any) -> Any:
 def _packed(value: Any, folder: str | None) -> Any:
     """Return `value` in a list if it travels as it is, or pickled in a dict: bytes, or their file.
 
-    What cannot be pickled is returned as it is, and refused by name where results are.
+    A value that cannot be pickled is returned as it is: the check of results rejects it by name.
     """
     with suppress(ResultError):
         encode_value(value)

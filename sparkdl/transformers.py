@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on the feed: checkpoints that know which rows have made them.
+"""Hugging Face's Trainer on the feed, with checkpoints that record the rows used.
 
 Runs in: child
 
@@ -27,7 +27,7 @@ __getattr__ = partial(missing_name, __name__)
 
 
 class Checkpoint(Adopted):
-    """A callback that puts what the Trainer saves into `ctx.checkpoint`, with the rows used.
+    """A callback that copies the Trainer's checkpoints to `ctx.checkpoint`, with the rows used.
 
         checkpoint = sparkdl.transformers.Checkpoint()
         trainer = Trainer(model, args, train_dataset=…, callbacks=[checkpoint])
@@ -59,7 +59,7 @@ class Checkpoint(Adopted):
 
     @property
     def path(self) -> str | None:
-        """What to continue from, for `trainer.train(resume_from_checkpoint=…)`, or `None`."""
+        """The folder to resume from, for `trainer.train(resume_from_checkpoint=…)`, or `None`."""
         last = self._ctx.last_checkpoint
         return str(last.folder) if last else None
 
@@ -72,7 +72,7 @@ class Checkpoint(Adopted):
         self._pending += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count the batches that the model has learnt from; save if that is asked for."""
+        """Count the batches trained on; save if requested."""
         self._batches += self._pending + 1
         self._pending = 0
         control.should_save = control.should_save or self._ctx.is_draining

@@ -1,4 +1,4 @@
-"""What members announce to each other before an operation, and what follows from it.
+"""The announcements of members before an operation, and the checks on them.
 
 Runs in: child
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Kind(IntEnum):
-    """What a member is about to do."""
+    """The kind of operation that a member announces."""
 
     JOIN = 0
     ALL_REDUCE = 1
@@ -28,15 +28,16 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Call:
-    """One operation as a member is about to do it.
+    """One operation, as a member announces it.
 
     Attributes:
-        what: all that must be the same on all members, in words.
-        numel: numbers to reduce, of which those that have joined give as many zeros.
+        what: the arguments that must be the same on all members, in words.
+        numel: how many numbers to reduce; members that have joined contribute as many zeros.
         dtype: of these, an index into `transport.dtypes()`.
-        extra: what may differ: rows to gather; for `JOIN`, how many operations it has stood in for.
+        extra: a number that may differ: rows to gather; for `JOIN`, the operations it has stood in
+            for.
         on_device: whether the tensors are a GPU's.
-        is_sum: whether zeros of those that have joined do no harm.
+        is_sum: whether zeros from members that have joined leave the result right.
         since_ns: when the member joined, by its own clock.
     """
 
@@ -75,7 +76,7 @@ WORDS = struct.Struct(f"<{len(Announcement._fields)}q")
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all members are about to do, by rank, and the data that came with it.
+    """All members' announcements, by rank, and the data sent with them.
 
     Attributes:
         data: of each member; empty where there is none, or too much of it for an announcement.
@@ -86,7 +87,7 @@ class Agreed:
 
 
 def objection(calls: Sequence[Announcement]) -> str | None:
-    """Return why members cannot do together what they have announced, by rank, or `None`."""
+    """Return the reason why the members' announcements do not match, or `None` if they do."""
     active = [call for call in calls if call.kind != Kind.JOIN]
     if len({(call.kind, call.digest, call.numel, call.dtype) for call in active}) > 1:
         return "all must call the same, in the same order, with the same shapes and dtypes"

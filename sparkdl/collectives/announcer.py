@@ -1,12 +1,12 @@
-"""`Announcer`: members tell each other a few bytes, by TCP connections of their own.
+"""`Announcer`: members exchange a few bytes by TCP connections of their own.
 
 Runs in: child
 
-gloo hands each operation to a thread of its own, and back: on a busy machine that takes
-milliseconds. Here the calling thread writes and reads itself. In each of log2(size) rounds a member
-sends all that it knows to one other and hears as much from another (Bruck et al., "Efficient
-Algorithms for All-to-All Communications in Multiport Message-Passing Systems", IEEE TPDS 8 (11),
-1997): few connections a member, and nobody leaves before all have come.
+gloo passes each operation to a separate thread and back, which takes milliseconds on a busy
+machine. Here the calling thread writes and reads itself. In each of log2(size) rounds a member
+sends all bytes it has to one other member and receives as many from another (Bruck et al.,
+"Efficient Algorithms for All-to-All Communications in Multiport Message-Passing Systems", IEEE TPDS
+8 (11), 1997): few connections a member, and no member leaves before all have come.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HELLO_S = 1.0
 """For the rest of a hello that has begun to come."""
 _AHEAD_NBYTES = 64 << 10
 _LAST_S = 0.001
-"""Of a wait whose deadline has passed: what is there already may be taken."""
+"""The wait after the deadline, which still reads data that has arrived."""
 
 
 class Round(NamedTuple):
@@ -60,7 +60,7 @@ class Announcer:
         rank: of this member, of `size`.
         store: reaches the members, and no other group.
         host: under which the other members reach this one.
-        key: a secret of the members; whoever does not know it is not let in.
+        key: a secret of the members; connections without it are rejected.
         timeout_s: of connecting, and of each exchange.
 
     Raises:
@@ -99,7 +99,7 @@ class Announcer:
     def _let_in(
         self, listener: socket.socket, nonce: bytes, key: bytes, deadline: Deadline
     ) -> None:
-        """Accept the members that send to this one; those who say nothing keep nobody waiting."""
+        """Accept the members that send to this one; silent connections do not delay them."""
         missing, silent = {each.source for each in self._rounds}, set[socket.socket]()
         listener.settimeout(_HELLO_S)
         with selectors.DefaultSelector() as selector:
@@ -128,7 +128,7 @@ class Announcer:
                     link.close()
 
     def _greet(self, told: str, key: bytes, deadline: Deadline) -> socket.socket:
-        """Connect with a member, by what it has told of itself."""
+        """Connect with a member at the address that it has published."""
         nonce, port, host = told.split(" ", 2)
         link = socket.create_connection((host, int(port)), max(_LAST_S, deadline.remaining_s))
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -79,9 +79,9 @@ def _operation(
 class Group(SerialExecutor):
     """The members of one process set. Its operations take their turn, see `SerialExecutor`.
 
-    Before each operation the members exchange 64 bytes that say what they are about to do. So a
-    mismatch is an error that says what each of them called, and those that have joined add zeros.
-    What little data is reduced, gathered or broadcast travels with these bytes.
+    Before each operation the members exchange 64 bytes that announce it. A mismatch therefore
+    raises an error with each member's call, and members that have joined contribute zeros. Small
+    data travels with these bytes.
 
     Args:
         rank: of this member, within the group.
@@ -327,14 +327,14 @@ class Group(SerialExecutor):
     def _agree(
         self, call: Call, data: torch.Tensor | None = None, is_needed: bool = False
     ) -> Agreed:
-        """Compare with what the other members are about to do; return it, by rank.
+        """Compare this call with the other members' announcements; return these, by rank.
 
         Args:
             data: sent with the announcement if it is small, or `is_needed` there.
 
         Raises:
-            MismatchError: on all members but those that have joined, if it cannot be done; it
-                says what each called.
+            MismatchError: if the calls do not match; on all members except joined ones, with each
+                member's call.
         """
         announcement = call.announcement()
         mine = message = WORDS.pack(*announcement)
@@ -402,7 +402,7 @@ class Group(SerialExecutor):
             ranks: within this group.
 
         Returns:
-            `None` for those that are not in it.
+            `None` on members that are not in it.
         """
         wanted = self.members(ranks)
         self._count += 1  # of those without this member as well, so that all agree on the number
@@ -430,7 +430,7 @@ class Group(SerialExecutor):
         """Return the ranks of a subgroup in order, if they can be one.
 
         Raises:
-            ConfigError: for none, for one that is there twice, or one that is no member.
+            ConfigError: if it is empty, or has a duplicate or a rank that is no member.
         """
         wanted = sorted(ranks)
         if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= {*range(self.size)}:

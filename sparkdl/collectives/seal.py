@@ -34,7 +34,7 @@ def open_sealed(data: bytes, key: bytes) -> Any:
     seal, body = data[:_SEAL_NBYTES], data[_SEAL_NBYTES:]
     if not hmac.compare_digest(seal, hmac.digest(key, body, "sha256")):
         raise CollectiveError(
-            "an object came that no member of this group has sent: its seal is not the group's. "
-            "Somebody else talks on the ports of this training"
+            "received an object that no member of this group has sent: its seal is not the "
+            "group's. Another program connects to the ports of this training"
         )
     return cloudpickle.loads(body)

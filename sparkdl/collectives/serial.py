@@ -86,7 +86,7 @@ class SerialExecutor:
             self._turn.release()
 
     def close(self) -> None:
-        """End the thread, after what it was given. `submit` would start another one."""
+        """End the thread after the submitted calls. `submit` would start another one."""
         with self._state:
             items, self._items = self._items, None
         if items is not None:

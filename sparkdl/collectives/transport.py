@@ -134,7 +134,7 @@ class Transport:
 
     def announce(self, mine: bytes, is_answer: bool = False) -> list[bytes]:
         """Return what the members have called this with, by rank; see `Announcer.exchange`."""
-        assert self._announcer is not None, "nobody has a transport that is not connected"
+        assert self._announcer is not None, "a transport is used only after it has connected"
         return self._announcer.exchange(mine, is_answer)
 
     def reduce_(self, flat: torch.Tensor, op: Op) -> None:

@@ -1,8 +1,8 @@
-"""What a cluster does, as pages in a browser: live, or of a recorded run.
+"""The dashboard: pages in a browser that show a cluster live, or a recorded run.
 
-The driver writes its events (`driver/events.py`) to a process of its own, which folds them into
-what is shown (`driver/history.py`, pure) and serves the pages (`server.py`, `pages.py`). No page
-is made in the driver or the nodes, so that no fault of one is a fault of the training.
+The driver writes its events (`driver/events.py`) to a separate process, which folds them into
+histories (`driver/history.py`, pure) and serves the pages (`server.py`, `pages.py`). Neither the
+driver nor a node makes a page, so a fault in a page cannot harm the training.
 
 Runs in: driver, dashboard
 """

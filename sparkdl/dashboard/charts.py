@@ -38,7 +38,7 @@ _LEFT, _RIGHT = 84, 14
 _COLORS = ("#3b8eea", "#e0823d", "#2fa36b", "#b065d6")
 _BAD, _SAVED, _EPOCH = "#d9484f", "#74c69d", "#a9b2be"
 _WAITS = {"waits for rows": "#f0a030", "waits for other nodes": "#b065d6"}
-PHASES = {  # what it is called here, and its color
+PHASES = {  # a phase's label here, and its color
     "starting": ("starting", "#aeb6c2"),
     "gathering": ("gathering", "#8d99ab"),
     "preparing": ("preparing", "#6f7f97"),
@@ -61,7 +61,7 @@ _PLOT_CSS = "@media (pointer: coarse) { :host { pointer-events: none; } }"
 
 
 class TimeAxis:
-    """What the charts of a page have in common: the time that they show, points, and marks.
+    """The time axis, points and marks that all charts of a page share.
 
     A reader who drags over a chart sees that time in all charts, until they choose another one.
     """
@@ -153,11 +153,11 @@ class TimeAxis:
 
 
 class Chart:
-    """Curves over time, below a line that says what they are and how they stand.
+    """Curves over time, below a line with their names and current values.
 
     Args:
-        lines: columns of a history's series, and what each is called. One line alone is that of a
-            mean, around which lies what the nodes have from the least to the most.
+        lines: columns of a history's series, and their labels. A single line is a mean, drawn with
+            a band from the lowest node to the highest.
         unit: of the values, behind a space.
         is_from_zero: the axis begins there; otherwise, only if values are near it.
     """
@@ -217,7 +217,7 @@ class Chart:
 
 
 class Stream:
-    """What each node did when: a lane for each, whose colors are those of its legend."""
+    """Each node's phases over time: one lane a node, with a legend of the colors."""
 
     def __init__(self, axis: TimeAxis) -> None:
         self._legend = text_box()
@@ -335,7 +335,7 @@ def _marks(history: History) -> dict[str, Any]:
 
 
 def _labels(history: History, top: float) -> dict[str, Any]:
-    """Return words for the failures; those that would lie on others are left out."""
+    """Return labels for the failures, except labels that would overlap others."""
     whole_s, before_s, found = max(1.0, history.elapsed_s), -math.inf, []
     for time_s, why in failures(history).values():
         at_s = time_s - history.launched.time_s

@@ -2,8 +2,8 @@
 
 Runs in: dashboard
 
-Each page of each reader is a Bokeh document that looks at the histories once a second and is sent
-what has changed. Texts of nodes and programs become text, never HTML: they are escaped here.
+Each page of each reader is a Bokeh document that looks at the histories once a second and sends the
+changes. Texts of nodes and programs become text, never HTML: they are escaped here.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _template = jinja2.Environment(autoescape=True).from_string(
 
 @dataclass(frozen=True)
 class Source:
-    """What pages show, and how they ask for more; a recorded run cannot be asked."""
+    """The clusters that pages show, and the function that asks nodes; none for a recorded run."""
 
     clusters: Clusters
     ask: Callable[[Ask], None] | None
@@ -123,7 +123,7 @@ class Page:
         """Begin to show another cluster."""
 
     def _update(self, history: History) -> None:
-        """Show what is new."""
+        """Show the history's current state."""
         raise NotImplementedError
 
     def _choose(self, _attr: str, _old: str, new: str) -> None:
@@ -155,7 +155,7 @@ class Page:
 
 
 class Overview(Page):
-    """How it goes: figures, what each node does, metrics, attempts, what has failed."""
+    """The overview: figures, the nodes' phases, metrics, attempts, failures."""
 
     path, title = "overview", "Overview"
 
@@ -180,7 +180,7 @@ class Overview(Page):
         show_text(self._past, _attempts(history) + _problems(history))
 
     def _choose_charts(self, history: History) -> None:
-        """Have a chart for each metric that there is, with the axis that is wanted."""
+        """Show one chart for each metric, with the chosen axis."""
         columns = history.samples.series.columns
         for name in _metric_names(history)[:_MAX_METRICS]:
             values = [value for value in columns[name] if math.isfinite(value)]
@@ -256,7 +256,7 @@ class Nodes(Page):
 
 
 class Feed(Page):
-    """Who waits for whom."""
+    """The feed: whether nodes wait for rows, or feeders for nodes."""
 
     path, title = "feed", "Feed"
 
@@ -285,7 +285,7 @@ class Feed(Page):
 
 
 class Logs(Page):
-    """What a node prints, and what its threads do."""
+    """A node's output, and the stacks of its threads."""
 
     path, title = "logs", "Logs"
 

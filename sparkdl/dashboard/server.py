@@ -2,8 +2,8 @@
 
 Runs in: dashboard
 
-Whoever knows the token sees them, as in Jupyter: it comes in the URL once, and stays as a cookie.
-What nodes say is never taken for HTML.
+Anyone who knows the token can see them, as in Jupyter: it is in the URL once, then in a cookie.
+Texts from nodes are never interpreted as HTML.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def serve(loop: IOLoop, listener: socket.socket, prefix: str, token: str, source
 
 
 def read_records(path: Path) -> Clusters:
-    """Return what was recorded in a file, or in the files of a folder.
+    """Return the runs recorded in a file, or in the files of a folder.
 
     Raises:
         ConfigError: if there is no record.
@@ -188,7 +188,7 @@ def read_records(path: Path) -> Clusters:
                 clusters.add(event_of(line))
             except msgspec.DecodeError as error:
                 if number == len(lines):
-                    break  # what was being written when the program ended
+                    break  # an incomplete line: the program ended while writing it
                 raise ConfigError(f"{file}:{number} is no event of sparkdl's: {error}") from error
     if not clusters.histories:
         raise ConfigError(
@@ -216,7 +216,7 @@ def show_records(path: Path, host: str, port: int) -> None:
 
 
 def main() -> None:
-    """Serve what the driver tells on standard input, until it ends."""
+    """Serve the events that the driver writes to standard input, until it ends."""
     logging.basicConfig(level=logging.ERROR)  # the rest is of no use to who trains
     listener = socket.socket(fileno=int(sys.argv[1]))
     clusters, loop, lock = Clusters(), IOLoop.current(), threading.Lock()

@@ -1,4 +1,4 @@
-"""What the pages are made of beside charts: tables and texts in HTML, their style.
+"""The parts of pages besides charts: tables and texts in HTML, and their style.
 
 Runs in: dashboard
 """

@@ -38,7 +38,7 @@ _TYPES: tuple[tuple[spark.DataType, pa.DataType], ...] = (
 
 
 class Kind(enum.IntEnum):
-    """What a feature holds a list of; the numbers are those of the fields of `Feature`.
+    """The type of a feature's values, numbered like the fields of `Feature`.
 
     https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/example/feature.proto
     """
@@ -69,8 +69,7 @@ def columns_of(schema: pa.Schema, record_type: str) -> tuple[Column, ...]:
     """Return what each column is written as and read from.
 
     Raises:
-        ConfigError: for a type that has no place in records of this type, or a name that comes
-            twice.
+        ConfigError: for a type that such records cannot hold, or a duplicate name.
     """
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:

@@ -26,7 +26,7 @@ from sparkdl.data.wire import (
 
 _WIDE = {Kind.BYTES: pa.large_binary(), Kind.INT64: pa.int64()}
 _FILL = {Kind.BYTES: b"", Kind.FLOAT: 0.0, Kind.INT64: 0}
-"""What stands in for a null, which is then left out."""
+"""The placeholder of a null, which is then left out."""
 
 
 def encode(

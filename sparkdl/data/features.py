@@ -1,4 +1,4 @@
-"""The features of many records at a time: where each is, what it holds, its values.
+"""The features of many records at a time: their places, kinds and values.
 
 Runs in: driver, feeder
 

@@ -35,12 +35,12 @@ _NAMES = ("path", "paths", "recordType", "compression", "inferRecords", "storage
 
 @dataclass(frozen=True)
 class Options:
-    """What a user says of files.
+    """The user's options for reading and writing files.
 
     Attributes:
         record_type: `Example` or `SequenceExample`.
         compression: `auto`, `none`, `gzip` or `zlib`.
-        infer_records: how many records at the start of each file a schema is inferred from; None
+        infer_records: how many records of each file to infer a schema from, from its start; None
             means all.
         storage: keyword arguments of the storage's class in `pyarrow.fs`. They may hold
             credentials, so that they are not shown.
@@ -57,7 +57,7 @@ def options_of(options: Mapping[str, str]) -> Options:
     """Return the options of `spark.read` and `df.write`; their names may be in any case.
 
     Raises:
-        ConfigError: for an option that there is not, or a value that it cannot have.
+        ConfigError: for an unknown option, or an invalid value.
     """
     known = {name.lower(): name for name in _NAMES}
     given = {key.lower(): value for key, value in options.items()}

@@ -28,7 +28,7 @@ from sparkdl.data.wire import Bytes, Ints, contents, from_contents, join
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 _READ_NBYTES = 64 * 1024 * 1024
-"""The most that is read at once, so that memory grows with what is there, not with what is said."""
+"""The largest read, so that memory grows with the data in a file, not with a length it claims."""
 HEAD_NBYTES = 12
 _FOOT_NBYTES = 4
 _LENGTH = struct.Struct("<Q")
@@ -44,7 +44,7 @@ _WINDOW_BITS = {GZIP: 16 + zlib.MAX_WBITS, ZLIB: zlib.MAX_WBITS}
 
 
 class Readable(Protocol):
-    """What records are read from."""
+    """A stream to read records from."""
 
     def read(self, nbytes: int, /) -> bytes:
         """Return up to `nbytes` bytes; none at the end."""
@@ -213,7 +213,7 @@ def compression_of(head: bytes) -> str:
 
 
 class Inflated:
-    """A stream compressed with gzip or zlib, read as what it was before.
+    """A stream compressed with gzip or zlib, which `read` decompresses.
 
     Args:
         path: for messages.
@@ -244,7 +244,7 @@ class Inflated:
 
 
 class Deflater:
-    """Compresses what is written to a stream, or passes it on as it is."""
+    """A sink that compresses the written bytes, or passes them on unchanged."""
 
     def __init__(self, sink: Any, compression: str) -> None:
         self._sink = sink
@@ -256,6 +256,6 @@ class Deflater:
         self._sink.write(self._engine.compress(data) if self._engine else data)
 
     def finish(self) -> None:
-        """Write what is left; the sink stays open."""
+        """Write the remaining bytes; the sink stays open."""
         if self._engine:
             self._sink.write(self._engine.flush())

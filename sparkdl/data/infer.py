@@ -1,8 +1,8 @@
-"""Which schema files have: looked up in all their records, or in the first ones of each file.
+"""Infer the schema of files from all their records, or from the first ones of each file.
 
 Runs in: driver, feeder
 
-What is seen of files, or of parts of them, is small and adds up, so they are read side by side.
+The summary of a file, or of a part of it, is small and adds up, so files are read in parallel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LEAVES = {Kind.INT64: pa.int64(), Kind.FLOAT: pa.float32()}
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What was seen of one feature, or of one feature list.
+    """A summary of one feature, or of one feature list.
 
     Attributes:
         kinds: the kinds of lists with values, and where the first of each was.
@@ -51,7 +51,7 @@ class Seen(msgspec.Struct, frozen=True):
     is_list: bool = False
 
     def add(self, other: Seen) -> Seen:
-        """Return what was seen here or there."""
+        """Return the sum of both summaries."""
         return Seen(
             other.kinds | self.kinds,
             self.hollow or other.hollow,
@@ -66,7 +66,7 @@ Features = dict[str, Seen]
 
 
 def add_up(parts: Iterable[Features]) -> Features:
-    """Return what was seen in any part.
+    """Return the sum of all parts' summaries.
 
     Raises:
         ConfigError: if a name is a feature in one part and a feature list in another.
@@ -130,7 +130,7 @@ class Rules:
 
 
 def see(chunks: Iterable[Chunk], record_type: str, limit: int | None = None) -> Features:
-    """Return what is seen in records: in all, or in the first `limit` ones.
+    """Return the summary of all records, or of the first `limit` ones.
 
     Raises:
         RecordError: if a record is no message of this type.
@@ -218,7 +218,7 @@ def infer_by_job(spark: SparkSession, options: Options, rules: Rules) -> StructT
 
 @dataclass(frozen=True)
 class _LookTask:
-    """Sees what is in the files whose numbers come."""
+    """The Spark task that summarizes the files with the given numbers."""
 
     storage: Storage
     paths: tuple[str, ...]
@@ -234,7 +234,7 @@ class _LookTask:
 
 
 def see_file(storage: Storage, path: str, options: Options) -> Features:
-    """Return what is seen in one file."""
+    """Return the summary of one file."""
     chunks = read_file(storage, path, options.compression)
     return see(chunks, options.record_type, options.infer_records)
 

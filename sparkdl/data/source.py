@@ -1,13 +1,14 @@
-"""The data source `tfrecord`: what Spark calls to read and to write TFRecord files.
+"""The data source `tfrecord`, with which Spark reads and writes TFRecord files.
 
 Runs in: driver, feeder
 
-Of the files that are written all appear, or none:
+A write is atomic: all of its files appear, or none:
 
 1. The driver makes a hidden folder `_staging-…` within the folder that is written to.
-2. Each task writes a file of its own there. What a failed or repeated task left is never named.
-3. The driver renames the files that succeeded into the folder; if one cannot be, it takes them all
-   back. Only then, to overwrite, it removes what was there before; `_SUCCESS` comes last.
+2. Each task writes a file of its own there. The driver never renames files of failed or repeated
+tasks. 3. The driver renames the files that succeeded into the folder; if one cannot be, it takes
+them all
+   back. Only then, to overwrite, it removes the previous files; `_SUCCESS` comes last.
 
 https://spark.apache.org/docs/latest/api/python/tutorial/sql/python_data_source.html
 """
@@ -85,8 +86,7 @@ class TFRecordDataSource(datasource.DataSource):
         """Return what writes rows of `schema`; makes the folder.
 
         Raises:
-            ConfigError: for an option or a type that there is not, or a place that cannot be
-                written to.
+            ConfigError: for an unknown option or type, or a folder that cannot be written to.
         """
         options = options_of(self.options)
         if len(options.paths) > 1:
@@ -186,7 +186,7 @@ class _Writer(datasource.DataSourceArrowWriter):
         self.to.commit([name for name in written if name], self.is_overwrite)
 
     def abort(self, messages: list[datasource.WriterCommitMessage | None]) -> None:
-        """Remove what was written; what was there before stays."""
+        """Remove the written files; the previous ones stay."""
         self.to.abort()
 
 
@@ -266,15 +266,15 @@ class Destination:
                 pass
         except _FAILURES as error:
             raise WriteError(
-                f"{self.folder}: the new files are there, whole, but what was there before could "
-                f"not all be removed: {error}. Remove it: it has other names"
+                f"{self.folder}: the new files are complete, but the previous files could "
+                f"not all be removed: {error}. Remove them: they have other names"
             ) from error
 
     def abort(self) -> None:
-        """Remove what tasks have written. Runs in the driver.
+        """Remove the files that tasks have written. Runs in the driver.
 
         Raises:
-            WriteError: if that fails; readers pass over what is left.
+            WriteError: if that fails; readers ignore the remaining files.
         """
         try:
             open_storage(self.storage).delete_dir(self.staging)
@@ -284,7 +284,7 @@ class Destination:
             raise WriteError(f"{self.staging} could not be removed: {error}") from error
 
     def _present(self, system: pafs.FileSystem) -> list[pafs.FileInfo]:
-        """Return what is in the folder already."""
+        """Return the entries of the folder before the write."""
         infos = system.get_file_info(pafs.FileSelector(self.folder))
         own = self.staging.rpartition("/")[2]
         return [info for info in infos if info.base_name != own]

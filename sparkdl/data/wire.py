@@ -3,8 +3,8 @@
 Runs in: driver, feeder
 
 A message is a span [start, end) of one array of bytes, and spans come in the order in which they
-lie there. Only what TFRecords are made of is read here: fields of numbers 1 to 15 that say how long
-they are. Whatever else is legal is for protobuf itself, and `IrregularError` says so.
+lie there. This module reads only the fields that TFRecords consist of, with numbers 1 to 15 and a
+length. `IrregularError` means that the record needs protobuf itself.
 https://protobuf.dev/programming-guides/encoding/
 """
 

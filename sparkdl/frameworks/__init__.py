@@ -1,4 +1,4 @@
-"""What each deep-learning framework needs to find its cluster: one file a framework.
+"""Connect each deep-learning framework with its cluster: one file a framework.
 
 Runs in: child, driver
 """

@@ -1,4 +1,4 @@
-"""What sparkdl asks of a deep-learning framework, and the frameworks there are.
+"""The interface between sparkdl and a deep-learning framework, and the table of frameworks.
 
 Runs in: child, driver
 
@@ -52,7 +52,7 @@ class Framework:
     """Whether `serve` makes a node a server of a chief that trains on such nodes."""
 
     def import_modules(self) -> None:
-        """Import what is slow to import, while the other nodes are still gathering.
+        """Import slow modules while the other nodes are still gathering.
 
         Raises:
             FrameworkMissingError: if the framework is missing or unusable.
@@ -66,9 +66,9 @@ class Framework:
         return []
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
-        """Return the environment variables that tell the framework its place in the world.
+        """Return the environment variables from which the framework reads its place in the world.
 
-        They are set after the import, for nodes import before they know the world.
+        They are set after the import, because nodes import before they know the world.
         """
         return {}
 
@@ -176,14 +176,14 @@ def advice_about(error: BaseException, framework: str) -> str:
     for needed, pattern in _UNSET.items():
         if needed != framework and pattern.search(str(error)):
             return (
-                f"The cluster was launched with framework={framework!r}, and only "
-                f"launch(…, framework={needed!r}) tells this code where the other nodes are"
+                f"The cluster was launched with framework={framework!r}: this code finds the other "
+                f"nodes only with launch(…, framework={needed!r})"
             )
     return ""
 
 
 TRAINING = tuple(name for name in _FRAMEWORKS if name != Framework.name)
-"""The names of those that compute something."""
+"""The names of the frameworks that train: all except `plain`."""
 
 
 def framework_named(name: str) -> Framework:

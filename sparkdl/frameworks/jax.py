@@ -1,10 +1,10 @@
-"""What JAX needs to find its cluster: `jax.distributed` over all nodes that train.
+"""Connect JAX with its cluster: `jax.distributed` over all nodes that train.
 
 Runs in: child
 
-JAX has a coordinator in rank 0's process. When that process dies, JAX aborts all others, and says
-so in their logs: those failures rank behind that of rank 0, which may be told of later. Any other
-lost node is noticed by sparkdl alone: JAX would find out by missed heartbeats, much later.
+JAX has a coordinator in rank 0's process. When that process dies, JAX aborts all others and logs it
+there. Their failures rank behind rank 0's, which may be reported later. Only sparkdl notices any
+other lost node in time: JAX would do so by missed heartbeats, much later.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Jax(Framework):
         jax = imported("jax", "JAX", "jax (or 'jax[cuda13]')")
         if "heartbeat_timeout_seconds" not in signature(jax.distributed.initialize).parameters:
             raise FrameworkMissingError(
-                f"JAX {jax.__version__} on this executor cannot be told how long to wait for a "
+                f"JAX {jax.__version__} on this executor has no setting for how long to wait for a "
                 "node: install 0.8 or newer"
             )
 
     def gpus(self) -> list[str]:
-        """Return their names; JAX takes their memory then, unless told not to."""
+        """Return the GPUs' names. JAX reserves their memory then, unless configured not to."""
         import jax
 
         return [gpu.device_kind for gpu in jax.local_devices() if gpu.platform == "gpu"]

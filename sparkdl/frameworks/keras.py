@@ -1,4 +1,4 @@
-"""What Keras 3 lacks to train on several workers with TensorFlow.
+"""Changes to Keras 3 so that it trains on several workers with TensorFlow.
 
 Runs in: child
 
@@ -9,7 +9,8 @@ them write the same files. `apply_shim` changes, for such strategies only:
 - a model is built from the element spec of its data: no batch is taken from a stream that can be
   read once, and no collective is needed (stock Keras averages the first batch of all workers);
 - `predict` and `predict_on_batch` stay in this process: a worker gets the predictions for the rows
-  it passed, in order, and waits for nobody (a `DistributedDataset` still gives all rows to all);
+  it passed, in order, and does not wait for other workers (a `DistributedDataset` still gives all
+  rows to all);
 - only the chief writes. The others save to a folder of their own that is deleted, because reading
   a metric that is an attribute of the model is a collective;
 - `BackupAndRestore` starts all workers at the same epoch, or none.
@@ -111,7 +112,7 @@ def _build(stock: Function, model: Any, iterator: Any = None, data_batch: Any = 
 
 
 def _specimen(strategy: Any, iterator: Any) -> Any:
-    """Return what has the shapes and dtypes of one replica's batch: its spec, or else a batch."""
+    """Return the spec of one replica's batch, or a batch if the spec lacks shapes."""
     tree = import_module("keras").tree
     spec = tree.map_structure(_local_spec, iterator._distributed_dataset.element_spec)
     if all(leaf is None or leaf.shape.rank is not None for leaf in tree.flatten(spec)):

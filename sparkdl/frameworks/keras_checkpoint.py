@@ -31,7 +31,7 @@ _PROGRESS = "training.json"
 
 
 class Context(Protocol):
-    """What is used of a node's context."""
+    """The part of a node's context that checkpoints use."""
 
     @property
     def rank(self) -> int:
@@ -84,7 +84,7 @@ def callback_for(
     saver = _Saver(ctx, every_steps, every_epochs, feed)
 
     class Checkpoint(*bases):  # type: ignore[misc]
-        """Saves and restores; what it knows is in `_Saver`."""
+        """A Keras callback that saves and restores; `_Saver` holds its state."""
 
         _chief_worker_only = None
         _supports_tf_logs = False
@@ -151,9 +151,9 @@ class _Saver:
             )
         if has_length and self._every_steps:
             raise ConfigError(
-                f"every_steps={self._every_steps}: an epoch that has a number of steps begins anew "
-                "after a failure, and steps would be taken twice. Save with every_epochs=1, or "
-                "train on ctx.dataset(...) without steps_per_epoch"
+                f"every_steps={self._every_steps}: an epoch of a fixed number of steps starts "
+                "again after a failure, and steps would be taken twice. Save with every_epochs=1, "
+                "or train on ctx.dataset(...) without steps_per_epoch"
             )
         self._epoch, self._in_epoch, self._has_length = epoch, 0, has_length
 
@@ -203,7 +203,7 @@ class _Saver:
         with self._ctx.checkpoint(progress.step, batches) as folder:
             if self._ctx.rank == 0:
                 (folder / _PROGRESS).write_bytes(msgspec.json.encode(progress))
-            # Those that do not write take part: reading some variables needs all workers.
+            # Reading some variables needs all workers, so the others save too, to a scratch folder.
             with scratch_folder() as private:
                 _write(model, _files(folder, model, self._ctx, private))
         self._saved = progress.step

@@ -8,8 +8,8 @@ is not, after its first epoch; `fit` of Keras asks the driver before it begins. 
 meant (a chief that alone trains), several on one feed are a mistake unless the launch says
 `Roles(independent_models=True)`.
 
-Everything here looks at libraries that the program has imported, and imports none. Where an
-installed version does not have what is looked at, nothing is reported.
+Everything here looks at libraries that the program has imported, and imports none. If an installed
+version lacks the inspected attributes, nothing is reported.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ _ADVICE: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def advice(library: str, framework: str) -> str:
-    """Return what to write so that nodes train one model.
+    """Return advice on how nodes train one model.
 
     Args:
-        library: what trains, one of those that `LoneTraining` reports.
+        library: the training library, as `LoneTraining` reports it.
         framework: of the launch.
     """
     needed, code = _ADVICE.get(library, _ADVICE["torch"])
     setting = "" if framework == needed else f"launch(…, framework={needed!r}), "
-    # JAX has no optimizers of its own: what is noticed of it is that gradients are computed.
+    # JAX has no optimizers of its own, so a node reports when JAX computes gradients.
     untrained = "the gradients are not used to train, " if library == "jax" else ""
     return (
         f"For one model write {setting}{code}. If independent models are meant, {untrained}or the "

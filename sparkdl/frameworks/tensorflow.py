@@ -1,4 +1,4 @@
-"""What TensorFlow needs to find its cluster: `TF_CONFIG`, and a Keras that can use it.
+"""Connect TensorFlow with its cluster: `TF_CONFIG`, and a Keras that can use it.
 
 Runs in: child
 """

@@ -11,7 +11,7 @@ for the same, and cancels all other steps at the first error of one. `_apply_shi
 - `fit` and `evaluate` of tf_keras fetch the result of the last step that they have scheduled. At
   the end of the data that one has none, and they raised its error instead of ending.
 
-When the feed has ended and all workers have used what they had, the datasets end on all of them
+When the feed has ended and all workers have used their rows, the datasets end on all of them
 together: the end of one alone would cancel the others' steps.
 """
 
@@ -115,7 +115,7 @@ class FedWorkers:
         return FedDatasetFn(stream, columns, partial(arrange, x=x, y=y), self.ask_all)
 
     def ask(self, task: int, verb: str, stream: bytes) -> bytes:
-        """Call a method of a worker's stream; return what it returned, in JSON."""
+        """Call a method of a worker's stream; return its result, in JSON."""
         import tensorflow as tf
 
         with tf.device(f"/job:worker/replica:0/task:{task}/device:CPU:0"):
@@ -160,7 +160,7 @@ class FedWorkers:
                         with self._lock:
                             if self._watched.get(feed) == stream:
                                 del self._watched[feed]
-            except tf.errors.OpError as error:  # that worker's node fails, and its agent tells
+            except tf.errors.OpError as error:  # that worker's agent reports its failure
                 _log.debug("A worker could not be asked: %s", error)
 
 

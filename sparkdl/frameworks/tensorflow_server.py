@@ -35,7 +35,7 @@ TOKEN = "sparkdl.feed"
 """Names the function in the registry of `PyFunc`."""
 
 ROWS, NO_ROW, OVER = 0, 1, 2
-"""What comes with a batch: rows; none yet, so that the step is another worker's; none any more."""
+"""The kinds of batches: rows; no row yet, so another worker takes the step; no more rows."""
 
 AHEAD = 2
 """Batches that are made while TensorFlow uses others."""
@@ -52,7 +52,7 @@ _FAIL_S = 5.0
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What a dataset reads on every worker; a feed has one stream at a time, the last wanted."""
+    """A dataset's request for a feed's stream on every worker; the newest replaces the others."""
 
     number: int
     feed: str
@@ -83,7 +83,7 @@ class Stream:
     """The batches of a feed, epoch after epoch, read ahead by a thread.
 
     Args:
-        on_problem: told what keeps the thread from reading on; must end this process.
+        on_problem: called with the error that stopped the thread; must end this process.
     """
 
     def __init__(self, batches: EpochBatches, on_problem: Callable[[BaseException], None]) -> None:

@@ -1,4 +1,4 @@
-"""What PyTorch needs to find its cluster: the variables of torchrun.
+"""Connect PyTorch with its cluster: the variables of torchrun.
 
 Runs in: child
 """

@@ -29,9 +29,9 @@ class HorovodRunner:
     Args:
         np: above zero, processes on Spark, each in a task slot; below zero, -np processes on this
             machine; 0, as many as there are task slots, with a warning.
-        driver_log_verbosity: which lines of processes on Spark are printed: those of
-            `log_to_driver` and `LogCallback` alone (`log_callback_only`), or `all`. Those of
-            processes on this machine are all printed.
+        driver_log_verbosity: the lines of processes on Spark to print: only lines of
+            `log_to_driver` and `LogCallback` (`log_callback_only`), or `all`. Processes on this
+            machine always print all lines.
         options: of `sparkdl.horovod.spark.run`, by keyword: `num_gpus`, `env`, `start_timeout`, …
 
     Raises:

@@ -4,8 +4,8 @@ Runs in: feeder
 
 Set `spark.python.daemon.module=sparkdl.ml.daemon`, and it is the parent of the workers: an executor
 imports TensorFlow once, ahead of the first task, and its workers share the pages. Otherwise each
-worker imports it by itself, which is most of what the first partition of a scoring takes. Nothing
-of TensorFlow but the import happens here: its threads and devices begin in the worker.
+worker imports it by itself, most of the time of a scoring's first partition. Nothing of TensorFlow
+but the import happens here: its threads and devices begin in the worker.
 
 The executors' environment variable `SPARKDL_PRELOAD` names other modules, separated by commas.
 """

@@ -79,18 +79,18 @@ def search(  # noqa: PLR0913 (one option, one name)
         objective: `map_fun` of each trial, with its parameters as `args`.
         space: parameter to its values: a list of choices, `(low, high)` for whole numbers or
             floats, or a distribution of Optuna; or a function from Optuna's trial to parameters.
-        trials: how many, those that fail and are pruned included.
-        parallelism: how many at once. Those for which there are no slots wait for their turn.
+        trials: how many, failed and pruned trials included.
+        parallelism: how many at once. A trial without free task slots waits for its turn.
         study: Optuna's study, to continue, or with a storage of its own; then leave out
             `direction`, `sampler`, `pruner` and `seed`, which it has already.
         sampler, pruner: Optuna's; by default TPE, and no pruning.
         seed: of the sampler. With `parallelism=1` the same seed gives the same trials.
-        trial_timeout_s: for each trial; it fails after that.
+        trial_timeout_s: seconds after which a trial fails.
         options: of `sparkdl.launch`: `framework`, `max_restarts`, … By default `map_fun` reads
             its own data, and no framework is imported.
 
     Raises:
-        ConfigError: if it cannot work as asked; nothing was started.
+        ConfigError: if an argument is invalid; nothing was started.
         FrameworkMissingError: without Optuna: pip install optuna.
     """
     if nodes < 1:
@@ -193,7 +193,7 @@ class _Search:
                 worker.result()
         except BaseException:
             with self._lock:
-                self._left = 0  # those that run come to their end; no other begins
+                self._left = 0  # running trials finish; no other starts
             raise
         return SearchResult(self._study, tuple(sorted(self._records, key=lambda r: r.number)))
 
@@ -407,7 +407,7 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search returns.
+    """The result of a search.
 
     Attributes:
         study: Optuna's, for its plots and its importance of parameters.

@@ -29,8 +29,8 @@ def save_model(
     """Save a model in a run, so that `mlflow.pyfunc` loads it.
 
     Args:
-        model: with `score_of`, as those that estimators return have.
-        dataset: that it was trained on.
+        model: a model with `score_of`, for example one that an estimator returned.
+        dataset: the rows that it was trained on.
         with_example: whether the first rows are saved as well; Spark is asked for them.
 
     Raises:

@@ -2,7 +2,7 @@
 
 Runs in: driver
 
-Trainings put jobs into its queue and never wait. What cannot be written is counted, and told.
+Trainings put jobs into its queue and never wait. Failed writes are counted and logged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Run:
         client: of the writer.
         is_there: whether the run could be made; until it is tried that is assumed.
         lost: how much could not be written.
-        search: the tag of the Spark jobs of its fits, which tells them apart in threads.
+        search: the tag of the Spark jobs of its fits, which identifies them in other threads.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Writer(threading.Thread):
         self._jobs.put((run, Metric(name, float(value), int(time_s * 1000), step)))
 
     def flush(self, timeout_s: float | None) -> bool:
-        """Wait until what has been asked for is done."""
+        """Wait until all queued jobs are done."""
         done: Outcome[None] = Outcome()
         self.do(_NO_RUN, partial(done.of, lambda: None))
         return done.wait(timeout_s)
@@ -139,7 +139,7 @@ _NOTHING: tuple[Run, _Job] = (_NO_RUN, lambda: None)
 
 
 def _lose(run: Run, count: int, why: str) -> None:
-    """Count what could not be written; the first time it is told."""
+    """Count failed writes; log the first one."""
     if not run.lost:
         _log.warning("A part of %s is not in MLflow, and the training goes on: %s", run.name, why)
     run.lost += count
@@ -168,7 +168,7 @@ def begin_run(run: Run, experiment: str, time_s: float) -> None:
 
 
 def write_params(run: Run, params: Mapping[str, Any]) -> None:
-    """Write parameters; of those that the run has already, the first value stays."""
+    """Write parameters; a parameter that the run has already keeps its first value."""
     from mlflow.entities import Param
 
     new = {name: str(value)[:MAX_TEXT] for name, value in params.items()}
@@ -196,7 +196,7 @@ def write_failure(run: Run, error: BaseException) -> None:
 
 
 def end_run(run: Run, status: str, time_s: float) -> None:
-    """End the run, and say what it lacks."""
+    """End the run; log and tag the number of lost entries."""
     if run.lost:
         _log.warning("MLflow lacks %d entries of %s (run %s)", run.lost, run.name, run.run_id)
         write_tag(run, "sparkdl.lost", str(run.lost))

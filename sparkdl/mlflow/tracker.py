@@ -42,20 +42,20 @@ _SAMPLED = 10
 """Of so many one is written; every ten seconds is MLflow's own interval."""
 _TAG = "sparkdl-search-"
 _WITH_INNER = ("fit", "trial")
-"""Spans in whose run a launch or a fit within them is told."""
+"""Spans whose run also records a launch or a fit within them."""
 
 
 def autolog(
     disable: bool = False, log_models: bool = True, log_input_examples: bool = True
 ) -> None:
-    """Have each training from now on be a run of MLflow, in the experiment that is set there.
+    """Record each training from now on as a run of MLflow, in its active experiment.
 
     Launches, fits of estimators and trials of searches are runs; those of a search, or of a
     `CrossValidator`, are nested in its run, and all are in the run that is active in the thread
     that begins them. No fault of MLflow harms a training, or slows it.
 
     Args:
-        disable: track nothing from now on; waits for what is to be written, as `flush`.
+        disable: stop tracking; waits for pending writes, as `flush` does.
         log_models: save the model that an estimator returns.
         log_input_examples: with its first rows, which takes a small job of Spark.
 
@@ -87,7 +87,7 @@ class _Options:
 
 @dataclass
 class _Span:
-    """Something that trains, and the run that it is told in."""
+    """A training, and the run that records it."""
 
     kind: str
     run: Run
@@ -96,7 +96,7 @@ class _Span:
 
 
 class _Tracker:
-    """Tells MLflow of trainings; see `sparkdl.core.tracking.Tracker`."""
+    """Reports trainings to MLflow; see `sparkdl.core.tracking.Tracker`."""
 
     def __init__(self, writer: Writer, options: _Options) -> None:
         self._writer = writer
@@ -167,7 +167,7 @@ class _Tracker:
     def _run(
         self, name: str, parent: Run | str | None, search: str = ""
     ) -> tuple[Run, Callable[[], None]]:
-        """Return a run that this thread chooses the place of, and what has it made."""
+        """Return a run, placed by this thread's active run, and the function that creates it."""
         import mlflow
         from mlflow.environment_variables import MLFLOW_EXPERIMENT_ID
 
@@ -203,7 +203,7 @@ class _Follower:
         self._run, self._begin = run, begin
         self._nodes: tuple[str, ...] = ()
         self._loads: dict[str, dict[str, float]] = {}
-        """The last that is known of what each node takes, by its name."""
+        """The latest resource use of each node, by its name."""
         self._samples, self._is_over = 0, False
 
     def follow(self, controller: Controller) -> None:
@@ -255,7 +255,7 @@ class _Follower:
                 self._writer.metric(self._run, key, value, self._samples, now_s)
 
     def _end(self, controller: Controller, event: Changed | Ended) -> None:
-        """Say what has become of the cluster, once it is over."""
+        """Record the cluster's outcome once it has ended."""
         if self._is_over or (isinstance(event, Changed) and not event.is_over):
             return
         self._is_over = True
@@ -280,7 +280,7 @@ def _params_of(estimator: Any) -> dict[str, Any]:
 
 
 def _is_stop(error: BaseException) -> bool:
-    """Whether somebody has ended the training: a person, or the pruner of a search."""
+    """Whether a person or the pruner of a search has ended the training."""
     return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "PrunedError"
 
 

@@ -37,7 +37,7 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Reading:
-    """What a process reads, and how.
+    """The rows that a process reads, and their order.
 
     Attributes:
         epochs: `None` for no end.
@@ -162,8 +162,8 @@ class _Stream:
 def place() -> tuple[int, int]:
     """Return rank and size of this process, by its node, or by variables of its launcher.
 
-    Those of Horovod, OpenMPI, MPICH or torchrun; (0, 1) if there are none. A node that does not
-    train, an evaluator for example, is alone.
+    The launcher may be Horovod, OpenMPI, MPICH or torchrun; without one they are (0, 1). A node
+    that does not train, an evaluator for example, is alone.
     """
     ctx = current()
     if ctx is not None:

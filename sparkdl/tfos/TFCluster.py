@@ -37,7 +37,7 @@ __all__ = ["InputMode", "TFCluster", "run"]
 
 DEFAULT_QUEUES = ("input", "output", "error")
 DEFAULT_EPOCHS = 10
-"""What `num_epochs=0` has always meant."""
+"""The epochs that `num_epochs=0` stands for, as in TensorFlowOnSpark."""
 _TURN_S = 1.0
 
 
@@ -144,16 +144,16 @@ class TFCluster:
         Args:
             dataRDD: an RDD, a DataFrame, or Parquet files, see `sparkdl.Cluster.feed`. Of a DStream
                 each RDD is fed as it comes: this returns at once, and `shutdown(ssc)` waits.
-            num_epochs: how many times; 0 means 10, as it always has. A DStream is fed once.
+            num_epochs: how many times; 0 means 10, as in TensorFlowOnSpark. A DStream is fed once.
             feed_timeout: seconds without any row received or read.
 
         Returns:
-            What became of the rows; nothing for a DStream.
+            A report on the rows; `None` for a DStream.
 
         Raises:
             ConfigError: without `InputMode.SPARK`, for an unknown `qname`, or negative epochs.
             NodeFailedError: if a node failed.
-            FeedTimeoutError: if nothing moved for `feed_timeout`.
+            FeedTimeoutError: if no row was received or read for `feed_timeout` seconds.
         """
         self._check_feed(qname)
         if num_epochs < 0:
@@ -359,7 +359,7 @@ class DStreamFeed:
         dstream.foreachRDD(lambda rdd: self.feed(rdd))  # pyspark counts a function's arguments
 
     def feed(self, rdd: Any) -> None:
-        """Feed one RDD, unless nobody wants it; an error is kept for `shutdown(ssc)`."""
+        """Feed one RDD unless the feed has ended; `shutdown(ssc)` raises its error."""
         if self.has_ended.is_set():
             return
         with named_jobs(rdd.context, "sparkdl", "stream, first rows"):
@@ -397,9 +397,9 @@ def log_how_to_end(address: Address) -> None:
 
 
 def await_end(ssc: Any, server: Server, feeds: list[DStreamFeed]) -> None:
-    """Wait until the streaming has ended; end it when nobody wants more rows.
+    """Wait until the streaming has ended; end it when no more rows are needed.
 
-    That is when a node has called `terminate()`, all nodes have returned or one has failed, or a
+    It ends when a node has called `terminate()`, all nodes have returned or one has failed, or a
     client has asked `server` to stop. The SparkContext stays.
 
     Raises:

@@ -113,7 +113,7 @@ class QueueFeed:
             self._out.put(result)
 
     def terminate(self) -> None:
-        """Throw away what is in the queue."""
+        """Discard the queue's items."""
         self._mgr.set("state", "terminating")
         while not self._in.empty():
             self._get()

@@ -91,7 +91,7 @@ def hdfs_path(ctx: Any, path: str) -> str:
     or on a local file system in the driver's working directory.
 
     Args:
-        ctx: what has `defaultFS` and `working_dir`.
+        ctx: an object with `defaultFS` and `working_dir`.
     """
     return absolute_url(path, ctx.defaultFS, ctx.working_dir)
 

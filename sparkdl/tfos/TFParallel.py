@@ -146,7 +146,7 @@ def _values(returned: Iterable[Mapping[str, Any]]) -> list[Any]:
     values = []
     for number, one in enumerate(returned):
         if problem := one.get("problem"):
-            _log.warning("What run %d returned is lost: %s", number, problem)
+            _log.warning("The result of run %d is lost: %s", number, problem)
         values.append(one.get("value"))
     return values
 

@@ -2,8 +2,8 @@
 
 Runs in: anywhere
 
-`sed s/tensorflowonspark/sparkdl.tfos/` is the whole migration of a program. What differs is in
-`docs/migrating.md`.
+`sed s/tensorflowonspark/sparkdl.tfos/` is the whole migration of a program. `docs/migrating.md`
+lists the differences.
 """
 
 __version__ = "2.2.5"

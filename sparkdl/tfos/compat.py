@@ -81,9 +81,9 @@ def _export(model: Any, folder: str) -> None:
 
 
 def _with_named_outputs(model: Any) -> Any:
-    """Return a model whose outputs are called after their layers, as those of Keras 2 are.
+    """Return a model whose outputs are named after their layers, as in Keras 2.
 
-    Keras 3 numbers the outputs of what it exports, but for those of a dict.
+    Keras 3 numbers the outputs of an exported model unless they are a dict.
     """
     import keras
 

@@ -2,7 +2,7 @@
 
 Runs in: driver, feeder
 
-Over `sparkdl.data`. What differs from TensorFlowOnSpark is in `docs/tfrecords.md`.
+Uses `sparkdl.data`. `docs/tfrecords.md` lists the differences from TensorFlowOnSpark.
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/dfutil.py
 """
 

@@ -124,7 +124,7 @@ class HasTagSet(HasParams, params=["tag_set"]):
 def single_node_env(args: Any) -> None:
     """Set `sys.argv` from an argv list, or from a namespace that has one.
 
-    GPUs are those that Spark assigned to the task; nothing is searched for or waited for.
+    The GPUs are the ones that Spark assigned to the task; this function neither searches nor waits.
     """
     argv = args if isinstance(args, list) else getattr(args, "argv", None)
     if argv:

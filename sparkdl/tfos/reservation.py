@@ -92,7 +92,7 @@ class Reservations:
         return not self.remaining()
 
     def get(self) -> list[Any]:
-        """Return those that are there."""
+        """Return the nodes that have registered."""
         return list(self._nodes.values())
 
     def remaining(self) -> int:
@@ -105,7 +105,7 @@ class Server:
 
     Args:
         count: how many nodes are awaited.
-        tls: what it shows its clients; `None` for no TLS.
+        tls: its certificate and key; `None` for no TLS.
 
     Attributes:
         done: whether a client has asked for the end, or `stop` was called.
@@ -283,7 +283,7 @@ def _wait_for(
 
 
 class Client:
-    """What a node asks a `Server` with.
+    """A node's connection to a `Server`.
 
     Args:
         server_addr: what `Server.start` returned. For a plain `(host, port)` the token is read from

@@ -100,7 +100,7 @@ def read_executor_id() -> int:
         return int(Path(_EXECUTOR_ID).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"no file {_EXECUTOR_ID!r} in {Path.cwd()}: nobody called write_executor_id here. A "
+            f"no file {_EXECUTOR_ID!r} in {Path.cwd()}: write_executor_id was not called here. A "
             "node of a cluster has ctx.executor_id instead, wherever its tasks run"
         ) from None
 

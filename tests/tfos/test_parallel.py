@@ -100,7 +100,7 @@ def test_runs_are_there_all_at_once_and_their_values_come_back(
     values = TFParallel.run(spark_local.sparkContext, meet, ["me.py", str(tmp_path)], 2)
     assert told(tmp_path) == {f"run-{i}": expected(i, 2, "me.py") for i in range(2)}
     assert values == [{"run": 0}, None]
-    assert "What run 1 returned is lost" in caplog.text
+    assert "The result of run 1 is lost" in caplog.text
 
 
 @pytest.mark.deep

@@ -1,4 +1,4 @@
-"""What all of Horovod's faces share: the world, its process sets, and the reduction operations.
+"""The parts that all of Horovod's APIs share: the world, process sets, and reduction operations.
 
 Runs in: child
 

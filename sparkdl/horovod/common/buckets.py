@@ -34,7 +34,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """What is reduced, in this order, by the numbers of the parameters.
+    """The order in which gradients are reduced, by the numbers of their parameters.
 
     Attributes:
         buckets: of dense gradients.

@@ -14,16 +14,16 @@ __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Non
 
 
 class Compressor:
-    """What is done before and after a reduction: nothing. Subclass it for a compression."""
+    """A compression of tensors for a reduction. This base class changes nothing; subclass it."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return what travels, and what `decompress` needs to know."""
+        """Return the tensor to send, and the context for `decompress`."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the tensor as it was before `compress`, but for what was lost."""
+        """Undo `compress`, up to the precision it lost."""
         return tensor
 
 

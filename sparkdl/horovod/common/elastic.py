@@ -2,9 +2,9 @@
 
 Runs in: child
 
-`state.commit()` is a checkpoint. When a node is lost, all begin anew, fewer if `min_nodes` allows
-it: the training function runs again from its top, and `run` puts the last commit into the state
-before it calls what it decorates. https://horovod.readthedocs.io/en/v0.28.1/elastic_include.html
+`state.commit()` is a checkpoint. When a node is lost, all nodes restart, or fewer if `min_nodes`
+allows it: `run` restores the last commit into the state, then calls the training function again
+from its beginning. https://horovod.readthedocs.io/en/v0.28.1/elastic_include.html
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ T = TypeVar("T")
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Decorate the training function, whose first argument is the state.
 
-    Before the function is called, the state becomes that of the last commit, if there is one; its
-    reset callbacks are called if the nodes have begun anew; and all get the state of rank 0.
-    A `HorovodInternalError` inside fails the node, and so leads to a restart, as
-    `launch(…, max_restarts=…)` and `run_elastic(…, reset_limit=…)` allow.
+    Before it calls the function, it restores the last commit into the state, if there is one, calls
+    the state's reset callbacks if this is a restart, and broadcasts rank 0's state. A
+    `HorovodInternalError` inside fails the node, and so leads to a restart, as `launch(…,
+    max_restarts=…)` and `run_elastic(…, reset_limit=…)` allow.
 
     Raises:
         CheckpointError: if the last commit cannot be read, or was not one of `state.commit()`.
@@ -101,10 +101,10 @@ notification_manager = WorkerNotificationManager()
 
 
 class State:
-    """What a training must have again after a restart. Subclasses say how it is kept.
+    """The state that a training restores after a restart. Subclasses save and restore it.
 
     Args:
-        bcast_object: accepted for Horovod's sake; objects go through the world's group.
+        bcast_object: accepted for compatibility with Horovod; objects go through the world's group.
         get_rank: likewise.
     """
 

@@ -101,7 +101,7 @@ def reduction(
     """Return a reduction as Horovod's arguments say.
 
     Raises:
-        ConfigError: for an operation that there is not, or factors that are no numbers.
+        ConfigError: for an unknown operation, or factors that are no numbers.
     """
     if not all(isinstance(factor, (int, float)) for factor in factors):
         raise ConfigError(
@@ -257,5 +257,5 @@ def _unflat(row: torch.Tensor, like: Tensors) -> list[torch.Tensor]:
 
 
 def slot_of(tensor: torch.Tensor) -> Slot:
-    """Return what decides which tensors travel together."""
+    """Return the key by which tensors are grouped to travel together."""
     return Slot(tensor.nbytes, f"{tensor.dtype} {tensor.device}")

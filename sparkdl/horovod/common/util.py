@@ -1,4 +1,4 @@
-"""Horovod's `common.util`: what is installed, and small helpers that programs import from there.
+"""Horovod's `common.util`: checks of installed features, and small helpers for programs.
 
 Runs in: child, driver
 
@@ -124,7 +124,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 @contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Set environment variables within a block; those that are `None` are left as they are."""
+    """Set environment variables within a block; a value of `None` leaves its variable unchanged."""
     chosen = {name: value for name, value in variables.items() if value is not None}
     before = {name: os.environ.get(name) for name in chosen}
     os.environ.update(chosen)

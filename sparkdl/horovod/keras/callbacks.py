@@ -122,13 +122,13 @@ class Schedule:
     """Sets the learning rate, by epoch or by batch.
 
     Args:
-        initial_lr: what is multiplied.
+        initial_lr: the rate to multiply.
         multiplier: of `initial_lr`, by epoch; a number `m` stands for `m ** (epoch - start_epoch)`.
         start_epoch, end_epoch: the first epoch of the schedule, and the first one after it.
         staircase: by whole epochs; otherwise by parts of an epoch, batch by batch.
         momentum_correction: multiply the momentum by the change of the rate, for one batch (Goyal
             et al., 2017, section 2.1). Only optimizers of `tf_keras.optimizers.legacy` have a
-            momentum that can be changed; with others nothing of it is done, and the log says so.
+            momentum that can be changed; for others the log says that it stays.
         steps_per_epoch: if Keras does not know it.
 
     Raises:
@@ -346,7 +346,7 @@ class CommitState:
         self._is_due = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Count anew."""
+        """Reset the count of batches."""
         self._batches, self._is_due = 0, False
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

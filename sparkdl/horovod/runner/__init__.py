@@ -209,7 +209,7 @@ def is_here(host: str) -> bool:
         return True
     try:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-    except OSError:  # nobody knows it
+    except OSError:  # an unknown name
         return False
     for family, kind, _, _, address in found:
         with suppress(OSError), socket.socket(family, kind) as probe:

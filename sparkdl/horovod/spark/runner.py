@@ -1,4 +1,4 @@
-"""`run` and `run_elastic`: a function on all processes of a training, and what it returned.
+"""`run` and `run_elastic`: call a function in all processes of a training, return its results.
 
 Runs in: driver
 
@@ -39,7 +39,7 @@ __getattr__ = partial(missing_name, __name__)
 _START_TIMEOUT_S = 600.0
 _ENDLESS_RESTARTS = 1000
 _DYNAMIC = "dynamic"
-"""What Horovod wants in `HOROVOD_TIMELINE` for `hvd.start_timeline` to be allowed."""
+"""The value of `HOROVOD_TIMELINE` with which Horovod allows `hvd.start_timeline`."""
 _INSTEAD = {
     "executable": "set PYSPARK_PYTHON, Spark's own name for it",
     "extra_mpi_args": "sparkdl uses no MPI",
@@ -83,17 +83,18 @@ def run(  # noqa: PLR0913 (Horovod's options)
         env: variables to set in each process. `HOROVOD_TIMELINE`, here or in this process, names a
             file on this machine for a trace of all processes, see docs/timeline.md.
         stdout, stderr: where the lines of the processes go, as `[rank]<stdout>:line`; by default
-            to the streams of this process. What C code or a further process writes to the standard
-            error goes to `stdout`.
+            to the streams of this process. Standard error of C code and of subprocesses goes to
+            `stdout`.
         verbose: 0 for no lines, unless a stream is given; `None` is 1.
         prefix_output_with_timestamp: whether lines begin with the time.
         options: further ones of `sparkdl.launch`: `spark`, `framework`, `num_gpus`, `executor`.
 
     Raises:
-        ConfigError: for `use_mpi`, `extra_mpi_args`, `nics` or `executable`; or if it cannot work.
+        ConfigError: for `use_mpi`, `extra_mpi_args`, `nics` or `executable`; or if an argument is
+            invalid.
         ReservationTimeoutError: if not all processes were there in time.
         NodeFailedError: if a process failed; a RuntimeError, as in Horovod. Both begin with
-            Horovod's text. Also whatever `sparkdl.launch` raises.
+            Horovod's text. Errors of `sparkdl.launch` pass through.
     """
     refuse(use_mpi=use_mpi, extra_mpi_args=extra_mpi_args, nics=nics, executable=executable)
     where = _Where.of(options, num_proc)

@@ -1,4 +1,4 @@
-"""What a node does for `horovod.spark.run`: calls the user's function, and packs its result.
+"""The node's part of `horovod.spark.run`: call the user's function, and pack its result.
 
 Runs in: child, driver
 """
@@ -22,7 +22,7 @@ from sparkdl.node.context import NodeContext
 from sparkdl.node.error_lines import mark_error_lines
 
 __path__: list[str] = []
-"""Of a package, as Horovod's is: so that imports of its modules are told what to use."""
+"""Makes this a package, as Horovod's is, so that imports of its modules raise advice."""
 __getattr__ = partial(missing_name, __name__)
 
 
@@ -33,7 +33,7 @@ class Task:
     Attributes:
         env: variables to set before it is called.
         folder: on this machine, for results of any size; `None` where processes are elsewhere.
-        marks_errors: whether lines of the standard error are to be told from others.
+        marks_errors: whether lines of the standard error are marked.
     """
 
     fn: Callable[..., Any]

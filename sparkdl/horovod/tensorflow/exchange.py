@@ -141,7 +141,7 @@ def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, An
 
 
 def _moved(work: Function, *tensors: Any) -> list[Any]:
-    """Call `work` with tensors that PyTorch sees where they are, and give back what it returns."""
+    """Call `work` with PyTorch tensors over the same memory, and convert its results back."""
     import tensorflow as tf
 
     try:
@@ -162,7 +162,7 @@ def _moved(work: Function, *tensors: Any) -> list[Any]:
 
 
 def _coded(work: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Have errors say their code: TensorFlow makes text of what is raised inside a graph."""
+    """Add their codes to errors: TensorFlow reduces errors inside a graph to text."""
 
     def coded(*tensors: Any) -> list[Any]:
         try:
@@ -208,7 +208,7 @@ def with_rows(tensor: Any) -> Any:
 
 
 def any_rows(tensor: Any) -> Any:
-    """Return the static shape of `tensor` but for the number of its rows."""
+    """Return the static shape of `tensor`, with the number of rows unknown."""
     import tensorflow as tf
 
     if tensor.shape.rank is None:
@@ -252,8 +252,8 @@ def counter(device: str) -> Any:
 def tensorflow_errors() -> Iterator[None]:
     """Turn `CollectiveError` and `ConfigError` inside into errors that are TensorFlow's as well.
 
-    `FailedPreconditionError` if members called different things, `InvalidArgumentError` for what
-    cannot be, `UnknownError` for lost members: those that Horovod's operations raise.
+    As in Horovod: `FailedPreconditionError` if members' calls differ, `InvalidArgumentError` for
+    invalid arguments, `UnknownError` for lost members.
     """
     try:
         yield
@@ -284,7 +284,7 @@ def _both(kind: Any) -> Any:
     elif issubclass(kind, MismatchError):
         theirs = tf.errors.FailedPreconditionError
 
-    # AutoGraph makes errors anew with their place in the source if they take these arguments.
+    # With these arguments AutoGraph can recreate an error with its place in the source.
     def __init__(self: Any, node_def: Any, op: Any, message: str, *args: Any) -> None:  # noqa: N807
         theirs.__init__(self, node_def, op, message, *args)
 

@@ -22,7 +22,7 @@ Groups = int | Sequence[Sequence[Any]]
 
 @dataclass(frozen=True)
 class Reduction:
-    """What is done with gradients, as the arguments of Horovod's optimizers and tapes say.
+    """How gradients are reduced: the arguments of Horovod's optimizers and tapes.
 
     Attributes:
         sparse_as_dense: reduce `tf.IndexedSlices` as the tensors they stand for.
@@ -57,7 +57,7 @@ class Reduction:
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any] = ()
     ) -> list[Any]:
-        """Return the gradients reduced over the members; those that are `None` stay so.
+        """Return the gradients reduced over the members; `None` stays `None`.
 
         Args:
             gradients: one for each of `variables`; on all members for the same ones.
@@ -95,7 +95,7 @@ class Reduction:
     def _buckets(
         self, shared: list[int], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> Iterator[list[int]]:
-        """Yield which gradients travel together, in the order in which they come."""
+        """Yield the groups of gradients that travel together, in order."""
         groups = self.groups or 0
         if not isinstance(groups, int):
             left = {key_of(variables[i]): n for n, i in enumerate(shared)}

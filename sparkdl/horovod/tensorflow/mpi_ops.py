@@ -348,7 +348,7 @@ def _reduce_slices(call: Call, slices: Any) -> Any:
     if call.how.op is Op.AVERAGE:
         dtype = values.dtype
         if dtype.is_integer:
-            # Whoever reads rows of the same index adds them up: none may be rounded before.
+            # Readers add up rows of the same index, so no row may be rounded before.
             dtype = tf.float32 if dtype.size < tf.int32.size else tf.float64
         # The number of members must not be rounded to a narrow float.
         wide = tf.float32 if dtype.size < tf.float32.size else dtype

@@ -51,10 +51,10 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
         optimizer: of Keras 3 or tf_keras.
         backward_passes_per_step: so many calls add up gradients, and the last one applies them.
             Only updates are counted as iterations of the optimizer.
-        average_aggregated_gradients: divide what was added up by `backward_passes_per_step`.
+        average_aggregated_gradients: divide the sum by `backward_passes_per_step`.
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
             process_set, scale_local_gradients: see `DistributedGradientTape`.
-        name, use_locking: accepted for Horovod's sake.
+        name, use_locking: accepted for compatibility with Horovod.
         RemovedError: for an optimizer of TensorFlow 1.
     """
     how = Reduction(
@@ -143,7 +143,7 @@ def variables_of(optimizer: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Settings:
-    """What a distributed optimizer has beside its base class. Keras does not look into it."""
+    """A distributed optimizer's own attributes, in one object that Keras does not look into."""
 
     how: Reduction
     passes: Passes
@@ -216,7 +216,7 @@ def _library_of(optimizer: Any) -> str:
     """Return `keras` or `tf_keras`.
 
     Raises:
-        ConfigError: for what is no optimizer of theirs, and for Keras on PyTorch or JAX.
+        ConfigError: if it is no Keras optimizer, or for Keras on PyTorch or JAX.
         RemovedError: for an optimizer of TensorFlow 1.
     """
     origins = [cls.__module__ for cls in type(optimizer).__mro__]

@@ -97,7 +97,7 @@ def synchronize(handle: Handle) -> Any:
 
     Raises:
         CollectiveError: if it failed; `HorovodInternalError` is its other name.
-        ConfigError: for what is no handle.
+        ConfigError: if it is no handle.
     """
     return _future_of(handle).result()
 
@@ -105,8 +105,7 @@ def synchronize(handle: Handle) -> Any:
 def poll(handle: Handle) -> bool:
     """Whether an operation is done, so that `synchronize` returns at once.
 
-    Raises:
-        ConfigError: for what is no handle.
+    Raises: ConfigError: if it is no handle.
     """
     return _future_of(handle).done()
 
@@ -119,10 +118,10 @@ def _future_of(handle: Handle) -> Future[Any]:
 
 @dataclass(frozen=True)
 class Operation:
-    """A call of the table with its tensors; a method does it, in the form that was called.
+    """A call of an operation with its tensors; one method for each form runs it.
 
     Attributes:
-        finish: what is returned, one for each of the tensors, from the results and the counts.
+        finish: makes the returned values, one a tensor, from the results and the counts.
         is_grouped: whether all of that is returned, or the first alone.
         counts: of the operation that `run` has done.
     """

@@ -2,12 +2,12 @@
 
 Runs in: child
 
-All processes of the process set call the same operations in the same order. Those with `_async`
-return a handle for `synchronize`; those that end in `_` change the tensor itself; gradients flow
-back through the others. What can go wrong with `allreduce` can go wrong with all of them.
+All processes of the process set call the same operations in the same order. Operations with
+`_async` return a handle for `synchronize`; operations that end in `_` change the tensor itself;
+gradients flow back through the others. All of them raise the errors of `allreduce`.
 
 Each operation is a function of Horovod's arguments that returns an `Operation`: a row of the table
-in `horovod/common/operations.py`. `_of_one` and `_of_many` make of it what Horovod has: its forms.
+in `horovod/common/operations.py`. `_of_one` and `_of_many` derive Horovod's forms from it.
 https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.torch
 """
 

@@ -144,8 +144,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
         process_set: which processes; on others the optimizer is as it was.
 
     Raises:
-        ConfigError: for names that are there twice, parameters without a name, or options that do
-            not fit.
+        ConfigError: for duplicate names, parameters without a name, or conflicting options.
         RemovedError: for `op=hvd.Adasum`.
         NotInitializedError: before `hvd.init()`.
     """
@@ -176,7 +175,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
     base = type(optimizer)
     distributed: Any = object.__new__(type(base.__name__, (Distributed, base), {}))
     own = {name: value for name, value in vars(optimizer).items() if name != "step"}
-    vars(distributed).update(own)  # but for a scheduler's wrapper, which steps the old one
+    vars(distributed).update(own)  # except a scheduler's wrapper, which steps the old one
     distributed._reducer = reducer
     distributed._parameter_names = {param: name for name, param in named}
     distributed._has_synchronized, distributed._should_synchronize = False, True
@@ -237,24 +236,25 @@ def _checked_passes(passes: int) -> int:
 
 
 def join(device: int = -1) -> int:
-    """Wait until all processes have called this; take part with zeros in what they reduce.
+    """Wait until all processes have called this; contribute zeros to their reductions.
 
-    For processes that have different numbers of batches: one that has none left calls this, and the
-    others continue. Averages are over all processes, those that have joined as zeros, as in
-    Horovod. All processes must have made the same optimizers before.
+    For processes with different numbers of batches: one without further batches calls this, and the
+    others continue. Averages are over all processes, with zeros of the joined ones, as in Horovod.
+    All processes must have made the same optimizers before.
 
     While no process has joined this costs nothing: a process announces it in the 64 bytes that
     processes exchange anyway before each step of an optimizer and each operation.
 
     Args:
-        device: accepted for Horovod's sake.
+        device: accepted for compatibility with Horovod.
 
     Returns:
         The rank of the process that called it last, the same on all.
 
     Raises:
-        CollectiveError: if a process was lost. One that calls something else meanwhile than sums,
-            averages and steps of optimizers gets it alone, and those that have joined wait on.
+        CollectiveError: if a process was lost. A process that calls another operation than sums,
+            averages and optimizer steps meanwhile gets this error alone; the joined processes
+            continue to wait.
         ConfigError: if there is an optimizer of a process set, which would wait for ever.
     """
     world = group_of()

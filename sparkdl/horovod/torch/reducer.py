@@ -152,7 +152,7 @@ class Reducer:
             passes: backward passes before each step from now on.
         """
         for future in self._futures:
-            future.exception()  # what is under way still writes into its bucket
+            future.exception()  # a running reduction still writes into its bucket
         for bucket in self._buckets:
             bucket.waits_for = len(bucket.params)
         self._passes = self._passes if passes is None else passes
@@ -187,11 +187,11 @@ class Reducer:
         if new:
             raise OrderOfCallsError(
                 f"{new} parameters have gradients that are not reduced: they were frozen, or not "
-                "in the optimizer, when DistributedOptimizer was made of it. Make it anew"
+                "in the optimizer, when DistributedOptimizer wrapped it. Wrap it again"
             )
 
     def synchronize(self) -> None:
-        """Reduce what has not been reduced yet, wait, and put the results into the gradients.
+        """Reduce the remaining gradients, wait, and put the results into the gradients.
 
         Raises:
             CollectiveError: if a process was lost, or did not come in time.

@@ -1,9 +1,9 @@
-"""What cannot be trained on is refused before there are nodes.
+"""Reject data that cannot be trained on, before any node is launched.
 
 Runs in: driver
 
-Types come from the schema; lengths and nulls from the first rows, for all of them would cost a pass
-over the data. A null in a later row ends the feeding, see `training.without_nulls`.
+Types come from the schema, lengths and nulls from the first rows: to check all rows would cost a
+pass over the data. A null in a later row ends the feeding, see `training.without_nulls`.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _check_column(name: str, found: list[tuple[bool, int | None]], inputs: Input
     for number, (has_null, _) in enumerate(found):
         if has_null:
             raise ConfigError(
-                f"{null_advice(name)}. It is in row {number} of those that Spark gives first"
+                f"{null_advice(name)}. It is in row {number} of the first rows that Spark returned"
             )
     sizes = {size for _, size in found if size is not None}
     if len(sizes) > 1:

@@ -1,4 +1,4 @@
-"""What every node is given and returns: columns, batches, epochs; and what fits no model.
+"""Data that an estimator exchanges with each node: the task, columns, batches, epochs, the result.
 
 Runs in: driver, child, feeder
 """
@@ -28,7 +28,7 @@ Callbacks = Sequence[Any] | Callable[[], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Columns:
-    """What is trained with.
+    """The columns that a model is trained with.
 
     Attributes:
         features: column to the model's input, of any name if it is the only one. Columns of
@@ -68,7 +68,7 @@ class EarlyStopping:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What every node is given, whatever the framework.
+    """The training task that each node receives, for every framework.
 
     Attributes:
         model_dir: folder for the model's file, where it is too large to travel.
@@ -91,7 +91,7 @@ class Task:
 
 
 def named(columns: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Return columns with the names of what they feed, empty where they are not given."""
+    """Map each column to the model's input or output that it feeds; empty if no name was given."""
     if isinstance(columns, str):
         return {columns: ""}
     return dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
@@ -100,7 +100,7 @@ def named(columns: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 def inputs_by_column(
     features: Mapping[str, str], inputs: Sequence[Tensor], advice: str = ""
 ) -> dict[str, Tensor]:
-    """Return which column feeds which of the model's inputs, an only one whatever its name.
+    """Return the model's input that each column feeds; an only input may have any name.
 
     Args:
         advice: what else may be wrong, for the error.
@@ -120,7 +120,7 @@ def inputs_by_column(
 
 
 def outputs_by_column(labels: Mapping[str, str], outputs: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return which column holds the labels of which of the model's outputs.
+    """Return the model's output that each label column belongs to.
 
     Raises:
         ConfigError: if an output has none, or a column names no output.

@@ -1,9 +1,9 @@
-"""What a model takes and gives: asked of a process of its own, so the driver stays light.
+"""Inspect a model's inputs and outputs in a separate process, so that the driver stays light.
 
 Runs in: driver
 
-TensorFlow costs seconds, memory and the memory of a GPU. A driver that has imported it already is
-asked itself, and most files of models say it.
+TensorFlow costs seconds, memory and the memory of a GPU. No process is started if the driver has
+imported it already, or if the model's file lists them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _IN_FILES: Mapping[str, Callable[[ModelSource], Signature | None]] = {
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a model takes and gives; or why it cannot be used, or is not known here.
+    """A model's inputs and outputs, or the reason why they are unknown here.
 
     Attributes:
         refused: why it cannot be used.
-        missing: what cannot be imported here.
+        missing: the module that cannot be imported here.
         failed: why it could not be made or loaded here.
     """
 
@@ -178,7 +178,7 @@ def _run_process(kind: str, given: bytes, timeout_s: float) -> Answer:
 
 
 def main(kind: str) -> None:
-    """Answer what is asked on the standard input: of a saved model, or of a pickled Keras one."""
+    """Answer the request on standard input: about a saved model, or a pickled Keras model."""
     given = sys.stdin.buffer.read()
     with quick_imports():
         if kind == "keras":

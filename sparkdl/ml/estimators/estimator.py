@@ -45,8 +45,8 @@ class TFEstimator(
 
     The columns of `input_mapping` are fed, in the order of their names, and `weight_col`; all
     columns if there is no mapping. Rows marked by `validation_indicator_col` are the feed
-    `"validation"`. What belongs to `transform` (`output_mapping`, `output_types`, ...) goes to the
-    model, so that it can score in a pipeline.
+    `"validation"`. The model inherits the parameters of `transform` (`output_mapping`,
+    `output_types`, ...), so that it can score in a pipeline.
 
     https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/pipeline.py
 

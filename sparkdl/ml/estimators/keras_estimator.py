@@ -108,8 +108,8 @@ class KerasEstimator(
     def setCustomObjects(self, objects: Mapping[str, Any]) -> KerasEstimator:
         """Set classes and functions that the model's file names, by these names.
 
-        Those that are registered with Keras, or are in the program's main module, and those that
-        `loss`, `metrics` and `optimizer` were given, need not be named.
+        Objects that are registered with Keras, defined in the program's main module, or passed as
+        `loss`, `metrics` or `optimizer` are found without this.
         """
         self._objects = {**self._objects, **objects}
         return self

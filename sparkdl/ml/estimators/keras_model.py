@@ -1,4 +1,4 @@
-"""A Keras model as it travels, how it is made and compiled, and what it takes.
+"""Serialize, load and compile a Keras model, and list its inputs.
 
 Runs in: driver, child, feeder
 """
@@ -35,7 +35,7 @@ def as_content(model: Any) -> bytes:
 
 
 def as_file(model: Any) -> tuple[bytes, Objects]:
-    """Return a Keras model as a `.keras` file, and what has to travel with it.
+    """Return a Keras model as a `.keras` file, and the custom objects to send with it.
 
     Raises:
         ConfigError: if Keras cannot make the model again from these.
@@ -48,9 +48,9 @@ def as_file(model: Any) -> tuple[bytes, Objects]:
                 from_content(content, compiles=True)
     except Exception as error:
         raise ConfigError(
-            f"the model {model.name!r} cannot be made again from its file, as the nodes have to "
-            f"make it: {in_words(error)}. Give a function that makes the model, or name what it "
-            "is made of with keras.saving.register_keras_serializable"
+            f"the model {model.name!r} cannot be loaded from its file, as the nodes must "
+            f"load it: {in_words(error)}. Give a function that makes the model, or register its "
+            "custom objects with keras.saving.register_keras_serializable"
         ) from error
     return content, objects
 
@@ -94,7 +94,7 @@ def from_content(content: bytes, compiles: bool = False) -> Any:
         import keras
     except ImportError as error:
         raise FrameworkMissingError(
-            f"Keras cannot be imported here: {error}. Install it, and what it runs on: "
+            f"Keras cannot be imported here: {error}. Install it with its backend: "
             "pip install keras tensorflow (or tensorflow-cpu)"
         ) from error
     with scratch_folder() as folder:
@@ -252,7 +252,7 @@ def _check_names(parameter: str, value: Any, known: Any) -> None:
 
 
 _UNNAMED = "input_layer"
-"""What Keras calls the layers of inputs without names, with a number that the process counts."""
+"""Keras' prefix for unnamed input layers; a number follows, which each process counts itself."""
 
 
 def inputs_of(model: Any) -> tuple[Tensor, ...]:
@@ -349,11 +349,11 @@ def _is_softmax(tensor: Any) -> bool:
 def keras_inputs_by_column(
     features: Mapping[str, str], inputs: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """Return what `inputs_by_column` does. Raises what it does, with advice on Keras' names."""
+    """Call `inputs_by_column`; add advice on Keras' input names to its errors."""
     unnamed = any(tensor.name.startswith(_UNNAMED) for tensor in inputs)
     advice = (
-        ". Keras numbers inputs without names anew in each process: keras.Input(…, name=…) names "
-        "one"
+        ". Keras numbers unnamed inputs differently in each process. Name each: "
+        "keras.Input(…, name=…)"
     )
     return inputs_by_column(features, inputs, advice * unnamed)
 

@@ -1,10 +1,10 @@
-"""What a Keras model has that is not Keras' own: found, and taken along to where it is made again.
+"""Find a Keras model's custom objects, so that they travel with it to the nodes.
 
 Runs in: driver, child, feeder
 
-A file of Keras names its custom layers, losses and functions; whoever loads it has to have them.
-Those of a notebook or of the program itself nobody else can import, so they travel by cloudpickle.
-https://keras.io/guides/serialization_and_saving/#custom-objects
+A `.keras` file only names its custom layers, losses and functions; the process that loads it must
+have them. Other processes cannot import those of a notebook or of the main program, so they travel
+by cloudpickle. https://keras.io/guides/serialization_and_saving/#custom-objects
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _joined(values: Any) -> dict[str, Any]:
 def objects_of(model: Any) -> dict[str, Any]:
     """Return the classes and functions that a model is made and compiled of.
 
-    Those that are registered, those of the program's main module, and the classes of its layers.
-    Others are imported from where they are.
+    These are the registered objects, those of the program's main module, and the classes of its
+    layers. Others are imported from their modules.
     """
     import keras
 
@@ -78,9 +78,9 @@ def objects_of(model: Any) -> dict[str, Any]:
 
 
 def architecture(model: Any) -> dict[str, Any] | None:
-    """Return the configuration of a model, not of how it is compiled, if Keras can make it again.
+    """Return a model's configuration, without its compilation, if Keras can rebuild the model.
 
-    None if it has parts that are not Keras' own, or that do not say what they are made of.
+    None if it has custom parts, or parts without a configuration.
     """
     try:
         config = json.loads(model.to_json())
@@ -99,7 +99,7 @@ def _not_compiled(config: Any) -> Any:
 
 
 def foreign_names(config: Any) -> Iterator[str]:
-    """Yield by which names a configuration calls what is not Keras' own; some more than once."""
+    """Yield the names of the custom objects in a configuration; some more than once."""
     if isinstance(config, Sequence) and not isinstance(config, str):
         for each in config:
             yield from foreign_names(each)

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class KerasTask(Task):
-    """What every node is given.
+    """The training task that each node receives from `KerasEstimator`.
 
     Attributes:
         class_weight: of the rows whose label is this class, beside their own weights.

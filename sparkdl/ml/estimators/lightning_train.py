@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LightningTask(ModuleTask):
-    """What every node is given by `LightningEstimator`."""
+    """The training task that each node receives from `LightningEstimator`."""
 
     trainer_args: Mapping[str, Any] = field(default_factory=dict)
 
@@ -178,7 +178,7 @@ class Notes(Checkpoint):
             self._loss = self._loss + loss.detach().double() * rows  # which waits for no GPU
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Note what was logged, of all nodes; stop if it is time; save."""
+        """Record all nodes' metrics, stop the training if they no longer improve, and save."""
         own = {"loss": float(self._loss) / self._rows} if self._rows else {}
         own |= {name: float(value) for name, value in trainer.callback_metrics.items()}
         logs = _means(self._ctx.all_gather([self._rows, own]))
@@ -208,7 +208,7 @@ def _rows(label: Any) -> int:
 
 
 def _means(gathered: list[Any]) -> dict[str, float]:
-    """Return the means over the nodes, by their rows; of each metric over those that have it."""
+    """Return means weighted by each node's rows, each metric over the nodes that logged it."""
     names = dict.fromkeys(name for _, logs in gathered for name in logs)
     found = {}
     for name in names:

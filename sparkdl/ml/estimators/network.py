@@ -1,4 +1,4 @@
-"""What estimators of networks have in common: from columns and parameters to a trained model.
+"""The base class of the Keras, PyTorch and Lightning estimators.
 
 Runs in: driver
 """
@@ -47,7 +47,7 @@ _ADVICE = {
     "label_cols": ". Use label_col=[…]",
     "num_proc": ". Use num_workers=…",
 }
-"""What stands here for parameters of Keras' `fit` and of Horovod's estimators."""
+"""Parameters of Keras' `fit` and of Horovod's estimators, with their equivalents here."""
 
 
 class NetworkEstimator(Estimator[M], HasParams, Saved):
@@ -58,7 +58,7 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
     _made: bytes | Callable[[], Any] | None = None
     _callbacks: Callbacks = ()
     _objects: Mapping[str, Any] = {}
-    """What the framework does not find where the model is made again, by name."""
+    """Custom objects by name, for the process that loads the model."""
 
     def _set_params(self, params: Mapping[str, Any]) -> None:
         self._set_table_defaults(batch_size=_BATCH_ROWS)
@@ -74,11 +74,12 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
     def setCallbacks(self, callbacks: Callbacks) -> Any:
         """Set callbacks of the framework: a list, or a function without arguments that makes it.
 
-        Every node has its own, after those that parameters ask for (early stopping, TensorBoard).
-        With `mode="jobs"` they run on the driver, once an epoch and not for each batch.
+        Every node has its own copies, which run after the callbacks that parameters add (early
+        stopping, TensorBoard). With `mode="jobs"` they run on the driver, once an epoch and not for
+        each batch.
 
         Raises:
-            ConfigError: if they are none, or cannot travel to the nodes.
+            ConfigError: if they are not callbacks, or cannot be pickled.
         """
         if not callable(callbacks):
             self._check_callbacks(callbacks)
@@ -139,8 +140,8 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         """Return the training of a task.
 
         Args:
-            inputs: of the model, by their columns, as far as they are known.
-            options: of `sparkdl.launch`, beside those that are parameters.
+            inputs: the model's inputs by column, as far as they are known.
+            options: further options of `sparkdl.launch`, which are not parameters.
         """
         return Training(
             map_fun=map_fun,

@@ -26,7 +26,7 @@ from sparkdl.ml.scoring.transform import READERS
 
 T = TypeVar("T")
 INVALID = ("error", "skip", "keep")
-"""What becomes of a row with a null in an input column; the words are Spark ML's."""
+"""How to treat a row with a null in an input column, in Spark ML's words."""
 
 
 class TFTypeConverters:
@@ -191,13 +191,13 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("signature_def_key", None, _text, "Signature of the SavedModel; its only one, or "
      "serving_default, if it is not set"),
     ("tag_set", None, _text, "Tags of the SavedModel, separated by commas"),
-    # what it lacked, for training
-    ("recovery", None, _object(Recovery), "What follows when something is lost or stands still"),
-    ("feeding", None, _object(Feeding), "How rows come to the nodes"),
-    ("observe", None, _object(Observe), "Who sees what the cluster does"),
-    ("startup", None, _object(Startup), "Where nodes come up, and how"),
-    ("feed_reader", "auto", _one_of(*FEED_READERS), "Who reads the Parquet files that the "
-     "DataFrame is a scan of: the 'nodes', past the JVM, 'spark', or 'auto', see Cluster.feed"),
+    # not in TensorFlowOnSpark, for training
+    ("recovery", None, _object(Recovery), "How to react to failures and hangs"),
+    ("feeding", None, _object(Feeding), "How rows reach the nodes"),
+    ("observe", None, _object(Observe), "How the cluster reports progress"),
+    ("startup", None, _object(Startup), "Where nodes start, and how"),
+    ("feed_reader", "auto", _one_of(*FEED_READERS), "Reader of the Parquet files that the "
+     "DataFrame scans: 'nodes' (without the JVM), 'spark', or 'auto', see Cluster.feed"),
     ("shutdown_timeout", 259200.0, _seconds, "Seconds that train_fn may take to return after the "
      "last row"),
     ("validation_indicator_col", None, _text, "Boolean column: rows where it is true are not "
@@ -209,16 +209,16 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "ends; never, if it is not set"),
     ("early_stopping_monitor", None, _text, "The metric that has to improve; the loss, that of the "
      "validation rows where there are any, if it is not set"),
-    ("early_stopping_min_delta", 0.0, _float, "What counts as an improvement"),
+    ("early_stopping_min_delta", 0.0, _float, "The smallest change that counts as an improvement"),
     ("seed", None, _int, "Of random numbers: initial weights, order of rows"),
     ("cache", False, _bool, "Persist the rows in Spark while training"),
     ("num_gpus", None, _whole(0), "GPUs for each node; by default what Spark assigned, or one"),
     ("tensorboard_dir", None, _text, "Folder for TensorBoard's logs"),
-    ("max_restarts", 0, _whole(0), "How often all nodes begin anew after a failure; at the last "
+    ("max_restarts", 0, _whole(0), "How often all nodes restart after a failure, from the last "
      "checkpoint, if there is a checkpoint_dir"),
     ("checkpoint_dir", None, _text, "Folder that all nodes reach. Each fit has a folder of its own "
      "in it for its checkpoints, which is deleted when it has succeeded"),
-    ("framework", "tensorflow", _text, "What the nodes import: tensorflow, torch, plain"),
+    ("framework", "tensorflow", _text, "Framework of the nodes: tensorflow, torch, plain"),
     # for transform
     ("output_types", {}, _dict, "DataFrame column to its type: 'vector', or a type of Spark like "
      "'double', 'array<float>', 'binary'; by default that of the model's output"),
@@ -226,11 +226,11 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "or those named"),
     ("handle_invalid", "error", _one_of(*INVALID), "A row with a null in an input column: 'error', "
      "'skip' leaves it out, 'keep' gives it null outputs"),
-    ("parquet_reader", "auto", _one_of(*READERS), "Who reads the input columns of a DataFrame over "
-     "Parquet files: 'python' past the JVM, 'spark', or 'auto': 'python' where files are local"),
-    ("model_per", "auto", _one_of(*MODEL_PER), "Who has a copy of the model: each task 'slot'; "
-     "each 'executor', there each of its GPUs, for all of its slots; 'auto': each GPU where an "
-     "executor has more slots than GPUs, else each slot"),
+    ("parquet_reader", "auto", _one_of(*READERS), "Reader of the input columns of a DataFrame over "
+     "Parquet files: 'python' (without the JVM), 'spark', or 'auto': 'python' for local files"),
+    ("model_per", "auto", _one_of(*MODEL_PER), "Where copies of the model are: one in each task "
+     "'slot'; one in each 'executor', there each of its GPUs, for all of its slots; 'auto': each "
+     "GPU where an executor has more slots than GPUs, else each slot"),
     ("model_config", None, _text, "The model as JSON (model.to_json()), where export_dir is "
      "weights"),
     # for PyTorch
@@ -264,8 +264,8 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("loss_weights", None, _weights, "Of the losses of several outputs: a list, or a dict by "
      "output"),
     ("metrics", None, as_config, "Names or Keras metrics"),
-    ("class_weight", {}, _class_weights, "Class to the weight of its rows in training"),
-    ("verbose", 2, _verbose, "What the chief prints: nothing, a bar, or a line an epoch"),
+    ("class_weight", {}, _class_weights, "Weight of each class's rows in training"),
+    ("verbose", 2, _verbose, "Output of the chief: nothing, a bar, or a line an epoch"),
     ("learning_rate", None, _float, "The optimizer's; its own default if it is not set"),
     ("shuffle", True, _bool, "Whether rows come in random order"),
     ("mode", "nodes", _one_of("nodes", "jobs"), "How to train: on a cluster of nodes, or as Spark "
@@ -296,7 +296,7 @@ TORCH = tuple(
          "of output and label, metrics of torchmetrics"),
     )
 )  # fmt: skip
-"""What `TorchEstimator` has under names of Keras'. They need not be JSON, see `Saved`."""
+"""Parameters of `TorchEstimator` that have Keras' names. They need not be JSON, see `Saved`."""
 
 
 TRAINING = (
@@ -311,11 +311,11 @@ TRAINING = (
     *("early_stopping_min_delta", "seed", "cache", "num_gpus", "tensorboard_dir"),
     *("max_restarts", "checkpoint_dir"),
 )
-"""What training needs beside TensorFlowOnSpark's parameters."""
+"""Training parameters that TensorFlowOnSpark does not have."""
 SCORING = (
     *("output_mapping", "output_types", "keep", "handle_invalid", "parquet_reader", "model_per"),
 )
-"""What `transform` takes, of all models."""
+"""Parameters of `transform` that all models have."""
 COLUMNS = ("features_col", "prediction_col", "probability_col", "raw_prediction_col")
 """Spark ML's usual columns."""
 

@@ -1,4 +1,4 @@
-"""Where a saved model is and what it is called by; what goes into it and comes out of it.
+"""A saved model's location, format, inputs and outputs.
 
 Runs in: anywhere
 """
@@ -58,10 +58,10 @@ class Tensor:
 
 
 def only_one(asked: Sequence[str], tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the only input or output of a model if one name is asked for, and must mean it.
+    """Return a model's only input or output if a single name is given, which must mean it.
 
-    So it is where nobody has chosen one of the two names: an export of Keras 3 calls its output
-    `output_0`, where one of Keras 2 had the layer's name.
+    The names differ where one is a default: an export of Keras 3 calls its output `output_0`, an
+    export of Keras 2 had the layer's name.
     """
     if len(asked) == len(tensors) == 1 and any(
         _UNCHOSEN.fullmatch(name) for name in (asked[0], tensors[0].name)
@@ -72,11 +72,11 @@ def only_one(asked: Sequence[str], tensors: Sequence[Tensor]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a model takes and what it gives.
+    """A model's inputs and outputs.
 
     Attributes:
-        inputs: those that it needs.
-        outputs: empty if only a run would tell.
+        inputs: the required inputs.
+        outputs: empty if they are only known after a run.
         optional: inputs that may be left out.
     """
 
@@ -95,7 +95,7 @@ class ModelSource:
         signature_def_key: of a SavedModel; None for its only one, or `serving_default`.
         tag_set: of a SavedModel; empty for any.
         config: the model as JSON, for weights.
-        content: a `.keras` file; a pickled module, or function that makes what is run.
+        content: a `.keras` file, a pickled module, or a pickled function that makes the module.
     """
 
     path: str
@@ -133,7 +133,7 @@ def source_of(
 
 
 def source_of_content(content: bytes, kind: Format = "keras") -> ModelSource:
-    """Return the source for a `.keras` file that is in memory, or for what was pickled."""
+    """Return the source for the bytes of a `.keras` file or of a pickle."""
     return ModelSource("", kind, hashlib.sha256(content).hexdigest(), content=content)
 
 

@@ -28,7 +28,7 @@ _CONTENT = "content binary"
 
 
 class RemoteStorage:
-    """What `Storage` is, for a session of Spark Connect."""
+    """The `Storage` of a Spark Connect session."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._spark = spark

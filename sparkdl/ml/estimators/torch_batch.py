@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 Scores = Literal["", "logits", "logit", "sigmoid"]
-"""What a classifier gives: logits of all classes, or logit or probability of the second of two."""
+"""A classifier's output: logits of all classes, or logit or probability of the second of two."""
 ACCURACY = "accuracy"
 _CLASSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "cross_entropy", "nll_loss")
 """The losses that take the number of a class for each row."""
@@ -255,7 +255,7 @@ def described(value: Any) -> str:
 
 @contextmanager
 def naming(what: str, **given: Any) -> Iterator[None]:
-    """Have an error of PyTorch about shapes and dtypes say what it was given.
+    """Add the given shapes and dtypes to PyTorch's errors about them.
 
     Raises:
         ConfigError: from such an error.

@@ -88,7 +88,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         return self._with_values(TorchModel._of(content, signature), summary)
 
     def _work(self) -> tuple[Callable[[Any, Any], Any], ModuleTask]:
-        """Return what the nodes run, and its task; having checked what can be checked here."""
+        """Return the nodes' function and its task, after the checks that are possible here."""
         raise NotImplementedError
 
     def _task_fields(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ SAMPLE_ROWS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleTask(Task):
-    """What every node is given, whoever trains.
+    """The training task that each node receives, with PyTorch or Lightning.
 
     Attributes:
         made: a pickled module, or a function that makes one.
@@ -88,7 +88,7 @@ def made(task: ModuleTask, ctx: NodeContext) -> Any:
 
 
 def inputs_of(signature: Signature, task: ModuleTask) -> dict[str, Tensor]:
-    """Return which column feeds which parameter of `forward`.
+    """Return the parameter of `forward` that each column feeds.
 
     Raises:
         ConfigError: if a parameter has no column, or a column no parameter.
@@ -278,7 +278,7 @@ def returned(
 
 
 def traced(module: Any, sample: Mapping[str, torch.Tensor], scores: Scores) -> Signature:
-    """Return what a module takes, and what it gives: by a run of some rows.
+    """Return a module's inputs and outputs, found by running it on some rows.
 
     Outputs are unknown without a sample, or if the run fails: the model is trained by then.
     """

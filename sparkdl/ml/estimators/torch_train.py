@@ -1,4 +1,4 @@
-"""Trains a model of PyTorch on a node: what `TorchEstimator` runs in the place of a `train_fn`.
+"""Train a PyTorch model on a node: the training function of `TorchEstimator`.
 
 Runs in: child
 """
@@ -57,10 +57,10 @@ TrainFn = Callable[[Any, Namespace, Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TorchTask(ModuleTask):
-    """What every node is given by `TorchEstimator`.
+    """The training task that each node receives from `TorchEstimator`.
 
     Attributes:
-        train_fn: trains in the place of the loop here; with `args`.
+        train_fn: a function that replaces the training loop here; called with `args`.
     """
 
     optimizer: Any = None
@@ -74,13 +74,13 @@ class TorchTask(ModuleTask):
 
 @dataclass
 class Epoch:
-    """What a callback of `TorchEstimator` is given after each epoch, on every node.
+    """The argument of a `TorchEstimator` callback, which runs after each epoch on every node.
 
     Attributes:
         number: from 0.
-        logs: the epoch's entries of the history, of all nodes.
+        logs: the epoch's entries of the history, over all nodes.
         model: the module, not wrapped; with `strategy="fsdp"` of shards.
-        stops: set it to end the training after this epoch; on any node.
+        stops: set it to True on any node to end the training after this epoch.
     """
 
     number: int
@@ -156,7 +156,7 @@ class _Loop:
         self._sample: dict[str, torch.Tensor] = {}
 
     def run(self) -> tuple[dict[str, list[float]], dict[str, Any], dict[str, Any], Scores]:
-        """Train; return history, state of the model on the chief, a batch, and what it scores."""
+        """Train; return the history, the chief's model state, a batch, and the kind of scores."""
         begin = self._resume()
         feeds = [self._feed(DEFAULT_FEED)]
         if self._task.validates:

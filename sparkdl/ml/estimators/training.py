@@ -50,19 +50,19 @@ _SHARES = 1_000_000
 
 @dataclass(frozen=True)
 class Training:
-    """What a `fit` does.
+    """The settings of one `fit`.
 
     Attributes:
         map_fun: runs on every node, with `args`.
-        columns: those that are fed; empty for all.
+        columns: the columns to feed; empty for all.
         validation_col: boolean column that marks the validation rows, if there are any.
         validation_split: the share of rows to validate with instead, below 1; 0 for none.
-        seed: which rows `validation_split` takes.
+        seed: determines the rows that `validation_split` takes.
         check: given the rows and the name of their feed, raises if they cannot be trained with.
         refuses_nulls: a null ends the feeding, where numpy would have NaN for it.
         return_timeout_s: how long `map_fun` may take to return after the last row.
         cache: whether Spark persists the rows meanwhile.
-        reader: who reads the Parquet files of the rows, see `Cluster.feed`.
+        reader: `nodes`, `spark` or `auto`: reads the rows' Parquet files, see `Cluster.feed`.
         options: of `sparkdl.launch`.
     """
 
@@ -135,12 +135,12 @@ class Training:
                 rows.unpersist()
 
     def _mark(self, schema: StructType, names: Sequence[str]) -> Column | None:
-        """Return what is true for the validation rows; None if there are none."""
+        """Return the condition that marks validation rows; None if there are none."""
         marker = self.validation_col
         if marker is None and not self.validation_split:
             return None
         if marker is None:
-            # By what is in a row: Spark may compute the rows twice, in another order.
+            # By a row's content, not its place: Spark may compute rows twice, in another order.
             hashed = functions.xxhash64(functions.lit(self.seed), *map(column, names))
             share = functions.pmod(hashed, functions.lit(_SHARES))
             return share < int(self.validation_split * _SHARES)

@@ -1,4 +1,4 @@
-"""What users call to train as Spark jobs: no long-running nodes, no ports.
+"""Train as Spark jobs, without long-running nodes or open ports: the functions that users call.
 
 Runs in: driver
 
@@ -43,13 +43,13 @@ _JOBS_ONLY = ("sync_every", "aggregation")
 
 @dataclass(frozen=True)
 class JobsResult:
-    """What `fit_in_jobs` returns.
+    """The result of `fit_in_jobs`.
 
     Attributes:
         model: the trained model, on the driver's CPU.
-        history: `loss`, and `val_loss` with validation rows: one value an epoch.
-        rows: that an epoch has.
-        iterations: Spark jobs that have trained, in this program.
+        history: `loss`, and `val_loss` with validation rows; one value an epoch.
+        rows: in an epoch.
+        iterations: training jobs run in this program.
         seconds: from the first job to the last.
     """
 
@@ -87,22 +87,22 @@ def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
         df: numbers, arrays of one shape, ML vectors; each row is used once an epoch.
         model_fn: makes the model, on the driver and in Spark's Python workers.
         loss_fn: `loss_fn(model, batch)` returns the mean loss of a batch `{column: tensor}`.
-        optimizer_fn: makes the optimizer for the parameters that it is given.
-        columns: which columns batches have; all by default.
+        optimizer_fn: makes the optimizer for the given parameters.
+        columns: the columns of the batches; all by default.
         validation: rows whose loss is computed after each epoch, as `val_loss`.
-        num_partitions: into how many the rows are shared out; by default as they are. It is how
-            many tasks an iteration has; they need not run at once.
+        num_partitions: the number of partitions, and of tasks in each iteration; by default that of
+            `df`. The tasks need not run at once.
         batch_size: rows of a mini-batch in each partition, on average.
-        sync_every: 1 averages gradients. With more, tasks take so many steps of their own, then
-            weights and the optimizer's memory are averaged by rows.
+        sync_every: 1 averages gradients. With more, each task takes this many local steps, then
+            weights and optimizer state are averaged, weighted by rows.
         aggregation: how gradients are added, `tree` or `slices`, see docs/jobs.md.
-        seed: of initial weights, the order of rows and what is random in the model.
+        seed: of initial weights, the order of rows and random layers.
         max_restarts: how many jobs may fail; each is run again.
-        checkpoint_dir: folder to which the driver writes after each epoch; the same call in
-            another program continues there. It is deleted when the training has succeeded.
+        checkpoint_dir: folder to which the driver writes after each epoch; the same call in another
+            program resumes from it. It is deleted when the training has succeeded.
 
     Raises:
-        ConfigError: if it cannot work as asked, or over Spark Connect.
+        ConfigError: if an argument is invalid, or over Spark Connect.
         JobFailedError: if a task failed more often than Spark repeats it; by arrays of different
             lengths for example, or by nulls.
         CheckpointError: if a checkpoint cannot be read or written.
@@ -159,10 +159,10 @@ def check_mode(stage: Any) -> None:
 def fit_keras(
     task: KerasTask, training: Training, plan: Plan, dataset: DataFrame
 ) -> tuple[bytes, Signature, TrainingSummary]:
-    """Train; return the model as a `.keras` file, what it takes and gives, and what came of it.
+    """Train; return the model as a `.keras` file, its signature, and a summary of the training.
 
     Raises:
-        ConfigError: if it cannot work as asked.
+        ConfigError: if an argument is invalid.
         JobFailedError: if a task failed more often than Spark repeats it.
     """
     is_local = plan.sync_every > 1

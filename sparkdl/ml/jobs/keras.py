@@ -210,7 +210,7 @@ class KerasMaster(Master):
         )
 
     def columns(self) -> tuple[Column, ...]:
-        """Return which columns are kept, and as what."""
+        """Return the columns to store, and their inputs and dtypes."""
         columns = self.task.columns
         by_column = keras_inputs_by_column(columns.features, inputs_of(self.model))
         parts = {name for name, several in by_tensor(by_column).items() if len(several) > 1}

@@ -44,15 +44,15 @@ _ABOUT = tuple[int, dict[str, list[float]]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for.
+    """The settings of a training as jobs.
 
     Attributes:
-        partitions: into how many the rows are shared out; None for as many as there are.
+        partitions: number of partitions of the rows; None for as many as they have.
         batch_size: rows of a mini-batch in each of them, on average.
         sync_every: steps between two averages; 1 averages gradients.
-        seed: of the order of the rows, and of what is random in the model.
+        seed: of the order of the rows, and of random layers.
         checkpoint_dir: folder that outlives the driver; None for no checkpoints.
-        identity: what distinguishes this training, besides all that is here and the rows.
+        identity: distinguishes this training, besides these settings and the rows.
     """
 
     partitions: int | None
@@ -69,7 +69,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it: metric to its values, one an epoch; rows and time."""
+    """The result of a training: history (one value an epoch for each metric), rows and time."""
 
     history: dict[str, list[float]]
     rows: int
@@ -225,10 +225,10 @@ class Checkpoints:
         self._system = open_storage(storage)
 
     def read(self) -> Progress | None:
-        """Return where the same fit was before; None if it was not.
+        """Return the progress of an earlier run of the same fit; None if there is none.
 
         Raises:
-            CheckpointError: if what is there cannot be read.
+            CheckpointError: if the checkpoint cannot be read.
         """
         path = f"{self._folder}/{_FILE}"
         try:
@@ -249,10 +249,10 @@ class Checkpoints:
         return progress
 
     def write(self, progress: Progress) -> None:
-        """Write, and then replace what was there before.
+        """Write the checkpoint, then replace the previous one.
 
         Raises:
-            CheckpointError: if it cannot be written; what was there before still is.
+            CheckpointError: if it cannot be written; the previous one remains.
         """
         file = io.BytesIO()
         about = msgspec.msgpack.encode((progress.epochs, progress.history))

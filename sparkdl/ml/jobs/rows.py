@@ -107,7 +107,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Stored:
-    """What is known of a partition's rows.
+    """Facts about a partition's stored rows.
 
     Attributes:
         digest: of all values; it shows whether they are the same when Spark computes them again.

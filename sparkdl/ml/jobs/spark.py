@@ -58,10 +58,10 @@ class KeptRows:
 
 
 class Jobs:
-    """The jobs of one training. As a context manager it removes what it has stored and broadcast.
+    """The jobs of one training. On exit it removes its stored rows and broadcasts.
 
     Args:
-        retries: how many jobs may fail, beyond what Spark's own repetition of tasks makes good.
+        retries: how many jobs may fail, after Spark's own retries of their tasks.
 
     Raises:
         ConfigError: over Spark Connect, which has neither RDDs nor broadcasts.

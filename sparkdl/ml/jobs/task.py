@@ -1,9 +1,9 @@
-"""The tasks of a training as Spark jobs: they keep rows, learn from them, add up what they found.
+"""The tasks of a training as Spark jobs: they store rows, train on them, and add up gradients.
 
 Runs in: feeder. Sums also in the driver.
 
-A task may run anywhere, again, or twice. Each finds the same: what it does depends on its order
-alone, and what a worker process keeps between tasks (a model, mapped files) only saves time.
+A task may run on any executor, again, or twice, with the same result: it depends only on its
+arguments. A worker process keeps models and mapped files between tasks only to save time.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class Store:
     columns: tuple[Column, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Store a partition; yield one row of what is known of it."""
+        """Store a partition; yield one row that describes it."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -238,12 +238,12 @@ class Work:
     """One iteration: what each partition's task does. For `RDD.mapPartitionsWithIndex`.
 
     Attributes:
-        spec: makes the model, where a worker has none of this job yet.
+        spec: makes the model in a worker that has none for this training yet.
         role: of the rows: `training`, or others, which are evaluated.
-        digests: by partition, what its rows have to be.
+        digests: the expected digest of each partition's rows.
         steps: of the epoch, which this iteration takes; several are local ones.
         num_steps: that the epoch has.
-        seed: of the order of the rows, and of what is random in the model.
+        seed: of the order of the rows, and of random layers.
     """
 
     job: str
@@ -337,7 +337,7 @@ class Forget:
 
 _learners: OrderedDict[str, Learner] = OrderedDict()
 _open_rows: dict[Path, Rows] = {}
-"""What this process keeps for the next task: Spark gives its Python workers no other place."""
+"""Mapped rows, retained for the next task: Spark gives its Python workers no other place."""
 _has_settled = False
 
 

@@ -183,7 +183,7 @@ class ScorerClient:
         try:
             protocol.send(self._sock, message, fd)
         except OSError:
-            while True:  # what has come before says why, or that it is lost
+            while True:  # receive() raises the scorer's error, or its loss
                 self.receive()
 
     def _ending(self) -> str:
@@ -227,7 +227,7 @@ def _start(start: protocol.Start, device: str, deadline: Deadline) -> None:
             raise
         finally:
             os.close(is_ready)
-        # It may outlive this process; while that lives, nobody else can wait for it.
+        # The scorer may outlive this process. Until then only its parent, this one, can reap it.
         reaper = threading.Thread(target=process.wait, name="sparkdl-scorer-wait", daemon=True)
         reaper.start()
         try:

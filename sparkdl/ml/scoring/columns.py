@@ -158,7 +158,7 @@ def declared_outputs(
     """
     if missing := [column for column in mapping.values() if column not in types]:
         raise ConfigError(
-            f"the model does not tell the types of its outputs: declare {', '.join(missing)}, for "
+            f"the model does not contain its outputs' types: declare {', '.join(missing)}, for "
             f"example setOutputTypes({{{missing[0]!r}: 'array<float>'}})"
         )
     if unknown := [name for name in types if name not in mapping.values()]:

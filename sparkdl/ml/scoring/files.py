@@ -20,7 +20,7 @@ from sparkdl.ml.scoring.rows import Rows
 from sparkdl.storage import locate, open_file, open_storage
 
 _DECODED_NBYTES = 4 * 1024 * 1024
-"""About what is decoded at once: little enough to stay in the processor's cache until scored."""
+"""Approximate size of a decoded piece: it stays in the processor's cache until scored."""
 
 
 @dataclass(frozen=True)

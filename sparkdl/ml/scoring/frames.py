@@ -89,7 +89,7 @@ class FrameScorer:
 
     @classmethod
     def load(cls, folder: Path) -> FrameScorer:
-        """Return what was saved; the model itself is loaded with the first rows.
+        """Return the saved scorer; the model itself is loaded with the first rows.
 
         Raises:
             ConfigError: if the folder was not saved by this class.

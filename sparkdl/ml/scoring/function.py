@@ -19,13 +19,13 @@ from sparkdl.ml.scoring.share import Share
 
 
 def load_function(source: ModelSource, share: Share | None) -> Predictor:
-    """Call the function that makes the one that is called with columns.
+    """Call `make`, and return the predictor that calls its result with columns.
 
     Args:
-        share: what it may use; None for all.
+        share: the cores and GPUs that it may use; None for all.
 
     Raises:
-        InferenceError: if it makes none.
+        InferenceError: if `make` returns no function.
     """
     if share is not None:
         take_share(share)
@@ -53,9 +53,10 @@ def load_function(source: ModelSource, share: Share | None) -> Predictor:
 
 
 def take_share(share: Share) -> None:
-    """Leave cores and GPUs to other workers, whichever framework comes.
+    """Limit every framework's cores and GPUs to this worker's share.
 
-    Frameworks take all of them otherwise, in each of Spark's workers. What is set already stays.
+    Otherwise a framework takes all of them in each of Spark's workers. Variables that are set
+    already stay.
     """
     own = {
         "OMP_NUM_THREADS": str(share.cores),

@@ -130,13 +130,13 @@ def _column(output: OutputColumn, parts: Sequence[Any]) -> pa.Array:
 
 
 def load(source: ModelSource, share: Share | None = None) -> Predictor:
-    """Load a model with what it takes.
+    """Load a model and its signature.
 
     Args:
-        share: what it may use; None for all.
+        share: the cores and GPUs that it may use; None for all.
 
     Raises:
-        ConfigError: if it is of no kind that can be used; it says what to change.
+        ConfigError: if this kind of model is not supported; it says what to change.
     """
     if source.format == "function":
         return load_function(source, share)

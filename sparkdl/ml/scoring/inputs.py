@@ -43,13 +43,13 @@ class InputColumn:
 def input_columns(
     mapping: Mapping[str, str], signature: Signature, schema: t.StructType
 ) -> tuple[InputColumn, ...]:
-    """Return which columns feed which inputs.
+    """Return the columns that feed each input.
 
     Args:
         mapping: column to input; a name may end in `:0`, as TensorFlow 1 had it, and the only one
             may be another than the model's, see `only_one`. Columns of numbers that name the same
-            input are the elements of its rows, in their order. What names no input, as that of the
-            labels in training, is left out.
+            input are the elements of its rows, in their order. A column that names no input, such
+            as the labels of a training, is left out.
 
     Raises:
         ConfigError: if an input has no column, or one that is missing or of a type that cannot
@@ -200,8 +200,8 @@ def _cast(values: Array, tensor: Tensor, where: str) -> Array:
         if np.array_equal(whole, values):
             return whole
         raise FeedTypeError(
-            f"{where} holds numbers that are no {tensor.dtype}, which the model's input {tensor} "
-            "takes. Cast the column to what is meant"
+            f"{where} holds numbers that do not fit in {tensor.dtype}, the dtype of the model's "
+            f"input {tensor}. Cast the column first"
         )
     if np.can_cast(values.dtype, dtype, "same_kind"):
         return values.astype(dtype)

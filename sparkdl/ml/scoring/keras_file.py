@@ -1,8 +1,8 @@
-"""What a Keras model takes and gives, read from its file: Keras would take seconds to tell.
+"""Read a Keras model's inputs and outputs from its file: to load Keras would take seconds.
 
 Runs in: driver
 
-Only of models whose layers are all Keras' own and whose outputs come from layers that say it, as
+This covers models whose layers are all Keras' own and whose output layers state their shapes, as
 most do. https://keras.io/guides/serialization_and_saving
 """
 
@@ -24,7 +24,7 @@ _FLOAT = "float32"
 
 Shape = tuple[int | None, ...]
 Entry = Mapping[str, Any]
-"""What is saved of a layer, or of a tensor between layers."""
+"""The saved configuration of a layer, or of a tensor between layers."""
 
 
 class _UnclearError(Exception):
@@ -32,14 +32,14 @@ class _UnclearError(Exception):
 
 
 def signature_in_keras_file(source: ModelSource) -> Signature | None:
-    """Return what a `.keras` file or a model's JSON takes and gives; None if Keras has to load it.
+    """Return the signature in a `.keras` file or a model's JSON; None if Keras must load it.
 
-    Keras 3's files tell it; those of Keras 2 do not.
+    Files of Keras 3 contain it, files of Keras 2 do not.
     """
     try:
         return _signature(json.loads(source.config or _config_in(source.path)))
     except (_UnclearError, OSError, zipfile.BadZipFile, LookupError, TypeError, ValueError):
-        return None  # of another version, custom, or broken, which loading it will tell
+        return None  # another version, custom, or broken: loading it will show which
 
 
 def _config_in(path: str) -> bytes:

@@ -45,7 +45,7 @@ Parts = tuple[ModelSource, Signature, Any, tuple[StructType, tuple[OutputColumn,
 
 
 class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size", *SCORING]):
-    """What models share: where they come from, and how they are scored."""
+    """The base class of models that score: their source, and how they are scored."""
 
     def score_of(self, schema: StructType) -> tuple[Score, StructType]:
         """Return how rows of `schema` are scored, and the columns that come of it.
@@ -91,7 +91,7 @@ class FittedModel(ScoringModel):
 
     @property
     def summary(self) -> TrainingSummary:
-        """What came of the training.
+        """The history, rows and time of the training.
 
         Raises:
             ConfigError: if the model does not come from a `fit`.
@@ -194,7 +194,7 @@ class TFModel(
 
 
 def _name(source: ModelSource) -> str:
-    """Return the name under which a model is saved: its ending says what it is."""
+    """Return the file name of a saved model, whose ending gives its format."""
     return "saved_model" if source.format == "saved_model" else source.path.rpartition("/")[2]
 
 
@@ -265,11 +265,11 @@ class NetworkModel(FittedModel, params=COLUMNS):
 
 
 class KerasModel(NetworkModel):
-    """What `KerasEstimator.fit` returns; see `NetworkModel` for its columns.
+    """A model trained by `KerasEstimator.fit`; see `NetworkModel` for its columns.
 
     Attributes:
-        content: the trained model as a `.keras` file; or pickled with the function that makes it,
-            where it has parts that are not Keras' own.
+        content: the trained model as a `.keras` file; if it has custom parts, a pickle with the
+            function that makes it.
     """
 
     __module__ = "sparkdl"
@@ -281,7 +281,7 @@ class KerasModel(NetworkModel):
         self._set_table_defaults(batch_size=SCORE_ROWS)
 
     def getModel(self) -> Any:
-        """Return the trained Keras model, loaded anew and not compiled.
+        """Return a new copy of the trained Keras model, not compiled.
 
         Raises:
             FrameworkMissingError: if the driver has no Keras.

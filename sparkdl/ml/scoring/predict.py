@@ -32,8 +32,8 @@ _ADVICE = {
         "the function use what the driver has collected of it (collect, toPandas)"
     ),
     "session": (
-        "Executors have no Spark session: use it in the driver, and let the function use what it "
-        "returns"
+        "Executors have no Spark session: use it in the driver, and let the function use its "
+        "results"
     ),
 }
 
@@ -53,9 +53,9 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
 ) -> DataFrame:
     """Return the DataFrame with columns of results; lazy, no job runs.
 
-    `make()` is called once in each Python worker of Spark (see `model_per`), which keeps what it
-    returns for all further partitions: load the model there. The function that it returns gets
-    columns and returns columns:
+    `make()` is called once in each Python worker of Spark (see `model_per`) and must load the
+    model. The worker retains the returned function for all further partitions, and calls it with
+    columns to get columns:
 
         def make():
             encoder = SentenceTransformer("all-MiniLM-L6-v2")
@@ -63,13 +63,13 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
 
         predict(df, make, ["text"], "embedding array<float>", batch_size=64)
 
-    Before `make` runs, the worker is told its share of the machine: as many threads as the task has
-    cores (`OMP_NUM_THREADS`, `TF_NUM_INTRAOP_THREADS`), the GPUs that Spark assigned
-    (`CUDA_VISIBLE_DEVICES`), and no more of a GPU's memory than TensorFlow needs
-    (`TF_FORCE_GPU_ALLOW_GROWTH`); what is set on the executors stays.
+    Before `make` runs, environment variables limit the worker to its share of the machine: as many
+    threads as the task has cores (`OMP_NUM_THREADS`, `TF_NUM_INTRAOP_THREADS`), the GPUs that Spark
+    assigned (`CUDA_VISIBLE_DEVICES`), and no more of a GPU's memory than TensorFlow needs
+    (`TF_FORCE_GPU_ALLOW_GROWTH`). Variables that are set on the executors stay.
 
     Args:
-        make: it and what it refers to travel by cloudpickle.
+        make: travels by cloudpickle, with the objects that it refers to.
         input_cols: the columns that the function gets, as arrays by name: numbers of the column's
             own dtype [rows], arrays of equal length [rows, …], ML vectors float64 [rows, size],
             text and bytes as objects [rows], arrays of different lengths as objects [rows] that
@@ -81,20 +81,20 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
             rows.
         input_shapes: column to the shape of its rows, for arrays that are stored flat:
             `{"image": [3, 224, 224]}`.
-        keep: which of the DataFrame's columns stay: all, none, or those named.
-        handle_invalid: what becomes of a row with a null in an input column: `error`; `skip` leaves
-            it out; `keep` gives it null results.
-        parquet_reader: who reads the input columns of a DataFrame over Parquet files, see
-            `TFModel.setParquetReader`.
-        model_per: who calls `make`, and has what it returns: each task `slot`, which is a Python
-            worker; or one process for each `executor`, there for each of its GPUs, which gets the
-            rows of all slots; `auto`: for each GPU where an executor has more slots than GPUs, else
-            each slot.
+        keep: the columns of the DataFrame that stay: all, none, or the named ones.
+        handle_invalid: how to treat a row with a null in an input column: `error` fails, `skip`
+            leaves it out, `keep` gives it null results.
+        parquet_reader: `auto`, `python` or `spark`: reads the input columns of a DataFrame over
+            Parquet files, see `TFModel.setParquetReader`.
+        model_per: where `make` is called: `slot`: once in each task slot's Python worker;
+            `executor`: in one process for each GPU of an executor (or one for the executor), which
+            gets the rows of all its slots; `auto`: `executor` where an executor has GPUs but fewer
+            than slots, else `slot`.
 
     Raises:
         ConfigError: if a column is missing or cannot be an array, two would have one name, `schema`
-            cannot be read, or `make` cannot be pickled. What goes wrong later is an
-            `InferenceError` or `FeedTypeError` in Spark's, which names the rows and the partition.
+            cannot be read, or `make` cannot be pickled. Later failures are an `InferenceError` or
+            `FeedTypeError` in Spark's error, which names the rows and the partition.
     """
     for name, value in (
         ("batch_size", batch_size),

@@ -27,13 +27,13 @@ class Predictor:
     """A loaded model.
 
     Args:
-        run: from the inputs to all outputs, by name, as the framework has them.
-        to_values: from one output to an array of numpy.
+        run: maps the inputs to all outputs, by name, as the framework's tensors.
+        to_values: converts one output to a numpy array.
 
     Attributes:
         signature: its inputs and outputs.
-        is_waited_for: whoever calls it may wait for something other than this process's core: a
-            GPU, or whatever a user's function asks.
+        is_waited_for: whether a call may wait for something other than this process's core: a GPU,
+            or a service that the user's function calls.
     """
 
     def __init__(

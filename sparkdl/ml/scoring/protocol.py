@@ -1,11 +1,10 @@
-"""What tasks and the scorer of their executor say to each other, and where they meet.
+"""The messages between tasks and the scorer of their executor, and the socket between them.
 
 Runs in: feeder
 
 They are connected by a Unix socket of packets with an abstract name (unix(7)): the kernel gives the
-name to one process, and takes it back when that ends, however it ends. Whoever connects looks at
-the other's user id, and so does who accepts. Rows and answers are segments: nameless files in
-memory, whose descriptors are sent.
+name to one process, and takes it back when that ends, however it ends. Both ends check the other's
+user id. Rows and answers are segments: nameless files in memory, whose descriptors are sent.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ _SEND_BUFFER = struct.pack("i", _MAX_NBYTES)
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a scorer is started with.
+    """The configuration of a scorer, which it is started with.
 
     Attributes:
-        owners: processes with which it ends.
+        owners: processes whose end is also the scorer's.
         cores: threads that the model may use.
         is_on_gpu: its CUDA_VISIBLE_DEVICES names one.
     """
@@ -111,7 +110,7 @@ def send(sock: socket.socket, message: Message, fd: int = -1) -> None:
     """Send a message at once, and the descriptor of a file that stays the caller's as well.
 
     Raises:
-        OSError: if the other side is gone, or does not receive what it has been sent.
+        OSError: if the other side is gone, or its socket's buffer is full.
     """
     flags = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
     socket.send_fds(sock, [_encode(message)], [fd] if fd >= 0 else [], flags)
@@ -159,8 +158,8 @@ def write_inputs(values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> 
 
     Args:
         values: the model's inputs, by name.
-        given: the columns that they come from, without nulls; what is no plain array of numbers
-            travels as it was.
+        given: their columns, without nulls; a column that is no plain array of numbers travels
+            unconverted.
     """
     columns = []
     for name, array in values.items():

@@ -63,7 +63,7 @@ class Rows:
 
 
 def chunks(pieces: Iterable[Rows], size: int) -> Iterator[Rows]:
-    """Cut and join rows so that each chunk has `size` of them; the last one has what is left."""
+    """Cut and join rows into chunks of `size` rows; the last one may have fewer."""
     held: list[Rows] = []
     count = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""What a SavedModel takes and gives, read from its file: TensorFlow would take seconds to tell.
+"""Read a SavedModel's inputs and outputs from its file: TensorFlow would take seconds to load.
 
 Runs in: driver
 
@@ -19,7 +19,7 @@ from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 
 _DEFAULT_KEY = "serving_default"
 _INTERNAL = "__saved_model_"
-_DTYPES = {  # by their numbers in types.proto; what is bfloat16 comes as float32
+_DTYPES = {  # by their numbers in types.proto; bfloat16 (14) is returned as float32
     **{1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string"},
     **{8: "complex64", 9: "int64", 10: "bool", 14: "float32", 17: "uint16", 18: "complex128"},
     **{19: "float16", 22: "uint32", 23: "uint64"},

@@ -89,7 +89,7 @@ class Scorer:
         self._has_ended = threading.Event()
 
     def run(self) -> None:
-        """Score until nobody wants it any more."""
+        """Score until no task or owner needs the scorer any more."""
         for target in (self._accept, self._watch):
             threading.Thread(target=target, name=f"sparkdl{target.__name__}", daemon=True).start()
         try:
@@ -184,7 +184,7 @@ class Scorer:
         self._changed.notify_all()
 
     def _say(self, number: int, message: protocol.Message, fd: int = -1) -> None:
-        """Tell a task something, if it is still there."""
+        """Send a message to a task if it is still connected."""
         with self._changed:
             if (task := self._tasks.get(number)) is not None:
                 try:
@@ -264,7 +264,7 @@ class Scorer:
                     protocol.receive(sock)
 
     def _watch(self) -> None:
-        """End with the executor, and pass on what is printed."""
+        """Copy printed output to the executor's log, and exit when the executor does."""
         owners = []
         for pid in self._start.owners:
             with suppress(psutil.NoSuchProcess):
@@ -285,7 +285,7 @@ class Scorer:
 
 
 def _pass_on(start: int) -> int:
-    """Copy what has come to standard error to the executor's log; return up to where.
+    """Copy new standard error output to the executor's log; return the position it ends at.
 
     It is a file, which tasks read after a crash.
     """

@@ -1,4 +1,4 @@
-"""What of its executor a model may use, and whether several task slots use one model.
+"""The part of an executor that a model may use, and whether task slots share one model.
 
 Runs in: driver, feeder
 """
@@ -16,7 +16,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import visible_gpus
 
 MODEL_PER = ("auto", "slot", "executor")
-"""What has a copy of the model: each task slot, or each executor, there each of its GPUs."""
+"""The unit that has a copy of the model: each task slot, or each executor or each of its GPUs."""
 
 _DEVICES = Path("/dev")
 _NUMBERED = "nvidia[0-9]*"
@@ -24,10 +24,10 @@ _NUMBERED = "nvidia[0-9]*"
 
 @dataclass(frozen=True)
 class Share:
-    """What a model may use.
+    """The cores and GPUs that a model may use.
 
     Attributes:
-        gpus: addresses that Spark assigned; None if it assigns none.
+        gpus: the addresses that Spark assigned; None if it assigns none.
         number: of the partition: spreads tasks over GPUs that nobody assigned.
     """
 
@@ -50,7 +50,7 @@ def task_share() -> Share | None:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Who shares a model. Goes to Spark inside the task.
+    """Whether task slots share a model. Goes to Spark inside the task.
 
     Attributes:
         model_per: one of `MODEL_PER`.
@@ -106,7 +106,7 @@ class Sharing:
 
 
 def sharing_of(spark: Any, model_per: str) -> Sharing:
-    """Return who shares a model, with what the driver knows of its executors."""
+    """Return whether task slots share a model, from the driver's settings of its executors."""
 
     def setting(name: str) -> str:
         return str(spark.conf.get(name, "") or "")

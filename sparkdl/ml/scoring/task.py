@@ -84,13 +84,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Score:
-    """What to do with the rows of a partition. Goes to Spark inside the task.
+    """The scoring of a partition's rows. Goes to Spark inside the task.
 
     Attributes:
-        model: what errors call it.
+        model: the model's name in errors.
         inputs: in the order in which their columns come.
-        batch_size: rows that the model is given at once.
-        handle_invalid: what becomes of rows with nulls: `error`, `skip` or `keep`.
+        batch_size: rows in each call of the model.
+        handle_invalid: how rows with nulls are treated: `error`, `skip` or `keep`.
         sharing: whether the model is the Python worker's own.
     """
 
@@ -155,7 +155,7 @@ class Score:
 
     @contextmanager
     def _explained(self, sent: Sequence[tuple[int, Chunk]]) -> Iterator[None]:
-        """Say in errors which model has failed, and on which rows of what was `sent`."""
+        """Add the failed model, and its rows among the `sent` ones, to errors."""
         try:
             yield
         except RowsFailedError as error:
@@ -170,11 +170,11 @@ class Score:
     def _chunks(
         self, first: Rows, others: Iterator[Rows], scorer: OwnModel | ScorerClient, is_remote: bool
     ) -> Generator[Chunk, None, None]:
-        """Return what the model is to be given.
+        """Return the chunks for the model.
 
-        A thread makes the next ones meanwhile, where somebody waits: for another process, a GPU, or
-        files that are not local. Where both compute on the core that the task has, it would only
-        cost: the values would be in another core's cache.
+        A thread prepares the next ones while the model waits for another process or a GPU, or while
+        files are not local. If both computed on the task's one core, a thread would only cost time:
+        the values would be in another core's cache.
         """
         batches = 1 if scorer.is_slow else max(1, _CHUNK_ROWS // self.batch_size)
         sorted_rows = self._sorted_rows(first)

@@ -25,10 +25,10 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
     """Load a SavedModel, or a model of Keras.
 
     Args:
-        share: what it may use; None for all.
+        share: the cores and GPUs that it may use; None for all.
 
     Raises:
-        ConfigError: if it is of no kind that can be used; it says what to change.
+        ConfigError: if this kind of model is not supported; it says what to change.
     """
     prepare_worker(share)
     found = _loaded(source)

@@ -76,7 +76,7 @@ def module_of(content: bytes, device: Any = "cpu") -> Any:
 
 
 def module_signature(module: Any) -> Signature:
-    """Return the parameters of a module's `forward`; only a run would tell the outputs.
+    """Return the parameters of a module's `forward`; its outputs are only known after a run.
 
     Raises:
         ConfigError: if they have no names.
@@ -99,11 +99,11 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
     """Load a model of PyTorch.
 
     Args:
-        share: what it may use: so many threads, and the GPU that Spark assigned, or one of those
-            there are; None for the CPU.
+        share: the threads it may use, and its GPU: the assigned one, or one of the executor's; None
+            for the CPU.
 
     Raises:
-        ConfigError: if it is of no kind that can be used; it says what to change.
+        ConfigError: if this kind of model is not supported; it says what to change.
     """
     import torch
 
@@ -191,7 +191,7 @@ def _described(name: str, value: Any) -> Tensor:
 
 
 def _file(path: str) -> Any:
-    """Return what PyTorch can load from: a path, or the content of what is elsewhere."""
+    """Return a local file's path, or a remote file's content: PyTorch loads from either."""
     storage, inner = locate(path)
     if storage.uri == "file://":
         return inner

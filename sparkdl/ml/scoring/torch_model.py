@@ -33,8 +33,8 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
     `input_cols` names the columns for the parameters of `forward`, in their order; or
     `input_mapping` those for parameters by name. `output_cols` names the columns for the outputs,
     in their order, or `output_mapping` for the keys of a dict. A file of `torch.export` (`.pt2`)
-    tells the types of its outputs; otherwise `output_types` declares them, and if that is all, the
-    outputs are its columns, in order. No Spark job runs.
+    contains the types of its outputs; otherwise `output_types` declares them, and without
+    `output_cols` or `output_mapping` its columns are the outputs, in order. No Spark job runs.
 
     Columns of floats come as the dtype of the model's parameters, others as their own; in a `.pt2`
     as it was exported. Each Python worker of Spark loads the model once and keeps it until it is
@@ -163,7 +163,7 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
             return mapped_outputs(mapping, types, signature)
         if not mapping:
             raise ConfigError(
-                "the model does not tell its outputs: declare their columns, for example "
+                "the model does not name its outputs: declare their columns, for example "
                 "setOutputTypes({'scores': 'array<float>'})"
             )
         return declared_outputs(mapping, types)

@@ -24,7 +24,7 @@ from sparkdl.ml.scoring.share import sharing_of
 from sparkdl.ml.scoring.task import Score, ScoreBatches, ScoreFiles, ScoreStructs
 
 READERS = ("auto", "python", "spark")
-"""Who reads the input columns of a DataFrame over Parquet files."""
+"""The readers of the input columns of a DataFrame over Parquet files."""
 
 _STRUCT = "outputs"
 
@@ -71,8 +71,8 @@ def scored(
     files = file_columns(frame, places, parquet_reader)
     if files is None:
         answer = ScoreStructs(score).structs
-        # Spark 4.3 would hand on a scan's columns as such, which is slow for those that are kept,
-        # and an error for vectors. All rows pass this filter, but Spark makes rows for it.
+        # Spark 4.3 would pass on a scan's columns without making rows: slow for kept columns, and
+        # an error for vectors. All rows pass this filter, but Spark makes rows for it.
         placed = placed.where(functions.spark_partition_id() >= 0)
         inputs = [functions.col(f"c{place}") for place in places]
     else:
@@ -131,6 +131,6 @@ def _found(frame: DataFrame, places: Sequence[int], is_local: bool) -> FileColum
 def _refusal(reason: str) -> ConfigError:
     return ConfigError(
         f"parquet_reader='python', but the DataFrame is not one that Python can read itself: "
-        f"{reason}. Leave it at 'auto', or give a DataFrame of spark.read.parquet(…), filtered and "
-        "selected at most, of whose columns those that feed the model are unchanged"
+        f"{reason}. Leave it at 'auto', or give a DataFrame of spark.read.parquet(…), at most "
+        "filtered and selected, with the model's input columns unchanged"
     )

@@ -62,7 +62,7 @@ class SparkDatasetConverter:
 
     Attributes:
         cache_dir_url: folder of the files.
-        source: the files, and what is in them.
+        source: the files and their schema.
         is_own: whether they were written by this converter, so that `delete` may remove them.
     """
 
@@ -198,23 +198,23 @@ def make_spark_converter(
     compression_codec: str | None = None,
     dtype: str | None = "float32",
 ) -> SparkDatasetConverter:
-    """Write a DataFrame to Parquet files, and return what reads them in processes that train.
+    """Write a DataFrame to Parquet files, and return a converter that reads them while training.
 
-    The files are in a folder of their own in that which Spark's setting
-    `petastorm.spark.converter.parentCacheDirUrl` names: a URL that the driver and all processes
+    The files are in a new folder within the folder that Spark's setting
+    `petastorm.spark.converter.parentCacheDirUrl` names, a URL that the driver and all processes
     reach. A DataFrame of the same plan over the same files is written once in a session. The files
     are deleted by `delete()`, or as the program ends. Vectors are written as arrays.
 
     Args:
-        df: or the URL of a folder of Parquet files, which is read as it is.
+        df: the DataFrame, or the URL of a folder of Parquet files, which is read as it is.
         parquet_row_group_size_bytes: of the files that are written.
         compression_codec: of the files that are written, `snappy` for example; by default none.
-        dtype: of floats, also in arrays and vectors: `float32`, `float64`, or `None` for what they
-            are (vectors `float64`).
+        dtype: of floats, also in arrays and vectors: `float32`, `float64`, or `None` to leave them
+            (vectors are `float64`).
 
     Raises:
         ConfigError: for arguments that cannot work, if the setting is missing, or is no URL.
-        WriteError: if the driver does not find in the folder what Spark has written.
+        WriteError: if the driver does not find Spark's files in the folder.
     """
     codec = (compression_codec or "uncompressed").lower()
     if codec not in _CODECS:
@@ -318,7 +318,7 @@ def _delete_at_exit(url: str) -> None:
         system = open_storage(storage)
         if system.get_file_info(path).type == pafs.FileType.Directory:
             system.delete_dir(path)
-    except Exception as error:  # noqa: BLE001 (the program ends; the log says what is left)
+    except Exception as error:  # noqa: BLE001 (the program ends; the log names the remaining files)
         _log.warning("%s is left: it cannot be deleted: %s", url, error)
 
 

@@ -135,7 +135,7 @@ def test_model_that_its_file_cannot_make_asks_for_a_function() -> None:
 
     x = keras.Input((3,))
     model = keras.Model(x, keras.layers.Lambda(lambda value: value * 2)(x))
-    with pytest.raises(ConfigError, match=r"cannot be made again from its file.*Give a function"):
+    with pytest.raises(ConfigError, match=r"cannot be loaded from its file.*Give a function"):
         as_file(model)
 
 

@@ -1,4 +1,4 @@
-"""What Horovod's estimators share: parameters, stores, backends, prepared data.
+"""The parts that Horovod's estimators share: parameters, stores, backends, prepared data.
 
 Runs in: driver, child
 

@@ -1,4 +1,4 @@
-"""What runs the processes of a training: `SparkBackend`, or a user's own.
+"""Backends run the processes of a training: `SparkBackend`, or a user's own.
 
 Runs in: driver
 

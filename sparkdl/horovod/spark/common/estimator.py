@@ -1,4 +1,4 @@
-"""What all of Horovod's estimators do to fit, and all of their models to transform.
+"""The base classes of Horovod's estimators and models: `fit` and `transform`.
 
 Runs in: driver
 

@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
     @property
     def verb(self) -> str:
-        """What follows `set` and `get`."""
+        """The suffix of the setter's and getter's names."""
         words = self.name.strip("_").split("_")
         return self.accessor or "".join(word.title() for word in words)
 
@@ -45,7 +45,7 @@ ESTIMATOR = (
     Row("optimizer", None, "the optimizer"),
     Row("loss", None, "the loss, or a list with one for each label"),
     Row("loss_weights", None, "one weight for each label", TypeConverters.toListFloat),
-    Row("metrics", [], "what is computed beside the loss"),
+    Row("metrics", [], "metrics to compute besides the loss"),
     Row("feature_cols", None, "columns for the model's inputs, in their order", _texts),
     Row("label_cols", None, "columns for the model's outputs, in their order", _texts),
     Row("continuous_cols", None, "passed to the data module", _texts),

@@ -34,15 +34,15 @@ from sparkdl.storage import open_storage
 
 Metadata = dict[str, dict[str, Any]]
 Properties = tuple[int, int, Metadata, float]
-"""Training rows, validation rows, what is known of the columns, and the bytes of a row."""
+"""Training rows, validation rows, the columns' metadata, and the bytes of a row."""
 
 
 class _Written(NamedTuple):
     """A DataFrame in a store.
 
     Attributes:
-        key: a weak reference to it, and what else decides what was written.
-        files: their paths; others are another program's.
+        key: a weak reference to it, and the other arguments that determine the files.
+        files: the paths it wrote; other files belong to another program.
     """
 
     key: tuple[Any, ...]
@@ -184,13 +184,13 @@ def _checked(
 
 
 def get_dataset_properties(dataset_idx: int) -> Properties:
-    """Return what is known of the dataset that was written last with this index."""
+    """Return the properties of the dataset that was written last with this index."""
     newest = reversed(_cache.datasets.items())
     return next(written.properties for (_, index), written in newest if index == dataset_idx)
 
 
 def prepared(store: AbstractFilesystemStore, dataset_idx: int) -> Properties:
-    """Return what is known of a dataset that `prepare_data` has written into this store."""
+    """Return the properties of a dataset that `prepare_data` has written into this store."""
     return _cache.datasets[store.get_train_data_path(), dataset_idx].properties
 
 
@@ -201,7 +201,7 @@ def get_simple_meta_from_parquet(
     sample_weight_col: str | None,
     dataset_idx: int | None = None,
 ) -> Properties:
-    """Return what is known of Parquet files in the store, whoever wrote them.
+    """Return the properties of Parquet files in the store, of this or another program.
 
     Raises:
         ConfigError: if there are none, they lack a column, or have no rows.
@@ -342,9 +342,9 @@ def _spark_type(kind: Any) -> type[Any]:
 
 
 def _get_metadata(df: DataFrame) -> Metadata:
-    """Return what is known of a DataFrame's columns, for the parameter `_metadata` of a model.
+    """Return the columns' metadata, for a model's parameter `_metadata`.
 
-    A job asks for the first row.
+    Runs a job for the first row.
     """
     row = df.first()
     found: Metadata = {}

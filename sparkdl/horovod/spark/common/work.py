@@ -1,4 +1,4 @@
-"""What the processes of a training get from the driver, and what they give back: through the store.
+"""The input of a training's processes, and their results, which pass through the store.
 
 Runs in: child, driver
 """
@@ -46,7 +46,7 @@ class Work:
     params: SimpleNamespace
 
     def start(self) -> None:
-        """Set what has to be set before anything else in a process."""
+        """Apply the settings that must come before anything else in a process."""
         if self.params.mp_start_method:
             multiprocessing.set_start_method(self.params.mp_start_method, force=True)
 
@@ -106,7 +106,7 @@ class Work:
         )
 
     def describe(self, size: int) -> None:
-        """Show what is going to be done."""
+        """Print the planned rows and batches."""
         train, val = self.steps(size)
         rows = f"{self.train.num_rows} rows in {train} batches of {self.params.batch_size} at most"
         more = f", validation of {self.val.num_rows} rows in {val} batches" if self.val else ""

@@ -120,7 +120,7 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
         return folder and f"{folder}/{self._checkpoint_name()}"
 
     def _checkpoint_name(self) -> str:
-        """Return the name of the checkpoint's file, which tells Keras its format."""
+        """Return the checkpoint's file name, whose suffix gives Keras its format."""
         name: str = self._store().get_checkpoint_filename()
         return name if name.endswith(_SUFFIXES) else f"{name}.keras"
 

@@ -87,7 +87,7 @@ def load_file(path: Path, library: str, known: Mapping[str, Any], compile: bool)
     """Return a saved model.
 
     Raises:
-        ConfigError: if Keras does not know what is in it.
+        ConfigError: if Keras does not know one of its objects.
     """
     keras = import_module(library)
     try:
@@ -95,8 +95,8 @@ def load_file(path: Path, library: str, known: Mapping[str, Any], compile: bool)
             return keras.models.load_model(path, compile=compile)
     except (TypeError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"the model cannot be loaded: {error}. Give custom_objects={{name: class or function}} "
-            "for what is not Keras' own, with get_config in its classes"
+            f"the model cannot be loaded: {error}. Give its custom classes and functions as "
+            "custom_objects={name: class or function}; classes need get_config"
         ) from error
 
 

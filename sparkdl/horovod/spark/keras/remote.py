@@ -33,11 +33,11 @@ from sparkdl.horovod.spark.keras.models import (
 
 @dataclass(frozen=True)
 class KerasTrainer:
-    """What each process calls.
+    """The training function of each process.
 
     Attributes:
         library: `keras` or `tf_keras`.
-        input_shapes, output_shapes: the model's.
+        input_shapes, output_shapes: of the model.
         checkpoint: the name of the model's file.
     """
 

@@ -41,7 +41,7 @@ OWN = (
     Row("debug_data_loader", False, "passed to the data module", _bool),
     Row("train_async_data_loader_queue_size", None, "passed to the data module"),
     Row("val_async_data_loader_queue_size", None, "passed to the data module"),
-    Row("transformation_edit_fields", None, "accepted: the columns of transformation_fn tell it"),
+    Row("transformation_edit_fields", None, "accepted: the columns of transformation_fn decide"),
     Row("transformation_removed_fields", None, "accepted, likewise"),
 )
 
@@ -50,8 +50,8 @@ class TorchEstimator(torch_estimator.TorchEstimator, params=OWN):
     """Fits a `LightningModule` to a DataFrame, in processes that average their gradients.
 
     Batches are dicts of tensors by column. Learning rates are multiplied by the number of
-    processes. `fit` returns a `TorchModel`, whose history is what was logged last. A plain module
-    with `optimizer` and `loss` becomes a `LightningModule`.
+    processes. `fit` returns a `TorchModel`, whose history holds the metrics logged last. A plain
+    module with `optimizer` and `loss` becomes a `LightningModule`.
 
     Args:
         kwargs: parameters by name, see `explainParams()`.

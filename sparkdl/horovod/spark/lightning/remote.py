@@ -28,7 +28,7 @@ from sparkdl.horovod.spark.torch.remote import chosen_device
 
 @dataclass(frozen=True)
 class LightningTrainer:
-    """What each process calls.
+    """The training function of each process.
 
     Attributes:
         package: `lightning.pytorch` or `pytorch_lightning`.
@@ -38,7 +38,7 @@ class LightningTrainer:
     package: str
 
     def __call__(self) -> dict[str, float] | None:
-        """Train; return what was logged last, on rank 0."""
+        """Train; return the last logged metrics, on rank 0."""
         self.work.start()
         import torch
 

@@ -37,7 +37,7 @@ _STEPS_PER_LINE = 100
 
 @dataclass(frozen=True)
 class TorchTrainer:
-    """What each process calls."""
+    """The training function of each process."""
 
     work: Work
 
@@ -191,12 +191,12 @@ class _Training:
     def _tensor(self, values: Any) -> torch.Tensor:
         import torch
 
-        # A copy: what was read may be memory of Arrow's, which nothing may change.
+        # A copy, because the values may be Arrow's memory, which must not change.
         found = values if isinstance(values, torch.Tensor) else torch.tensor(values)
         return found.to(self.device, torch.float32)
 
     def _outputs(self, outputs: Any, labels: Tensors) -> tuple[list[Any], list[Any]]:
-        """Return the labels' outputs, and labels in their shapes or in those that the user gave."""
+        """Return the labels' outputs, and the labels in the outputs' shapes or the user's."""
         found = as_list(outputs)[: len(labels)]
         if len(found) < len(labels):
             raise ConfigError(

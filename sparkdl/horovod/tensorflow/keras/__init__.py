@@ -12,7 +12,7 @@ from typing import Any
 
 from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.driver_log import Log
-from sparkdl.horovod.keras import *  # noqa: F403 (all of it, but for what follows)
+from sparkdl.horovod.keras import *  # noqa: F403 (all names, except the ones below)
 from sparkdl.horovod.keras import __all__ as __all__
 from sparkdl.horovod.keras import in_order, load
 from sparkdl.horovod.keras.callbacks import library_named

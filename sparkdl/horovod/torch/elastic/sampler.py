@@ -16,7 +16,7 @@ from sparkdl.horovod.common import rank, size
 
 
 class ElasticSampler:
-    """Gives each process its share of the indices of a data set, and skips those that were used.
+    """Gives each process its share of a data set's indices, and skips used ones.
 
     For `DataLoader(…, sampler=sampler)`. Put it into the `TorchState`, call `record_batch` after
     each batch, and `set_epoch` at the end of each epoch.
@@ -64,7 +64,7 @@ class ElasticSampler:
         self.reset()
 
     def reset(self) -> None:
-        """Share out what is left of the epoch among the processes that there are now."""
+        """Share out the epoch's remaining indices among the current processes."""
         self.num_replicas, self.rank = size(), rank()
         indices = list(range(len(self.dataset)))
         if self.shuffle:

@@ -198,7 +198,7 @@ class TorchState(ObjectState):
         super().load_snapshot(snapshot["objects"])
 
     def reset(self) -> None:
-        """Share out anew what samplers have left."""
+        """Share out the samplers' remaining indices again."""
         for handler in self._handlers.values():
             value = handler.value
             if callable(getattr(value, "reset", None)) and hasattr(value, "num_replicas"):
