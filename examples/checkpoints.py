@@ -6,6 +6,9 @@ Runs on this machine, without Spark: pass a SparkSession to `launch`, and leave 
 run it on a cluster. With `--die-at` the first node kills itself at that step; the training begins
 anew at the last checkpoint, and the rows that the model has not seen are fed again. Or press
 Ctrl-C, kill whatever you like, and start it again: it goes on where the last checkpoint is.
+
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `goes on at step …` after the kill,
+and `checkpoints: training accuracy`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Execute notebooks and save them with their outputs, but for what tells of this machine.
+"""Execute notebooks and save them with their outputs, except those that name this machine.
 
 python scripts/notebooks.py notebooks/*.ipynb
 """
@@ -15,7 +15,8 @@ import nbformat
 from nbclient import NotebookClient
 
 _TIMEOUT_S = 300
-_BAR = re.compile(r"^feed '.*")
+_KEPT = re.compile(r"^(feed '|Cluster )")
+_OF_MACHINE = re.compile(r"^(Dashboard: |\[\w+:\d+\] (Traceback|  |\w+Error))")
 
 
 def main(paths: list[str]) -> None:
@@ -44,12 +45,15 @@ def main(paths: list[str]) -> None:
 
 
 def _clean(output: Any) -> Any:
-    """Return an output without Spark's log: of the error stream, the progress bars stay."""
-    if output.output_type == "stream" and output.name == "stderr":
-        lines = [line.rpartition("\r")[2] for line in output.text.splitlines(keepends=True)]
-        output.text = "".join(line for line in lines if _BAR.match(line))
-        return output if output.text else None
-    return output
+    """Return an output without Spark's log, addresses of dashboards and tracebacks of nodes."""
+    if output.output_type != "stream":
+        return output
+    lines = [line.rpartition("\r")[2] for line in output.text.splitlines(keepends=True)]
+    if output.name == "stderr":
+        output.text = "".join(line for line in lines if _KEPT.match(line))
+    else:
+        output.text = "".join(line for line in lines if not _OF_MACHINE.match(line))
+    return output if output.text else None
 
 
 if __name__ == "__main__":

@@ -217,24 +217,24 @@ def _top(options: argparse.Namespace) -> int:
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Looks at driver and executors as a launch would, and says what is wrong and what to "
-        f"change. See {docs_page('doctor')}. The status is 0 if a launch would work, 1 if there "
-        "are problems, 2 if the command line is wrong."
+        "Checks the driver and the executors as a launch would, and says what to change. See "
+        f"{docs_page('doctor')}. The status is 0 if a launch would work, 1 if there are problems, "
+        "2 if the command line is wrong."
     )
     add = parser.add_argument
-    add("--master", help="Spark's master URL; without it this machine alone is looked at")
-    add("--remote", help="URL of a Spark Connect server instead, like sc://host")
-    add("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's")
-    add("--nodes", type=int, help="how many the training will have; by default one an executor")
-    add("--framework", help="tensorflow, torch, jax or plain; by default all that are installed")
+    add("--master", help="Spark's master URL; without it, only this machine is checked")
+    add("--remote", help="URL of a Spark Connect server, like sc://host, instead of --master")
+    add("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting")
+    add("--nodes", type=int, help="nodes of the training (default: one on each executor)")
+    add("--framework", help="tensorflow, torch, jax or plain (default: all installed)")
     add("--num-gpus", type=int, help="GPUs for each node")
     add("--path", action="append", default=[], metavar="URL",
-        help="a path or URL that nodes read or write; may be repeated")  # fmt: skip
+        help="a path or URL that nodes read or write; repeatable")  # fmt: skip
     add("--tls", action="store_true", default=None, help="encrypt, as Startup(tls=True)")
-    add("--quick", action="store_true", help="without the launch that measures feed and all-reduce")
+    add("--quick", action="store_true", help="skip the launch that measures feed and all-reduce")
     add("--limit", type=float, default=120.0, metavar="SECONDS",
-        help="for whatever may hang: an import, a storage (default 120)")  # fmt: skip
-    add("--json", action="store_true", help="print JSON, and nothing else")
+        help="time limit for each import and each storage check (default 120)")  # fmt: skip
+    add("--json", action="store_true", help="print only JSON")
 
 
 def _doctor(options: argparse.Namespace) -> int:

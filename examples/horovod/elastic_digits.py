@@ -4,6 +4,9 @@
 
 Runs on this machine, without Spark: with a SparkSession, and `executor` left out, `run_elastic`
 runs it on a cluster. The sampler shares out what is left of an epoch among those that are there.
+
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `goes on at step …` after the kill,
+and `elastic: training accuracy`.
 """
 
 from __future__ import annotations

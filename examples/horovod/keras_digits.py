@@ -5,6 +5,8 @@
 `hvd` is `sparkdl.horovod.keras`; neither Horovod nor MPI is installed. Each process trains on its
 part of the images; gradients and metrics are averaged over all of them, and the learning rate warms
 up to that of the larger batch.
+
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `test accuracy`, above 0.9.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
     spark-submit examples/huggingface/train.py
 
 The model is a tiny BERT, made here, and the tokens are words: nothing is downloaded.
+
+Prints the accuracy `at first` and `at last`, the last above 0.9.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@
 
 When `train` begins, the nodes are connected: `jax.devices()` are those of all of them. The batches
 are global arrays, so the step is written as for one device, and the gradients are of all rows.
+
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `JAX: loss … at first, at last …`,
+the last below 1.
 """
 
 from __future__ import annotations

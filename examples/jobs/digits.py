@@ -5,6 +5,8 @@
 The 1797 digits of scikit-learn (https://archive.ics.uci.edu/dataset/80) train a network of PyTorch
 on as many partitions as asked for. They need not fit into the task slots at once: `--master
 local[1]` gives the same model.
+
+Prints `jobs: test accuracy`, above 0.9.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@
 Runs on this machine, without Spark: pass a SparkSession to `launch` and DataFrames to `feed`, and
 leave `executor` out, to run it on a cluster. The module is what it would be anywhere; an epoch of
 the trainer is one of the feed. After a failure it goes on with the rows that it has not seen.
+
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `Lightning: validation accuracy`,
+above 0.8.
 """
 
 from __future__ import annotations

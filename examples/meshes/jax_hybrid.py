@@ -5,6 +5,9 @@
 Runs on this machine, without Spark: pass a SparkSession to `launch`, and leave `executor` out, to
 run it on a cluster. Each row goes to one copy of the model, to all nodes that hold it. JAX puts in
 what the nodes have to tell each other.
+
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints the loss `at first` and `at last`,
+the last below 0.5.
 """
 
 from __future__ import annotations

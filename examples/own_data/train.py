@@ -5,6 +5,8 @@
 `--data` is a folder that all executors see (a shared disk, HDFS, S3, …). If it is not there, the
 handwritten digits of scikit-learn are written into it. Row groups are shared out so that all nodes
 take the same number of steps.
+
+Prints `own data: test accuracy`, above 0.8.
 """
 
 from __future__ import annotations

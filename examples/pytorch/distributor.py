@@ -4,6 +4,9 @@
 
 `train` knows nothing of sparkdl but where its rows come from. Without `feed=` it would read its
 own data, as pyspark's does: then only the import of the distributor changes.
+
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `TorchDistributor: accuracy`, above
+0.85.
 """
 
 from __future__ import annotations

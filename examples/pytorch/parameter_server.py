@@ -6,6 +6,9 @@ A program for torchrun, which starts itself in several processes by `TorchDistri
 machine, or on Spark's executors with `local_mode=False`. Workers do not wait for one another: each
 gets the newest parameters, computes gradients on its own rows and sends them back.
 https://docs.pytorch.org/docs/stable/rpc.html
+
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `parameter server: accuracy`, above
+0.9.
 """
 
 from __future__ import annotations

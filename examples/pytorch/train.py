@@ -4,6 +4,9 @@
 
 The loop is what it would be anywhere; the data set is the feed. An epoch ends on all nodes after
 the same step, so that no node waits for another for ever.
+
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `PyTorch: loss … at first, at last
+…`, the last below 1.
 """
 
 from __future__ import annotations

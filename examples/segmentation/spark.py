@@ -6,6 +6,9 @@ Images come from a DataFrame, whatever its partitions are. The nodes need not kn
 are, nor how many steps that makes: all take the same number, and each row is used once an epoch.
 Images for the validation are a feed of their own: `fit` reads an epoch of it after each of its
 epochs, and `evaluate` one more.
+
+Data: images made by the program. Prints `validation loss`, below 0.3, and `intersection over
+union`, above 0.6.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
 
 The first writes the files and the model. Where the rows are in a DataFrame, `sparkdl.TFModel`
 scores them instead, see docs/spark-ml.md.
+
+Prints `inference: test accuracy`, above 0.8.
 """
 
 from __future__ import annotations

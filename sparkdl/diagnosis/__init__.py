@@ -1,4 +1,4 @@
-"""What would go wrong with a launch on this cluster, and what it would cost: `sparkdl doctor`.
+"""`sparkdl doctor`: finds what would make a launch on this cluster fail, or slow.
 
 Runs in: driver, feeder
 """

@@ -1,4 +1,4 @@
-"""What `sparkdl doctor` does between its command line and its report: it starts Spark, if it can.
+"""Runs `sparkdl doctor`: starts Spark if it can, and makes the report.
 
 Runs in: driver
 """
@@ -97,7 +97,7 @@ def _start(options: argparse.Namespace, settings: dict[str, str]) -> SparkSessio
 def _printing_to_file() -> Iterator[Path]:
     """Have what this process starts print to a file; the JVM does so to its end.
 
-    Its traces would bury the report, which is printed while a JVM that found no master goes on.
+    A JVM that finds no master goes on printing traces, which would bury the report.
     """
     descriptor, name = tempfile.mkstemp(prefix="sparkdl-doctor-", suffix=".log")
     kept = [(number, os.dup(number)) for number in (1, 2)]

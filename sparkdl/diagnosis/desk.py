@@ -1,8 +1,8 @@
-"""Where the tasks on the executors report: they come to the driver as agents of a cluster would.
+"""The desk at the driver to which tasks on executors report, over the way that agents take.
 
 Runs in: driver
 
-It keeps what each has said, so that an executor which never ends its task hides no other one.
+It keeps every report, so that one executor whose task never ends does not hide the others.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _BACKLOG = 1024
 
 @dataclass
 class Visitor:
-    """An executor, as the first of its tasks to come has it.
+    """An executor, represented by its first task that connects.
 
     Attributes:
-        hello: what it has said of itself.
-        port: where the others are to reach it; 0 if nowhere.
-        facts: what it has found out; `None` if it has not said so yet.
+        hello: the facts sent on connecting.
+        port: the port at which other executors try to reach it; 0 for none.
+        facts: the full report; `None` until it arrives.
     """
 
     hello: Facts
@@ -95,7 +95,7 @@ class Desk:
         asyncio.run_coroutine_threadsafe(self._open(sock), self._loop).result(_HELLO_S)
 
     def begin(self) -> None:
-        """Have those that are there look around, and wait for no more."""
+        """Start the inspection on the executors that have connected; wait for no more."""
         if not self._thread.is_alive():
             self._is_told.set()
             return
@@ -103,7 +103,7 @@ class Desk:
             self._loop.call_soon_threadsafe(self._go)
 
     def wait(self, deadline: Deadline) -> bool:
-        """Wait until all executors that have come have told their facts; return whether so."""
+        """Wait until all connected executors have reported; return false at the deadline."""
         return self._is_told.wait(deadline.wait_s)
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Desk:
                 _say(writer, {})
             await writer.drain()
         except (OSError, TypeError, ValueError, asyncio.TimeoutError, msgspec.MsgspecError):
-            pass  # a stranger, or an executor that is gone: it counts as one that says nothing
+            pass  # a stranger or a lost executor: counted as silent
         finally:
             self._visits.discard(task)
             writer.close()
@@ -196,7 +196,7 @@ class Desk:
 async def _hear(reader: asyncio.StreamReader) -> dict[str, Any]:
     found: Any = json.loads(await reader.readline() or b"null")
     if not isinstance(found, dict):
-        raise ConnectionError("whoever is there says nothing that is known here")
+        raise ConnectionError("the peer does not speak the doctor's protocol")
     return found
 
 

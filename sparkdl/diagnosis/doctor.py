@@ -1,4 +1,4 @@
-"""`sparkdl.doctor`: looks at a cluster as a launch would, and says what is wrong before a night.
+"""`sparkdl.doctor`: checks a cluster as a launch would, and says what to change.
 
 Runs in: driver
 """
@@ -48,12 +48,12 @@ _FATAL = {
     *("Spark job", "slots", "executors", "driver address", "way to the driver", "addresses"),
     *("ways between executors", "executor's Python", "TLS", "version of sparkdl"),
 }
-"""Where one of these is a problem, a launch would only fail, and perhaps take its time."""
+"""Checks whose problems make every launch fail, so that no launch is tried."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the training will want.
+    """The requirements of the training.
 
     Attributes:
         nodes: `None` for one on each executor.
@@ -113,15 +113,15 @@ def doctor(  # noqa: PLR0913 (one option, one name)
     limit_s: float = LIMIT_S,
     wait_s: float = WAIT_S,
 ) -> Report:
-    """Look at driver and executors as a launch would; see docs/doctor.md for what is checked.
+    """Check the driver and executors as a launch would; docs/doctor.md lists the checks.
 
-    Nothing of it takes for ever: an executor that does not answer is a finding.
+    Every check has a time limit: an executor that does not answer is a finding.
 
     Args:
         spark: the session (or context); `None` for the active one. Without any, this machine alone
             is looked at.
         nodes: how many the training will have; by default one on each executor.
-        framework: what it uses, `plain` for none; by default each that is installed is imported.
+        framework: its framework, `plain` for none; by default all installed ones are imported.
         num_gpus: GPUs for each node, as for `launch`.
         paths: paths or URLs that nodes read or write; Hadoop's default file system is looked at
             anyway.
@@ -215,7 +215,7 @@ def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
 
 
 def _looked_at(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterator[Check]:
-    """Make all checks that need no launch; put what is known of the slots into `sizes`."""
+    """Make all checks that need no launch; append the size of the cluster to `sizes`."""
     from sparkdl.driver.executors.sessions import default_fs
     from sparkdl.driver.slots.advice import costly_settings, encrypting_setting
 
@@ -242,7 +242,7 @@ def _looked_at(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterato
 
 @dataclass(frozen=True)
 class _Paths:
-    """URLs that are asked for, and Hadoop's default file system, unless that is local."""
+    """The requested URLs, and Hadoop's default file system unless it is local."""
 
     wanted: Sequence[str]
     default_fs: str = ""
@@ -254,7 +254,7 @@ class _Paths:
 
 @dataclass(frozen=True)
 class _Size:
-    """How many tasks and nodes there are to be; `topology` is `None` where it is unknown."""
+    """The numbers of tasks and nodes; `topology` is `None` where it is unknown."""
 
     topology: Topology | None
     nodes: int
@@ -267,7 +267,7 @@ def _judge_spark(spark: SparkSession, driver: Facts) -> Check:
 
 
 def _judge_slots(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterator[Check]:
-    """Place the nodes as a launch would; put what is known of the slots into `sizes`."""
+    """Place the nodes as a launch would; append the size of the cluster to `sizes`."""
     from sparkdl.driver.slots import preflight
 
     topology = preflight.read_topology(spark, asked.spec(asked.nodes or 1))
@@ -286,7 +286,7 @@ def _judge_slots(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Itera
 
 
 def _judge_tls(asked: Asked, setting: str, chosen: list[Tls | None]) -> Iterator[Check]:
-    """Choose as a launch would; put the choice into `chosen`."""
+    """Choose TLS as a launch would; append the choice to `chosen`."""
     tls = choose_tls(asked.tls, setting)
     chosen.append(tls)
     why = f"as {setting} is" if setting and asked.tls is None else "as asked for"
@@ -302,7 +302,7 @@ def _survey(
     driver: Facts,
     paths: _Paths,
 ) -> Iterator[Check]:
-    """Ask the executors; yield what follows from what they say."""
+    """Ask the executors; yield the checks of their answers."""
     from sparkdl.diagnosis.desk import Desk
     from sparkdl.diagnosis.executors import survey
     from sparkdl.driver.executors.sessions import driver_host

@@ -1,4 +1,4 @@
-"""One Spark job that asks every executor, and ends whatever they do.
+"""Runs one Spark job that asks every executor, with a limit on its time.
 
 Runs in: driver
 """
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _GRACE_S = 15.0
-"""From when all have told what they know until the job must have ended."""
+"""How long the job may go on after all executors have reported."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What the executors have told.
+    """The answers of the executors.
 
     Attributes:
-        facts: of those that have.
-        silent: those that came and have not, with what they said when they came.
-        tasks: how many came of the `expected`.
-        url: of the driver, where they came to.
-        error: of the Spark job, if it failed.
+        facts: one for each executor that reported.
+        silent: executors that started a task but reported nothing more.
+        tasks: how many of the `expected` tasks started.
+        url: the address of the driver's desk.
+        error: the error of the Spark job, if it failed.
     """
 
     facts: tuple[Facts, ...]
@@ -77,7 +77,7 @@ def survey(
     job.start()
     try:
         desk.wait(deadline)
-        # Those that the desk does not know of need as long as the others, unless Spark has no slot.
+        # Tasks unknown to the desk need as long as the others, unless Spark has no slot.
         more_s = time.monotonic() - began_s + _GRACE_S
         job.join(min(more_s, deadline.remaining_s) if desk.visitors else deadline.remaining_s)
     finally:

@@ -1,8 +1,8 @@
-"""What is known of the driver and of each executor, before anybody judges it.
+"""Facts about the driver and each executor, before they are judged.
 
 Runs in: driver, feeder
 
-Executors send it as JSON, of these names.
+Executors send them as JSON with these names.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What a node would find on its executor. Sizes in bytes.
+    """The resources of an executor that a node would use. Sizes in bytes.
 
     Attributes:
         error: why sparkdl itself does not work there; the rest is unknown then.
         memory_nbytes: in all, for this process and those beside it.
-        feed_nbytes: what a node's feed holds in memory by default.
-        folder: where a node puts files; rows that memory has no room for, too.
+        feed_nbytes: the default limit of a node's feed in memory.
+        folder: where a node writes files, including rows that do not fit into memory.
         folder_error: why no file can be written there.
-        feed_disk_nbytes: what a node's feed holds on that disk by default.
+        feed_disk_nbytes: the default limit of a node's feed on that disk.
         shm_nbytes: the size of /dev/shm; `None` where there is none.
-        descriptors: how many a process may have at most.
+        descriptors: how many files a process may have open.
         has_driver: whether there is an NVIDIA driver.
-        gpus: those that a node may use, with the driver's version.
+        gpus: the GPUs that a node may use.
         gpu_error: why they cannot be listed.
         tls_error: why the host's own certificate cannot be used.
     """
@@ -65,12 +65,12 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """What came of importing a framework.
+    """The result of importing a framework.
 
     Attributes:
-        error: why it cannot be imported, or has not been in time.
+        error: why the import failed, or that it took too long.
         is_missing: it is not installed.
-        gpus: those that it can compute on, in its own words.
+        gpus: the GPUs that the framework can use, as it names them.
     """
 
     error: str = ""
@@ -80,22 +80,22 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Another executor that this one does not reach."""
+    """Another executor that this one cannot reach."""
 
     address: str
     error: str
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What is known of an executor, or of the driver.
+    """The facts about one executor, or about the driver.
 
     Attributes:
-        executor: tells executors apart, also those of one host.
+        executor: an id, unique also among the executors of one host.
         address: under which the others would reach its nodes.
         address_error: why it has none, or no node could listen there.
         unreachable: why it does not reach the driver; most of the rest is unknown then.
         versions: of installed packages, by name; of Python as well.
-        package: the folder of what is imported as sparkdl there; empty if there is none.
+        package: the folder from which `import sparkdl` loads there; empty if it fails.
         foreign: folders in it that belong to another package named sparkdl.
         peers: how many other executors it has tried to reach.
         machine: `None` if that could not be looked at; `machine_error` says why.
@@ -127,12 +127,12 @@ class Facts(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """Its host and address, as text for a report."""
         return f"{self.host} ({self.address})" if self.address else self.host
 
 
 def grouped(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
-    """Return the items by what `key` says of each, in the order of that."""
+    """Group the items by `key`, sorted by it."""
     found: dict[str, list[T]] = {}
     for one in items:
         found.setdefault(key(one), []).append(one)
@@ -140,12 +140,12 @@ def grouped(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
 
 
 def places(facts: Sequence[Facts]) -> str:
-    """Return where they are, for people."""
+    """List their hosts and addresses, as text for a report."""
     return listed(list(dict.fromkeys(one.place for one in facts)))
 
 
 def so_many(some: Sequence[Facts], every: Sequence[Facts]) -> str:
-    """Return how many they are, for people."""
+    """Say how many of the executors `some` are, as text for a report."""
     if len(some) == len(every):
         return every[0].place if len(every) == 1 else f"all {len(every)} executors"
     return f"{len(some)} of {len(every)} executors"

@@ -1,4 +1,4 @@
-"""What facts mean: each function takes some, and returns the checks that follow. All are pure.
+"""Judges: pure functions from facts to checks.
 
 Runs in: driver
 """
@@ -19,10 +19,10 @@ from sparkdl.node.task import cannot_reach_driver
 
 _FRAMEWORKS = ("tensorflow", "keras", "torch", "jax")
 _SAME = ("Python", "sparkdl", "pyspark")
-"""What a launch does not do without: other versions refuse each other, or fail later."""
+"""Packages that must match: a launch with other versions is refused, or fails later."""
 _DYNAMIC = "spark.dynamicAllocation"
 _FINE, _ABSENT, _MISSING = "", "absent", "missing"
-"""Kinds of imports: the last is that of a framework that was asked for."""
+"""Kinds of imports: `missing` is a requested framework that is not installed."""
 
 
 def judge_versions(driver: Facts, executors: Sequence[Facts]) -> Iterator[Check]:
@@ -96,7 +96,7 @@ def judge_executors(
         yield Check(
             "executors",
             "problem",
-            f"{places(silent)} began a task and did not tell more within {waited_s:g} s",
+            f"{places(silent)} started a task and reported nothing within {waited_s:g} s",
             "Look at that host: its process may be stopped, or its disk, its memory or the network "
             "in trouble",
         )
@@ -163,10 +163,10 @@ def _judge_ways_between(facts: Sequence[Facts]) -> Iterator[Check]:
             "set SPARKDL_NODE_HOST on executors with several networks",
         )
     elif tried := sum(one.peers for one in facts):
-        text = f"{count(tried, 'connection')} tried, all stand"
+        text = f"{tried} of {count(tried, 'connection')} succeeded"
         yield Check("ways between executors", "ok", text)
     elif facts:
-        why = "there is one executor" if len(facts) == 1 else "they have told no addresses"
+        why = "there is one executor" if len(facts) == 1 else "they reported no addresses"
         yield Check("ways between executors", "skipped", why)
 
 

@@ -1,9 +1,9 @@
-"""A process that looks at one thing of an executor, and may hang at it.
+"""A process that makes one check of an executor, in which it may hang.
 
 Runs in: feeder
 
 `python -m sparkdl.diagnosis.look LIMIT_S TOPIC …` prints one line of JSON. The kernel ends it after
-LIMIT_S seconds, wherever it is, and whoever has started it.
+LIMIT_S seconds, even if it hangs or its parent has died.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
 
 
 def look_at_machine(*tls_files: str) -> Machine:
-    """Return what a node would find here; imports what a node needs, but no framework.
+    """Return the resources that a node would use here; imports sparkdl, but no framework.
 
     Args:
         tls_files: the paths of `TlsFiles`, and the name; none if no files are used.

@@ -1,4 +1,4 @@
-"""What facts of hosts mean: GPUs, memory, disk, storage, certificates. All functions are pure.
+"""Judges of hosts: GPUs, memory, disk, storage, certificates. All functions are pure.
 
 Runs in: driver
 """
@@ -26,7 +26,7 @@ _MIN_DESCRIPTORS = 4096
 def judge_gpus(
     facts: Sequence[Facts], num_gpus: int | None, topology: Topology | None
 ) -> Iterator[Check]:
-    """Compare the GPUs of the hosts with what frameworks see, and with what is asked for."""
+    """Compare the GPUs of the hosts with those that frameworks see and with `num_gpus`."""
     machines = _machines(facts)
     with_driver = [(one, machine) for one, machine in machines if machine.has_driver]
     if not with_driver:
@@ -128,9 +128,9 @@ def judge_machines(facts: Sequence[Facts], needs_shm: bool) -> Iterator[Check]:
         "memory",
         machines,
         lambda one, m: _judge_memory(m, on_host[one.host]),
-        lambda m: (
-            f"{_nbytes(m.free_nbytes)} of {_nbytes(m.memory_nbytes)} free; a node's feed "
-            f"holds {_nbytes(m.feed_nbytes)} at most"
+        lambda m, each: (
+            f"at least {_nbytes(m.free_nbytes)} free{each}, of {_nbytes(m.memory_nbytes)}; "
+            f"a node's feed holds at most {_nbytes(m.feed_nbytes)}"
         ),
         lambda m: m.free_nbytes,
     )
@@ -138,8 +138,8 @@ def judge_machines(facts: Sequence[Facts], needs_shm: bool) -> Iterator[Check]:
         "disk",
         machines,
         lambda _, m: _judge_disk(m),
-        lambda m: (
-            f"{_nbytes(m.disk_free_nbytes)} free in {m.folder}; a feed may use "
+        lambda m, each: (
+            f"at least {_nbytes(m.disk_free_nbytes)} free{each}, in {m.folder}; a feed may use "
             f"{_nbytes(m.feed_disk_nbytes)}"
         ),
         lambda m: m.disk_free_nbytes,
@@ -148,20 +148,20 @@ def judge_machines(facts: Sequence[Facts], needs_shm: bool) -> Iterator[Check]:
         "shared memory",
         machines,
         lambda _, m: _judge_shm(m, needs_shm),
-        lambda m: "/dev/shm has " + _nbytes(m.shm_nbytes or 0),
+        lambda m, each: f"/dev/shm has at least {_nbytes(m.shm_nbytes or 0)}{each}",
         lambda m: m.shm_nbytes or 0,
     )
     yield from _each(
         "descriptors",
         machines,
         lambda _, m: _judge_descriptors(m),
-        lambda m: f"a process may have {m.descriptors:,}",
+        lambda m, each: f"a process may open at least {m.descriptors:,} files{each}",
         lambda m: m.descriptors,
     )
 
 
 def _python_error(facts: Facts) -> str:
-    if not facts.has_sparkdl:  # of which the versions tell
+    if not facts.has_sparkdl:  # the check of versions reports it
         return ""
     return facts.machine_error or (facts.machine.error if facts.machine else "")
 
@@ -173,10 +173,10 @@ def _each(
     name: str,
     machines: Sequence[tuple[Facts, Machine]],
     judge: Callable[[Facts, Machine], Judged | None],
-    describe: Callable[[Machine], str],
+    describe: Callable[[Machine, str], str],
     size: Callable[[Machine], Any],
 ) -> Iterator[Check]:
-    """Yield a check for each executor where something is wrong, or one for the least of all."""
+    """Yield a check for each executor with a problem, or one for the smallest if all are ok."""
     judged = [(one, judge(one, machine)) for one, machine in machines]
     bad = [(one, found) for one, found in judged if found is not None]
     for one, (verdict, finding, advice) in bad[:_SOME]:
@@ -187,8 +187,7 @@ def _each(
         )
     if not bad:
         _, least = min(machines, key=lambda pair: size(pair[1]))
-        which = f"the least of {len(machines)} executors: " if len(machines) > 1 else ""
-        yield Check(name, "ok", which + describe(least))
+        yield Check(name, "ok", describe(least, " on each executor" if len(machines) > 1 else ""))
 
 
 def _judge_memory(machine: Machine, on_host: int) -> Judged | None:
@@ -250,7 +249,7 @@ def judge_storage(
     """Say whether Python finds each path or URL there.
 
     Args:
-        default_fs: the one of `urls` that nobody has asked for: a training may do without it.
+        default_fs: the one of `urls` that was not requested: a training may not need it.
     """
     looked = [one for one in facts if one.storage]
     for url in urls:

@@ -1,8 +1,8 @@
-"""What a small cluster of plain nodes does here: how fast it is fed, and how fast it reduces.
+"""Measures a small cluster of plain nodes: the rates of its feed and its all-reduce.
 
 Runs in: driver, child
 
-It is a real launch, by the same way that a training takes: what fails here fails there.
+It is a real launch: if it fails, a training fails too.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _feed(spark: SparkSession, cluster: Cluster) -> tuple[int, float]:
     _fed(spark, cluster, _FIRST_ROWS)
     rows, took_s = _FIRST_ROWS, _fed(spark, cluster, _FIRST_ROWS)
     while took_s < FEED_S / 2 and rows < _MOST_ROWS:
-        # Not too many at once: short calls tell little of how fast it can be.
+        # At most ten times as many: the rate of a short call is a poor estimate.
         rows = min(_MOST_ROWS, 10 * rows, 1 + int(rows * FEED_S / took_s))
         took_s = _fed(spark, cluster, rows)
     return rows, took_s
@@ -108,7 +108,7 @@ def _judged_feed(rows: int, took_s: float, nodes: int) -> Check:
 def _judged_reduce(found: Any, nodes: int) -> Check:
     name = "all-reduce rate"
     if nodes < 2:
-        return Check(name, "skipped", "one node has nobody to reduce with")
+        return Check(name, "skipped", "needs two nodes, and there is one")
     if isinstance(found, str):
         return Check(name, "skipped", found)
     mbs = _REDUCED_NBYTES / found / 1e6

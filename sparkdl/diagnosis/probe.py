@@ -1,13 +1,13 @@
-"""What a Spark task finds out about its executor, and how it tells the driver.
+"""Inspects an executor from a Spark task, and reports to the driver.
 
 Runs in: feeder, driver
 
-This module travels by value, and needs no more than Python, so that it also tells of an executor
-without sparkdl, or with another one. Whatever needs sparkdl is done by processes of their own
-(`diagnosis/look.py`), each with a time limit: a hanging import must not be this task's.
+This module is pickled by value and uses only the standard library, so that it can also inspect an
+executor where sparkdl is missing or outdated. Checks that import sparkdl run in child processes
+(`diagnosis/look.py`) with a time limit: an import that hangs must not hang this task.
 
-A task says hello to the driver, and waits until all tasks are there, or are not expected any more.
-One for each executor then looks around; the others end.
+A task connects to the driver, and waits until all tasks have connected or the driver stops waiting.
+One task of each executor then inspects it; the others end.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PACKAGES = {
     "torch": ("torch",),
     "jax": ("jax",),
 }
-"""What is compared, and the distributions that bring it."""
+"""The packages to compare, and the distributions that contain them."""
 _FOREIGN_FOLDERS = ("transformers", "graph", "xgboost", "image")
-"""Those of another package that is imported as sparkdl: `core/namesakes.py`."""
+"""Folders of another package named sparkdl: `core/namesakes.py`."""
 _CONNECT_S = 5.0
 _MARGIN_S = 10.0
 _LINE_CHARS = 400
@@ -63,7 +63,7 @@ def answer(order: dict[str, Any], batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def facts_of(order: dict[str, Any]) -> dict[str, Any]:
-    """Return what is found out, as `Facts`; empty if another task of this executor does it."""
+    """Return the fields of `Facts`; empty if another task inspects this executor."""
     found = basics()
     with ExitStack() as held:
         stream = None
@@ -98,7 +98,7 @@ def _connect(order: dict[str, Any], held: ExitStack) -> tuple[Any, socket.socket
 
 
 def _meet(stream: Any, token: str, found: dict[str, Any], held: ExitStack) -> dict[str, Any]:
-    """Say hello, and wait until it begins; return what is to be done."""
+    """Send hello to the driver, and wait for its order to begin; return the order."""
     listener = _listen(found)
     port = held.enter_context(listener).getsockname()[1] if listener else 0
     _say(stream, {"token": token, "port": port, **found})
@@ -116,7 +116,7 @@ def _is_first_here(token: str, held: ExitStack) -> bool:
 
 
 def basics() -> dict[str, Any]:
-    """Return what needs nobody else."""
+    """Return the facts that need no connection and no child process."""
     versions = {"Python": platform.python_version(), "sparkdl": _own_version()}
     for package, distributions in PACKAGES.items():
         for name in distributions:
@@ -163,7 +163,7 @@ def look_around(looks: dict[str, list[str]], limit_s: float) -> dict[str, Any]:
                 found.update({"machine_error": problem} if said is None else {"machine": said})
             elif topic == "storage":
                 found["storage"][rest[0]] = problem if said is None else said["error"]
-            elif said != {}:  # it is not installed, and nobody has asked for it
+            elif said != {}:  # not installed, and not requested
                 found["imports"][rest[0]] = {"error": problem} if said is None else said
     return found
 
@@ -187,7 +187,7 @@ def _begin(words: list[str], limit_s: float, stack: ExitStack) -> tuple[Any, Any
 
 
 def _end(look: tuple[Any, Any, Any], deadline_s: float, limit_s: float) -> tuple[Any, str]:
-    """Wait for what a process says; return also what is wrong if it says nothing."""
+    """Wait for a process's answer; return it, and the problem if there is none."""
     process, out, err = look
     late = f"it took longer than {limit_s:g} s"
     try:
@@ -264,7 +264,7 @@ def _own_version() -> str:
 
 
 def _package() -> str:
-    """Return the folder of what `import sparkdl` finds; empty if that is nothing."""
+    """Return the folder from which `import sparkdl` loads; empty if there is none."""
     with suppress(ImportError, ValueError):
         found = util.find_spec("sparkdl")
         if found and found.origin:
@@ -273,7 +273,7 @@ def _package() -> str:
 
 
 def _boot_id() -> str:
-    """Tell hosts apart that have the same name."""
+    """Return an id that differs between hosts of the same name."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()[:8]

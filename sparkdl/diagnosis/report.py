@@ -1,4 +1,4 @@
-"""What the doctor has found: checks with verdicts, as text, HTML and JSON.
+"""The doctor's report: checks with verdicts, as text, HTML and JSON.
 
 Runs in: driver
 """
@@ -28,7 +28,7 @@ class Check:
     Attributes:
         verdict: `problem`: a launch fails, or hangs. `warning`: it may, or is slow. `skipped`: it
             could not be looked at, or was not wanted.
-        finding: what was seen, in words.
+        finding: the observation, as a phrase.
         advice: what to change; empty if nothing.
     """
 

@@ -283,7 +283,7 @@ class FeedBar:
             ncols=width,
             dynamic_ncols=width is None,
         )
-        if not in_notebook():
+        if not hasattr(self._bar, "container"):  # text, which log lines would run into
             self._logging.enter_context(_logging_beside())
         return self
 
