@@ -87,6 +87,7 @@ def batches(df: DataFrame) -> list[pa.RecordBatch]:
 
 def differences(a: Any, b: Any, where: str = "row") -> list[str]:
     """Return where two values differ in type, value, names or order."""
+    b = bytes(b) if isinstance(b, bytearray) else b  # of a Spark before 4.1
     if type(a) is not type(b):
         return [f"{where}: {type(a)} is not {type(b)}"]
     if isinstance(a, Row) and list(a.__fields__) != list(b.__fields__):
@@ -129,6 +130,8 @@ def test_rows_of_an_rdd_come_back_from_the_encoder(spark_local: SparkSession) ->
 
 
 def test_variants_times_and_places_come_back(spark_local: SparkSession) -> None:
+    if spark_local.version < "4.2":
+        pytest.skip("this Spark has no such types")
     query = """select parse_json('{"a": [1, null]}') v, time'12:34:56.789' clock, null nothing,
         st_geomfromwkb(X'0101000000000000000000F03F0000000000000040') g, named_struct() e"""
     df = spark_local.sql(query)
