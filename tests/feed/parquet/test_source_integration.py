@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -28,7 +29,7 @@ def test_files_of_spark_are_read_as_spark_gives_them(
 ) -> None:
     folder = str(tmp_path / "data")
     spark_local.sql(QUERY).write.partitionBy("half", "name").parquet(folder)
-    frame = spark_local.read.parquet(folder)
+    frame: Any = spark_local.read.parquet(folder)
     kind = spark_local.conf.get("spark.sql.session.timeZone")
 
     source = list_files(folder)
