@@ -112,7 +112,7 @@ def connect(library: str, ctx: NodeContext) -> None:
     "library", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "jax")]
 )
 def test_failure_of_code_of_another_framework_says_which_to_launch_with(library: str) -> None:
-    advice = f"framework='plain', and only launch.*framework='{library}'"
+    advice = f"framework='plain': this code finds .*framework='{library}'"
     with (
         pytest.raises(NodeFailedError, match=advice),
         launch(connect, library, nodes=1, feeding=Feeding(fed=False)) as cluster,

@@ -449,6 +449,10 @@ def test_feed_of_the_right_name_for_another_role_is_told_after_seconds(
 ) -> None:
     monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
     with launch(count_of_workers, nodes=2, roles=Roles(evaluator=True)) as cluster:
+        worker = next(node for node in cluster.spec.nodes if node.name == "worker:0").node_id
+        assert cluster._controller.wait_for(
+            lambda view: (worker, "input") in view.feeds, Deadline.after(SOON_S)
+        )
         with pytest.raises(FeedTimeoutError, match=r"'input' to evaluator:0 alone"):
             cluster.feed(range(10), role="evaluator", timeout_s=2 * STILL_S)
         with pytest.raises(NodeFailedError, match=r"never fed to worker:0, .*A call feeds one rol"):

@@ -77,7 +77,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(frame: DataFrame) -> N
     with pytest.raises(ConfigError, match=r"declare their columns, for example setOutputTypes"):
         stage.setInputCols(["x", "id"]).transform(frame)
     with pytest.raises(
-        ConfigError, match=r"does not contain its outputs' types .* declare n, for example"
+        ConfigError, match=r"does not contain its outputs' types: declare n, for example"
     ):
         stage.setOutputCols(["s", "n"]).setOutputTypes({"s": "vector"}).transform(frame)
     stage.setOutputTypes({"s": "vector", "n": "int"})
