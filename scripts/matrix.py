@@ -136,7 +136,7 @@ def build(row: Row) -> bool:
         print(python.stderr, file=sys.stderr, end="")
         return False
     subprocess.run([python.stdout.strip(), "-m", "venv", "--clear", row.home], check=True)
-    pip = [row.executable, "-m", "pip", "install", "-q", "-q", *requirements(row)]
+    pip = [row.executable, "-m", "pip", "install", "-qq", *requirements(row)]
     subprocess.run(pip, cwd=ROOT, check=True)
     (row.home / ".installed").touch()
     return True

@@ -30,11 +30,6 @@ _FILE = re.compile(r"(?:[\w.-]+/)+[\w-]+\.(?:py|ipynb)")
 MAX_COLUMNS = 120
 MAX_README_LINES = 130
 STILL_WIDE = ("tests/faults/README.md",)  # to be wrapped
-STILL_UNNAMED = (
-    *("benchmarks/README.md", "docs/checkpoints.md", "docs/hangs.md", "docs/horovod.md"),
-    *("docs/jax.md", "docs/lightning.md", "docs/notebooks.md", "docs/pytorch.md"),
-    "docs/spark-ml.md",
-)  # with tables whose columns are to be named
 
 
 def pages(root: Path = ROOT) -> list[Path]:
@@ -191,7 +186,7 @@ def test_lines_can_be_read_without_scrolling(page: Path) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=_name)
 def test_columns_of_tables_have_names(page: Path) -> None:
-    assert _name(page) in STILL_UNNAMED or not list(unnamed_columns(page))
+    assert not list(unnamed_columns(page))
 
 
 @pytest.mark.parametrize("page", pages(), ids=_name)

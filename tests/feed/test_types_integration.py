@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyspark
 import pytest
 from pyspark.ml.linalg import (
     DenseMatrix,
@@ -25,6 +26,7 @@ from sparkdl.core.errors import FeedTypeError
 from sparkdl.feed.values.columns import concat, to_columns
 from sparkdl.feed.values.row_codec import encode_rows, rows
 
+SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 POINT = t.StructType(
     [t.StructField("x", t.DoubleType()), t.StructField("tags", t.ArrayType(t.StringType()))]
 )
@@ -87,7 +89,8 @@ def batches(df: DataFrame) -> list[pa.RecordBatch]:
 
 def differences(a: Any, b: Any, where: str = "row") -> list[str]:
     """Return where two values differ in type, value, names or order."""
-    b = bytes(b) if isinstance(b, bytearray) else b  # of a Spark before 4.1
+    if SPARK < (4, 1) and isinstance(b, bytearray):
+        b = bytes(b)
     if type(a) is not type(b):
         return [f"{where}: {type(a)} is not {type(b)}"]
     if isinstance(a, Row) and list(a.__fields__) != list(b.__fields__):
@@ -130,7 +133,7 @@ def test_rows_of_an_rdd_come_back_from_the_encoder(spark_local: SparkSession) ->
 
 
 def test_variants_times_and_places_come_back(spark_local: SparkSession) -> None:
-    if spark_local.version < "4.2":
+    if SPARK < (4, 2):
         pytest.skip("this Spark has no such types")
     query = """select parse_json('{"a": [1, null]}') v, time'12:34:56.789' clock, null nothing,
         st_geomfromwkb(X'0101000000000000000000F03F0000000000000040') g, named_struct() e"""

@@ -63,9 +63,10 @@ class ClientRelay:
         Raises:
             LaunchError: if the server cannot run it.
         """
+        spark = self._spark
         # Spark gives the Python process ten seconds, and the first one may need longer to import.
         for _ in range(_ATTEMPTS):
-            spark, name = self._spark, f"sparkdl_{secrets.token_hex(6)}"
+            name = f"sparkdl_{secrets.token_hex(6)}"
             port, problem = self._started(name)
             if port:
                 break

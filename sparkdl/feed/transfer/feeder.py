@@ -75,8 +75,7 @@ class Feeder:
         """
         if self._partition in self._spec.skipped:
             # Spark ends a Python worker that leaves input unread, and the next one has to import.
-            deadline = Deadline.after(_SKIP_S)
-            any(deadline.has_passed for _ in batches)
+            self._count(batches, _SKIP_S)
             return FedPartition(self._partition, 0, 0)
         joined = join_small(batches, self._spec.min_piece_nbytes, MAX_JOINED_S)
         halved = (half for batch in joined for half in halve(batch, MAX_PIECE_NBYTES))
@@ -108,9 +107,9 @@ class Feeder:
         """The node whose agent could not be reached, or not any more."""
         return [self._stream.target] if self._stream.is_unreachable else []
 
-    def _count(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """Return how many rows are left, none of which is wanted; stop after `MAX_COUNT_S`."""
-        rows, deadline = 0, Deadline.after(MAX_COUNT_S)
+    def _count(self, batches: Iterator[pa.RecordBatch], within_s: float = MAX_COUNT_S) -> int:
+        """Return how many rows are left, none of which is wanted; stop after `within_s`."""
+        rows, deadline = 0, Deadline.after(within_s)
         for batch in batches:
             rows += sum(int(piece.batch.num_rows) for piece in self._pieces(batch))
             if self._is_cancelled:

@@ -122,10 +122,10 @@ def test_rows_that_a_checkpoint_covers_are_not_fed_again() -> None:
         done = {4: ((0, 150), (420, 440), (990, 1001)), 5: ((0, 7),)}
         again = replace(order([node.target]), done=done, skipped=frozenset({5}))
         assert Feeder(again, 4).feed(batches(1001, 100)) == FedPartition(4, 820, 0, 1001)
-        read = iter([None] * 9)
+        read = iter([numbers(0, 1)] * 9)
         assert Feeder(again, 5).feed(read) == FedPartition(5, 0, 0)
         assert next(read, "none") == "none", "the Python worker is not used again"
-        slow = (threading.Event().wait(0.05) for _ in range(1000))
+        slow = (numbers(0, 1) for _ in range(1000) if not threading.Event().wait(0.05))
         assert Feeder(again, 5).feed(slow) == FedPartition(5, 0, 0)
         assert next(slow, "none") != "none", "50 s of them are read"
         assert node.values == [*range(150, 420), *range(440, 990)]

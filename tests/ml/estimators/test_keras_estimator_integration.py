@@ -307,7 +307,8 @@ def test_inputs_without_names_are_called_the_same_in_training_and_in_scoring(
     scored = stage_of(model).setInputMapping(mapping).transform(frame)
     assert [row.prediction for row in scored.collect()] == pytest.approx(list(range(-1, 39)))
     estimator = KerasEstimator(difference, loss="mse", input_mapping=mapping)
-    with pytest.raises(ConfigError, match=r"inputs input_layer.*keras\.Input"):
+    advice = r"in each process\. Name each: keras\.Input"
+    with pytest.raises(ConfigError, match=f"inputs input_layer.*{advice}"):
         estimator.fit(frame)
 
 
