@@ -35,7 +35,7 @@ class Supply:
         """
         self._unfed_node, self._node = None, member.node.name
         if any(node.role.can_be_fed and not node.role.is_fed for node in spec.nodes):
-            self._roles = ". A call feeds one role: the one that to=… names, or else all that train"
+            self._roles = ". A call feeds one role: the one in role=…, or else all that train"
         if not spec.is_fed:
             self._unfed_node = "a cluster with Feeding(fed=False), as sparkdl.run launches it"
         elif not member.role.can_be_fed:
