@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.driver.feeds import transitions
+from sparkdl.driver.handle import Cluster
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.gates import Gate
@@ -424,6 +425,13 @@ def misspells(feed: str, ctx: NodeContext) -> int:
     return len(list(ctx.batches(10, feed=feed)))
 
 
+def wait_until_read(cluster: Cluster, feed: str, nodes: Sequence[int] = (0,)) -> None:
+    """Wait until each node of `nodes` has asked for rows of `feed`: short timeouts begin then."""
+    assert cluster._controller.wait_for(
+        lambda view: all((node_id, feed) in view.feeds for node_id in nodes), Deadline.after(SOON_S)
+    )
+
+
 def test_feed_of_another_name_than_is_fed_is_told_with_both_names() -> None:
     with (
         pytest.raises(NodeFailedError, match=r"nobody has fed 'inputs' .* being fed is 'input'"),
@@ -437,6 +445,7 @@ def test_misspelt_name_of_a_feed_is_told_after_seconds_with_both_names(
 ) -> None:
     monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
     with launch(misspells, "validation", nodes=1) as cluster:
+        wait_until_read(cluster, "validation")
         with pytest.raises(FeedTimeoutError):
             cluster.feed(range(10), feed="validations", timeout_s=2 * STILL_S)
         cluster.abort()
@@ -450,9 +459,7 @@ def test_feed_of_the_right_name_for_another_role_is_told_after_seconds(
     monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
     with launch(count_of_workers, nodes=2, roles=Roles(evaluator=True)) as cluster:
         worker = next(node for node in cluster.spec.nodes if node.name == "worker:0").node_id
-        assert cluster._controller.wait_for(
-            lambda view: (worker, "input") in view.feeds, Deadline.after(SOON_S)
-        )
+        wait_until_read(cluster, "input", [worker])
         with pytest.raises(FeedTimeoutError, match=r"'input' to evaluator:0 alone"):
             cluster.feed(range(10), role="evaluator", timeout_s=2 * STILL_S)
         with pytest.raises(NodeFailedError, match=r"never fed to worker:0, .*A call feeds one rol"):
@@ -466,6 +473,7 @@ def test_cluster_that_is_waited_for_and_not_fed_is_told_of(
 ) -> None:
     monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
     with launch(count_rows) as cluster:
+        wait_until_read(cluster, "input", [0, 1])
         with pytest.raises(TimeoutError, match=r"worker:0, worker:1 still in map_fun after 4 s"):
             cluster.wait(4 * STILL_S)
         cluster.feed(range(10))
@@ -478,10 +486,7 @@ def test_cluster_that_is_waited_for_and_not_fed_is_told_of(
 def test_driver_that_gives_up_a_feed_first_says_which_one_is_read() -> None:
     waits = r"nobody has fed what is read: 'inputs' \(worker:0\); being fed is 'input'"
     with launch(misspells, "inputs", nodes=1) as cluster:
-        is_read = cluster._controller.wait_for(
-            lambda view: (0, "inputs") in view.feeds, Deadline.after(SOON_S)
-        )
-        assert is_read
+        wait_until_read(cluster, "inputs")
         with pytest.raises(FeedTimeoutError, match=waits):
             cluster.feed(range(10), timeout_s=STILL_S)
         cluster.abort()
