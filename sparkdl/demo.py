@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdl import Observe
+from sparkdl.core.links import docs_page
 from sparkdl.tfos import TFCluster
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ def run(spark: SparkSession, args: argparse.Namespace) -> float:
         scored = cluster.inference(test).collect()
     accuracy = float(sum(label == digit for label, digit in scored) / len(scored))
     seconds = time.monotonic() - start
-    print(f"demo: model saved in {args.model}")
+    print(f"demo: model saved in {args.model}; keras.saving.load_model opens it")
+    print(f"demo: next, a program of your own: {docs_page('tutorial')}")
     print(f"demo: test accuracy {accuracy:.2f}, {args.nodes} nodes, {seconds:.1f} s")
     return accuracy
 
