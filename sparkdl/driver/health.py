@@ -253,7 +253,7 @@ class Hang:
         """Return the finding in words."""
         text = f"no step, no row and no exit in any node for {self.still_s:.0f} s"
         if not self.ahead:
-            return f"{text}; {self._all_at(self.behind, 'all nodes')}"
+            return f"{text}; {self._all_at(self.behind)}"
         behind = listed([f"{node} at {self._at(node)}" for node in self.behind])
         ahead = listed([f"{node} at {self._at(node)}" for node in self.ahead])
         return f"{text}; behind: {behind}; ahead: {ahead}"
@@ -266,7 +266,8 @@ class Hang:
         first = max(self.ahead, key=lambda other: self.steps[other.node_id])
         return f"{text}, while {first} is at {self._at(first)}"
 
-    def _all_at(self, nodes: Sequence[Progress], who: str) -> str:
+    def _all_at(self, nodes: Sequence[Progress]) -> str:
+        who = str(nodes[0]) if len(nodes) == 1 else "all nodes that train"
         steps = self.steps[nodes[0].node_id]
         return f"{who} at {self._at(nodes[0])}" if steps >= 0 else f"{who} before their first step"
 

@@ -37,9 +37,15 @@ def test_nobody_is_behind_where_all_are_at_the_same_step() -> None:
     assert hang
     assert (hang.behind, hang.ahead) == ((ONE, TWO), ())
     assert hang.describe() == (
-        "no step, no row and no exit in any node for 60 s; all nodes at step 7"
+        "no step, no row and no exit in any node for 60 s; all nodes that train at step 7"
     )
     assert hang.message(ONE) == "made no progress for 60 s, at step 7"
+
+
+def test_node_that_alone_has_not_returned_is_named() -> None:
+    hang = hang_of((ONE, TWO), (TWO,))
+    assert hang
+    assert hang.describe().endswith("for 60 s; worker:1 (rank 1) at step 7")
 
 
 def test_who_is_behind_is_told_from_who_is_ahead() -> None:
