@@ -5,8 +5,6 @@ Runs in: the driver of a page's program
 
 import tempfile
 
-import keras
-import numpy as np
 import torch
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import SparkSession
@@ -17,10 +15,6 @@ from sparkdl.node.context import current
 
 def make_model():
     return torch.nn.Linear(4, 2)
-
-
-def my_share(rank, size):
-    return [(torch.full((8, 4), float(rank)), torch.zeros(8, dtype=torch.int64))] * 3
 
 
 # block: Horovod's API
@@ -62,14 +56,6 @@ df = SparkSession.builder.getOrCreate().createDataFrame(rows, ["features", "labe
 # block: Estimators
 assert [set(epoch) for epoch in fitted.getHistory()] == [{"epoch", "train", "validation"}] * 2
 assert fitted.transform(df).select("label__output").count() == 20
-
-
-def make_model():
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-
-
-def my_share(rank, size):
-    return np.ones((32, 4), "float32"), np.full((32, 1), float(rank))
 
 
 # block: TensorFlow and Keras

@@ -7,13 +7,6 @@ import numpy as np
 import torch
 
 df = df.coalesce(2)  # each worker that scores imports TensorFlow
-columns = [f"c{number}" for number in range(30)]
-train = spark.range(256).selectExpr(
-    *(f"rand({number}) as {name}" for number, name in enumerate(columns)),
-    "id % 2 as label",
-    "id % 4 = 0 as is_validation",
-)
-test = train.limit(32)
 
 
 def scores(keras, name="image"):
@@ -31,7 +24,7 @@ def build_model():
     return model
 
 
-# block: A Keras model
+# block: Spark ML: training and scoring as stages of a pipeline
 assert "val_loss" in fitted.stages[-1].history
 
 # block: A module of PyTorch
@@ -42,7 +35,7 @@ assert len(model.history["loss"]) == 1
 
 # block: A LightningModule
 assert len(model.history["val_loss"]) == 5
-assert "rawPrediction" in model.transform(features.transform(test)).columns
+assert "rawPrediction" in model.transform(assembler.transform(test)).columns
 
 # block: Your own train_fn
 assert model.history["loss"]
