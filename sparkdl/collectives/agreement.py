@@ -1,6 +1,11 @@
 """The announcements of members before an operation, and the checks on them.
 
 Runs in: child
+
+Why announce? gloo does not compare what members call. If one member reduces more numbers than
+another, the other's process is aborted (`op.preamble.length <= op.nbytes` is thrown in a thread of
+gloo's), and as many numbers of another kind are added up in silence. So no member may enter gloo
+before it knows that all do. A member that has joined learns to what it has to add zeros.
 """
 
 from __future__ import annotations

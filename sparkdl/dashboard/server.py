@@ -4,6 +4,9 @@ Runs in: dashboard
 
 Anyone who knows the token can see them, as in Jupyter: it is in the URL once, then in a cookie.
 Texts from nodes are never interpreted as HTML.
+
+Why Bokeh? It keeps pages up to date from Python, without JavaScript to write, and users of Spark
+know it from Dask. It checks that a WebSocket belongs to a page that it has signed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Runs in: driver
 
 One process serves the pages of all clusters of a program, from the first launch to the program's
 end. A thread here writes the latest events to it once a second. No cluster waits for either of
-them, so a dashboard that crashes or hangs harms no training.
+them, so a dashboard that crashes or hangs harms no training. In the driver's own process Bokeh's
+server would share its interpreter lock, and its faults.
 """
 
 from __future__ import annotations

@@ -7,6 +7,12 @@ wherever that is: a cluster half begun would be left behind, a second Ctrl-C wou
 clean-up of the first. So one thread owns the cluster (`_own`): it starts everything, waits for the
 wish to end, and has another thread end it. The user's thread only waits. It asks for the end by
 putting a number into a `SimpleQueue`, one call of C, which an interrupt cannot leave half done.
+
+Why not a handler of SIGINT that is installed while the main thread waits here, as that of
+`asyncio.Runner`? It would protect from SIGINT alone: an error of another handler, such as that of
+`signal.alarm`, would still leave a `threading.Condition` locked (4 of 10 in a loop that only enters
+and leaves one). It would not end a call that waits in Spark or in a storage. And it would have to
+call the handler that it replaces, of Spark, ipykernel or the user, and keep the error of that.
 """
 
 from __future__ import annotations

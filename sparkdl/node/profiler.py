@@ -6,6 +6,8 @@ The framework's own profiler runs; or this samples: Python's stacks, a hundred t
 Each is counted, and none kept, so that a profile takes no more memory the longer it is. A period in
 which the thread could not run, because C code held the interpreter's lock, counts for the stack
 that is found after it.
+
+Why not py-spy? It needs a privilege (SYS_PTRACE) that containers mostly lack.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ NEEDS = {
     "README.md": ("tensorflow",),
     "checkpoints.md": ("jax", "tensorflow", "torch"),
     "doctor.md": ("torch",),
-    "failures.md": ("sklearn",),
+    "failures.md": ("sklearn", "tensorflow"),
     "horovod.md": ("keras", "tensorflow", "torch"),
     "jax.md": ("jax", "keras"),
     "jobs.md": ("keras", "torch"),

@@ -4,6 +4,15 @@ Runs in: agent
 
 Row groups are decoded on threads of their own, the next ones while the first is delivered, each
 into a queue of its own that is bounded. Arrow's threads decode the columns of each.
+
+Why not the scanner of `pyarrow.dataset`? It decodes whole row groups, however large the writer made
+them, and several at once. With 784 floats a row on two loaded cores, medians of five rounds:
+
+    row groups of 150 MB    9,000 rows/s, 1.2 GB decoded     here 54,000 rows/s, 77 MB
+    row groups of 31 MB    20,000 rows/s, 370 MB decoded     here 53,000 rows/s, 43 MB
+
+Limited to one file and two batches ahead it read 22,000 rows/s with 0.8 GB, and 48,000 with 115 MB.
+Only with many small files it needs less memory, 7 MB to 16, and it is no faster there.
 """
 
 from __future__ import annotations

@@ -7,7 +7,15 @@ Runs in: feeder, agent
 
 Answers do not name their rows: they are counted off against the rows sent. By a `Session`, a task
 and a node know how many answers are owed, since when, whether there is room for more rows, and
-whether all are answered.
+whether all are answered. A node and a scorer differ in three parts:
+
+- The wire. A node may be on another host: Arrow Flight, with token and TLS. A scorer is on the
+  task's host: shared memory whose descriptors cross a Unix socket, without a copy.
+- The window. `map_fun` chooses how many rows it reads before it answers, so a limit of unanswered
+  pieces could wait for ever: the node's feed memory is the limit. A model answers each piece, so a
+  task has two unanswered pieces at most.
+- The loss. Every node runs the same `map_fun`, so another node answers the remaining rows. There is
+  one scorer for each executor, so Spark repeats the task, which starts another scorer.
 """
 
 from __future__ import annotations

@@ -6,6 +6,10 @@ Each row is written once, for a list of tensors of PyTorch. The faces say which 
 tensors: PyTorch's as they are, TensorFlow's and Keras's by DLPack. Gradients are Horovod's: what a
 process has put in gets the reduced gradient of what all have got.
 https://horovod.readthedocs.io/en/v0.28.1/api.html
+
+Why not TensorFlow's own collectives for its tensors? They would be a second way with rules of its
+own (no `join`, no comparison of calls, one `init` a process), and are slower on CPUs
+(`make bench-allreduce`). The price is that all nodes have PyTorch.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def test_dataset_is_not_sharded_and_takes_no_rows_in_advance() -> None:
         off = tf.data.experimental.AutoShardPolicy.OFF
         assert options.experimental_distribute.auto_shard_policy == off
         assert options.experimental_optimization.inject_prefetch is False
-        assert options.autotune.enabled is False  # see docs/design.md: epochs would wait for it
+        assert options.autotune.enabled is False  # epochs would wait for it, see `tf_dataset`
 
 
 def model(strategy: Any = None) -> Any:

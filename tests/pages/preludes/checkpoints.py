@@ -18,9 +18,6 @@ from torch.utils.data import DataLoader
 from sparkdl.node.context import current
 
 ROWS, EPOCHS, FAILS_AT = 1024, 3, 7
-df = spark.range(ROWS, numPartitions=4).selectExpr(
-    "array_repeat(cast(id / 1024 as float), 64) as image", "id % 10 as label"
-)
 steps = []
 
 
@@ -47,6 +44,9 @@ def resumes(train, framework):
 
 
 # block: Checkpoints
+df = spark.range(ROWS, numPartitions=4).selectExpr(
+    "array_repeat(cast(id / 1024 as float), 64) as image", "id % 10 as label"
+)
 
 
 def build_model():
