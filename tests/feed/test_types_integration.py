@@ -89,8 +89,8 @@ def batches(df: DataFrame) -> list[pa.RecordBatch]:
 
 def differences(a: Any, b: Any, where: str = "row") -> list[str]:
     """Return where two values differ in type, value, names or order."""
-    if SPARK < (4, 1) and isinstance(b, bytearray):
-        b = bytes(b)
+    if SPARK < (4, 1):
+        a, b = (bytes(each) if isinstance(each, bytearray) else each for each in (a, b))
     if type(a) is not type(b):
         return [f"{where}: {type(a)} is not {type(b)}"]
     if isinstance(a, Row) and list(a.__fields__) != list(b.__fields__):

@@ -33,8 +33,14 @@ Change = Callable[["DataFrame"], "DataFrame"]
 
 @pytest.fixture(autouse=True)
 def session_settings(spark_local: SparkSession) -> Iterator[None]:
-    """Have a time zone that is not UTC, so that one that is forgotten shows; and few tasks."""
+    """Have a time zone that is not UTC, so that one that is forgotten shows; and few tasks.
+
+    Dates of files that name no calendar are taken as they are, which Spark 3.5 does not do by
+    default.
+    """
     own = {"spark.sql.session.timeZone": "America/St_Johns", "spark.sql.files.minPartitionNum": "1"}
+    for kind in ("datetime", "int96"):
+        own[f"spark.sql.parquet.{kind}RebaseModeInRead"] = "CORRECTED"
     for name, value in own.items():
         spark_local.conf.set(name, value)
     yield
