@@ -10,11 +10,12 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix coverage docs soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-timeline bench-waits bench-search screenshots browser peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage docs soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-timeline bench-waits bench-search screenshots browser peers clean
 
 VENV := .venv
 PEERS := .venv-peers
 CLIENT := build/connect-client
+SPARK_3_5 := build/spark-3.5
 PYTHON ?=
 TENSORFLOW ?= tensorflow-cpu
 TORCH ?= torch
@@ -44,8 +45,8 @@ unexport SPARK_HOME SPARK_CONF_DIR HADOOP_CONF_DIR YARN_CONF_DIR PYTHONPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the verbs
-	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
-	  || sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z0-9.-]*\):.*  ## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+	  || sed -n 's/^\([a-z0-9.-]*\):.*  ## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed  ## find Python and Java, build .venv; a no-op when done
 	@sh scripts/java.sh >/dev/null
@@ -71,7 +72,7 @@ demo: setup  ## train a small model on a small cluster, here
 	@$(with_java) $(bin)/sparkdl demo $(ARGS)
 
 test test-deep: browser
-test test-deep test-examples test-hosts test-connect test-matrix coverage: build/spark.jsa
+test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage: build/spark.jsa
 build/spark.jsa: $(VENV)/.installed tests/doubles/classes.py tests/doubles/sessions.py
 	@$(with_java) $(bin)/python -m tests.doubles.classes $@ >/dev/null 2>&1 || true  # tests do without
 
@@ -89,6 +90,15 @@ test-examples: setup  ## run every example as a user starts it, and every notebo
 
 test-matrix: setup  ## run tests with other versions of Spark, Python and frameworks (ARGS=3.5-3.10: one row)
 	@$(with_java) $(bin)/python -m scripts.matrix $(ARGS)
+
+test-spark-3.5: setup $(SPARK_3_5)/.installed  ## run a few tests with the oldest Spark, in the same environment
+	@$(with_java) PYTHONPATH="$(CURDIR)/$(SPARK_3_5)" $(pytest) -W default $(ARGS) tests/test_spark_versions.py \
+	  tests/driver/executors/test_spark_integration.py tests/tfos/test_dfutil_integration.py
+
+# Only pyspark and py4j, which hide those of the environment.
+$(SPARK_3_5)/.installed: Makefile
+	@$(bin)/python -m pip install -q --upgrade --target $(SPARK_3_5) 'pyspark==3.5.*'
+	@touch $@
 
 test-hosts: setup  ## run all tests on several hosts, which are namespaces of this one (as root)
 	@$(with_java) $(pytest) --deep $(ARGS) tests/hosts

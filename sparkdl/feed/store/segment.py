@@ -143,7 +143,11 @@ def check_segment(fd: int, rows: int) -> None:
 
 def join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Return the rows of several batches as one; a single batch is not copied."""
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    if len(batches) == 1:
+        return batches[0]
+    # Not pa.concat_batches, which pyarrow 18 lacks.
+    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches() or batches[:1]
+    return batch
 
 
 def join_small(

@@ -151,12 +151,15 @@ NESTED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
         ),
     ),
 }
+if int(pa.__version__.partition(".")[0]) < 26:
+    del NESTED["pair"]  # null lists of a fixed size are an error there: apache/arrow#35692
 COLUMNS = {**SCALARS, **NESTED}
 SELECTED = [
     *("`text` as `bytes`", "`local`", "part.a as a", "part.b.`c.d`", "part.b as `b.b`", "parts"),
     *("cast(double as float) as narrow", "cast(float as double) as wide", "cast(bool as int)"),
     *("cast(int64 as float) as f", "cast(int64 as double) as g", "cast(int8 as bigint)"),
-    *("cast(doubles as array<float>) as floats", "cast(pair as array<double>)", "fixed"),
+    *("cast(doubles as array<float>) as floats", "fixed"),
+    *(["cast(pair as array<double>)"] if "pair" in NESTED else []),
 ]
 
 CONDITIONS = [
