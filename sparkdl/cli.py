@@ -50,17 +50,19 @@ def main(argv: list[str] | None = None) -> int:
         )
     )
     _add_run(commands.add_parser("run", help="run a program in several processes of this machine"))
-    commands.add_parser("runs", help="list the clusters that run, of drivers on this machine")
+    commands.add_parser("runs", help="list the running clusters of drivers on this machine")
     _add_stacks(commands.add_parser("stacks", help="print what all nodes of a cluster do now"))
     _add_top(commands.add_parser("top", help="show the nodes of a cluster as a live table"))
     _add_migrate(
-        commands.add_parser("migrate", help="have programs import sparkdl for what it stands for")
+        commands.add_parser("migrate", help="change the imports of other libraries to sparkdl's")
     )
-    _add_dashboard(commands.add_parser("dashboard", help="show what was recorded of a cluster"))
+    _add_dashboard(
+        commands.add_parser("dashboard", help="show the record of a cluster in a browser")
+    )
     explain = commands.add_parser("explain", help="say what an error means, and what to do")
     explain.add_argument("name", nargs="?", metavar="ERROR",
         help="FeedTimeoutError or SPARKDL-FEED-LOST, say; without it, all are listed")  # fmt: skip
-    commands.add_parser("version", help="print the versions of sparkdl and of what it drives")
+    commands.add_parser("version", help="print the versions of sparkdl, Spark and the frameworks")
     options, rest = parser.parse_known_args(argv)
     if options.command == "demo":
         _demo(rest)
@@ -106,15 +108,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("-H", "--hosts", help="this machine and its slots, like localhost:4")
     add("-hostfile", "--hostfile", help="a file with lines like: localhost slots=4")
     add("--min-np", "--min-num-proc", dest="min_num_proc", type=int,
-        help="with how many to continue if lost ones do not come back")  # fmt: skip
+        help="continue with at least this many if lost ones do not come back")  # fmt: skip
     add("--max-np", "--max-num-proc", dest="max_num_proc", type=int,
         help="accepted: there are never more than --num-proc")  # fmt: skip
     add("--timeline-filename", dest="timeline",
         help="a file for a trace of all processes, for ui.perfetto.dev")  # fmt: skip
-    add("--reset-limit", type=int, help="how often all may begin anew after a failure")
+    add("--reset-limit", type=int, help="how many restarts are allowed after failures")
     add("--elastic-timeout", type=float, help="seconds that a restart waits for lost processes")
-    add("--checkpoint-dir", help="folder where state.commit() is kept, to continue later")
-    add("--start-timeout", type=float, help="seconds until all processes must be there")
+    add("--checkpoint-dir", help="folder in which state.commit() saves, to continue later")
+    add("--start-timeout", type=float, help="seconds within which all processes must start")
     add("--gloo", action="store_true", help="accepted: it is used anyway")
     add("--verbose", action="store_true", help="accepted: lines of all processes are printed")
     add("program", nargs=argparse.REMAINDER, metavar="python train.py …")
@@ -122,8 +124,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_migrate(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Changes the imports of tensorflowonspark, horovod and pyspark's TorchDistributor to those "
-        "of sparkdl, in place. Comments and strings stay. A second run changes nothing."
+        "Changes imports to those of sparkdl, in place: of tensorflowonspark, horovod, petastorm, "
+        "pyspark's TorchDistributor and DeepspeedTorchDistributor, and "
+        "spark-tensorflow-distributor's MirroredStrategyRunner. Prints file and line of names that "
+        "sparkdl lacks. Comments and strings stay. A second run changes nothing."
     )
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path,
         help="programs, notebooks, or folders of them")  # fmt: skip

@@ -1,4 +1,4 @@
-"""`sparkdl migrate FILE…`: has a program import sparkdl in place of the libraries it stands for.
+"""`sparkdl migrate FILE…`: changes a program's imports of other libraries to those of sparkdl.
 
 Runs in: driver
 

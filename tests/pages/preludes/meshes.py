@@ -1,46 +1,22 @@
-"""What the page's functions train, on four nodes each; functions of the frameworks by their names.
+"""What the functions of JAX and TensorFlow train, and their names.
 
 Runs in: the driver of a page's program
 """
-
-import argparse
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tensorflow as tf
-import torch
 from jax.sharding import NamedSharding, PartitionSpec
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.utils.data import DataLoader
 
-NODES = 2 * 2
-df = spark.range(256, numPartitions=4).selectExpr(
-    "array_repeat(cast(id / 256 as float), 64) as image", "id % 10 as label"
-)
+# block: Meshes: data and model parallel
 
 
 def trains(framework):
-    args = argparse.Namespace(epochs=1)
-    with sparkdl.launch(spark, train, args, nodes=NODES, framework=framework) as cluster:
-        fed = cluster.feed(df, epochs=args.epochs)
+    with sparkdl.launch(spark, train, args, nodes=4, framework=framework) as cluster:
+        fed = cluster.feed(df)
     assert min(fed.steps.values()) > 0, fed
 
-
-def build_model():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
-
-
-def train_step(model, x, y):
-    loss = torch.nn.functional.cross_entropy(model(x), y)
-    loss.backward()
-    assert tuple(model[0].weight.to_local().shape) == (8, 64)  # of 32 rows
-
-
-# block: PyTorch
-trains("torch")
 
 initial = np.ones((64, 10), "float32")
 

@@ -6,13 +6,13 @@ Runs in: the driver of a page's program
 import argparse
 import tempfile
 
+# block: Parameter servers fed by Spark
+
 frame = spark.range(512, numPartitions=4).selectExpr(
     "array_repeat(cast(id / 512 as float), 784) as image", "id % 10 as label"
 )
 training, test = frame, frame.limit(64)
-args = argparse.Namespace(epochs=50, steps_per_epoch=10, model_dir=tempfile.mkdtemp())
-
-# block: Parameter servers fed by Spark
+args = argparse.Namespace(model_dir=tempfile.mkdtemp())
 
 # block: The chief's calls
 

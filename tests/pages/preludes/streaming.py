@@ -1,4 +1,4 @@
-"""Files for the stream, the model, and somebody who stops the query when it has had rows.
+"""Files for the stream, and a thread that stops the query when it has had rows.
 
 Runs in: the driver of a page's program
 """
@@ -7,16 +7,6 @@ import threading
 from pathlib import Path
 
 df.selectExpr("image as features", "cast(label as float) as label").write.parquet("/data/incoming")
-
-
-def make_model():
-    import keras
-    import tensorflow as tf
-
-    with tf.distribute.MultiWorkerMirroredStrategy().scope():
-        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    return model
 
 
 def stop_after_rows():
