@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sparkdl.node.context import current
 
-# block: Fed from Spark
+# block: PyTorch
 
 
 def train(learning_rate, epochs):
@@ -58,7 +58,7 @@ def train_step(model, optimizer, step):
     current().report(step)
 
 
-# block: Shards
+# block: Sharded models
 with sparkdl.launch(
     spark,
     train,
