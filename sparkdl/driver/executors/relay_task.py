@@ -126,7 +126,7 @@ class Tunnel:
                 if nbytes == _OPEN:
                     await self._connect(connection)
                 elif writer is not None and nbytes:
-                    writer.write(piece)
+                    writer.write(piece)  # without drain: a stopped agent would stop all others
                 elif writer is not None:
                     del self._writers[connection]
                     writer.close()
