@@ -244,7 +244,7 @@ class FeedDataModule(Adopted):
             ConfigError: without `rows`.
         """
         if self._rows is None:
-            raise ConfigError("FeedDataModule(rows=…) has to say how many rows an epoch has")
+            raise ConfigError("steps_per_epoch needs the rows of an epoch: FeedDataModule(rows=…)")
         return -(-self._rows // (self.batch_size * self._ctx.num_workers))
 
     def train_dataloader(self) -> Any:

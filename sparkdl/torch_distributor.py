@@ -76,7 +76,7 @@ class TorchDistributor:
         **options: Any,
     ) -> None:
         if num_processes <= 0:
-            raise ConfigError("num_processes has to be a positive integer")
+            raise ConfigError(f"num_processes has to be a positive integer, not {num_processes}")
         unknown = options.keys() - (inspect.signature(launch).parameters.keys() - _OWN)
         if unknown:
             raise ConfigError(

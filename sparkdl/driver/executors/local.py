@@ -187,7 +187,10 @@ class LocalExecutor(Executor):
 
     def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
         """Raise: there are no DataFrames here."""
-        raise ConfigError(f"a {type(data).__name__} is no DataFrame of Spark")
+        raise ConfigError(
+            f"a {type(data).__name__} is no DataFrame of Spark, and executor='local' has no "
+            "others: leave out reader="
+        )
 
     def infer(
         self, data: Any, spec: FeedSpec, schema: Any, keep: bool | Sequence[str]

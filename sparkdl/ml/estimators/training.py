@@ -170,7 +170,7 @@ class Training:
         if self.check is not None:
             self.check(rows, feed)
         elif rows.isEmpty():
-            none = "no rows to train on"
+            none = "no rows to train on: give one with rows, or remove its filters"
             if feed != DEFAULT_FEED:
                 marker = f"validation_indicator_col={self.validation_col!r} is true in none"
                 if self.validation_col is None:

@@ -116,7 +116,9 @@ class Jobs:
         records.sort(key=lambda record: record.part)
         samples = [bytes(record.sample) for record in records if record.rows]
         if not samples:
-            raise ConfigError(f"the DataFrame has no {role} rows")
+            raise ConfigError(
+                f"the DataFrame has no {role} rows: give one with rows, or remove its filters"
+            )
         found = KeptRows(
             kept,
             again,

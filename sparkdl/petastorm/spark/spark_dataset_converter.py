@@ -359,7 +359,7 @@ def _with_fields(source: ParquetSource, wanted: Sequence[str] | None) -> Parquet
     kept = [each for each in source.schema if any(re.fullmatch(p, each.name) for p in patterns)]
     if not kept:
         raise ConfigError(
-            f"schema_fields={patterns}: no column has such a name; the columns are "
+            f"schema_fields={patterns}: no column has such a name; choose from "
             f"{', '.join(map(repr, source.schema.names))}"
         )
     return replace(source, schema=pa.schema(kept))
