@@ -276,7 +276,8 @@ class _UntilFeedEnds:
         if not has_rows:
             trainer = self.data.trainer
             _log.warning(
-                "The feed has ended, and with it the training: epoch %d of %s has no rows",
+                "The feed has ended, and with it the training: epoch %d of %s has no rows. Feed "
+                "as many epochs as max_epochs",
                 *(trainer.current_epoch + 1, trainer.max_epochs),
             )
             trainer.should_stop = True

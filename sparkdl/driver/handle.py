@@ -459,8 +459,9 @@ class Cluster:
         self._feeds.raise_problem()
         if not in_time:
             raise ShutdownTimeoutError(
-                f"{running} had not returned from map_fun after {limit_s:g} s and was stopped. "
-                "Give shutdown more time if map_fun needs longer, for example to export a model"
+                f"{running} had not returned from map_fun after {limit_s:g} s and was stopped. If "
+                "it needs longer, for example to export a model, raise grace_s or timeout_s of "
+                "shutdown (in TFCluster: grace_secs or timeout)"
             )
         if running:
             raise ResultError(f"the cluster was aborted before {running} had returned")

@@ -47,7 +47,7 @@ LOCAL: dict[str, Any] = {"framework": "plain", "executor": "local"}
         ({"nodes": 0}, "at least one node"),
         ({"nodes": 2, "roles": Roles(ps=2)}, "do not leave room for a worker"),
         ({"roles": Roles(chief="ps")}, "cannot name the chief"),
-        ({"recovery": Recovery(min_nodes=3)}, r"min_nodes=3\) is more than the 2 nodes"),
+        ({"recovery": Recovery(min_nodes=3)}, r"min_nodes=3\) must be at most the 2 nodes"),
         ({"args": threading.Lock()}, "pickle.*'args'"),
         ({"map_fun": "train"}, "map_fun must be a function"),
     ],

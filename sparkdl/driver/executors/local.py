@@ -188,8 +188,8 @@ class LocalExecutor(Executor):
     def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
         """Raise: there are no DataFrames here."""
         raise ConfigError(
-            f"a {type(data).__name__} is no DataFrame of Spark, and executor='local' has no "
-            "others: leave out reader="
+            "with executor='local' nodes can only read files of sparkdl.parquet, not a "
+            f"{type(data).__name__}"
         )
 
     def infer(
@@ -226,7 +226,11 @@ class LocalExecutor(Executor):
             _let_go(agent)
         for agent in self._agents.values():
             if not self._over[agent].wait(deadline.wait_s):
-                _log.warning("Agent process %d did not end in time and is killed", agent.pid)
+                _log.warning(
+                    "Agent process %d did not end in time and was killed; its last lines may be "
+                    "missing",
+                    agent.pid,
+                )
                 agent.kill()
                 agent.wait(_KILL_WAIT_S)
         for thread in self._threads:

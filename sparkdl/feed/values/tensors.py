@@ -116,8 +116,8 @@ def unnest(name: str, column: Array, levels: int | None = None) -> tuple[Array, 
             continue
         if not is_nested:
             raise FeedTypeError(
-                f"column {name!r} holds {objects_in(column)}, and must hold arrays for pad=. "
-                "Leave it out of pad="
+                f"column {name!r} holds {objects_in(column)}, and must hold arrays. Feed arrays "
+                "in all rows, or leave it out of pad="
             )
         counts.append(np.fromiter(map(len, column), np.int64, len(column)))
         parts = [part for part in column if len(part)] or [column[0]]

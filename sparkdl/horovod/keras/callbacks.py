@@ -179,7 +179,8 @@ class Schedule:
             self.momentum_correction = False
             if getattr(self.model.optimizer, "momentum", 0.0):
                 _log.warning(
-                    "momentum_correction is not done: %s has a momentum that cannot be changed",
+                    "momentum_correction is not done: %s has a momentum that cannot be changed. "
+                    "Give momentum_correction=False, or an optimizer whose momentum is a variable",
                     type(self.model.optimizer).__name__,
                 )
 

@@ -170,7 +170,12 @@ def _is_python(word: str) -> bool:
 def _check_interpreter(word: str) -> None:
     named = shutil.which(word)
     if named is None or Path(named).absolute().parent != Path(sys.executable).absolute().parent:
-        _log.warning("%s: the processes run under %s", word, sys.executable)
+        _log.warning(
+            "%s is another Python than this program's: the processes run under %s. Start the "
+            "program with that Python to use it",
+            word,
+            sys.executable,
+        )
 
 
 _IN_LIST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d+)")

@@ -75,7 +75,8 @@ class Distributed:
             if self._has_synchronized:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() after "
-                    "optimizer.synchronize(): the gradients are reduced twice",
+                    "optimizer.synchronize(): the gradients are reduced twice. Call step() "
+                    "within `with optimizer.skip_synchronize():`",
                     stacklevel=2,
                 )
             self.synchronize()

@@ -247,8 +247,8 @@ def _check_names(parameter: str, value: Any, known: Any) -> None:
         known.get(value)
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"{parameter}: Keras has no {value!r}{did_you_mean(value, dir(known)) or '.'} Give a name "
-            "of Keras, or the object itself"
+            f"{parameter}: Keras has no {value!r}{did_you_mean(value, dir(known)) or '.'} Give a "
+            "name of Keras, or the object itself"
         ) from error
 
 

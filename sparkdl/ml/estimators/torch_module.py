@@ -294,7 +294,11 @@ def traced(module: Any, sample: Mapping[str, torch.Tensor], scores: Scores) -> S
         with torch.no_grad():
             outputs = by_name(module(**sample))
     except Exception as error:  # noqa: BLE001 (whatever the user's module raises)
-        _log.warning("The model's outputs are not known, for it cannot be run: %s", error)
+        _log.warning(
+            "The model's outputs are not known, because it cannot be run: %s. Declare them by "
+            "output_types when scoring",
+            error,
+        )
         return signature
     rows = len(next(iter(sample.values())))
     found = tuple(_output(name, value, rows) for name, value in outputs.items())

@@ -226,7 +226,9 @@ def _own_checkpoints(dataset: DataFrame, options: Mapping[str, Any]) -> Iterator
     try:
         open_storage(storage).delete_dir(path)
     except (OSError, ConfigError) as error:
-        _log.warning("The checkpoints of the fit in %s were not deleted: %s", url, error)
+        _log.warning(
+            "The checkpoints of the fit in %s were not deleted: %s. Delete them by hand", url, error
+        )
 
 
 def check_columns(known: Sequence[str], names: Sequence[str]) -> None:

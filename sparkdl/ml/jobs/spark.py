@@ -166,7 +166,7 @@ class Jobs:
             return whole
         # Each of them now computes where it has just got its rows, so this ends.
         moved = sorted(set(whole.missing))
-        _log.info("Partitions %s of the %s rows are put on other executors", moved, kept.role)
+        _log.info("Moving partitions %s of the %s rows to other executors", moved, kept.role)
         alone = replace(work, groups=0)
         rest = self.context.runJob(
             kept.again.mapPartitionsWithIndex(alone), lambda pairs: pairs, moved

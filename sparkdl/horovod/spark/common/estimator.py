@@ -153,7 +153,11 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
                 "shuffle_buffer_size is deprecated, use shuffle", DeprecationWarning, stacklevel=2
             )
         if idle := [name for name in self._unused if self.isSet(name)]:
-            warnings.warn(f"{type(self).__name__} does not use {', '.join(idle)}", stacklevel=2)
+            warnings.warn(
+                f"{type(self).__name__} does not use {', '.join(idle)}: leave out what has no "
+                "effect",
+                stacklevel=2,
+            )
         method = self.getMpStartMethod()
         if method is not None and method not in get_all_start_methods():
             raise ConfigError(
