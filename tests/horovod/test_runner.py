@@ -48,7 +48,7 @@ def test_hostfile_is_read(tmp_path: Path) -> None:
     check_hosts(None, str(file), 3)
     with pytest.raises(ConfigError, match=r"more processes \(4\)"):
         check_hosts(None, str(file), 4)
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="give only one of them"):
         check_hosts("localhost:2", str(file), 1)
     file.write_text("localhost 2\n")
     with pytest.raises(ConfigError, match="'localhost 2' must be written like"):

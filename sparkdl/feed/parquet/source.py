@@ -116,7 +116,7 @@ def list_files(
     if len({storage.uri for storage, _ in located}) > 1:
         raise ConfigError(f"{', '.join(asked)} are in different storages; name one at a time")
     if not located:
-        raise ConfigError("paths=[] names no path; name a folder, a file or a pattern")
+        raise ConfigError("no path was given: paths= must name a folder, a file or a pattern")
     if columns is not None and (not columns or len(set(columns)) < len(columns)):
         raise ConfigError(f"columns is {list(columns)}; name at least one, and each once")
     storage = located[0][0]

@@ -67,7 +67,9 @@ def test_exported_program_tells_its_types(
 
 
 def test_what_cannot_work_is_refused_before_anything_runs(frame: DataFrame) -> None:
-    with pytest.raises(ConfigError, match=r"does not know its model: TorchModel\(module\)"):
+    with pytest.raises(
+        ConfigError, match=r"does not know its model: make it as TorchModel\(module\)"
+    ):
         TorchModel().transform(frame)
     stage: Any = TorchModel(two_in_two_out())
     with pytest.raises(ConfigError, match=r"set either input_cols or .*left .*, right .*\[scale\]"):
