@@ -293,7 +293,8 @@ def _explain(options: argparse.Namespace) -> int:
     near = get_close_matches(wanted, map(str.lower, found), 1)
     hint = next((f"; did you mean {name}?" for name in found if name.lower() in near), "")
     raise ConfigError(
-        f"no error of sparkdl is called {options.name!r}{hint or '.'} `sparkdl explain` lists all"
+        f"no error of sparkdl is called {options.name!r}{hint or '.'} Run `sparkdl explain` for "
+        "all names"
     )
 
 

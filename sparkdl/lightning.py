@@ -244,7 +244,7 @@ class FeedDataModule(Adopted):
             ConfigError: without `rows`.
         """
         if self._rows is None:
-            raise ConfigError("FeedDataModule(rows=…) has to say how many rows an epoch has")
+            raise ConfigError("steps_per_epoch needs the rows of an epoch: FeedDataModule(rows=…)")
         return -(-self._rows // (self.batch_size * self._ctx.num_workers))
 
     def train_dataloader(self) -> Any:
@@ -276,7 +276,8 @@ class _UntilFeedEnds:
         if not has_rows:
             trainer = self.data.trainer
             _log.warning(
-                "The feed has ended, and with it the training: epoch %d of %s has no rows",
+                "The feed has ended, and with it the training: epoch %d of %s has no rows. Feed "
+                "as many epochs as max_epochs",
                 *(trainer.current_epoch + 1, trainer.max_epochs),
             )
             trainer.should_stop = True

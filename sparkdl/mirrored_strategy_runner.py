@@ -57,7 +57,7 @@ class MirroredStrategyRunner:
     ) -> None:
         if num_slots <= 0:
             raise ConfigError(
-                f"num_slots is set to {num_slots} but cannot be less than or equal to 0."
+                f"num_slots is set to {num_slots} but cannot be less than or equal to 0"
             )
         if use_gpu and gpu_resource_name != "gpu":
             raise ConfigError(

@@ -76,7 +76,7 @@ class TorchDistributor:
         **options: Any,
     ) -> None:
         if num_processes <= 0:
-            raise ConfigError("num_processes has to be a positive integer")
+            raise ConfigError(f"num_processes has to be a positive integer, not {num_processes}")
         unknown = options.keys() - (inspect.signature(launch).parameters.keys() - _OWN)
         if unknown:
             raise ConfigError(
@@ -258,7 +258,8 @@ def _with_gpus(spark: SparkSession, num_processes: int, local_mode: bool) -> int
             )
         if num_processes > there:
             _log.warning(
-                "num_processes=%d is more than the GPUs on the driver, %d: that many processes run",
+                "num_processes=%d is more than the %d GPUs on the driver, and only that many "
+                "processes run. Lower num_processes, or set use_gpu=False",
                 *(num_processes, there),
             )
         return min(num_processes, there)

@@ -93,7 +93,10 @@ class Checkpoint(Adopted):
         rank = self._ctx.world.trainers.index(self._ctx.member)
         own = set(by_rank[rank]).difference(*by_rank[:rank])
         if not any(by_rank):
-            raise ConfigError(f"the Trainer has saved nothing in {saved}: is save_only_model set?")
+            raise ConfigError(
+                f"the Trainer has saved nothing in {saved}: set save_strategy to other than 'no', "
+                "and leave out save_only_model"
+            )
         with self._ctx.checkpoint(step, batches=self._used()) as folder:
             for name in own:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)

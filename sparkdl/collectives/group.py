@@ -189,7 +189,7 @@ class Group(SerialExecutor):
             root: a rank within the group.
         """
         if not 0 <= root < self.size:
-            raise ConfigError(f"root={root}: the group has the ranks 0 to {self.size - 1}")
+            raise ConfigError(f"root={root}: must be a rank of the group, 0 to {self.size - 1}")
         what = f"{what}, {tensor.dtype} {list(tensor.shape)}, from rank {root}"
         call = Call(Kind.BROADCAST, what, on_device=tensor.is_cuda)
         data = bytes_of(tensor)

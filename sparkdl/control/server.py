@@ -294,7 +294,12 @@ class CoordinatorServer:
                 raise ProtocolError("the first message was not a new agent's Hello")
             return hello
         except (ProtocolError, asyncio.TimeoutError) as error:
-            _log.warning("Refused a connection from %s: %s", connection.remote_address, error)
+            _log.warning(
+                "Refused a connection from %s: %s. If no node is missing, it was another "
+                "program: let only the cluster's hosts reach this port",
+                connection.remote_address,
+                error,
+            )
             await connection.close(POLICY_VIOLATION, "a Hello was expected")
         except ConnectionClosed:
             pass

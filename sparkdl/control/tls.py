@@ -146,7 +146,7 @@ def choose_tls(asked: bool | TlsFiles | None, setting: str) -> Tls | None:
         ConfigError: if that cannot be had.
     """
     if asked is None and setting:
-        _log.info("TLS is on, as %s is; Startup(tls=False) leaves it off", setting)
+        _log.info("TLS is on, because %s is; Startup(tls=False) leaves it off", setting)
         return new_tls(setting)
     if isinstance(asked, TlsFiles):
         return read_tls(asked)
@@ -224,8 +224,9 @@ class _ServerSide(ssl.SSLObject):
             raise
         except ssl.SSLError as error:
             _log.warning(
-                "Refused a connection: its peer speaks no TLS, or does not believe this cluster's "
-                "certificate (%s)",
+                "Refused a connection: its peer speaks no TLS, or does not trust this cluster's "
+                "certificate (%s). If a node does not start, give all hosts the same "
+                "Startup(tls=…)",
                 error.reason,
             )
             raise

@@ -67,7 +67,9 @@ def _ports(name: str, text: str) -> tuple[int, ...]:
     except ValueError:
         raise ConfigError(f"{name}={text!r} is neither a port nor a range like 5000-5010") from None
     if not 0 <= first <= last <= 65535:
-        raise ConfigError(f"{name}={text!r} is not a range of ports between 0 and 65535")
+        raise ConfigError(
+            f"{name}={text!r} is not a range of ports, which must be between 0 and 65535"
+        )
     return tuple(range(first, last + 1))
 
 

@@ -144,15 +144,16 @@ class ClusterSpec:
         least = self.settings.recovery.min_nodes
         if least is not None and least > len(self.nodes):
             raise ConfigError(
-                f"Recovery(min_nodes={least}) is more than the {len(self.nodes)} nodes there are"
+                f"Recovery(min_nodes={least}) must be at most the {len(self.nodes)} nodes of the "
+                "cluster"
             )
         names = {node.role.name for node in self.nodes}
         by_role = self.num_gpus if isinstance(self.num_gpus, dict) else {"": self.num_gpus}
         for name, count in by_role.items():
             if name and name not in names:
                 raise ConfigError(
-                    f"num_gpus={self.num_gpus} names {name!r}, and the cluster's roles are "
-                    f"{', '.join(sorted(names))}"
+                    f"num_gpus={self.num_gpus} names {name!r}: must name roles of the cluster, "
+                    f"which are {', '.join(sorted(names))}"
                 )
             if count is not None and (type(count) is not int or count < 0):
                 raise ConfigError(

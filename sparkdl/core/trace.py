@@ -104,7 +104,9 @@ class Pump(threading.Thread):
             self._take(spans, dropped, {number: name for number, name in names.items() if number})
         except Exception as error:  # noqa: BLE001 (whatever it is, the training does not need this)
             self._has_failed = True
-            _log.warning("The timeline of this process ends here: %s", error)
+            _log.warning(
+                "The timeline of this process ends here, and the training continues: %s", error
+            )
 
 
 _pumps: tuple[Pump, ...] = ()

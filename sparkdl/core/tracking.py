@@ -80,5 +80,8 @@ def _guarded(call: Callable[..., Any], *arguments: Any, **facts: Any) -> Any:
     try:
         return call(*arguments, **facts)
     except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
-        _log.warning("The experiment tracker failed; the training continues", exc_info=True)
+        _log.warning(
+            "The experiment tracker failed, and the training continues; its run may lack entries",
+            exc_info=True,
+        )
         return None

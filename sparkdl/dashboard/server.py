@@ -185,18 +185,22 @@ def read_records(path: Path) -> Clusters:
         try:
             lines = file.read_bytes().splitlines(keepends=True)
         except OSError as error:
-            raise ConfigError(f"{file}: {error.strerror}") from error
+            raise ConfigError(
+                f"{file} cannot be read: {error.strerror}. Give the record of a launch, or a "
+                "folder of records"
+            ) from error
         for number, line in enumerate(lines, 1):
             try:
                 clusters.add(event_of(line))
             except msgspec.DecodeError as error:
                 if number == len(lines):
                     break  # an incomplete line: the program ended while writing it
-                raise ConfigError(f"{file}:{number} is no event of sparkdl's: {error}") from error
+                raise ConfigError(
+                    f"{file}:{number} is no event of sparkdl's: {error}. Give a file that a "
+                    "launch with record= has written"
+                ) from error
     if not clusters.histories:
-        raise ConfigError(
-            f"{path}: no record is there. A launch writes one with record={str(path)!r}"
-        )
+        raise ConfigError(f"{path}: no record is there. Launch with record={str(path)!r}")
     return clusters
 
 
@@ -210,7 +214,10 @@ def show_records(path: Path, host: str, port: int) -> None:
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
-        raise ConfigError(f"nothing can listen at {host}:{port}: {error.strerror}") from error
+        raise ConfigError(
+            f"nothing can listen at {host}:{port}: {error.strerror}. Choose another --port, or "
+            "leave it out for any free one"
+        ) from error
     token, loop = secrets.token_urlsafe(24), IOLoop.current()
     serve(loop, listener, "", token, source)
     sys.stdout.write(f"http://{host_port(host, listener.getsockname()[1])}/?token={token}\n")

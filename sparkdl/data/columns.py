@@ -73,7 +73,10 @@ def columns_of(schema: pa.Schema, record_type: str) -> tuple[Column, ...]:
     """
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
-        raise ConfigError(f"column {twice[0]!r} is there twice; features have one name each")
+        raise ConfigError(
+            f"column {twice[0]!r} is there twice, and a record holds each name once. Rename one "
+            "of them"
+        )
     return tuple(_column(field, record_type) for field in schema)
 
 

@@ -62,7 +62,7 @@ def options_of(options: Mapping[str, str]) -> Options:
     known = {name.lower(): name for name in _NAMES}
     given = {key.lower(): value for key, value in options.items()}
     for key in given.keys() - known.keys():
-        raise ConfigError(f"there is no option {key!r}; there are {', '.join(_NAMES)}")
+        raise ConfigError(f"there is no option {key!r}; choose one of {', '.join(_NAMES)}")
     paths = _json(given, "paths", list) if "paths" in given else [given.get("path", "")]
     if not all(paths) or not paths:
         raise ConfigError('no path was given: load("folder"), or save("folder")')
@@ -138,7 +138,10 @@ def find(options: Options) -> DataSet:
     for asked, (_, path) in zip(options.paths, located, strict=True):
         here = dict(find_files(system, path))
         if not here and not _is_folder(system, path):
-            raise ConfigError(f"{asked}: there is no such file or folder")
+            raise ConfigError(
+                f"{asked}: there is no such file or folder. Give a path that the driver and all "
+                "executors reach"
+            )
         found.update(here)
     files = tuple(DataFile(path, values) for path, values in sorted(found.items()))
     return DataSet(storage, files, partition_fields(found) if found else pa.schema([]))

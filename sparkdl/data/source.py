@@ -221,7 +221,7 @@ class Destination:
         system = open_storage(self.storage)
         try:
             if system.get_file_info(self.folder).type == pafs.FileType.File:
-                raise ConfigError(f"{self.folder} is a file; a folder is written to")
+                raise ConfigError(f"{self.folder} is a file: save to a folder")
             system.create_dir(self.staging, recursive=True)
         except _FAILURES as error:
             raise ConfigError(f"{self.folder} cannot be written to: {error}") from error

@@ -56,10 +56,12 @@ def diagnose(options: argparse.Namespace) -> Report:
     )
     settings = dict(_setting(text) for text in options.conf)
     if options.master and options.remote:
-        raise ConfigError("--master and --remote exclude each other")
+        raise ConfigError("--master and --remote cannot both be given: leave one out")
     if not (options.master or options.remote):
         if settings:
-            raise ConfigError("--conf is Spark's, and there is no --master")
+            raise ConfigError(
+                "--conf sets options of Spark, and no Spark is examined: add --master or --remote"
+            )
         return examine(None, asked)
     found: list[SparkSession] = []
     began_s, where = time.monotonic(), options.master or options.remote

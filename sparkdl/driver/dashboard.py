@@ -117,7 +117,12 @@ class Recorder(Batches):
             self._file.flush()
         except OSError as error:
             cluster = self._controller.spec.cluster_id
-            _log.warning("The record of cluster %s ends here: %s", cluster, error)
+            _log.warning(
+                "The record of cluster %s ends here: %s. The training continues; make room, or "
+                "give record= another folder",
+                cluster,
+                error,
+            )
             self._close()
 
     def _finish(self) -> None:
@@ -186,7 +191,10 @@ class Dashboard:
             except (OSError, ValueError):
                 if not self._is_closed:
                     self._is_closed = True
-                    _log.warning("The dashboard's process has exited; clusters continue without it")
+                    _log.warning(
+                        "The dashboard's process has exited, and clusters continue without it. "
+                        "Launch again for a new one, or watch them with `sparkdl runs`"
+                    )
 
     def close(self) -> None:
         """End the process."""

@@ -128,7 +128,11 @@ class Ending:
                 try:
                     step()
                 except Exception:  # noqa: BLE001 (Spark is gone, perhaps; the next steps run)
-                    _log.warning("Ending a part of the cluster failed", exc_info=True)
+                    _log.warning(
+                        "Ending a part of the cluster failed; processes of its nodes may remain "
+                        "until their executors end",
+                        exc_info=True,
+                    )
         finally:
             with self._changed:
                 self._is_over = True
@@ -151,7 +155,11 @@ class Ending:
         )
         left = controller.look(lambda view: getattr(view.state, "left_behind", ()))
         if left or not is_stopped:
-            _log.warning("Agents did not end in time and were disconnected: %s", listed(left))
+            _log.warning(
+                "Agents did not end in time and were disconnected: %s. They end by themselves; "
+                "look at their hosts if a GPU or port stays in use",
+                listed(left),
+            )
 
 
 class _Endable(Protocol):

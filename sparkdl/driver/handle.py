@@ -397,7 +397,7 @@ class Cluster:
             rank: the node's rank in `world`.
         """
         if not 0 <= rank < self.world.size:
-            raise ConfigError(f"rank={rank} is not in 0..{self.world.size - 1}")
+            raise ConfigError(f"rank={rank}: must be at least 0 and at most {self.world.size - 1}")
         node_id = self.world.members[rank].node.node_id
         return list(self._controller.questions.fetch_logs(node_id, lines, Deadline.after(_FETCH_S)))
 
@@ -459,8 +459,9 @@ class Cluster:
         self._feeds.raise_problem()
         if not in_time:
             raise ShutdownTimeoutError(
-                f"{running} had not returned from map_fun after {limit_s:g} s and was stopped. "
-                "Raise grace_secs or timeout if map_fun needs longer, for example to export a model"
+                f"{running} had not returned from map_fun after {limit_s:g} s and was stopped. If "
+                "it needs longer, for example to export a model, raise grace_s or timeout_s of "
+                "shutdown (in TFCluster: grace_secs or timeout)"
             )
         if running:
             raise ResultError(f"the cluster was aborted before {running} had returned")
@@ -474,8 +475,8 @@ class Cluster:
         spec = self._feeds.feed_spec(name, timeout_s)
         if any(member.role.is_server for member in self.world.fed):
             raise ConfigError(
-                "inference is answered by map_fun, which the workers of parameter servers do not "
-                "run; load the saved model in a cluster without parameter servers"
+                "cluster.infer() needs answers of map_fun, which the workers of parameter "
+                "servers do not run. Load the saved model in a cluster without parameter servers"
             )
         return spec
 

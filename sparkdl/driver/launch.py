@@ -373,8 +373,8 @@ def _is_coordinated(roles: Roles, framework: str) -> bool:
     has_servers = framework_named(framework).has_servers
     if roles.coordinator and not has_servers:
         raise ConfigError(
-            f"Roles(coordinator=True): framework={framework!r} has no parameter servers; "
-            "framework='tensorflow' has"
+            f"Roles(coordinator=True): framework={framework!r} has no parameter servers. Use "
+            "framework='tensorflow', or leave coordinator out"
         )
     return roles.ps > 0 and has_servers if roles.coordinator is None else roles.coordinator
 

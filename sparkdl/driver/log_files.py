@@ -141,7 +141,11 @@ class LogFiles(Batches):
         """Write the queue, for ten seconds at most."""
         super().close()
         if self.is_alive():
-            _log.warning("The disk of %s is slow: the last lines may be missing", self.folder)
+            _log.warning(
+                "The disk of %s is slow: the last lines may be missing. Give a folder on a "
+                "faster disk",
+                self.folder,
+            )
 
     def _take(self, events: Sequence[Event], is_last: bool) -> None:
         with self._lock:

@@ -65,7 +65,10 @@ class Observe:
 
     def __post_init__(self) -> None:
         if callable(self.log_to_driver):
-            raise ConfigError("Observe(log_to_driver=…) is True or False; a function is on_log=…")
+            raise ConfigError(
+                f"Observe(log_to_driver={self.log_to_driver!r}): must be True or False. Give a "
+                "function as on_log="
+            )
 
 
 OBJECTS = {

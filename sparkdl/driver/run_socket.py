@@ -66,7 +66,7 @@ def answer_runs(controller: Controller) -> None:
             begun.pop_all()  # the thread closes it
         except (OSError, RuntimeError) as error:  # RuntimeError: no further thread
             cluster = controller.spec.cluster_id
-            _log.info("Cluster %s: `sparkdl runs` cannot list it: %s", cluster, error)
+            _log.info("Cluster %s is not listed by `sparkdl runs`: %s", cluster, error)
             return
 
     def close(_: Ended) -> None:

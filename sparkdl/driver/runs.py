@@ -105,7 +105,7 @@ def chosen(cluster: str | None) -> Found:
         raise ConfigError(nothing())
     fitting = [each for each in there if each.cluster.startswith(cluster or "")]
     if not fitting:
-        raise ConfigError(f"there is no cluster {cluster}; running are {names}")
+        raise ConfigError(f"there is no cluster {cluster}; choose one of {names}")
     if len(fitting) > 1:
         raise ConfigError(f"several clusters run: name one of {names}. `sparkdl runs` lists them")
     return fitting[0]

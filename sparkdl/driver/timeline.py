@@ -106,7 +106,10 @@ class Timeline(Batches):
         atexit.unregister(self.close)
         super().close()
         if self.is_alive():
-            _log.warning("The disk of the timeline is slow: its end may be missing")
+            _log.warning(
+                "The disk of the timeline is slow: its end may be missing. Give timeline= a path "
+                "on a faster disk"
+            )
 
     def _take(self, events: Sequence[Event], is_last: bool) -> None:
         for event in events:
@@ -118,7 +121,12 @@ class Timeline(Batches):
         try:
             self._file.write(trace, tracks.open_events(self._now_us()), tracks.about())
         except OSError as error:
-            _log.warning("The timeline %s ends here: %s", self._file.path, error)
+            _log.warning(
+                "The timeline %s ends here: %s. The training continues; make room, or give "
+                "timeline= another path",
+                self._file.path,
+                error,
+            )
             self._finish()
 
     def _finish(self) -> None:

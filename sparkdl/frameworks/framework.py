@@ -98,7 +98,9 @@ class Framework:
         Raises:
             ConfigError: if it has none.
         """
-        raise ConfigError(f"{self.name} has no profiler of its own")
+        raise ConfigError(
+            f"{self.name} has no profiler of its own: leave out tool= for the stacks of Python"
+        )
 
     def serve(self, open_feed: OpenFeed) -> NoReturn:
         """Run a server for the chief until this process is ended.
@@ -205,7 +207,12 @@ def framework_named(name: str) -> Framework:
     try:
         kind = getattr(import_module(module), cls)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"framework={name!r} cannot be imported: {error}") from error
+        raise ConfigError(
+            f"framework={name!r} cannot be imported: {error}. Install its module where the driver "
+            "runs, or correct 'module:Class'"
+        ) from error
     if not (isinstance(kind, type) and issubclass(kind, Framework)):
-        raise ConfigError(f"framework={name!r} is no sparkdl.frameworks.framework.Framework")
+        raise ConfigError(
+            f"framework={name!r} must be a subclass of sparkdl.frameworks.framework.Framework"
+        )
     return kind()

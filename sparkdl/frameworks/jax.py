@@ -81,7 +81,10 @@ class Jax(Framework):
         from jax._src import xla_bridge
 
         if not xla_bridge.backends_are_initialized():
-            raise ConfigError("JAX has not computed anything yet")
+            raise ConfigError(
+                "tool='jax' needs a device, and JAX has not computed anything yet: profile after "
+                "the first step"
+            )
         trace: AbstractContextManager[Any] = jax.profiler.trace(folder)
         return trace
 

@@ -92,7 +92,10 @@ def _compile(stock: Function, model: Any, *args: Any, **kwargs: Any) -> None:
     stock(model, *args, **kwargs)
     if _strategy(model) is not None and model.steps_per_execution != 1:
         # TensorFlow fails on Keras's loop over steps where each step waits for other workers.
-        _logger.warning("steps_per_execution is taken as 1 with several workers")
+        _logger.warning(
+            "steps_per_execution=%s is taken as 1 with several workers: leave it out of compile()",
+            model.steps_per_execution,
+        )
         model.steps_per_execution = 1
 
 

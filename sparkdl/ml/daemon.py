@@ -34,7 +34,11 @@ def main() -> None:
             for name in filter(None, os.environ.get("SPARKDL_PRELOAD", "tensorflow").split(",")):
                 import_module(name.strip())
     except ImportError as error:
-        _log.warning("Not all of SPARKDL_PRELOAD is imported ahead of Python workers: %s", error)
+        _log.warning(
+            "Not all of SPARKDL_PRELOAD is imported ahead of Python workers: %s. Install it on "
+            "the executors, or leave it out of SPARKDL_PRELOAD",
+            error,
+        )
     finally:
         os.dup2(stdout, 1)
         os.close(stdout)

@@ -278,7 +278,10 @@ def _study(
                 "study= has a sampler and a pruner already: leave out sampler, pruner and seed"
             )
         if len(study.directions) > 1:
-            raise ConfigError("study= has several objectives: a trial has one value here")
+            raise ConfigError(
+                f"study= has {len(study.directions)} objectives, and must have one: a trial has "
+                "one value here"
+            )
         return study
     if direction not in ("minimize", "maximize"):
         raise ConfigError(f"direction={direction!r}: choose 'minimize' or 'maximize'")
@@ -330,9 +333,9 @@ def _param(estimator: Any, name: str) -> Any:
         return owner.getParam(own)
     except (ValueError, AttributeError, IndexError) as error:
         raise ConfigError(
-            f"space has {name!r}, which is no parameter of {type(owner).__name__}; of a "
-            "pipeline's stages write 'number.parameter', like '2.learning_rate'"
-            f"{did_you_mean(own, [param.name for param in owner.params])}"
+            f"space has {name!r}, which is no parameter of {type(owner).__name__}; for a "
+            "pipeline's stage, write 'number.parameter', like "
+            f"'2.learning_rate'{did_you_mean(own, [param.name for param in owner.params])}"
         ) from error
 
 

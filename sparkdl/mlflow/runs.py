@@ -87,7 +87,11 @@ class Writer(threading.Thread):
     def end(self) -> None:
         """Finish, as far as MLflow answers."""
         if not self.flush(_EXIT_S if self._is_answered else END_S):
-            _log.warning("MLflow did not answer in time: %d entries are lost", self._jobs.qsize())
+            _log.warning(
+                "MLflow did not answer in time: %d entries are lost. Check the tracking server, "
+                "MLFLOW_TRACKING_URI",
+                self._jobs.qsize(),
+            )
             return
         self._jobs.put(None)
         self.join(END_S)
@@ -141,7 +145,12 @@ _NOTHING: tuple[Run, _Job] = (_NO_RUN, lambda: None)
 def _lose(run: Run, count: int, why: str) -> None:
     """Count failed writes; log the first one."""
     if not run.lost:
-        _log.warning("A part of %s is not in MLflow, and the training goes on: %s", run.name, why)
+        _log.warning(
+            "A part of %s is not in MLflow, and the training continues: %s. Check the tracking "
+            "server, MLFLOW_TRACKING_URI",
+            run.name,
+            why,
+        )
     run.lost += count
 
 

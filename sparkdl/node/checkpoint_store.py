@@ -303,13 +303,22 @@ class CheckpointStore:
         with self._system.open_input_stream(f"{entry.path}/{MANIFEST}") as file:
             manifest = decode_manifest(file.read(), f"{self._url}/{entry.name}")
         if manifest is None:
-            _log.warning("%s/%s has a broken manifest, and is left out", self._url, entry.name)
+            _log.warning(
+                "%s/%s has a broken manifest and is skipped: an older checkpoint is used. Delete "
+                "its folder",
+                self._url,
+                entry.name,
+            )
             return None
         there = self._files(entry.path)
         wrong = [name for name, size in manifest.files.items() if there.get(name) != size]
         if wrong:
             _log.warning(
-                "%s/%s is left out: %s is not as it was written", self._url, entry.name, wrong[0]
+                "%s/%s is skipped: %s is missing or has another size. An older checkpoint is "
+                "used; delete the folder",
+                self._url,
+                entry.name,
+                wrong[0],
             )
             return None
         return manifest
@@ -354,7 +363,7 @@ class CheckpointStore:
         except FileNotFoundError:
             return
         except OSError as error:
-            _log.warning("%s could not be deleted: %s", path, error)
+            _log.warning("%s could not be deleted: %s. Delete it by hand", path, error)
 
 
 class LocalStore(CheckpointStore):

@@ -200,7 +200,11 @@ class Checkpoints:
             keep = self._spec.settings.recovery.keep_checkpoints
             self._store.sweep(name, keep, self._resumed.name if self._resumed else "")
         except OSError as error:
-            _log.warning("Old checkpoints could not be deleted: %s", error)
+            _log.warning(
+                "Old checkpoints could not be deleted: %s. Delete them by hand, or let nodes "
+                "delete in checkpoint_dir",
+                error,
+            )
 
     def _await_parts(self, step: int) -> Manifest:
         timeout_s = self._spec.settings.feeding.timeout_s

@@ -138,7 +138,10 @@ class NodeChild:
             self._zygote = place.connect(Request("hold", self._spec.spec.settings.keep_warm_s))
             self._zygote.setblocking(False)
         except OSError as error:
-            _log.warning("No zygote, so the child imports by itself: %s", error)
+            _log.warning(
+                "No process with preloaded modules is there, so the node starts more slowly: %s",
+                error,
+            )
         return self._zygote is not None
 
     def _leave_zygote(self) -> None:

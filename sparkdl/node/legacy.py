@@ -158,7 +158,10 @@ class LegacyContext(RemovedCalls):
     def release_port(self) -> None:
         """Close the socket that holds this node's port, so that a server can bind it."""
         if self.tmp_socket is None:
-            _log.warning("There is no port to release, or it has been released already")
+            _log.warning(
+                "There is no port to release, or it has been released already: call "
+                "release_port() once"
+            )
             return
         self.tmp_socket.close()
         self.tmp_socket = None

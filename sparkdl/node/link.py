@@ -268,7 +268,7 @@ def reported(step: Any, metrics: Mapping[str, Any]) -> Reported:
     try:
         number = operator.index(step.item() if hasattr(step, "item") else step)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"report(step={step!r}): a whole number is needed ({error})") from None
+        raise ConfigError(f"report(step={step!r}): must be a whole number ({error})") from None
     if number < 0:
         raise ConfigError(f"report(step={number}): steps are 0 or more")
     values: dict[str, float | str] = {}
@@ -276,7 +276,7 @@ def reported(step: Any, metrics: Mapping[str, Any]) -> Reported:
         try:
             found = float(value)
         except (TypeError, ValueError) as error:
-            text = f"report({name}={value!r}): a number is needed ({error})"
+            text = f"report({name}={value!r}): must be a number ({error})"
             raise ConfigError(text) from None
         values[name] = found if math.isfinite(found) else str(found)
     return Reported(number, values)

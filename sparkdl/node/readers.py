@@ -113,7 +113,10 @@ class FeedReaders:
         elif isinstance(batches, int):
             batches = {_meant(read, batches): batches} if read or batches else {}
         if unknown := sorted(set(batches) - set(readers)):
-            raise ConfigError(f"batches= names {unknown}; this node reads {sorted(readers)}")
+            raise ConfigError(
+                f"batches= names {unknown}: must name feeds that this node reads, which are "
+                f"{sorted(readers)}"
+            )
         return {feed: batches.get(feed) for feed in read}
 
     @property

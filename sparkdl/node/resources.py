@@ -259,8 +259,8 @@ class HadoopClasspath:
 
 def _warn(command: str, problem: str) -> None:
     _log.warning(
-        "Hadoop's jars are not on the class path, so hdfs:// may not open: %s: %s. "
-        "HADOOP_PREFIX or HADOOP_HOME should be Hadoop's folder",
+        "Hadoop's jars are not on the class path, so hdfs:// may not open: %s: %s. Set "
+        "HADOOP_PREFIX or HADOOP_HOME to Hadoop's folder",
         command,
         problem,
     )

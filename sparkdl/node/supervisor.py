@@ -144,7 +144,10 @@ class Child:
         elif isinstance(answer, Unsafe):
             self._begin_cold(answer.problem)
         elif self.pid:  # the child lives on; only its parent learns how it ends
-            _log.warning("The zygote of process %d has ended", self.pid)
+            _log.warning(
+                "The parent of process %d has ended, so how the process ends cannot be told",
+                self.pid,
+            )
             watch_pid(self._loop, self.pid, lambda: self._end(UNKNOWN_STATUS))
         else:
             self._begin_cold("the process that was to fork it has ended")

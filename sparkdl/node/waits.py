@@ -100,7 +100,7 @@ class WaitWatch:
         except FeedClosedError:
             return  # the agent is gone
         except Exception:  # noqa: BLE001 (the training does not need it)
-            _log.warning("Waits are not measured any more", exc_info=True)
+            _log.warning("Waits are no longer measured; the training continues", exc_info=True)
         finally:
             self._is_ready.set()
 

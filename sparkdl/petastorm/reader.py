@@ -123,8 +123,8 @@ class Streams:
     def __iter__(self) -> Iterator[Columns]:
         if self._is_closed:
             raise ConfigError(
-                "the rows are read after the end of the `with` block that opened them: iterate "
-                "inside `with converter.make_…() as data:`"
+                "the rows of make_…() are read after the end of the `with` block that opened "
+                "them: iterate inside `with converter.make_…() as data:`"
             )
         stream = _Stream(self._reading.batches())
         self._open.append(stream)

@@ -50,8 +50,8 @@ class TransformSpec:
         edits = {name: (dtype, shape) for name, dtype, shape in map(_edit, self.edit_fields or ())}
         if missing := [name for name in names if name not in frame.columns]:
             raise ConfigError(
-                f"TransformSpec: the function's frame has no column {missing[0]!r}, which is to be "
-                f"kept; its columns are {', '.join(map(repr, frame.columns))}"
+                f"TransformSpec: the function's frame has no column {missing[0]!r}, and must have "
+                f"all that are kept; its columns are {', '.join(map(repr, frame.columns))}"
             )
         return {str(name): _array(name, frame[name], *edits.get(name, ())) for name in names}
 
@@ -75,8 +75,8 @@ def _array(name: str, series: Any, dtype: Any = None, shape: Any = ()) -> np.nda
     if all(wanted) and values.shape[1:] != wanted and len(values):
         if values.size != len(values) * int(np.prod(wanted)):
             raise ConfigError(
-                f"TransformSpec: column {name!r} has values of shape {values.shape[1:]}, and "
-                f"edit_fields says {wanted}"
+                f"TransformSpec: column {name!r} has values of shape {values.shape[1:]}, and must "
+                f"have {wanted}, as edit_fields says"
             )
         values = values.reshape(len(values), *wanted)
     return values.astype(np.str_ if dtype is str else dtype, copy=False)

@@ -127,8 +127,8 @@ class TFCluster:
         context: SparkContext | None = context_of(self.sc)
         if context is None:
             raise ConfigError(
-                f"nodeRDD: {NO_RDDS}. cluster_info lists the nodes, and cluster.run of sparkdl "
-                "calls a function on each"
+                f"nodeRDD: {NO_RDDS}. Use cluster_info for the nodes, or cluster.run of sparkdl "
+                "to call a function on each"
             )
         return context.parallelize(range(self.num_executors), self.num_executors)
 
@@ -157,7 +157,7 @@ class TFCluster:
         """
         self._check_feed(qname)
         if num_epochs < 0:
-            raise ConfigError(f"num_epochs={num_epochs} is negative")
+            raise ConfigError(f"num_epochs={num_epochs} must be 0 or more")
         if hasattr(type(dataRDD), "foreachRDD"):  # any name is a column of a DataFrame, perhaps
             self._train_dstream(dataRDD, qname, feed_timeout)
             return None

@@ -146,7 +146,9 @@ def _values(returned: Iterable[Mapping[str, Any]]) -> list[Any]:
     values = []
     for number, one in enumerate(returned):
         if problem := one.get("problem"):
-            _log.warning("The result of run %d is lost: %s", number, problem)
+            _log.warning(
+                "The result of run %d is lost, and is None in the list: %s", number, problem
+            )
         values.append(one.get("value"))
     return values
 

@@ -55,7 +55,7 @@ def get_gpus(
     if format not in (AS_STRING, AS_LIST):
         raise ConfigError(f"format={format!r}: choose gpu_info.AS_STRING or gpu_info.AS_LIST")
     if num_gpu < 0:
-        raise ConfigError(f"num_gpu={num_gpu} is negative")
+        raise ConfigError(f"num_gpu={num_gpu} must be 0 or more")
     deadline, pause = Deadline.after(timeout_s), threading.Event()
     own = visible_gpus() or ()
     with open_nvml() as nvml:

@@ -126,7 +126,7 @@ def test_cluster_that_is_fed_tells_what_it_was_made_of_and_takes_rows(
 
 
 def check_that_wrong_feeds_are_refused(cluster: TFCluster.TFCluster) -> None:
-    with pytest.raises(ConfigError, match="num_epochs=-1 is negative"):
+    with pytest.raises(ConfigError, match="num_epochs=-1 must be 0 or more"):
         cluster.train([1], -1)
     for name in ("unknown", "error"):
         with pytest.raises(ConfigError, match=f"qname='{name}' is not one of queues="):

@@ -59,7 +59,7 @@ def test_without_a_word_it_is_on_where_spark_encrypts_and_the_log_says_so(
         assert choose_tls(None, SETTING) is not None
         assert choose_tls(True, "") is not None
     (line,) = caplog.messages
-    assert line == f"TLS is on, as {SETTING} is; Startup(tls=False) leaves it off"
+    assert line == f"TLS is on, because {SETTING} is; Startup(tls=False) leaves it off"
 
 
 def test_missing_package_is_an_error_that_says_what_to_install(

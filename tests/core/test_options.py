@@ -46,7 +46,7 @@ def test_times_that_never_or_always_pass_are_refused(kind: Any, name: str, value
         (Recovery, {"on_hang": "wait"}, "choose report, restart, fail"),
         (Feeding, {"memory_nbytes": 0}, r"memory_nbytes=0\) must be at least one byte"),
         (Feeding, {"disk_nbytes": -1}, r"disk_nbytes=-1\) must be zero bytes or more"),
-        (Observe, {"log_to_driver": print}, "a function is on_log"),
+        (Observe, {"log_to_driver": print}, "Give a function as on_log"),
         (Startup, {"placement": "here"}, "placement='here'\\): choose"),
         *(
             (

@@ -134,7 +134,7 @@ def test_ps_and_evaluator_get_no_gpu_unless_asked_by_name(
         ("2", "num_gpus='2' must be a whole"),
         (1.5, "num_gpus=1.5 must be"),
         ({"worker": -1}, "num_gpus={'worker': -1} must be"),
-        ({"chief": 1}, "num_gpus={'chief': 1} names 'chief', and the cluster's roles are worker"),
+        ({"chief": 1}, "names 'chief': must name roles of the cluster, which are worker"),
     ],
 )
 def test_gpus_that_no_node_can_have_are_refused(num_gpus: Any, words: str) -> None:

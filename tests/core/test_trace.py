@@ -112,7 +112,10 @@ def test_taker_that_fails_is_asked_no_more_and_harms_nobody(
     trace.add("user", "two", 0)
     trace.stop(pump)
     assert len(asked) == 1
-    assert "The timeline of this process ends here: no such pipe" in caplog.text
+    assert (
+        "The timeline of this process ends here, and the training continues: no such pipe"
+        in caplog.text
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

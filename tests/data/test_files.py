@@ -36,7 +36,7 @@ def test_options_have_names_in_any_case() -> None:
     ("given", "message"),
     [
         ({}, "no path"),
-        ({"path": "a", "header": "true"}, "no option 'header'; there are path"),
+        ({"path": "a", "header": "true"}, "no option 'header'; choose one of path"),
         ({"path": "a", "recordType": "Sample"}, "recordtype='Sample' must be one of Example"),
         ({"path": "a", "compression": "snappy"}, "auto, none, gzip, zlib"),
         ({"path": "a", "inferRecords": "0"}, "inferRecords"),

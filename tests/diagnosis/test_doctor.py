@@ -98,7 +98,7 @@ def test_session_that_does_not_start_is_told_in_its_time_and_without_traces(tmp_
     [
         (["--nodes", "0"], "a cluster needs at least one node"),
         (["--framework", "mxnet"], "framework='mxnet' is not known"),
-        (["--conf", "a=b"], "there is no --master"),
+        (["--conf", "a=b"], "add --master or --remote"),
         (["--master", "local", "--conf", "a"], "give KEY=VALUE"),
     ],
 )

@@ -80,7 +80,7 @@ def test_running_clusters_are_listed_looked_at_and_gone(terminal: Terminal) -> N
             assert other.spec.cluster_id in said
             other.abort()
         assert terminal.run("stacks", "x")[1] == (
-            f"sparkdl stacks: there is no cluster x; running are {first}\n"
+            f"sparkdl stacks: there is no cluster x; choose one of {first}\n"
         )
         cluster.abort()
     assert not folder_of_user().exists()

@@ -48,10 +48,10 @@ def test_hostfile_is_read(tmp_path: Path) -> None:
     check_hosts(None, str(file), 3)
     with pytest.raises(ConfigError, match=r"more processes \(4\)"):
         check_hosts(None, str(file), 4)
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="give only one of them"):
         check_hosts("localhost:2", str(file), 1)
     file.write_text("localhost 2\n")
-    with pytest.raises(ConfigError, match="'localhost 2' is not written like"):
+    with pytest.raises(ConfigError, match="'localhost 2' must be written like"):
         check_hosts(None, str(file), 1)
     with pytest.raises(ConfigError, match="No such file"):
         check_hosts(None, str(tmp_path / "none"), 1)

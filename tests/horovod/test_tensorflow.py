@@ -220,8 +220,8 @@ _REFUSED = {
     "adasum": "RemovedError: op=hvd.Adasum",
     "both": "average and op cannot both be given",
     "text": "tensors of dtype string cannot be reduced",
-    "scalar": "a scalar has no rows",
-    "root": "root_rank=2 is not in this process set: [0, 1]",
+    "scalar": "a tensor of shape () has no rows",
+    "root": "root_rank=2 is not in this process set: choose one of [0, 1]",
     "slices": "RemovedError: tf.IndexedSlices can be summed and averaged",
     "slices with a factor": "RemovedError: tf.IndexedSlices can be summed and averaged",
     "gradient of max": "no gradient of a reduction by max",
@@ -229,7 +229,7 @@ _REFUSED = {
     "global variables": "RemovedError: hvd.broadcast_global_variables is for TensorFlow 1",
     "session": "RemovedError: sessions are TensorFlow 1's",
     "old optimizer": "RemovedError: GradientDescentOptimizer is an optimizer of TensorFlow 1",
-    "no optimizer": "'adam' is no optimizer of Keras 3 or tf_keras",
+    "no optimizer": "'adam' must be an optimizer of Keras 3 or tf_keras",
     "splits": "splits=[1, 1]",
     "other variables": "MismatchError: ",
     "other shapes in a graph": "CollectiveError: ",
@@ -321,7 +321,7 @@ _REFUSED_BY_FIT = {
     "initial_lr": "needs initial_lr",
     "steps": "give it steps_per_epoch",
     "path": "has no filepath",
-    "local": "'kernel' is no variable",
+    "local": "'kernel' must be a variable",
 }
 
 

@@ -160,10 +160,10 @@ def test_steps_and_numbers_beside_them_are_told(port: socket.socket) -> None:
     ("step", "metrics", "words"),
     [
         (-1, {}, "steps are 0 or more"),
-        (1.5, {}, r"report\(step=1.5\): a whole number is needed"),
-        ("1", {}, "a whole number is needed"),
-        (1, {"loss": "low"}, r"report\(loss='low'\): a number is needed"),
-        (1, {"loss": np.zeros(2)}, "a number is needed"),
+        (1.5, {}, r"report\(step=1.5\): must be a whole number"),
+        ("1", {}, "must be a whole number"),
+        (1, {"loss": "low"}, r"report\(loss='low'\): must be a number"),
+        (1, {"loss": np.zeros(2)}, "must be a number"),
     ],
 )
 def test_report_of_what_is_no_number_is_refused(

@@ -112,7 +112,7 @@ def test_host_without_a_driver_has_no_gpu(nvml: Any, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"format": "tuple"}, "choose gpu_info.AS_STRING"), ({"num_gpu": -1}, "is negative")],
+    [({"format": "tuple"}, "choose gpu_info.AS_STRING"), ({"num_gpu": -1}, "must be 0 or more")],
 )
 def test_wrong_arguments_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):

@@ -187,7 +187,10 @@ class LocalExecutor(Executor):
 
     def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
         """Raise: there are no DataFrames here."""
-        raise ConfigError(f"a {type(data).__name__} is no DataFrame of Spark")
+        raise ConfigError(
+            "with executor='local' nodes can only read files of sparkdl.parquet, not a "
+            f"{type(data).__name__}"
+        )
 
     def infer(
         self, data: Any, spec: FeedSpec, schema: Any, keep: bool | Sequence[str]
@@ -223,7 +226,11 @@ class LocalExecutor(Executor):
             _let_go(agent)
         for agent in self._agents.values():
             if not self._over[agent].wait(deadline.wait_s):
-                _log.warning("Agent process %d did not end in time and is killed", agent.pid)
+                _log.warning(
+                    "Agent process %d did not end in time and was killed; its last lines may be "
+                    "missing",
+                    agent.pid,
+                )
                 agent.kill()
                 agent.wait(_KILL_WAIT_S)
         for thread in self._threads:

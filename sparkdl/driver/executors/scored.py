@@ -67,8 +67,8 @@ def kept_columns(columns: Sequence[str], keep: Keep) -> tuple[int, ...]:
     unknown = [name for name in keep if name not in columns]
     if unknown:
         raise ConfigError(
-            f"keep={list(keep)} names {', '.join(map(repr, unknown))}, and the DataFrame's columns "
-            f"are {', '.join(columns)}"
+            f"keep={list(keep)} names {', '.join(map(repr, unknown))}: must name columns of the "
+            f"DataFrame, which are {', '.join(columns)}"
         )
     return tuple(columns.index(name) for name in keep)
 
@@ -124,12 +124,17 @@ def result_schema(schema: str | StructType | DataType, only: str = ONLY) -> Stru
         kind = parsed_type(schema) if isinstance(schema, str) else schema
     except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
         reason = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(f"schema={schema!r} is no schema of Spark: {reason}") from None
+        raise ConfigError(
+            f"schema={schema!r} is no schema of Spark: {reason}. Write it like 'prediction float, "
+            "label string'"
+        ) from None
     if not isinstance(kind, DataType):
         raise ConfigError(f"schema={schema!r} must be text like 'prediction float' or a StructType")
     found = kind if isinstance(kind, StructType) else StructType([StructField(only, kind)])
     if not found.fields:
-        raise ConfigError(f"schema={schema!r} declares no column")
+        raise ConfigError(
+            f"schema={schema!r} declares no column: name at least one, like 'prediction float'"
+        )
     arrow_schema(found)
     return found
 

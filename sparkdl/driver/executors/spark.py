@@ -296,7 +296,10 @@ class SparkExecutor(Executor):
                 f"give a DataFrame or an RDD of Spark, files by sparkdl.parquet, {TABLES}"
             )
         if data.isStreaming:
-            raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
+            raise ConfigError(
+                "a streaming DataFrame has no end, so cluster.feed cannot feed it: call "
+                "cluster.train_stream(df)"
+            )
         with self._jobs_of(what, *tags), interruptible_jobs(self._spark):
             rows = data.mapInArrow(FeedDataFrame(spec), FED_SCHEMA).collect()
         return [FedPartition(**row.asDict()) for row in rows]

@@ -329,7 +329,11 @@ class Feeds:
                 try:
                     stream.stop()
                 except Exception:  # noqa: BLE001 (of Spark, which may be gone)
-                    _log.warning("Stopping the query of feed %r failed", stream.name, exc_info=True)
+                    _log.warning(
+                        "Stopping the query of feed %r failed. Stop it in Spark: query.stop()",
+                        stream.name,
+                        exc_info=True,
+                    )
 
     def end(self, name: str | None = None, timeout_s: float | None = None) -> None:
         """Stop streams, and announce the end of a feed, or of all, see `FeedRunner.end`."""

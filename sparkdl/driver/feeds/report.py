@@ -329,7 +329,12 @@ def warn_of_nothing(feed: Feed) -> list[Action]:
     brought = feed.stream.brought.values() if feed.stream is not None else ()
     if feed.stream is None or any(sum(rows.values()) for rows in brought):
         return []
-    return [Warn(f"Feed {feed.name!r}: the stream has ended without having brought a row")]
+    return [
+        Warn(
+            f"Feed {feed.name!r}: the stream ended without a row. Start its source before the "
+            "feed, or give the query an earlier starting offset"
+        )
+    ]
 
 
 def warn_of_lost(name: str, calls: list[Call]) -> list[Action]:

@@ -98,7 +98,11 @@ class JobThread:
             try:
                 job()
             except Exception:  # noqa: BLE001 (of Spark, which may be gone; the next job is run)
-                _log.warning("A Spark job of a feed raised an unexpected error", exc_info=True)
+                _log.warning(
+                    "A Spark job of a feed raised an unexpected error. If the feed does not go "
+                    "on, shut the cluster down and launch it again",
+                    exc_info=True,
+                )
 
 
 class LongWait:

@@ -360,7 +360,13 @@ def _look_cancelled(state: Delivering, now_s: float) -> Step[Delivering | Cuttin
         after = _after_job(state, now_s)
         assert after is not None, "a job is cancelled for one of its reasons"
         return _then(
-            [Warn(f"Feed {state.feed.name!r}: its cancelled Spark job has not ended")], after
+            [
+                Warn(
+                    f"Feed {state.feed.name!r}: its cancelled Spark job has not ended, and keeps "
+                    "its task slots. Kill it in the Spark UI if the feed waits"
+                )
+            ],
+            after,
         )
     if now_s < state.deadline_s:
         return state, []

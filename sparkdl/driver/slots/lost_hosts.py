@@ -63,7 +63,8 @@ def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
             is_forgotten = _forget(sc, executor.id(), name)
         if is_killed or is_forgotten:
             _log.warning(
-                "Excluded executor %s on %s from further tasks: its host was given up",
+                "Excluded executor %s on %s from further tasks: its host does not answer. Check "
+                "the host and its network",
                 executor.id(),
                 host,
             )

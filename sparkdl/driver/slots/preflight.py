@@ -136,7 +136,8 @@ class _ExecutorWait:
         if self._silence.has_passed and not self.has_warned:
             self.has_warned = True
             _log.warning(
-                "Waiting up to %g s for executors: %s at once, and Spark has %s",
+                "Waiting up to %g s for executors: %s at once, and Spark has %s. Give Spark more "
+                "executors or cores, or launch fewer nodes",
                 *(self._timeout_s, needs(self._nodes), there),
             )
         self._pause.wait(self._pace.slow_poll_s if self.has_warned else self._pace.poll_s)

@@ -165,7 +165,11 @@ class _Library:
         if run is None or run.has_rows or model.stop_training:
             stock(callbacks, epoch, logs)
         else:
-            _log.warning("Epoch %d of fit had no rows; its callbacks were skipped", epoch + 1)
+            _log.warning(
+                "Epoch %d of fit had no rows; its callbacks were skipped. Feed each epoch at "
+                "least one row for each node",
+                epoch + 1,
+            )
         if run is None:
             return
         run.batches = 0
@@ -193,7 +197,10 @@ def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
     _refuse_text_labels(model, given.get("x"), "train_step")
     _refuse_text_labels(model, given.get("validation_data"), "test_step")
     if any(reader.is_resumed and not reader.has_epoch() for reader in readers):
-        _log.warning("fit has nothing left to train on: an earlier run has used all of it")
+        _log.warning(
+            "fit has nothing left to train on: an earlier run has used all of it. Choose another "
+            "checkpoint_dir to train again"
+        )
         given["initial_epoch"] = given.get("epochs", 1)
     history = stock(*bound.args, **bound.kwargs)
     if model.stop_training:

@@ -289,7 +289,10 @@ def _tensor(name: str, column: np.ndarray | list[Any]) -> Any:
     try:
         return torch.from_numpy(column)
     except TypeError as error:
-        raise FeedTypeError(f"column {name!r}: {error}") from None
+        raise FeedTypeError(
+            f"column {name!r} has no type of PyTorch: {error}. Cast it to numbers or bool before "
+            "feeding"
+        ) from None
 
 
 class SharedRows:

@@ -145,7 +145,7 @@ class DirectLoader(ParquetLoader):
         if not source.num_rows:
             raise ConfigError(
                 f"ctx.parquet: the files of {', '.join(order.paths)} have no rows, so there is "
-                "nothing to read. Check the path, and the job that wrote them"
+                "nothing to read. Give a path whose files have rows"
             )
         has_begun = is_whole = False
         rows: dict[int, int] = {}

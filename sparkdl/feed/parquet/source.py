@@ -116,7 +116,7 @@ def list_files(
     if len({storage.uri for storage, _ in located}) > 1:
         raise ConfigError(f"{', '.join(asked)} are in different storages; name one at a time")
     if not located:
-        raise ConfigError("no path was given; name a folder, a file or a pattern")
+        raise ConfigError("no path was given: paths= must name a folder, a file or a pattern")
     if columns is not None and (not columns or len(set(columns)) < len(columns)):
         raise ConfigError(f"columns is {list(columns)}; name at least one, and each once")
     storage = located[0][0]
@@ -148,8 +148,8 @@ def _find(system: pafs.FileSystem, asked: Sequence[str], paths: Sequence[str]) -
         if not here:
             raise ConfigError(
                 f"{name}: no Parquet file found. Hidden names (with _ or . in front) and folders "
-                "that are not named key=value do not count, as in Spark; a pattern such as "
-                "path/*/*.parquet finds files in other folders"
+                "that are not named key=value do not count, as in Spark. For files in other "
+                "folders, give a pattern, such as path/*/*.parquet"
             )
         found.update(here)
     return dict(sorted(found.items()))
@@ -211,7 +211,10 @@ def _read_footer(system: pafs.FileSystem, path: str, columns: Sequence[str] | No
             rows = (file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
             return _Footer(schema, tuple(rows), row_nbytes(file.metadata, wanted))
     except pa.ArrowInvalid as error:
-        raise ConfigError(f"{path} is not a Parquet file, or is damaged: {error}") from error
+        raise ConfigError(
+            f"{path} is not a Parquet file, or is damaged: {error}. Write it again, or leave it "
+            "out with a pattern such as path/*.parquet"
+        ) from error
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 

@@ -95,7 +95,7 @@ class EpochBatches:
         if self.batch_size < 1:
             raise ConfigError(f"batch_size={self.batch_size} must be at least 1")
         if self.tail not in get_args(Tail):
-            raise ConfigError(f"tail={self.tail!r} is none of {', '.join(get_args(Tail))}")
+            raise ConfigError(f"tail={self.tail!r} must be one of {', '.join(get_args(Tail))}")
         if self.shuffle is not True and self.shuffle < 0:
             raise ConfigError(f"shuffle={self.shuffle} must be True, False or a number of rows")
         check_padding(self.pad)

@@ -167,7 +167,7 @@ class ConsumedRows:
         folded = self.count - len(self._latest)
         if not folded <= batches <= self.count:
             why = (
-                "what reads ahead of the training is too far ahead of it"
+                "reduce how far workers or tf.data read ahead of the training"
                 if 0 <= batches < folded
                 else "count the batches that the model has used since map_fun began"
             )

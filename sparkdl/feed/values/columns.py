@@ -60,8 +60,8 @@ def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> C
         for name, column, codec in chosen:
             if names_chosen.count(name) > 1:
                 raise FeedTypeError(
-                    f"the feed has {names_chosen.count(name)} columns {name!r}. Rename all but one "
-                    "before feeding (df.withColumnRenamed), or drop them."
+                    f"the feed has {names_chosen.count(name)} columns {name!r}. Rename all but "
+                    "one before feeding (df.withColumnRenamed), or drop them"
                 )
             found[name] = convert(column, codec, f"column {name!r}")
     return found
@@ -86,7 +86,7 @@ def concat(parts: Sequence[Mapping[str, Array]]) -> Columns:
         if set(part) != set(names):
             raise FeedTypeError(
                 f"the feed's rows have columns {names} at first and {list(part)} later. Feed rows "
-                "of one kind, or name the columns that all rows have."
+                "of one kind, or name the columns that all rows have"
             )
     return {name: _join([part[name] for part in parts], name) for name in names}
 
@@ -134,7 +134,7 @@ def _join(arrays: list[Array], name: str) -> Array:
         dtypes = " and ".join(dict.fromkeys(str(array.dtype) for array in arrays))
         raise FeedTypeError(
             f"column {name!r} holds values of types that do not mix: {dtypes}. Cast them to one "
-            "type before feeding."
+            "type before feeding"
         )
     return np.concatenate(arrays)
 
@@ -230,7 +230,7 @@ def _nulls(count: int, rows: int, kind: pa.DataType | str, where: str) -> FeedTy
         f"{where} holds {count} null{'s' * (count > 1)} among {rows} values of {kind}, and nulls "
         "do not become arrays. Fill them (df.fillna or coalesce; with float('nan') where NaN is "
         "meant), or drop those rows (df.dropna). Within arrays use functions.transform or "
-        "functions.filter; in rows of an RDD replace None, and give all dicts the same keys."
+        "functions.filter; in rows of an RDD replace None, and give all dicts the same keys"
     )
 
 
@@ -252,8 +252,8 @@ def _structs(column: pa.Array, where: str) -> Array:
             raise FeedTypeError(f"{where} holds {error}; they must have one size") from None
     raise FeedTypeError(
         f"{where} is a {column.type}, which is no array. Feed its parts as columns of their own, "
-        "for example df.select('name.*') for a struct or df.select(col('name')['key']) for a map, "
-        "or name the columns that are wanted."
+        "for example df.select('name.*') for a struct or df.select(col('name')['key']) for a "
+        "map, or name the columns that are wanted"
     )
 
 
@@ -292,7 +292,7 @@ def _mixed(column: pa.Array, codec: Codec, where: str) -> Array:
 def _no_array(_column: pa.Array, codec: Codec, where: str) -> Array:
     raise FeedTypeError(
         f"{where} holds a {codec.name}, which is no array. Feed its parts as fields of their own, "
-        "or name the columns that are wanted."
+        "or name the columns that are wanted"
     )
 
 

@@ -175,7 +175,7 @@ def _key(value: Any, where: str) -> _Key:
         raise FeedTypeError(
             f"{where} holds a {kind.__module__}.{kind.__qualname__}, which cannot travel in a "
             "feed. Convert it before feeding, for example in rdd.map, to numbers, str, bytes, "
-            "numpy arrays, or lists, tuples or dicts of these."
+            "numpy arrays, or lists, tuples or dicts of these"
         )
     return name, None
 
@@ -184,8 +184,9 @@ def _dtype_detail(dtype: np.dtype[Any], where: str) -> str:
     name = dtype_name(dtype)
     if name is None:
         raise FeedTypeError(
-            f"{where} holds a numpy value of dtype {dtype}, which cannot travel in a feed. Convert "
-            "it before feeding: to a plain dtype with .astype(...), or to lists with .tolist()."
+            f"{where} holds a numpy value of dtype {dtype}, which cannot travel in a feed. "
+            "Convert it before feeding: to a plain dtype with .astype(...), or to lists with "
+            ".tolist()"
         )
     return name
 
@@ -198,12 +199,15 @@ def _encode_native(values: Sequence[Any], kind: type, where: str) -> Encoded:
     try:
         return pa.array(values, native), Codec(kind.__name__)
     except (OverflowError, pa.ArrowException) as error:
-        hint = (
-            "" if kind is not int else " Integers are 64 bits in a feed: feed it as float or str."
-        )
-        raise FeedTypeError(f"{where} holds a {kind.__name__} too large: {error}.{hint}") from None
+        hint = "Split it into smaller values"
+        if kind is int:
+            hint = "Integers are 64 bits in a feed: feed it as float or str"
+        raise FeedTypeError(f"{where} holds a {kind.__name__} too large: {error}. {hint}") from None
     except UnicodeEncodeError as error:
-        raise FeedTypeError(f"{where} holds a str that is not valid Unicode: {error}") from None
+        raise FeedTypeError(
+            f"{where} holds a str that is not valid Unicode: {error}. Feed it as bytes, or "
+            "replace what is not Unicode: text.encode(errors='replace')"
+        ) from None
 
 
 def _encode_text(name: str, kind: type, values: Sequence[Any], _: Any, where: str) -> Encoded:
@@ -257,8 +261,8 @@ def _encode_union(
 ) -> Encoded:
     if len(members) > _MAX_UNION:
         raise FeedTypeError(
-            f"{where} holds values of {len(members)} types within one batch, the limit is "
-            f"{_MAX_UNION}. Convert them before feeding to fewer types or dtypes."
+            f"{where} holds values of {len(members)} types within one batch, and at most "
+            f"{_MAX_UNION} can travel. Convert them to fewer types or dtypes before feeding"
         )
     numbers = {key: number for number, key in enumerate(members)}
     type_ids = np.fromiter(map(numbers.__getitem__, keys), np.int8, len(values))

@@ -80,7 +80,10 @@ def padded(columns: Columns, padding: Padding, wanted: tuple[str, ...] | None) -
     found = dict(columns)
     for name, length in padding.items():
         if name not in found:
-            raise ConfigError(f"pad= names {name!r}; the columns are {', '.join(columns)}")
+            raise ConfigError(
+                f"pad= names {name!r}: must name columns of the feed, which are "
+                f"{', '.join(columns)}"
+            )
         column = found.pop(name)
         names = (name, name + LENGTH, name + MASK)
         made = dict(zip(names, _filled(name, column, length), strict=True))
@@ -112,7 +115,10 @@ def unnest(name: str, column: Array, levels: int | None = None) -> tuple[Array, 
             column = column.reshape(-1, *column.shape[2:])
             continue
         if not is_nested:
-            raise FeedTypeError(f"column {name!r} holds {objects_in(column)}, not arrays")
+            raise FeedTypeError(
+                f"column {name!r} holds {objects_in(column)}, and must hold arrays. Feed arrays "
+                "in all rows, or leave it out of pad="
+            )
         counts.append(np.fromiter(map(len, column), np.int64, len(column)))
         parts = [part for part in column if len(part)] or [column[0]]
         if len({part.shape[1:] for part in parts}) > 1:
@@ -129,7 +135,10 @@ def _filled(name: str, column: Array, length: int | None) -> tuple[Array, Array,
     is_object = flat.dtype == object
     if is_object and not is_text(flat):
         kind = objects_in(flat)
-        raise FeedTypeError(f"column {name!r} holds arrays of {kind}, and pad= fills one dimension")
+        raise FeedTypeError(
+            f"column {name!r} holds arrays of {kind}, and pad= can only fill one dimension. "
+            "Flatten them, or read the column with ctx.batches"
+        )
     longest = int(lengths.max(initial=0))
     if length is not None and longest > length:
         raise FeedTypeError(

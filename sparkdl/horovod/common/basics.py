@@ -235,4 +235,7 @@ def mpi_threads_supported() -> bool:
     Raises:
         ConfigError: always; a ValueError, as in Horovod.
     """
-    raise ConfigError("Horovod MPI is not enabled: sparkdl needs none. Remove the question")
+    raise ConfigError(
+        "Horovod MPI is not enabled: sparkdl needs none. Remove the call of "
+        "hvd.mpi_threads_supported()"
+    )

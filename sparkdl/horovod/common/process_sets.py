@@ -136,7 +136,7 @@ def place() -> Place:
         NotInitializedError: before `hvd.init()`; a ValueError, as in Horovod.
     """
     if not _PLACE:
-        raise NotInitializedError("Horovod has not been initialized; use hvd.init().")
+        raise NotInitializedError("Horovod has not been initialized; use hvd.init()")
     return _PLACE[0]
 
 
@@ -303,7 +303,10 @@ def process_set_by_id(process_set_id: int) -> ProcessSet:
         return global_process_set
     ranks = place().ranks
     if process_set_id not in ranks:
-        raise ConfigError(f"there is no process set with the id {process_set_id}")
+        raise ConfigError(
+            f"there is no process set with the id {process_set_id}: give one that "
+            "hvd.add_process_set returned"
+        )
     process_set = ProcessSet(ranks[process_set_id])
     process_set.process_set_id = process_set_id
     return process_set
@@ -359,5 +362,7 @@ def root_in(group: Group, root_rank: int) -> int:
         ConfigError: if it is not in the group.
     """
     if root_rank not in group.ranks:
-        raise ConfigError(f"root_rank={root_rank} is not in this process set: {list(group.ranks)}")
+        raise ConfigError(
+            f"root_rank={root_rank} is not in this process set: choose one of {list(group.ranks)}"
+        )
     return group.ranks.index(root_rank)

@@ -38,7 +38,9 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     try:
         timeline = _Timeline(file_path)
     except OSError as error:
-        raise ConfigError(f"hvd.start_timeline({file_path!r}): {error}") from error
+        raise ConfigError(
+            f"hvd.start_timeline({file_path!r}): {error}. Give a file that rank 0 can write"
+        ) from error
     _active.append(timeline)
     timeline.pump = trace.start(timeline.take, _PERIOD_S)
 

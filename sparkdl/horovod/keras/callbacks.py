@@ -67,7 +67,7 @@ class Broadcast:
             ConfigError: if it is none.
         """
         if not hasattr(var, "assign"):
-            raise ConfigError(f"local_variables: {var!r} is no variable of TensorFlow or Keras")
+            raise ConfigError(f"local_variables: {var!r} must be a variable of TensorFlow or Keras")
         self._local.add(key_of(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -179,7 +179,8 @@ class Schedule:
             self.momentum_correction = False
             if getattr(self.model.optimizer, "momentum", 0.0):
                 _log.warning(
-                    "momentum_correction is not done: %s has a momentum that cannot be changed",
+                    "momentum_correction is not done: %s has a momentum that cannot be changed. "
+                    "Give momentum_correction=False, or an optimizer whose momentum is a variable",
                     type(self.model.optimizer).__name__,
                 )
 
@@ -296,7 +297,7 @@ class BestModel:
     def on_train_begin(self, logs: Any = None) -> None:
         """Check that there is a path."""
         if not self.filepath:
-            raise ConfigError("BestModelCheckpoint has no filepath: set it before fit")
+            raise ConfigError("BestModelCheckpoint has no filepath: set filepath= before fit")
         super().on_train_begin(logs)  # type: ignore[misc]
 
 

@@ -129,7 +129,10 @@ class Command:
         if not rest or rest[0].startswith("-") or not (is_started or rest[0].endswith(".py")):
             raise ConfigError(f"{' '.join(words)!r} does not start a Python program: {_SHAPE}")
         if not Path(rest[0]).is_file():
-            raise ConfigError(f"there is no file {rest[0]} in {Path.cwd()}")
+            raise ConfigError(
+                f"there is no file {rest[0]} in {Path.cwd()}: give a path from there, or a whole "
+                "one"
+            )
         return cls(rest[0], tuple(rest[1:]))
 
     def __call__(self) -> None:
@@ -167,7 +170,12 @@ def _is_python(word: str) -> bool:
 def _check_interpreter(word: str) -> None:
     named = shutil.which(word)
     if named is None or Path(named).absolute().parent != Path(sys.executable).absolute().parent:
-        _log.warning("%s: the processes run under %s", word, sys.executable)
+        _log.warning(
+            "%s is another Python than this program's: the processes run under %s. Start the "
+            "program with that Python to use it",
+            word,
+            sys.executable,
+        )
 
 
 _IN_LIST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d+)")
@@ -185,7 +193,7 @@ def check_hosts(hosts: str | None, hostfile: str | None, num_proc: int) -> None:
         ConfigError: if a host is another machine, has too few slots or is not written so.
     """
     if hosts and hostfile:
-        raise ConfigError("hosts and hostfile: give one of them")
+        raise ConfigError(f"hosts={hosts!r} and hostfile={hostfile!r}: give only one of them")
     if not (hosts or hostfile):
         return
     named = _listed(hosts) if hosts else _read(str(hostfile))
@@ -229,10 +237,13 @@ def _read(path: str) -> Sequence[tuple[str, int]]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ConfigError(f"hostfile: {error}") from error
+        raise ConfigError(
+            f"hostfile={path!r} cannot be read: {error}. Give a file with lines like `localhost "
+            "slots=2`"
+        ) from error
     lines = [line.partition("#")[0].strip() for line in lines]
     found = [(line, _IN_FILE.match(line)) for line in lines if line]
     for line, match in found:
         if not match:
-            raise ConfigError(f"hostfile={path!r}: {line!r} is not written like `a slots=2`")
+            raise ConfigError(f"hostfile={path!r}: {line!r} must be written like `a slots=2`")
     return [(match[1], int(match[2])) for _, match in found if match]

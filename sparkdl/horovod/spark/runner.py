@@ -152,7 +152,8 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
     where = _Where.of(options, num_proc)
     if (max_num_proc or max_np or 0) > where.num_proc:
         _log.warning(
-            "max_num_proc=%s: the training has num_proc=%s processes at most",
+            "max_num_proc=%s has no effect: the training has at most num_proc=%s processes. "
+            "Raise num_proc for more",
             *(max_num_proc or max_np, where.num_proc),
         )
     if elastic_timeout is None:
@@ -211,7 +212,7 @@ class _Where:
         session = session_of(spark)
         if num_proc is None:
             num_proc = default_num_proc(session)
-            _log.info("%d processes, Spark's default parallelism", num_proc)
+            _log.info("Starting %d processes, Spark's default parallelism", num_proc)
         context = context_of(session)  # the host of a Spark Connect server may be another one
         is_local = context is not None and str(context.master).startswith("local")
         return cls(session, num_proc, is_local)

@@ -202,7 +202,10 @@ def with_rows(tensor: Any) -> Any:
         ConfigError: if it is a scalar; an `InvalidArgumentError` as well.
     """
     if tensor.shape.rank == 0:
-        scalar = ConfigError("a scalar has no rows to gather or share out; give it the shape [1]")
+        scalar = ConfigError(
+            f"a tensor of shape {tensor.shape} has no rows to gather or share out; give it the "
+            "shape [1]"
+        )
         raise as_tensorflow_error(scalar)
     return tensor
 

@@ -168,7 +168,7 @@ def DistributedGradientTape(  # noqa: N802, PLR0913 (Horovod's name and argument
     import tensorflow as tf
 
     if not isinstance(gradtape, tf.GradientTape):
-        raise ConfigError(f"{gradtape!r} is no tf.GradientTape")
+        raise ConfigError(f"{gradtape!r} must be a tf.GradientTape")
     how = Reduction(
         compression,
         sparse_as_dense,

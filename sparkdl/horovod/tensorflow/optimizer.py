@@ -230,7 +230,7 @@ def _library_of(optimizer: Any) -> str:
         if library in libraries and hasattr(optimizer, method):
             break
     else:
-        raise ConfigError(f"{optimizer!r} is no optimizer of Keras 3 or tf_keras")
+        raise ConfigError(f"{optimizer!r} must be an optimizer of Keras 3 or tf_keras")
     if library == "keras":
         import keras
 

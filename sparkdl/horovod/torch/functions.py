@@ -82,7 +82,10 @@ def broadcast_parameters(
     elif isinstance(params, Iterable):
         pairs = [param if isinstance(param, tuple) else ("", param) for param in params]
     else:
-        raise ConfigError(f"invalid params of type: {type(params)}; see model.state_dict()")
+        raise ConfigError(
+            f"params of type {type(params).__name__}: must be named tensors, like "
+            "model.state_dict() or model.named_parameters()"
+        )
     tensors = [value for _, value in pairs if value is not None]
     for name, value in pairs:
         if value is not None and not isinstance(value, torch.Tensor):

@@ -222,7 +222,10 @@ def _scatter(
     factors = prescale_factor, postscale_factor
     call = reduction(REDUCE_SCATTER, op, None, name, factors, process_set)
     if any(tensor.dim() == 0 for tensor in tensors):  # its one row would go to the first process
-        raise ConfigError("a scalar has no rows to share out: use allreduce, or the shape [rows]")
+        raise ConfigError(
+            "a tensor of shape [] has no rows to share out: use hvd.allreduce(), or the shape "
+            "[rows]"
+        )
     return _narrowed(call, tensors, compression)
 
 

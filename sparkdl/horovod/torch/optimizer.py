@@ -75,7 +75,8 @@ class Distributed:
             if self._has_synchronized:
                 warnings.warn(
                     "optimizer.step() called without optimizer.skip_synchronize() after "
-                    "optimizer.synchronize(): the gradients are reduced twice",
+                    "optimizer.synchronize(): the gradients are reduced twice. Call step() "
+                    "within `with optimizer.skip_synchronize():`",
                     stacklevel=2,
                 )
             self.synchronize()
@@ -94,7 +95,8 @@ class Distributed:
         if self._reducer is not None and self._reducer.is_busy:
             raise OrderOfCallsError(
                 "optimizer.zero_grad() after loss.backward() and before optimizer.step() or "
-                "optimizer.synchronize(): the gradients are being reduced"
+                "optimizer.synchronize(): the gradients are being reduced. Call zero_grad() "
+                "before backward() or after step()"
             )
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
@@ -153,7 +155,9 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
         raise ConfigError("gradient_predivide_factor needs op=hvd.Average")
     named = _named(optimizer, named_parameters)
     if groups is not None and num_groups:
-        raise ConfigError("num_groups and groups cannot both be given; groups alone says it")
+        raise ConfigError(
+            f"num_groups={num_groups} and groups cannot both be given: leave out num_groups"
+        )
     factors = 1 / gradient_predivide_factor, gradient_predivide_factor
     call = reduction(ALL_REDUCE, op, None, None, factors, process_set)
     trained = [(name, param) for name, param in named if param.requires_grad]
@@ -198,7 +202,10 @@ def _named(
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"named_parameters has these names more than once: {twice}")
+        raise ConfigError(
+            f"named_parameters has these names more than once: {twice}. Name each parameter "
+            "differently, as model.named_parameters() does"
+        )
     by_id = {id(param): name for name, param in pairs}
     missing = sum(id(param) not in by_id for param in params)
     if missing:
@@ -214,18 +221,18 @@ def _numbered(
 ) -> int | list[list[int]]:
     if isinstance(groups, int):
         if groups < 0:
-            raise ConfigError(f"{groups} groups: 0 or more")
+            raise ConfigError(f"groups={groups}: must be 0 or more")
         return groups
     place = {id(param): number for number, param in enumerate(params)}
     try:
         numbered = [[place[id(param)] for param in group] for group in groups]
     except (KeyError, TypeError):
         raise ConfigError(
-            "groups must be lists of parameters that the optimizer trains, or a number"
+            "groups= must be lists of parameters that the optimizer trains, or a number"
         ) from None
     all_numbers = [number for group in numbered for number in group]
     if len(set(all_numbers)) < len(all_numbers):
-        raise ConfigError("groups: a parameter is in two of them")
+        raise ConfigError("groups= has a parameter in two lists: name each parameter once")
     return numbered
 
 
@@ -260,7 +267,10 @@ def join(device: int = -1) -> int:
     world = group_of()
     sets = [group for group in place().groups.values() if group is not None and group is not world]
     if any(group in _OPTIMIZERS for group in sets):  # those of before a shutdown do not count
-        raise ConfigError("hvd.join() with an optimizer of a process set: there is no join for it")
+        raise ConfigError(
+            "hvd.join() cannot be called with an optimizer of a process set. Give all processes "
+            "the same number of batches instead"
+        )
     mine = _OPTIMIZERS.get(world, [])
     for _, weak in mine:
         reducer = weak()

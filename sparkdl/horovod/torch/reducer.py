@@ -326,8 +326,9 @@ class Reducer:
             different = set(other["params"]).symmetric_difference(mine["params"])
             if other["params"] != mine["params"]:
                 raise ConfigError(
-                    f"rank {self._group.ranks[rank]} does not train the same parameters, or not in "
-                    f"the same order: {sorted(different)[:4] or 'the order differs'}"
+                    f"rank {self._group.ranks[rank]} does not train the same parameters, or not "
+                    f"in the same order: {sorted(different)[:4] or 'the order differs'}. Make the "
+                    "optimizer of the same parameters on all ranks"
                 )
         order: list[int] = next((other["order"] for other in everyone if other["order"]), [])
         sparse = {number for other in everyone for number in other["sparse"]}

@@ -52,16 +52,16 @@ def check_schema(task: Task, schema: t.StructType) -> None:
     for name in columns.features:
         if not isinstance(leaf_type(schema[name].dataType), NUMBERS | TEXTS):
             raise _wrong_type(
-                schema, name, "features are numbers, vectors, text, or arrays of them"
+                schema, name, "features must be numbers, vectors, text, or arrays of them"
             )
     for name in columns.labels:
         if not isinstance(leaf_type(schema[name].dataType), NUMBERS):
-            advice = "labels are numbers, vectors, or arrays of them"
+            advice = "labels must be numbers, vectors, or arrays of them"
             if isinstance(leaf_type(schema[name].dataType), TEXTS):
                 advice += ": index text first, for example with pyspark.ml.feature.StringIndexer"
             raise _wrong_type(schema, name, advice)
     if columns.weight and not isinstance(schema[columns.weight].dataType, t.NumericType):
-        raise _wrong_type(schema, columns.weight, "weights are numbers")
+        raise _wrong_type(schema, columns.weight, "weights must be numbers")
 
 
 def check_fits(inputs: Inputs, schema: t.StructType) -> None:

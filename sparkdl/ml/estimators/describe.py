@@ -127,7 +127,11 @@ def keras_signature(recipe: Recipe, is_made_here: bool) -> Signature | None:
     if answer.refused:
         raise ConfigError(answer.refused)
     if answer.failed:
-        _log.warning("The model cannot be made on the driver, only on the nodes: %s", answer.failed)
+        _log.warning(
+            "The model cannot be made on the driver, so its inputs and outputs are checked on "
+            "the nodes only: %s",
+            answer.failed,
+        )
     return answer.signature
 
 

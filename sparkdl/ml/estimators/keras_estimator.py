@@ -159,7 +159,7 @@ class KerasEstimator(
 
     def _task(self) -> KerasTask:
         if self._made is None:
-            raise ConfigError("KerasEstimator has no model: KerasEstimator(model=…)")
+            raise ConfigError("KerasEstimator has no model: give it one, KerasEstimator(model=…)")
         labels = named(self.getLabelCol())
         if self.getClassWeight() and len(labels) > 1:
             raise ConfigError(

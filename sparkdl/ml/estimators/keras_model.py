@@ -160,7 +160,7 @@ class Recipe:
         model = from_content(self.made, compiles) if isinstance(self.made, bytes) else self.made()
         if not isinstance(model, keras.Model):
             raise ConfigError(
-                f"the function that makes the model returned a {type(model).__name__}, not a "
+                f"the function that makes the model returned a {type(model).__name__}: must be a "
                 "Keras model"
             )
         return model
@@ -247,7 +247,8 @@ def _check_names(parameter: str, value: Any, known: Any) -> None:
         known.get(value)
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"{parameter}: Keras has no {value!r}{did_you_mean(value, dir(known))}"
+            f"{parameter}: Keras has no {value!r}{did_you_mean(value, dir(known)) or '.'} Give a "
+            "name of Keras, or the object itself"
         ) from error
 
 
@@ -276,7 +277,10 @@ def outputs_of(model: Any) -> tuple[Tensor, ...]:
         ConfigError: if it does not know its outputs.
     """
     if not getattr(model, "outputs", None):
-        raise ConfigError(f"the model {model.name!r} has no known outputs")
+        raise ConfigError(
+            f"the model {model.name!r} has no known outputs: begin it with a keras.Input, or call "
+            "it on a batch before"
+        )
     return tuple(map(tensor_of, model.outputs, output_names(model, len(model.outputs))))
 
 

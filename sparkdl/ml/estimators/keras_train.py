@@ -192,8 +192,8 @@ def _check_spec(column: str, spec: Any, tensor: Tensor, is_part: bool) -> None:
     is_text = spec.dtype.name == "string"
     if is_text != (tensor.dtype == "string"):
         raise ConfigError(
-            f"column {column!r} holds {'text' if is_text else 'numbers'}, and the model's input is "
-            f"{tensor}"
+            f"column {column!r} holds {'text' if is_text else 'numbers'}, and the model's input "
+            f"needs {tensor}. Cast the column, or feed another one"
         )
     if spec.shape.rank is not None and None not in spec.shape[1:] and not is_part:
         check_size(column, prod(spec.shape[1:]), tensor)

@@ -84,8 +84,8 @@ def _home(module: Any) -> Any:
         if home is not None and isinstance(module, home.LightningModule):
             return home
     raise ConfigError(
-        f"the model is a {type(module).__name__}, not a LightningModule; TorchEstimator trains any "
-        "module"
+        f"the model is a {type(module).__name__}, and must be a LightningModule; use "
+        "TorchEstimator for any other module"
     )
 
 

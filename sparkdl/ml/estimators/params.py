@@ -37,7 +37,7 @@ class TFTypeConverters:
         """Return a mapping as a dict."""
         if isinstance(value, Mapping):
             return dict(value)
-        raise TypeError(f"Could not convert {value!r} to a dict")
+        raise TypeError(f"Could not convert {value!r} to a dict: give a dict")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,10 @@ def _object(kind: type[T]) -> Callable[[Any], T]:
             return value
         if isinstance(value, Mapping):
             return kind(**value)
-        raise TypeError(f"Could not convert {value!r} to a sparkdl.{kind.__name__}")
+        raise TypeError(
+            f"Could not convert {value!r} to a sparkdl.{kind.__name__}: give one, or a dict of "
+            "its fields"
+        )
 
     return convert
 

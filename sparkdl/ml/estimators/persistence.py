@@ -135,7 +135,10 @@ class StageReader(MLReader[Any]):
             metadata = DefaultParamsReader.loadMetadata(path, known)
         found, wanted = metadata["class"], self._kind.__name__
         if found.rpartition(".")[2] != wanted:  # modules have moved; a stage's name does not
-            raise ConfigError(f"{path} holds a {found}, not a {wanted}")
+            raise ConfigError(
+                f"{path} holds a {found}, not a {wanted}: load it with "
+                f"{found.rpartition('.')[2]}.load"
+            )
         storage = storage_of(self.sparkSession, path)
         stage = self._kind._load_files(storage, metadata)
         stage._resetUid(metadata["uid"])
@@ -199,6 +202,8 @@ def load_code(storage: Storage) -> tuple[Any, ...]:
     """Return what `save_code` saved. It runs what the pickle says: trust its origin."""
     content = storage.read(CODE)
     if content is None:
-        raise ConfigError(f"{storage.location(CODE)} is missing: the stage was not saved whole")
+        raise ConfigError(
+            f"{storage.location(CODE)} is missing: the stage was not saved whole. Save it again"
+        )
     found: tuple[Any, ...] = cloudpickle.loads(content)
     return found

@@ -136,7 +136,10 @@ def _named(name: str, homes: Sequence[Any], what: str) -> Any:
     found = known.get(name) or by_case.get(name.lower())
     if found is None:
         near = did_you_mean(name, [*known, *([ACCURACY] if what == "metrics" else [])], 0.5)
-        raise ConfigError(f"{what}: PyTorch has no {name!r}{near}")
+        raise ConfigError(
+            f"{what}: PyTorch has no {name!r}{near or '.'} Give a name of PyTorch, or the object "
+            "itself"
+        )
     return found
 
 
@@ -161,7 +164,7 @@ def optimizer_of(
     made = check_optimizer(given)(parameters, **args)
     if not isinstance(made, optim.Optimizer):
         raise ConfigError(
-            f"the function that makes the optimizer returned a {type(made).__name__}, not an "
+            f"the function that makes the optimizer returned a {type(made).__name__}: must be an "
             "optimizer of torch.optim"
         )
     for group in made.param_groups if learning_rate is not None else ():

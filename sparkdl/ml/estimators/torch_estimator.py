@@ -70,7 +70,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
     def _fitted(self, dataset: DataFrame) -> TorchModel:
         if self._made is None:
             name = type(self).__name__
-            raise ConfigError(f"{name} has no model: {name}(model=…)")
+            raise ConfigError(f"{name} has no model: give it one, {name}(model=…)")
         map_fun, task = self._work()
         check_schema(task, dataset.schema)
         inputs = self._inputs(task)
@@ -104,8 +104,8 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         """Return which column feeds which input; unnamed ones of a model that nodes make."""
         if unknown := [name for name in task.shapes if name not in task.columns.features]:
             raise ConfigError(
-                f"input_shapes names {', '.join(map(repr, unknown))}, and the columns of the "
-                f"features are {', '.join(task.columns.features)}"
+                f"input_shapes names {', '.join(map(repr, unknown))}: must name columns of the "
+                f"features, which are {', '.join(task.columns.features)}"
             )
         features = dict.fromkeys(task.columns.features.values())
         signature = Signature(tuple(Tensor(name, NUMBER, None) for name in features), ())
@@ -209,7 +209,7 @@ def _check_monitor(task: TorchTask, metrics: Mapping[str, Any]) -> None:
     monitor = task.stopping.monitor
     if task.stopping.patience and monitor and monitor not in names:
         raise ConfigError(
-            f"early_stopping_monitor={monitor!r} is none of the history's {', '.join(names)}"
+            f"early_stopping_monitor={monitor!r} must be one of the history's {', '.join(names)}"
         )
 
 
@@ -256,7 +256,8 @@ class LightningEstimator(ModuleEstimator, params=[*_SHARED, "trainer_args"]):
         given = self.getTrainerArgs()
         if refused := [name for name in _OWN if name in given]:
             raise ConfigError(
-                f"trainer_args has {', '.join(refused)}: num_workers and epochs say that"
+                f"trainer_args has {', '.join(refused)}: set num_workers and epochs of the "
+                "estimator instead"
             )
         task = LightningTask(trainer_args=given, **self._task_fields())
         return train_by_lightning, task

@@ -79,7 +79,7 @@ def made(task: ModuleTask, ctx: NodeContext) -> Any:
     module = module_of(task.made) if isinstance(task.made, bytes) else task.made()
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(
-            f"the function that makes the model returned a {type(module).__name__}, not a "
+            f"the function that makes the model returned a {type(module).__name__}: must be a "
             "torch.nn.Module"
         )
     if task.seed is not None and ctx.rank:
@@ -124,7 +124,10 @@ def arranged(
 def _input(columns: Mapping[str, Any], tensor: Tensor, dtype: Any, device: Any) -> torch.Tensor:
     for column, each in columns.items():
         if isinstance(each, list):
-            raise ConfigError(f"column {column!r} holds text, of which PyTorch has no tensors")
+            raise ConfigError(
+                f"column {column!r} holds text, of which PyTorch has no tensors. Index it first, "
+                "for example with pyspark.ml.feature.StringIndexer"
+            )
     (column, values), *others = columns.items()
     if others:
         values = stacked(columns.values()).to(dtype)
@@ -291,7 +294,11 @@ def traced(module: Any, sample: Mapping[str, torch.Tensor], scores: Scores) -> S
         with torch.no_grad():
             outputs = by_name(module(**sample))
     except Exception as error:  # noqa: BLE001 (whatever the user's module raises)
-        _log.warning("The model's outputs are not known, for it cannot be run: %s", error)
+        _log.warning(
+            "The model's outputs are not known, because it cannot be run: %s. Declare them by "
+            "output_types when scoring",
+            error,
+        )
         return signature
     rows = len(next(iter(sample.values())))
     found = tuple(_output(name, value, rows) for name, value in outputs.items())

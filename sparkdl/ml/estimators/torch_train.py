@@ -381,7 +381,7 @@ class Watch:
         name = self.stopping.monitor or ("val_loss" if self.validates else "loss")
         if name not in logs:
             raise ConfigError(
-                f"early_stopping_monitor={name!r} is none of the history's {', '.join(logs)}"
+                f"early_stopping_monitor={name!r} must be one of the history's {', '.join(logs)}"
             )
         metric = self.metrics.get(name.removeprefix("val_"))
         value = -logs[name] if is_greater_better(name, metric) else logs[name]

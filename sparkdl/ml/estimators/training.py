@@ -170,7 +170,7 @@ class Training:
         if self.check is not None:
             self.check(rows, feed)
         elif rows.isEmpty():
-            none = "no rows to train on"
+            none = "no rows to train on: give one with rows, or remove its filters"
             if feed != DEFAULT_FEED:
                 marker = f"validation_indicator_col={self.validation_col!r} is true in none"
                 if self.validation_col is None:
@@ -226,7 +226,9 @@ def _own_checkpoints(dataset: DataFrame, options: Mapping[str, Any]) -> Iterator
     try:
         open_storage(storage).delete_dir(path)
     except (OSError, ConfigError) as error:
-        _log.warning("The checkpoints of the fit in %s were not deleted: %s", url, error)
+        _log.warning(
+            "The checkpoints of the fit in %s were not deleted: %s. Delete them by hand", url, error
+        )
 
 
 def check_columns(known: Sequence[str], names: Sequence[str]) -> None:

@@ -273,4 +273,6 @@ class Checkpoints:
         try:
             self._system.delete_dir(self._folder)
         except (OSError, ConfigError) as error:
-            _log.warning("The checkpoint in %s was not deleted: %s", self.url, error)
+            _log.warning(
+                "The checkpoint in %s was not deleted: %s. Delete it by hand", self.url, error
+            )

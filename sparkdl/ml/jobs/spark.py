@@ -116,7 +116,9 @@ class Jobs:
         records.sort(key=lambda record: record.part)
         samples = [bytes(record.sample) for record in records if record.rows]
         if not samples:
-            raise ConfigError(f"the DataFrame has no {role} rows")
+            raise ConfigError(
+                f"the DataFrame has no {role} rows: give one with rows, or remove its filters"
+            )
         found = KeptRows(
             kept,
             again,
@@ -164,7 +166,7 @@ class Jobs:
             return whole
         # Each of them now computes where it has just got its rows, so this ends.
         moved = sorted(set(whole.missing))
-        _log.info("Partitions %s of the %s rows are put on other executors", moved, kept.role)
+        _log.info("Moving partitions %s of the %s rows to other executors", moved, kept.role)
         alone = replace(work, groups=0)
         rest = self.context.runJob(
             kept.again.mapPartitionsWithIndex(alone), lambda pairs: pairs, moved

@@ -167,7 +167,10 @@ class TorchMaster(Master):
         self._is_local = spec.is_local
         self.model = self._trained.model
         if not self._trained.trainable:
-            raise ConfigError("the model of model_fn has no parameters to train")
+            raise ConfigError(
+                "the model of model_fn has no parameters to train: at least one must have "
+                "requires_grad=True"
+            )
 
     def columns(self) -> tuple[Column, ...]:
         """Return which columns are kept."""

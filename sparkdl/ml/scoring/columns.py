@@ -171,8 +171,8 @@ def declared_outputs(
 
 def _unknown_types(unknown: Sequence[str], columns: Iterable[str]) -> ConfigError:
     return ConfigError(
-        f"output_types names {', '.join(map(repr, unknown))}, and the columns of the outputs "
-        f"are {', '.join(columns)}"
+        f"output_types names {', '.join(map(repr, unknown))}: must name columns of the outputs, "
+        f"which are {', '.join(columns)}"
     )
 
 
@@ -183,7 +183,10 @@ def _declared(text: str) -> t.DataType:
         return parsed_type(text)
     except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
         reason = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(f"output_types: {text!r} is no type of Spark: {reason}") from None
+        raise ConfigError(
+            f"output_types: {text!r} is no type of Spark: {reason}. Write it like 'float' or "
+            "'array<float>'"
+        ) from None
 
 
 def mapped_outputs(
@@ -240,7 +243,8 @@ def class_outputs(
     rank = 0 if tensor.shape is None else len(tensor.shape)
     if rank > 2 or tensor.dtype == TEXT or not _dims(tensor, rank or 1):
         raise ConfigError(
-            f"the model's output {tensor} is no scores of classes: float [rows] or [rows, classes]"
+            f"the model's output {tensor} must be scores of classes: float [rows] or [rows, "
+            "classes]"
         )
     columns: dict[str, How] = {score_col: "softmax" if tensor.is_logits else "scores"}
     columns |= {logits_col: "scores"} if logits_col else {}
@@ -257,11 +261,17 @@ def _type(tensor: Tensor, declared: str | None) -> t.DataType:
     dims = _dims(tensor, 1)
     if declared == VECTOR:
         if len(dims) != 2 or tensor.dtype == TEXT:
-            raise ConfigError(f"the model's output {tensor} is no vector for each row")
+            raise ConfigError(
+                f"the model's output {tensor} must be a vector for each row: declare another type "
+                "in output_types"
+            )
         return VectorUDT()
     own = t.StringType() if tensor.dtype == TEXT else _BY_DTYPE.get(_code(tensor))
     if own is None:
-        raise ConfigError(f"Spark has no type for the model's output {tensor}")
+        raise ConfigError(
+            f"Spark has no type for the model's output {tensor}. Leave it out of output_mapping, "
+            "or cast it within the model"
+        )
     for _ in dims[1:]:
         own = t.ArrayType(own)
     if declared is None:

@@ -98,7 +98,9 @@ class FrameScorer:
             text = (folder / _PLAN).read_bytes()
             score = msgspec.json.decode(text, type=Score, dec_hook=type_decoded)
         except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(f"{folder} holds no model that was saved whole: {error}") from None
+            raise ConfigError(
+                f"{folder} holds no model that was saved whole: {error}. Save it again"
+            ) from None
         path = folder / score.source.path
         source = replace(score.source, path=str(path), fingerprint=fingerprint(str(path)))
         if source.format in _PICKLED:  # whose loader wants its content
@@ -117,7 +119,9 @@ def _array(values: pd.Series, name: str) -> pa.Array:
     try:
         return pa.array([_cell(value) for value in values], from_pandas=False)
     except pa.ArrowException as error:
-        raise FeedTypeError(f"column {name!r} holds values of several kinds: {error}") from None
+        raise FeedTypeError(
+            f"column {name!r} holds values of several kinds: {error}. Cast them to one type"
+        ) from None
 
 
 def _cell(value: Any) -> Any:

@@ -103,7 +103,7 @@ def check_parts(kinds: Mapping[str, t.DataType], tensor: Tensor) -> None:
     dims = (tensor.shape or (None, None))[1:]
     if None not in dims and prod(n or 0 for n in dims) != len(kinds):
         raise ConfigError(
-            f"{len(kinds)} columns are the model's {tensor}: {', '.join(kinds)}; it has "
+            f"{len(kinds)} columns are the model's {tensor}: {', '.join(kinds)}; it needs "
             f"{prod(n or 0 for n in dims)} numbers a row"
         )
 
@@ -205,7 +205,9 @@ def _cast(values: Array, tensor: Tensor, where: str) -> Array:
         )
     if np.can_cast(values.dtype, dtype, "same_kind"):
         return values.astype(dtype)
-    raise FeedTypeError(f"{where} holds {values.dtype}, and the model's input is {tensor}")
+    raise FeedTypeError(
+        f"{where} holds {values.dtype}, and the model's input is {tensor}. Cast the column first"
+    )
 
 
 def _is_text(values: Array) -> bool:
@@ -226,5 +228,6 @@ def _shaped(values: Array, tensor: Tensor, where: str) -> Array:
     if is_alike:
         return values
     raise FeedTypeError(
-        f"{where} holds rows of shape {list(own)}, and the model's input is {tensor}"
+        f"{where} holds rows of shape {list(own)}, and the model's input is {tensor}. Give the "
+        "column that shape, or map another one to the input"
     )

@@ -97,7 +97,10 @@ class FittedModel(ScoringModel):
             ConfigError: if the model does not come from a `fit`.
         """
         if self._summary is None:
-            raise ConfigError(f"{self.uid} was not trained by fit, so it has no summary")
+            raise ConfigError(
+                f"{self.uid} has no summary: only a model that fit returned has one, and a loaded "
+                "one has none"
+            )
         return self._summary
 
     @property
@@ -162,8 +165,8 @@ class TFModel(
         path = args.export_dir or args.model_dir
         if not path:
             raise ConfigError(
-                f"{self.uid} does not know its model: setExportDir(path) to a SavedModel's folder, "
-                "a .keras file or weights. In tf_args, export_dir does the same"
+                f"{self.uid} does not know its model: call setExportDir(path) with a SavedModel's "
+                "folder, a .keras file or weights. In tf_args, export_dir does the same"
             )
         return source_of(path, args.signature_def_key, args.tag_set, args.model_config)
 
@@ -304,7 +307,9 @@ class KerasModel(NetworkModel):
     def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> KerasModel:
         content = storage.read(_FILE) or storage.read(_CODE)
         if content is None:
-            raise ConfigError(f"{storage.location('')} holds no model: it was not saved whole")
+            raise ConfigError(
+                f"{storage.location('')} holds no model: it was not saved whole. Save it again"
+            )
         model = cls(content, msgspec.json.decode(metadata["signature"], type=Signature))
         model._set_summary(metadata)
         return model

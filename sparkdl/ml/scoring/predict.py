@@ -134,8 +134,8 @@ def _inputs(
         raise ConfigError(f"input_cols={names!r} must be a list of one or more columns")
     if unknown := [name for name in (*names, *shapes) if name not in frame.columns]:
         raise ConfigError(
-            f"input_cols and input_shapes name {', '.join(map(repr, unknown))}, and the "
-            f"DataFrame's columns are {', '.join(frame.columns)}"
+            f"input_cols and input_shapes name {', '.join(map(repr, unknown))}: must name columns "
+            f"of the DataFrame, which are {', '.join(frame.columns)}"
         )
     return tuple(
         Tensor(name, ANY, (None, *shapes[name]) if name in shapes else None) for name in names

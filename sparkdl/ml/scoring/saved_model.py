@@ -62,7 +62,8 @@ def signature_key(source: ModelSource, keys: Sequence[str]) -> str:
     if key not in keys:
         raise ConfigError(
             f"the SavedModel {source.path} has no signature {key!r}; it has "
-            f"{', '.join(map(repr, sorted(keys))) or 'none'}: setSignatureDefKey(…)"
+            f"{', '.join(map(repr, sorted(keys))) or 'none'}: call setSignatureDefKey(…) with one "
+            "of them"
         )
     return key
 

@@ -92,8 +92,8 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
         chosen = tuple(t for t in signature.optional if t.name in inputs.values())
         if unknown := set(inputs.values()) - known - {t.name for t in chosen}:
             raise ConfigError(
-                f"input_mapping names the inputs {', '.join(map(repr, sorted(unknown)))}, and the "
-                f"model's are {_names(signature)}"
+                f"input_mapping names the inputs {', '.join(map(repr, sorted(unknown)))}: must "
+                f"name those of the model, which are {_names(signature)}"
             )
         shapes = self._shapes(inputs)
         taken = tuple(
@@ -111,8 +111,8 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
         if path := self.getModelPath():
             return torch_source(path)
         raise ConfigError(
-            f"{self.uid} does not know its model: TorchModel(module), or setModelPath(path) to a "
-            "file of torch.export.save or torch.jit.save"
+            f"{self.uid} does not know its model: make it as TorchModel(module), or call "
+            "setModelPath(path) with a file of torch.export.save or torch.jit.save"
         )
 
     def _inputs(self, signature: Signature) -> Mapping[str, str]:
@@ -129,7 +129,8 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
             )
         if not len(signature.inputs) <= len(columns or set(mapping.values())) <= len(names):
             raise ConfigError(
-                f"{columns or mapping} does not give the model its inputs: {_names(signature)}"
+                f"{columns or mapping} must give each input of the model a column. Its inputs are "
+                f"{_names(signature)}"
             )
         return mapping or dict(zip(columns, names, strict=False))
 
@@ -138,8 +139,8 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
         shapes: dict[str, list[int]] = self.getInputShapes()
         if unknown := shapes.keys() - inputs.keys():
             raise ConfigError(
-                f"input_shapes names {', '.join(map(repr, sorted(unknown)))}, and the columns of "
-                f"the inputs are {', '.join(inputs)}"
+                f"input_shapes names {', '.join(map(repr, sorted(unknown)))}: must name columns "
+                f"of the inputs, which are {', '.join(inputs)}"
             )
         return {inputs[column]: (None, *shape) for column, shape in shapes.items()}
 
@@ -155,8 +156,8 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
             names = known or [f"output_{place}" for place in range(len(columns))]
             if len(columns) > len(names):
                 raise ConfigError(
-                    f"output_cols={columns} names more columns than the model has outputs: "
-                    f"{', '.join(map(str, signature.outputs))}"
+                    f"output_cols={columns} must have at most one column for each output of the "
+                    f"model: {', '.join(map(str, signature.outputs))}"
                 )
             mapping = dict(zip(names, columns, strict=False))
         if known:
@@ -188,7 +189,9 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
         if not model._file:
             content = storage.read(_PICKLE)
             if content is None:
-                raise ConfigError(f"{storage.location('')} holds no model: it was not saved whole")
+                raise ConfigError(
+                    f"{storage.location('')} holds no model: it was not saved whole. Save it again"
+                )
             model._content = content
         return model
 

@@ -236,7 +236,7 @@ def make_spark_converter(
     written: list[_Written] = vars(df.sparkSession).setdefault("_sparkdl_converters", [])
     for before in written:
         if before.holds(df, key):
-            _log.info("The rows are in %s already", before.converter.cache_dir_url)
+            _log.info("Reusing the rows in %s", before.converter.cache_dir_url)
             return before.converter
     converter = _write(df, *key)
     written.append(_Written(df, frozenset(df.inputFiles()), key, converter))
@@ -319,7 +319,7 @@ def _delete_at_exit(url: str) -> None:
         if system.get_file_info(path).type == pafs.FileType.Directory:
             system.delete_dir(path)
     except Exception as error:  # noqa: BLE001 (the program ends; the log names the remaining files)
-        _log.warning("%s is left: it cannot be deleted: %s", url, error)
+        _log.warning("%s cannot be deleted: %s. Delete it by hand", url, error)
 
 
 def _checked_url(url: str, what: str) -> str:
@@ -345,7 +345,8 @@ def _shard(cur_shard: int | None, shard_count: int | None) -> tuple[int, int]:
         )
     if own[1] > 1 and own != (cur_shard, shard_count):
         _log.warning(
-            "cur_shard=%d, shard_count=%d: this process is number %d of %d that train",
+            "cur_shard=%d, shard_count=%d: this process is number %d of %d that train, so nodes "
+            "may read other rows than their own. Leave both out",
             *(cur_shard, shard_count, *own),
         )
     return cur_shard, shard_count
@@ -359,7 +360,7 @@ def _with_fields(source: ParquetSource, wanted: Sequence[str] | None) -> Parquet
     kept = [each for each in source.schema if any(re.fullmatch(p, each.name) for p in patterns)]
     if not kept:
         raise ConfigError(
-            f"schema_fields={patterns}: no column has such a name; the columns are "
+            f"schema_fields={patterns}: no column has such a name; choose from "
             f"{', '.join(map(repr, source.schema.names))}"
         )
     return replace(source, schema=pa.schema(kept))

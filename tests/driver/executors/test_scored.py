@@ -13,7 +13,9 @@ def test_columns_are_kept_as_asked() -> None:
     assert kept_columns(["a", "b"], True) == (0, 1)
     assert kept_columns(["a", "b"], False) == ()
     assert kept_columns(["a", "b", "c"], ["c", "a"]) == (2, 0)
-    with pytest.raises(ConfigError, match=r"names 'z', and the DataFrame's columns are a, b"):
+    with pytest.raises(
+        ConfigError, match=r"names 'z': must name columns of the DataFrame, which are a, b"
+    ):
         kept_columns(["a", "b"], ["z"])
     with pytest.raises(ConfigError, match=r"keep=\['a'\]"):
         kept_columns(["a"], "a")

@@ -265,7 +265,7 @@ def test_what_is_folded_is_still_known(
             for n in (least, rows.count):
                 assert _places(rows, n) == [each for batch in seen[:n] for each in batch]
         if least := rows.count - len(rows._latest):
-            with pytest.raises(ConfigError, match="too far ahead"):
+            with pytest.raises(ConfigError, match="reduce how far"):
                 rows.position(least - 1)
 
 

@@ -95,10 +95,10 @@ def test_further_columns_come_if_they_or_their_column_are_named() -> None:
         (
             [[[1], [2, 3]]],
             None,
-            "arrays of arrays of different lengths, and pad= fills one dimension",
+            "arrays of arrays of different lengths, and pad= can only fill one dimension",
         ),
-        ([1, 2], None, "holds values of int64, not arrays"),
-        (["a", "b"], None, "holds text, not arrays"),
+        ([1, 2], None, "holds values of int64, and must hold arrays"),
+        (["a", "b"], None, "holds text, and must hold arrays"),
     ],
 )
 def test_what_cannot_be_padded_is_refused(values: Any, length: int | None, words: str) -> None:
@@ -114,7 +114,9 @@ def test_padding_that_cannot_be_is_refused_before_a_row_is_read(pad: Any) -> Non
 
 def test_columns_that_padding_misses_or_adds_are_refused() -> None:
     lists = column([[1], [2, 3]])
-    with pytest.raises(ConfigError, match="pad= names 'd'; the columns are c"):
+    with pytest.raises(
+        ConfigError, match="pad= names 'd': must name columns of the feed, which are c"
+    ):
         padded({"c": lists}, {"d": 1}, None)
     with pytest.raises(ConfigError, match=r"pad= adds a column 'c\.mask'"):
         padded({"c": lists, "c.mask": lists}, {"c": 2}, None)

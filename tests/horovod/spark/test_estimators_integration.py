@@ -114,7 +114,7 @@ def test_types_of_results_are_those_of_the_labels(spark_ml: SparkSession, tmp_pa
         assert np.allclose(row.x__output.toArray(), 2 * row.x.toArray())
         assert row.n__output == round(float(row.x.toArray().sum()) + row.y + 0.3)
     model.setOutputCols(["a", "b", "c"]).setLabelColumns(["x", "n", "y"])
-    with pytest.raises(ConfigError, match="2 outputs, and the labels are x, n, y"):
+    with pytest.raises(ConfigError, match="2 outputs, and needs one for each label: x, n, y"):
         model.transform(frame)
 
 

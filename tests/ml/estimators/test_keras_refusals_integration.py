@@ -72,10 +72,13 @@ def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     ("params", "match"),
     [
         ({"label_col": "labels"}, "no column 'labels'.*did you mean 'label'"),
-        ({"label_col": "text"}, r"column 'text' is of type string, and labels are .*StringIndexer"),
-        ({"label_col": "map"}, r"column 'map' is of type map<string,double>, and labels are"),
+        (
+            {"label_col": "text"},
+            r"column 'text' is of type string, and labels must be .*StringIndexer",
+        ),
+        ({"label_col": "map"}, r"column 'map' is of type map<string,double>, and labels must be"),
         ({"label_col": "gap"}, r"column 'gap' holds a null.*dropna\(subset=\['gap'\]\).*row 4"),
-        ({"weight_col": "text"}, "column 'text' is of type string, and weights are numbers"),
+        ({"weight_col": "text"}, "column 'text' is of type string, and weights must be numbers"),
         ({"weight_col": "gap"}, "column 'gap' holds a null"),
         ({"features_col": "short"}, r"'short' holds 3 values in a row, .*x \(float32 \[\?, 5\]\)"),
         ({"features_col": "short_vector"}, "'short_vector' holds 3 values in a row"),
@@ -163,11 +166,11 @@ def test_function_is_called_for_its_model(
         KerasEstimator(network, features_col="short").fit(frame)
     with pytest.raises(ConfigError, match="the model has no loss"):
         KerasEstimator(functools.partial(network, None), features_col="good").fit(frame)
-    with pytest.raises(ConfigError, match="returned a list, not a Keras model"):
+    with pytest.raises(ConfigError, match="returned a list: must be a Keras model"):
         KerasEstimator(list, features_col="good").fit(frame)
     with pytest.raises(AssertionError, match="nodes were started"):
         KerasEstimator(only_on_executors, features_col="good").fit(frame)
-    assert "cannot be made on the driver, only on the nodes: FileNotFoundError" in caplog.text
+    assert "checked on the nodes only: FileNotFoundError" in caplog.text
 
 
 def test_function_is_called_in_a_process_of_its_own_where_that_would_cost() -> None:

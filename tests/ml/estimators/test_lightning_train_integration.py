@@ -94,5 +94,5 @@ def test_killed_node_costs_no_row_and_no_epoch(tmp_path: Path) -> None:
 
 def test_module_of_another_kind_is_refused(nodes: Lab) -> None:
     nodes.begin(train_by_lightning, task(made=net))
-    with pytest.raises(ConfigError, match="a Sequential, not a LightningModule; TorchEstimator"):
+    with pytest.raises(ConfigError, match="a Sequential, and must be a LightningModule; use Torch"):
         nodes.results()

@@ -233,7 +233,7 @@ def test_optimizer_is_made_of_what_names_it() -> None:
     for wrong, match in (
         ("adamm", "optimizer: PyTorch has no 'adamm'; did you mean 'Adam"),
         (made, r"optimizer=torch.optim.SGD, optimizer_args=\{"),
-        (lambda own: own, "returned a list, not an optimizer"),
+        (lambda own: own, "returned a list: must be an optimizer"),
         (7, "optimizer=7: give a name or class"),
     ):
         with pytest.raises(ConfigError, match=match):

@@ -246,12 +246,12 @@ def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
         ({"metrics": ["accurate"]}, "metrics: PyTorch has no 'accurate'"),
         ({"label_col": "labels"}, "no column 'labels'.*did you mean 'label'"),
         ({"features_col": "text"}, "column 'text' is of type string, which cannot feed"),
-        ({"input_shapes": {"x": [1]}}, "input_shapes names 'x', and the columns .* are features"),
+        ({"input_shapes": {"x": [1]}}, "input_shapes names 'x': must name columns .* are features"),
         ({"input_shapes": {"features": [4]}}, "'features' holds 2 values in a row, .* takes 4"),
         ({"features_col": "sample_weight"}, "is called 'sample_weight'.*rename it"),
         (
             {"early_stopping_patience": 1, "early_stopping_monitor": "acc"},
-            "early_stopping_monitor='acc' is none of the history's loss",
+            "early_stopping_monitor='acc' must be one of the history's loss",
         ),
         ({"num_workers": 301}, "300 rows to train on: each of the 301 nodes"),
     ],
@@ -274,7 +274,11 @@ def test_module_says_what_it_takes_before_nodes_start(
         fit(features_col="a").fit(points)
     with pytest.raises(ConfigError, match=r"model's weights take .* set model_dir"):
         TorchEstimator(torch.nn.Linear(2, 2_000_000), loss="MSELoss", features_col="a").fit(points)
-    with pytest.raises(ConfigError, match="trainer_args has max_epochs: num_workers and epochs"):
+    with pytest.raises(
+        ConfigError, match="trainer_args has max_epochs: set num_workers and epochs"
+    ):
         LightningEstimator(line, trainer_args={"max_epochs": 3}, features_col="a").fit(points)
-    with pytest.raises(ConfigError, match=r"TorchEstimator has no model: TorchEstimator\(model"):
+    with pytest.raises(
+        ConfigError, match=r"TorchEstimator has no model: give it one, TorchEstimator\(model"
+    ):
         TorchEstimator(loss="MSELoss").fit(points)

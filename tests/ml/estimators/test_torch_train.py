@@ -110,14 +110,14 @@ def test_module_and_function_train_alike() -> None:
             r"loss <lambda> failed on output float32 \[46",
         ),
         ({"x": ["a"] * 46}, {}, "column 'x' holds text"),
-        ({"x": X}, {"made": list}, "returned a list, not a torch.nn.Module"),
+        ({"x": X}, {"made": list}, "returned a list: must be a torch.nn.Module"),
         ({"x": X}, {"made": two_in_two_out}, "has the inputs left, right, and input_mapping="),
         ({"x": X}, {"shapes": {"x": [1, 2]}}, r"'x' holds 3 values in a row, and .*takes 2"),
         ({"x": X}, {"metrics": ["accuracie"]}, "did you mean"),
         (
             {"x": X},
             {"stopping": EarlyStopping(2, "val_loss")},
-            "early_stopping_monitor='val_loss' is none of the history's loss",
+            "early_stopping_monitor='val_loss' must be one of the history's loss",
         ),
     ],
 )

@@ -99,7 +99,7 @@ def test_without_a_mapping_all_outputs_have_their_own_names() -> None:
         (Tensor("y", "float32", ()), None, "no fixed shape for each row"),
         (Tensor("y", "float32", (4, 2)), None, "rows as its first axis"),
         (Tensor("y", "complex64", (None,)), None, "no type for the model's output"),
-        (Tensor("y", "float32", (None,)), "vector", "no vector"),
+        (Tensor("y", "float32", (None,)), "vector", "must be a vector"),
         (Tensor("y", "float32", (None,)), "string", "cannot be a column of type string"),
         (Tensor("y", "float32", (None, 2)), "double", "by itself it is array<float>"),
         (Tensor("y", "float32", (None,)), "no type", "is no type of Spark"),

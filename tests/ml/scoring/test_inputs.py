@@ -170,7 +170,7 @@ def test_only_input_may_be_asked_for_by_another_name_if_nobody_chose_its_own() -
             {"v": "n", "a": "n", "s": "w"},
             "column 'v' is of type vector.*2 columns are.*a num",
         ),
-        ({"i": "n", "d": "n", "j": "n", "s": "w"}, "3 columns are .* i, d, j; it has 2 numbers"),
+        ({"i": "n", "d": "n", "j": "n", "s": "w"}, "3 columns are .* i, d, j; it needs 2 numbers"),
         ({"v": "n", "i": "w", "d": "w"}, "column 'i' is of type int, which cannot feed"),
         ({"v": "n", "gone": "w"}, "no column 'gone'.*columns are v, a, s, m, i, d"),
         ({"v": "w", "s": "n"}, "column 's' is of type string, which cannot feed"),

@@ -67,12 +67,14 @@ def test_exported_program_tells_its_types(
 
 
 def test_what_cannot_work_is_refused_before_anything_runs(frame: DataFrame) -> None:
-    with pytest.raises(ConfigError, match=r"does not know its model: TorchModel\(module\)"):
+    with pytest.raises(
+        ConfigError, match=r"does not know its model: make it as TorchModel\(module\)"
+    ):
         TorchModel().transform(frame)
     stage: Any = TorchModel(two_in_two_out())
     with pytest.raises(ConfigError, match=r"set either input_cols or .*left .*, right .*\[scale\]"):
         stage.transform(frame)
-    with pytest.raises(ConfigError, match=r"\['x'\] does not give the model its inputs"):
+    with pytest.raises(ConfigError, match=r"\['x'\] must give each input of the model a column"):
         stage.setInputCols(["x"]).transform(frame)
     with pytest.raises(ConfigError, match=r"declare their columns, for example setOutputTypes"):
         stage.setInputCols(["x", "id"]).transform(frame)
@@ -159,7 +161,10 @@ def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame)
     lock, spark = threading.Lock(), frame.sparkSession
     for change, wrong in (
         ({"input_cols": "x"}, "must be a list of one or more columns"),
-        ({"input_cols": ["y"]}, r"name 'y', and the DataFrame's columns are id, a.b, x"),
+        (
+            {"input_cols": ["y"]},
+            r"name 'y': must name columns of the DataFrame, which are id, a.b, x",
+        ),
         ({"schema": "id long"}, "two columns 'id'"),
         ({"schema": "a flot"}, "no schema of Spark"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),

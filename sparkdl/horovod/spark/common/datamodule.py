@@ -208,8 +208,12 @@ def transformed(batch: Columns, function: Callable[[Any], Any]) -> Columns:
     frame = pd.DataFrame({n: x if x.ndim == 1 else list(x) for n, x in batch.items()})
     found = function(frame)
     columns = {str(name): _stacked(name, found[name]) for name in found.keys()}  # noqa: SIM118
-    if len({len(values) for values in columns.values()}) > 1:
-        raise FeedTypeError("transformation_fn returned columns of different lengths")
+    sizes = {name: len(values) for name, values in columns.items()}
+    if len(set(sizes.values())) > 1:
+        raise FeedTypeError(
+            f"transformation_fn returned columns of different lengths, {sizes}: all must have one "
+            "value for each row"
+        )
     return columns
 
 
@@ -219,5 +223,5 @@ def _stacked(name: Any, values: Any) -> Array:
         return np.stack(list(array)) if array.dtype == object else array
     except ValueError as error:
         raise FeedTypeError(
-            f"transformation_fn returned a column {name!r} whose rows differ in shape: {error}"
+            f"transformation_fn returned a column {name!r} whose rows must have one shape: {error}"
         ) from error

@@ -126,7 +126,10 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         if backend is None:
             return SparkBackend(self.getNumProc(), verbose=self.getVerbose())
         if self.getNumProc() is not None:
-            raise ConfigError('At most one of parameters "backend" and "num_proc" may be specified')
+            raise ConfigError(
+                'At most one of parameters "backend" and "num_proc" may be specified: leave out '
+                "num_proc, which the backend has"
+            )
         return backend
 
     def _has_checkpoint(self, run_id: str) -> bool:
@@ -140,7 +143,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
     def _check_params(self) -> None:
         """Check what can be checked before any rows are written."""
         if self.getModel() is None:
-            raise ConfigError("Model parameter is required")
+            raise ConfigError("Model parameter is required: give model=")
         for name in ("feature_cols", "label_cols"):
             if not self.getOrDefault(name):
                 raise ConfigError(f"{name} is not set: name the columns, {name}=[…]")
@@ -150,7 +153,11 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
                 "shuffle_buffer_size is deprecated, use shuffle", DeprecationWarning, stacklevel=2
             )
         if idle := [name for name in self._unused if self.isSet(name)]:
-            warnings.warn(f"{type(self).__name__} does not use {', '.join(idle)}", stacklevel=2)
+            warnings.warn(
+                f"{type(self).__name__} does not use {', '.join(idle)}: leave out what has no "
+                "effect",
+                stacklevel=2,
+            )
         method = self.getMpStartMethod()
         if method is not None and method not in get_all_start_methods():
             raise ConfigError(
@@ -229,7 +236,7 @@ class HorovodModel(Model, ModelParams, _Saved):
 
     def _transform(self, df: DataFrame) -> DataFrame:
         if self.getModel() is None:
-            raise ConfigError("model is not set")
+            raise ConfigError("model is not set: call setModel(model) before transform")
         labels, names = self.getLabelColumns(), self.getOutputCols()
         if len(labels) != len(names):
             raise ConfigError(
@@ -238,7 +245,8 @@ class HorovodModel(Model, ModelParams, _Saved):
         widths, call = self._scoring(df)
         if len(widths) < len(names):
             raise ConfigError(
-                f"the model has {len(widths)} outputs, and the labels are {', '.join(labels)}"
+                f"the model has {len(widths)} outputs, and needs one for each label: "
+                f"{', '.join(labels)}"
             )
         metadata = self._get_metadata() or {}
         kinds = [metadata[name]["spark_data_type"] if name in metadata else DoubleType

@@ -128,7 +128,10 @@ class HorovodParams(Params):
         for name in kwargs:
             if name not in names:
                 near = did_you_mean(name, names)
-                raise TypeError(f"{type(self).__name__} has no parameter {name!r}{near}")
+                raise TypeError(
+                    f"{type(self).__name__} has no parameter {name!r}; it has "
+                    f"{', '.join(names)}{near}"
+                )
         return self._set(**{name: value for name, value in kwargs.items() if value is not None})
 
     if TYPE_CHECKING:

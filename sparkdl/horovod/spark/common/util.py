@@ -102,7 +102,10 @@ def check_validation(validation: Any, df: DataFrame | None = None) -> None:
     """
     if isinstance(validation, str):
         if df is not None and validation not in df.columns:
-            raise ConfigError(f"Validation column {validation} does not exist in the DataFrame")
+            raise ConfigError(
+                f"Validation column {validation} does not exist in the DataFrame: name one of "
+                f"{', '.join(df.columns)}"
+            )
     elif isinstance(validation, float) or not validation:
         if validation and not 0 <= validation < 1:
             raise ConfigError(f"Validation split {validation} must be in the range: [0, 1)")
@@ -172,14 +175,19 @@ def _checked(
 ) -> list[str]:
     """Return the columns that a training reads."""
     if not labels:
-        raise ConfigError("Parameter label_columns cannot be None or empty")
+        raise ConfigError(
+            "Parameter label_columns cannot be None or empty: name the columns of the labels"
+        )
     if features is None:
         features = [name for name in df.columns if name not in labels]
     weights = [weight] if weight else []
     for what, names in (("Label", labels), ("Feature", features), ("Weight", weights)):
         for name in names:
             if name not in df.columns:
-                raise ConfigError(f"{what} column {name} does not exist in the DataFrame")
+                raise ConfigError(
+                    f"{what} column {name} does not exist in the DataFrame: name one of "
+                    f"{', '.join(df.columns)}"
+                )
     return [*features, *labels, *weights]
 
 
@@ -233,8 +241,8 @@ def sources(
             ) from error
         if not found[-1].num_rows:
             raise ConfigError(
-                f"No rows found in {what} dataset: {path}. Check the parameter validation, and "
-                "filters of the DataFrame"
+                f"No rows found in {what} dataset: {path}. Lower the parameter validation, or "
+                "remove filters of the DataFrame"
             )
     return found[0], found[1] if has_val else None
 

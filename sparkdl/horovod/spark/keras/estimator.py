@@ -93,10 +93,11 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
         super()._check_params()
         library_of(self.getModel())
         if self.getLoss() is None:
-            raise ConfigError("Loss parameter is required for the model to compile")
+            raise ConfigError("Loss parameter is required for the model to compile: give loss=")
         if not (self.getOptimizer() or getattr(self.getModel(), "optimizer", None)):
             raise ConfigError(
-                "Optimizer must be provided either as a parameter or as part of a compiled model"
+                "Optimizer must be provided either as a parameter or as part of a compiled "
+                "model: give optimizer="
             )
         if getattr(self.getCheckpointCallback(), "save_weights_only", False):
             raise ConfigError(

@@ -65,7 +65,9 @@ class TorchEstimator(torch_estimator.TorchEstimator, params=OWN):
     def _check_training(self) -> None:
         if self._package() is None:
             if self.getLoss() is None:
-                raise ConfigError("loss is not set")
+                raise ConfigError(
+                    "loss is not set, and the model is no LightningModule: give loss="
+                )
             super()._check_training()
             return
         for name in ("optimizer", "loss", "loss_weights"):

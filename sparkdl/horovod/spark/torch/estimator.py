@@ -76,10 +76,14 @@ class TorchEstimator(_TorchSaved, HorovodEstimator, params=(*OWN, PASSES)):
 
     def __init__(self, **kwargs: Any) -> None:
         if kwargs.get("loss") is not None and kwargs.get("loss_constructors") is not None:
-            raise ConfigError("only one of loss_constructors and loss parameters can be specified.")
+            raise ConfigError(
+                "only one of loss_constructors and loss parameters can be specified: leave one out"
+            )
         super().__init__(**kwargs)
         if self.getBackwardPassesPerStep() < 1:
-            raise ConfigError("backward_passes_per_step must be > 0")
+            raise ConfigError(
+                f"backward_passes_per_step must be > 0, not {self.getBackwardPassesPerStep()}"
+            )
 
     def getOptimizer(self) -> Any:
         """Return the optimizer, for the parameters of `model`."""
@@ -97,16 +101,20 @@ class TorchEstimator(_TorchSaved, HorovodEstimator, params=(*OWN, PASSES)):
 
     def _check_training(self) -> None:
         if self.getOrDefault("optimizer") is None:
-            raise ConfigError("optimizer is not set: SGD(model.parameters(), lr=…)")
+            raise ConfigError("optimizer is not set: give optimizer=SGD(model.parameters(), lr=…)")
         if self.getLoss() is None and self.getLossConstructors() is None:
-            raise ConfigError("loss is not set, nor is loss_constructors")
+            raise ConfigError(
+                "loss is not set, nor is loss_constructors: give one of them, like "
+                "loss=torch.nn.MSELoss()"
+            )
         count = len(self.getLabelCols())
         for values in (self.getLoss(), self.getLossConstructors()):
             util.to_list(values, count)
         weights = self.getLossWeights()
         if weights and len(weights) != count:
             raise ConfigError(
-                "loss_weights needs to be a list with the same length as the label_columns."
+                "loss_weights needs to be a list with the same length as the label_columns: "
+                f"{len(weights)} were given for {count}"
             )
 
     def _write_start(self, file: Path, run_id: str) -> None:

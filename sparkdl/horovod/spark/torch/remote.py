@@ -200,7 +200,7 @@ class _Training:
         found = as_list(outputs)[: len(labels)]
         if len(found) < len(labels):
             raise ConfigError(
-                f"the model has {len(found)} outputs, and the labels are "
+                f"the model has {len(found)} outputs, and needs one for each label: "
                 f"{', '.join(self.params.label_cols)}"
             )
         if shapes := self.params.label_shapes:

@@ -103,7 +103,7 @@ def test_transformation_gets_and_returns_a_frame(tmp_path: Path) -> None:
     ((batch,),) = epochs(tmp_path, 0, 1, 1, shuffle=False, transform_fn=double)
     assert batch["x"].tolist() == [0, 2, 4, 6]
     assert batch["v"].shape == (4, 2)
-    with pytest.raises(FeedTypeError, match="column 'x' whose rows differ"):
+    with pytest.raises(FeedTypeError, match="column 'x' whose rows must have one shape"):
         epochs(tmp_path, 0, 1, 1, transform_fn=lambda frame: {"x": [[1], [1, 2]]})
     with pytest.raises(FeedTypeError, match="different lengths"):
         epochs(tmp_path, 0, 1, 1, transform_fn=lambda frame: {"x": [1], "y": [1, 2]})
