@@ -79,7 +79,10 @@ def _text_of(config: str | Mapping[str, Any] | None) -> str:
         text = json.dumps(config) if isinstance(config, Mapping) else Path(config).read_text()
         is_object = isinstance(json.loads(text), dict)
     except (OSError, TypeError, ValueError) as error:
-        raise ConfigError(f"deepspeedConfig={config!r} cannot be used: {error}") from error
+        raise ConfigError(
+            f"deepspeedConfig={config!r} cannot be used: {error}. Give a dict, or the path of a "
+            "JSON file on the driver"
+        ) from error
     if not is_object:
         raise ConfigError(f"deepspeedConfig={config!r}: must hold a JSON object")
     return text

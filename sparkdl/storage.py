@@ -100,7 +100,8 @@ def open_storage(storage: Storage) -> pafs.FileSystem:
     except (OSError, TypeError, ValueError, AttributeError, ImportError, pa.ArrowException) as e:
         raise ConfigError(
             f"{uri.scheme}://{uri.hostname or ''} cannot be opened with the storage options "
-            f"{sorted(storage.options)}: {e}"
+            f"{sorted(storage.options)}: {e}. Give those that pyarrow.fs takes for "
+            f"{uri.scheme}:// as storage_options="
         ) from e
 
 
@@ -164,7 +165,9 @@ def find_files(system: pafs.FileSystem, path: str) -> Iterator[tuple[str, dict[s
             else:
                 yield from _in_folder(system, info.path, values)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be listed: {error}") from error
+        raise ConfigError(
+            f"{path} cannot be listed: {error}. Give a path that this user may read"
+        ) from error
 
 
 def _unknown_scheme(scheme: str, path: str) -> ConfigError:

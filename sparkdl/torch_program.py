@@ -128,7 +128,9 @@ def script_of(path: str) -> Script:
     try:
         return Script(str(Path(path).absolute()), Path(path).read_bytes())
     except OSError as error:
-        raise ConfigError(f"the program cannot be read: {error}") from error
+        raise ConfigError(
+            f"the program {path} cannot be read: {error}. Give the path of a file on the driver"
+        ) from error
 
 
 def value_of(packed: Any) -> Any:

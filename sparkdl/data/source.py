@@ -224,7 +224,10 @@ class Destination:
                 raise ConfigError(f"{self.folder} is a file: save to a folder")
             system.create_dir(self.staging, recursive=True)
         except _FAILURES as error:
-            raise ConfigError(f"{self.folder} cannot be written to: {error}") from error
+            raise ConfigError(
+                f"{self.folder} cannot be written to: {error}. Give a folder that the driver and "
+                "all executors may write to"
+            ) from error
 
     @contextmanager
     def part(self, number: int, compression: str) -> Iterator[tuple[str, Deflater]]:

@@ -146,7 +146,9 @@ def _own_folder(spec: ClusterSpec, folder: str) -> str:
     try:
         os.makedirs(url.path, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"folder={folder!r} cannot be made: {error}") from error
+        raise ConfigError(
+            f"folder={folder!r} cannot be made: {error}. Give a folder that the driver may write to"
+        ) from error
     return url.path
 
 

@@ -286,7 +286,7 @@ def _study(
     if direction not in ("minimize", "maximize"):
         raise ConfigError(f"direction={direction!r}: choose 'minimize' or 'maximize'")
     if sampler is not None and seed is not None:
-        raise ConfigError("seed= is for the sampler that is made here: give yours its own")
+        raise ConfigError(f"seed={seed} is for the sampler that is made here: give yours its own")
     return optuna.create_study(
         direction=direction,
         sampler=sampler or optuna.samplers.TPESampler(seed=seed),

@@ -366,4 +366,7 @@ def _trust_from_file() -> Trust | None:
     try:
         return Trust(Path(path).read_bytes(), "")
     except OSError as error:
-        raise ConfigError(f"{CERT_VARIABLE}={path!r} cannot be read: {error}") from None
+        raise ConfigError(
+            f"{CERT_VARIABLE}={path!r} cannot be read: {error}. Set it to the cluster's "
+            "certificate, or unset it"
+        ) from None

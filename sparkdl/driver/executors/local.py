@@ -198,7 +198,8 @@ class LocalExecutor(Executor):
         """Return an iterator of results: there are no DataFrames here."""
         if schema is not None or keep is not True:
             raise ConfigError(
-                "schema= and keep= make a DataFrame, which needs Spark; leave them out"
+                f"schema={schema!r} and keep={keep!r} make a DataFrame, which needs Spark; leave "
+                "them out"
             )
         return self.infer_rows(data, spec)
 

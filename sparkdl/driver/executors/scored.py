@@ -157,5 +157,6 @@ def arrow_schema(schema: StructType, zone: str = "UTC") -> pa.Schema:
         return arrow_schema_of(schema, zone)
     except Exception as error:  # noqa: BLE001 (pyspark raises several, by version)
         raise ConfigError(
-            f"results cannot have the types {schema.simpleString()}: {error}"
+            f"results cannot have the types {schema.simpleString()}: {error}. Give numbers, texts, "
+            "bytes, or arrays or structs of them"
         ) from None

@@ -327,7 +327,7 @@ class SparkExecutor(Executor):
             return scored(data, spec, schema, keep)
         if keep is not True:
             raise ConfigError(
-                "keep= names columns of a DataFrame, and an RDD has none; leave it out"
+                f"keep={keep!r} names columns of a DataFrame, and an RDD has none; leave it out"
             )
         results = self.infer_rows(data, spec)
         if schema is None:

@@ -216,7 +216,9 @@ def _read_footer(system: pafs.FileSystem, path: str, columns: Sequence[str] | No
             "out with a pattern such as path/*.parquet"
         ) from error
     except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(
+            f"{path} cannot be read: {error}. Give a path that the driver and all nodes may read"
+        ) from error
 
 
 def row_nbytes(footer: pq.FileMetaData, names: set[str]) -> int:

@@ -86,7 +86,10 @@ def _framework(source: ModelSource) -> str:
 
 
 def _unloadable(source: ModelSource, reason: str) -> ConfigError:
-    return ConfigError(f"the model {source.path} cannot be loaded: {reason}")
+    return ConfigError(
+        f"the model {source.path} cannot be loaded: {reason}. Save it again with the framework "
+        "that is installed here"
+    )
 
 
 def _ask_process(source: ModelSource) -> Signature:
@@ -123,7 +126,10 @@ def keras_signature(recipe: Recipe, is_made_here: bool) -> Signature | None:
         try:
             answer = ask_keras_process(cloudpickle.dumps(recipe))
         except (pickle.PicklingError, TypeError) as error:
-            raise ConfigError(f"what makes the model cannot be pickled: {error}") from error
+            raise ConfigError(
+                f"what makes the model cannot be pickled: {error}. Make locks, files and "
+                "connections inside the function"
+            ) from error
     if answer.refused:
         raise ConfigError(answer.refused)
     if answer.failed:

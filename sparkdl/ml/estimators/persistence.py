@@ -109,7 +109,10 @@ class StageWriter(MLWriter):
         try:
             json.dumps(params)
         except TypeError as error:
-            raise ConfigError(f"a parameter of {stage.uid} cannot be saved: {error}") from None
+            raise ConfigError(
+                f"a parameter of {stage.uid} cannot be saved: {error}. Set it to numbers, texts, "
+                "lists or dicts"
+            ) from None
         storage = storage_of(spark, path)
         with named_jobs(spark, "sparkdl", f"save {stage.uid}"):
             known = metadata_session(spark)
@@ -193,7 +196,8 @@ def save_code(storage: Storage, *values: Any) -> None:
         content = cloudpickle.dumps(values)
     except Exception as error:
         raise ConfigError(
-            f"the stage's function or arguments cannot be pickled: {error}"
+            f"the stage's function or arguments cannot be pickled: {error}. Make locks, files and "
+            "connections inside the function"
         ) from error
     storage.write(content, CODE)
 

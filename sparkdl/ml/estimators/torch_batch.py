@@ -137,8 +137,8 @@ def _named(name: str, homes: Sequence[Any], what: str) -> Any:
     if found is None:
         near = did_you_mean(name, [*known, *([ACCURACY] if what == "metrics" else [])], 0.5)
         raise ConfigError(
-            f"{what}: PyTorch has no {name!r}{near or '.'} Give a name of PyTorch, or the object "
-            "itself"
+            f"{what}: PyTorch has no {name!r}{near or '.'} Give a name that PyTorch has, or the "
+            "object itself"
         )
     return found
 

@@ -280,7 +280,7 @@ def _type(tensor: Tensor, declared: str | None) -> t.DataType:
     if not _fits(kind, own, dims):
         raise ConfigError(
             f"output_types: the model's output {tensor} cannot be a column of type {declared}; by "
-            f"itself it is {own.simpleString()}"
+            f"itself it is {own.simpleString()}. Declare that, or cast the column afterwards"
         )
     return kind
 

@@ -125,7 +125,11 @@ def _check(column: str, kind: t.DataType, tensor: Tensor) -> None:
         raise ConfigError(
             f"column {column!r} is of type {kind.simpleString()}, which cannot feed the model's "
             f"input {tensor}"
-            + (". Give its parts as columns of their own" if tensor.dtype == ANY else "")
+            + (
+                ". Give its parts as columns of their own"
+                if tensor.dtype == ANY
+                else ". Cast it, or map another column to the input"
+            )
         )
 
 

@@ -149,7 +149,9 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
         mapping: dict[str, str] = self.getOutputMapping()
         types: dict[str, str] = self.getOutputTypes()
         if columns and mapping:
-            raise ConfigError("set either output_cols or output_mapping, not both")
+            raise ConfigError(
+                f"output_cols={columns} and output_mapping={mapping}: set one, not both"
+            )
         known = [tensor.name for tensor in signature.outputs]
         if not mapping:
             columns = columns or ([] if known else list(types))
