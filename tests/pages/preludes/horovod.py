@@ -51,11 +51,11 @@ folder = tempfile.mkdtemp()
 ended = run_elastic(program, num_proc=2, reset_limit=1, checkpoint_dir=folder, framework="torch")
 assert ended == [(100, 101)] * 2, ended
 
-rows = [(Vectors.dense([float(i), 1.0, 0.0, 0.0]), i / 10) for i in range(20)]
+rows = [(Vectors.dense([i % 20.0, 1.0, 0.0, 0.0]), i % 20 / 10) for i in range(100)]
 df = SparkSession.builder.getOrCreate().createDataFrame(rows, ["features", "label"])
 # block: Estimators
 assert [set(epoch) for epoch in fitted.getHistory()] == [{"epoch", "train", "validation"}] * 2
-assert fitted.transform(df).select("label__output").count() == 20
+assert fitted.transform(df).select("label__output").count() == 100
 
 
 # block: TensorFlow and Keras

@@ -240,8 +240,9 @@ def sources(
                 "executors must reach the store: a local path must be mounted on all of them"
             ) from error
         if not found[-1].num_rows:
+            change = "Raise" if what == "validation" else "Lower"
             raise ConfigError(
-                f"No rows found in {what} dataset: {path}. Lower the parameter validation, or "
+                f"No rows found in {what} dataset: {path}. {change} the parameter validation, or "
                 "remove filters of the DataFrame"
             )
     return found[0], found[1] if has_val else None
