@@ -30,6 +30,8 @@ _NOISE = re.compile(
             r"\] Unable to register cu\w+ factory: Attempting to register factory for plugin",
             r"\] computation placer already registered",
             r"\] TF-TRT Warning: Could not find TensorRT",
+            # At each pass over `ctx.dataset`, whose rows come from Python: there is nothing to do.
+            r"\] Input of GeneratorDatasetOp::Dataset will not be optimized",
             # Keras 3.15 at each `fit` of a dataset: it takes its own default for the caller's wish.
             r"UserWarning: `shuffle=True` was passed, but will be ignored since the data `x`",
             r"^  self\.data_adapter = data_adapters\.get_data_adapter\($",

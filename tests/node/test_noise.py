@@ -31,6 +31,8 @@ NOISE = [  # of TensorFlow 2.15, 2.18 and 2.21
     "Warning: Could not find TensorRT",
     "I0000 00:00:1795401362.843849   17539 coordination_service.cc:505] Example stragglers:",
     "/job:worker/replica:0/task:1",
+    "W0000 00:00:1795401363.312717   17395 dataset.cc:997] Input of GeneratorDatasetOp::Dataset "
+    "will not be optimized because the dataset does not implement the AsGraphDefInternal() method",
     "/venv/keras/src/trainers/epoch_iterator.py:74: UserWarning: `shuffle=True` was passed, but "
     "will be ignored since the data `x` was provided as a tf.data.Dataset.",
     "  self.data_adapter = data_adapters.get_data_adapter(",
@@ -40,7 +42,7 @@ NOISE = [  # of TensorFlow 2.15, 2.18 and 2.21
 ]
 WORDS = [
     "I am a line of the user's, and WARNING: All log messages are not meant",
-    "W0000 00:00:1795401363.312717   17395 dataset.cc:997] Input of GeneratorDatasetOp::Dataset",
+    "W0000 00:00:1795401363.312717   17395 cpu_allocator_impl.cc:83] Allocation of 1 exceeds 10%",
     "E0000 00:00:1795401363.312717   17395 cuda_driver.cc:1] failed call to cuInit: UNKNOWN ERROR",
     "F0000 00:00:1795401363.312717   17395 x.cc:1] Check failed: ok",
     "2024-05-01 10:00:00.123456: W tensorflow/core/framework/op_kernel.cc:1830] OP_REQUIRES failed",
