@@ -60,7 +60,7 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 	@[ -z "$(TORCH)" ] || [ -z "$(TORCH_INDEX)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps \
 	  --index-url $(TORCH_INDEX) --retries 0 --timeout 20 torch >/dev/null 2>&1 || true
 	@# As a path, not as a finder that runs: mypy, pyright and editors read paths alone.
-	@$(VENV)/bin/python -m pip install -q -c constraints.txt --config-settings editable_mode=compat \
+	@PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install -q -c constraints.txt --config-settings editable_mode=compat \
 	  -e '.[dev$(addprefix $(comma),$(TENSORFLOW) $(TORCH) $(if $(TORCH),lightning) $(JAX))]'
 	@# Without its dependencies: it names the distribution tensorflow, which would overwrite tensorflow-cpu.
 	@$(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps tf_keras

@@ -8,14 +8,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sparkdl.control.tls import Tls, choose_tls
 from sparkdl.core.errors import ConfigError, SparkdlError, in_words
+from sparkdl.core.jobs import context_of
 from sparkdl.core.options import Startup, TlsFiles
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment
@@ -262,7 +265,7 @@ class _Size:
 
 
 def _judge_spark(spark: SparkSession, driver: Facts) -> Check:
-    master = spark.conf.get("spark.master", None) or "a Spark Connect server"
+    master = "" if context_of(spark) is None else spark.conf.get("spark.master", "a master")
     return judges.judge_spark(driver, spark.version, str(master))
 
 
@@ -294,6 +297,33 @@ def _judge_tls(asked: Asked, setting: str, chosen: list[Tls | None]) -> Iterator
     yield Check("TLS", "ok", text)
 
 
+def _relayed(
+    spark: SparkSession,
+    address: tuple[str, int],
+    tasks: int,
+    wait_s: float,
+    relays: ExitStack,
+) -> Generator[Check, None, tuple[str, int]]:
+    """Start a relay where a launch would start one; return where executors reach this client."""
+    from sparkdl.control.server import ServerAddress
+    from sparkdl.driver.executors import connect_relay
+    from sparkdl.driver.executors.sessions import inheriting_thread
+
+    thread = partial(inheriting_thread, spark)
+    listening = ServerAddress(*address)
+    try:
+        why = connect_relay.why_unreached(spark, listening, tasks, wait_s, thread)
+    except Exception:  # noqa: BLE001 (the job that looks at the executors meets the same)
+        return address
+    if not why:
+        return address
+    relay = connect_relay.ClientRelay(spark, listening, why)
+    relays.callback(relay.close)
+    where = relay.start(thread)
+    yield Check("way to the driver", "warning", relay.finding, connect_relay.TO_AVOID_IT)
+    return where.host, where.port
+
+
 def _survey(
     spark: SparkSession,
     asked: Asked,
@@ -317,7 +347,14 @@ def _survey(
         yield Check.of_error("driver address", error)
     else:
         yield Check("driver address", "ok", f"listens at {desk.url}")
-    told: Survey = survey(spark, desk, looks, asked.limit_s)
+    with ExitStack() as relays:
+        at = desk.address
+        if desk.url and context_of(spark) is None:
+            try:
+                at = yield from _relayed(spark, desk.address, size.slots, asked.wait_s, relays)
+            except SparkdlError as error:
+                yield Check.of_error("way to the driver", error)
+        told: Survey = survey(spark, desk, looks, asked.limit_s, at)
     if told.error is not None:
         yield from _guarded("Spark job", _raise, explain_job_failure(told.error))
     waited_s = asked.wait_s + asked.limit_s
@@ -327,7 +364,8 @@ def _survey(
         *(judges.judge_executors, told.facts, told.silent, came, told.expected, waited_s),
     )
     known = [*told.facts, *told.silent]
-    yield from _guarded("versions", judges.judge_versions, driver, known)
+    is_client = context_of(spark) is None
+    yield from _guarded("versions", judges.judge_versions, driver, known, is_client)
     here = (driver.host, driver.package)  # is judged already
     others = [one for one in known if (one.host, one.package) != here]
     yield from _guarded("package", judges.judge_packages, others)

@@ -18,6 +18,7 @@ import msgspec
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.jobs import cancel_jobs, named_jobs, tagged_jobs
+from sparkdl.core.world import host_port
 from sparkdl.diagnosis import probe
 from sparkdl.diagnosis.desk import Desk
 from sparkdl.diagnosis.facts import Facts
@@ -38,7 +39,7 @@ class Survey:
         facts: one for each executor that reported.
         silent: executors that started a task but reported nothing more.
         tasks: how many of the `expected` tasks started.
-        url: the address of the driver's desk.
+        url: the address at which executors reach the driver's desk.
         error: the error of the Spark job, if it failed.
     """
 
@@ -55,6 +56,7 @@ def survey(
     desk: Desk,
     looks: Mapping[str, list[str]],
     limit_s: float,
+    at: tuple[str, int],
 ) -> Survey:
     """Ask all executors, by as many tasks as run at once; ends within some limits of time.
 
@@ -62,8 +64,9 @@ def survey(
         desk: open; if it could not be opened, the job alone brings what there is.
         looks: what `diagnosis/look.py` is to look at.
         limit_s: for each of that.
+        at: the host and port at which executors reach the desk.
     """
-    host, port = desk.address
+    host, port = at
     order = {
         "host": host,
         "port": port,
@@ -93,7 +96,7 @@ def survey(
         tuple(silent),
         max(desk.tasks, job.tasks),
         desk.expected,
-        desk.url,
+        host_port(host, port) if host else "",
         job.error if is_over else None,
     )
 

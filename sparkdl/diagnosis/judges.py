@@ -25,9 +25,17 @@ _FINE, _ABSENT, _MISSING = "", "absent", "missing"
 """Kinds of imports: `missing` is a requested framework that is not installed."""
 
 
-def judge_versions(driver: Facts, executors: Sequence[Facts]) -> Iterator[Check]:
-    """Compare packages of the driver and the executors."""
-    names = ("Python", "sparkdl", *PACKAGES)
+def judge_versions(
+    driver: Facts, executors: Sequence[Facts], is_client: bool = False
+) -> Iterator[Check]:
+    """Compare packages of the driver and the executors.
+
+    Args:
+        is_client: of a Spark Connect server, whose pyspark may be another.
+    """
+    names = [
+        name for name in ("Python", "sparkdl", *PACKAGES) if name != "pyspark" or not is_client
+    ]
     seen = [check for name in names for check in _versions_of(name, driver, executors)]
     yield from seen
     differing = {check.name.removeprefix("version of ") for check in seen}
@@ -231,8 +239,14 @@ def judge_settings(found: Sequence[Advice], topology: Topology | None) -> Iterat
 
 
 def judge_spark(driver: Facts, version: str, master: str) -> Check:
-    """Compare Spark with the driver's pyspark."""
+    """Compare Spark with the driver's pyspark; a client of Spark Connect may be of another version.
+
+    Args:
+        master: empty for a Spark Connect server.
+    """
     own = driver.versions.get("pyspark", "")
+    if not master:
+        return Check("Spark", "ok", f"{version} behind a Spark Connect server")
     if own and _first(own, 2) != _first(version, 2):
         return Check(
             "Spark",

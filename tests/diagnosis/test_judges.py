@@ -88,6 +88,9 @@ def test_version_of_one_executor_is_named(name: str, version: str, verdict: str)
 def test_frameworks_are_compared_among_executors_alone() -> None:
     with_torch = [with_version(A, "torch", "2.5.0"), with_version(B, "torch", "2.5.0")]
     assert {c.verdict for c in judges.judge_versions(DRIVER, with_torch)} == {"ok"}
+    newer = [with_version(A, "pyspark", "4.9.0"), with_version(B, "pyspark", "4.9.0")]
+    assert {c.verdict for c in judges.judge_versions(DRIVER, newer, is_client=True)} == {"ok"}
+    assert {c.verdict for c in judges.judge_versions(DRIVER, newer)} == {"ok", "problem"}
     differing = [with_torch[0], with_version(B, "torch", "2.6.0")]
     (said,) = found(judges.judge_versions(DRIVER, differing), "problem")
     assert "2.5.0 on a (10.0.0.1); 2.6.0 on b (10.0.0.2)" in said
@@ -95,6 +98,7 @@ def test_frameworks_are_compared_among_executors_alone() -> None:
 
 def test_spark_of_another_release_than_pyspark_is_a_problem() -> None:
     assert judges.judge_spark(DRIVER, "4.0.2", "yarn").verdict == "ok"
+    assert judges.judge_spark(DRIVER, "4.1.0", "").verdict == "ok", "behind Spark Connect"
     check = judges.judge_spark(DRIVER, "4.1.0", "yarn")
     assert check.verdict == "problem"
     assert "Install pyspark 4.1.0" in check.advice

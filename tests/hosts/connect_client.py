@@ -44,6 +44,9 @@ def main(url: str, feeds_table: str = "") -> None:
         results = cluster.results()
     say("trained", total=sum(t for t, _ in results), rows=report.rows_fed,
         nbytes=[len(large) for _, large in results])  # fmt: skip
+    if feeds_table:
+        found = sparkdl.doctor(spark, 2, framework="plain", quick=True).checks
+        say("doctor", checks=[(each.name, each.verdict, each.finding) for each in found])
     say("shut down", queries=len(spark.streams.active))
     spark.stop()
 

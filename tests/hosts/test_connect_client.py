@@ -63,6 +63,11 @@ def test_client_that_executors_cannot_reach_trains_by_a_relay_on_the_servers_hos
     trained = program.wait_for("trained", SOON_S)
     assert (trained["total"], trained["rows"]) == (sum(range(ROWS)), ROWS)
     assert trained["nbytes"] == [3 << 20] * 2
+    checks = program.wait_for("doctor", SOON_S)["checks"]
+    ways = [(verdict, text) for name, verdict, text in checks if name == "way to the driver"]
+    assert [verdict for verdict, _ in ways] == ["warning", "ok"], checks
+    assert all(f"{bed['h0'].address}:" in text for _, text in ways), "of the relay"
+    assert not [check for check in checks if check[1] == "problem"], checks
     assert program.wait_for("shut down")["queries"] == 0
     said = program.tail(1000)
     assert f"cannot connect to this client at {bed['h3'].address}:" in said

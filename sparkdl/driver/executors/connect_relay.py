@@ -6,9 +6,9 @@ Runs in: driver
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,25 +20,51 @@ import pyarrow as pa
 from sparkdl.control.server import ServerAddress
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import LaunchError
+from sparkdl.core.jobs import cancel_jobs, named_jobs, tagged_jobs
+from sparkdl.core.world import host_port
 from sparkdl.driver.executors import relay_task
 from sparkdl.driver.executors.sessions import by_value
-from sparkdl.driver.threads import Thread
+from sparkdl.driver.threads import Thread, begin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_log = logging.getLogger(__name__)
 _REACH_S = 3.0
 _STARTED_S = 60.0
-_ATTEMPTS = 2
+_ATTEMPTS = 5
+"""Spark gives the relay's Python ten seconds, and on a busy host its imports alone take longer."""
 _JOIN_S = 5.0
+TO_AVOID_IT = (
+    "To avoid it, set SPARKDL_DRIVER_HOST and SPARKDL_DRIVER_PORT to an address of this machine "
+    "that executors reach"
+)
 
 
-def why_unreached(spark: SparkSession, address: ServerAddress, tasks: int) -> str:
-    """Return why executors cannot connect to this client; empty if all tested ones can."""
-    frame = spark.range(tasks, numPartitions=tasks)
-    rows = frame.mapInArrow(partial(_reach, address.host, address.port), "problem string").collect()
-    return next((row.problem for row in rows), "")
+def why_unreached(
+    spark: SparkSession, address: ServerAddress, tasks: int, timeout_s: float, thread: Thread
+) -> str:
+    """Return why executors cannot connect to this client.
+
+    It is empty if all that run one of `tasks` can, or if Spark has no slot for them in time.
+    """
+    tag = f"sparkdl-reach-{secrets.token_hex(4)}"
+
+    def ask() -> str:
+        task = partial(_reach, address.host, address.port)
+        with (
+            tagged_jobs(spark, tag),
+            named_jobs(spark, "sparkdl", "do executors reach this client?"),
+            by_value(sys.modules[__name__]),
+        ):
+            frame = spark.range(tasks, numPartitions=tasks)
+            rows = frame.mapInArrow(task, "problem string").collect()
+        return next((row.problem for row in rows), "")
+
+    asked = begin(ask, tag, thread)
+    if not asked.wait(timeout_s):
+        cancel_jobs(spark, tag)
+        return ""
+    return asked.result()
 
 
 def _reach(host: str, port: int, batches: Any) -> Iterator[pa.RecordBatch]:
@@ -49,10 +75,15 @@ def _reach(host: str, port: int, batches: Any) -> Iterator[pa.RecordBatch]:
 
 
 class ClientRelay:
-    """The relay of one cluster; as long as it lives, `address` leads to the client."""
+    """The relay of one cluster.
+
+    Attributes:
+        finding: after the start, where it is and why it is needed.
+    """
 
     def __init__(self, spark: SparkSession, address: ServerAddress, why: str) -> None:
         self._spark, self._address, self._why = spark, address, why
+        self.finding = ""
         self._closed = threading.Event()
         self._query: Any = None
         self._thread: threading.Thread | None = None
@@ -64,7 +95,6 @@ class ClientRelay:
             LaunchError: if the server cannot run it.
         """
         spark = self._spark
-        # Spark gives the Python process ten seconds, and the first one may need longer to import.
         for _ in range(_ATTEMPTS):
             name = f"sparkdl_{secrets.token_hex(6)}"
             port, problem = self._started(name)
@@ -89,11 +119,10 @@ class ClientRelay:
             lambda: asyncio.run(tunnel.run(lambda: not self._closed.is_set())), f"sparkdl-{name}"
         )
         self._thread.start()
-        _log.warning(
-            "Executors cannot connect to this client at %s:%d (%s): messages go through a relay at "
-            "%s:%d, beside the Spark Connect server. To avoid it, set SPARKDL_DRIVER_HOST and "
-            "SPARKDL_DRIVER_PORT to an address that executors reach",
-            *(*target, self._why, where.host, where.port),
+        self.finding = (
+            f"executors cannot connect to this client at {host_port(*target)} ({self._why}): "
+            f"messages go through a relay at {host_port(where.host, where.port)}, beside the Spark "
+            "Connect server"
         )
         return where
 

@@ -30,7 +30,7 @@ from sparkdl.core.jobs import (
 from sparkdl.core.listing import listed
 from sparkdl.core.options import Placement
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.driver.executors.connect_relay import ClientRelay, why_unreached
+from sparkdl.driver.executors.connect_relay import TO_AVOID_IT, ClientRelay, why_unreached
 from sparkdl.driver.executors.console import ConsoleBar
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.executors.local import LocalExecutor
@@ -64,7 +64,6 @@ from sparkdl.driver.slots.preflight import (
 )
 from sparkdl.driver.slots.queue import Turn
 from sparkdl.driver.slots.spark_errors import explain_job_failure
-from sparkdl.driver.threads import begin
 from sparkdl.feed.infer.task import InferRdd, decode_results
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd
@@ -128,16 +127,9 @@ class SparkExecutor(Executor):
         """Ask executors, and start a relay beside them if they cannot connect to this client."""
         if self._context is not None:
             return address
-
-        def ask() -> str:
-            with self._jobs_of("do executors reach this client?", self._nodes_tag):
-                return why_unreached(self._spark, address, spec.num_tasks)
-
-        asked = begin(ask, f"sparkdl-reach-{spec.cluster_id}", self.thread)
-        if not asked.wait(spec.settings.start_timeout_s):  # no slot is free: the nodes' job says so
-            cancel_jobs(self._spark, self._nodes_tag)
-            return address
-        if not (why := asked.result()):
+        limit_s = spec.settings.start_timeout_s  # without a free slot the nodes' job says so
+        why = why_unreached(self._spark, address, spec.num_tasks, limit_s, self.thread)
+        if not why:
             return address
         if spec.driver_nodes:
             raise ConfigError(
@@ -146,7 +138,9 @@ class SparkExecutor(Executor):
                 "that they reach"
             )
         self._relay = ClientRelay(self._spark, address, why)
-        return self._relay.start(self.thread)
+        where = self._relay.start(self.thread)
+        _log.warning("Cluster %s: %s. %s", spec.cluster_id, self._relay.finding, TO_AVOID_IT)
+        return where
 
     def encrypting_setting(self) -> str:
         """Return the setting by which Spark encrypts its own connections."""
