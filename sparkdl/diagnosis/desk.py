@@ -132,8 +132,9 @@ class Desk:
         await asyncio.gather(*self._visits, return_exceptions=True)
 
     def _go(self) -> None:
-        self._order = [name for name, visitor in self.visitors.items() if visitor.port]
-        self._all_there.set()
+        if not self._all_there.is_set():  # who comes late has no peers: they may have left
+            self._order = [name for name, visitor in self.visitors.items() if visitor.port]
+            self._all_there.set()
         self._look_who_has_told()
 
     async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -168,7 +169,7 @@ class Desk:
         port = int(hello.pop("port", 0))
         facts = msgspec.convert(hello, Facts)
         self.tasks += 1
-        is_first = facts.executor not in self.visitors and not self._all_there.is_set()
+        is_first = facts.executor not in self.visitors  # also where it comes after `wait_s`
         if is_first:
             self.visitors[facts.executor] = Visitor(facts, port)
         if self.tasks >= self.expected:

@@ -125,6 +125,13 @@ def judge_executors(
             f"{count(len(facts), 'executor')} on {count(hosts, 'host')} answered, "
             f"{count(expected, 'task slot')}",
         )
+    elif not silent:
+        yield Check(
+            "executors",
+            "problem",
+            f"{count(came, 'task')} ended without a report",
+            "Run the doctor again, and look at the tasks' output in Spark's UI",
+        )
 
 
 def judge_addresses(facts: Sequence[Facts], url: str) -> Iterator[Check]:

@@ -91,6 +91,18 @@ def test_those_that_come_are_not_kept_by_those_that_do_not(desk: Desk) -> None:
     a.close()
 
 
+def test_executor_that_comes_late_is_looked_at_too(desk: Desk) -> None:
+    desk.begin()
+    assert desk.wait(Deadline.after(SOON_S)), "nobody was there"
+    for executor in ("a", "b"):  # the last one of all that were expected
+        late = Task(desk, executor, 1)
+        assert late.hear() == {"is_first": True, "peers": []}
+        late.say(late.hello)
+        assert late.hear() == {}
+        late.close()
+    assert [visitor.facts is not None for visitor in desk.visitors.values()] == [True, True]
+
+
 def test_stranger_is_not_heard(desk: Desk) -> None:
     stranger = Task(desk, "x", token="wrong")
     assert stranger.hear() is None

@@ -118,6 +118,8 @@ def test_slots_that_do_not_answer_are_counted() -> None:
     assert "3 of 4 task slots have answered" in said
     (said,) = found(judges.judge_executors([], [], 0, 4, 60.0), "problem")
     assert "0 of 4 task slots" in said
+    (said,) = found(judges.judge_executors([], [], 4, 4, 60.0), "problem")
+    assert "4 tasks ended without a report" in said
 
 
 def test_executors_that_do_not_reach_the_driver_are_told_in_the_words_of_a_launch() -> None:

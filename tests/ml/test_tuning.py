@@ -84,7 +84,7 @@ def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, {"x": "abc"}, r"space\['x'\]='abc'"),
         ({}, {"x": (3, 1)}, "low"),
         ({"study": study, "seed": 1}, SPACE, "leave out sampler"),
-        ({"study": several}, SPACE, "several objectives"),
+        ({"study": several}, SPACE, "2 objectives, and must have one"),
         ({"direction": "up"}, SPACE, "choose 'minimize'"),
     ):
         asked: Any = {"trials": 1, **options}

@@ -71,7 +71,8 @@ def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
     assert line.levelno == logging.WARNING
     assert line.getMessage() == (
         "Waiting up to 60 s for executors: 3 nodes need 3 task slots at once, and Spark has 0 task "
-        "slots (0 executors with [] cores, spark.task.cpus=1)"
+        "slots (0 executors with [] cores, spark.task.cpus=1). Give Spark more executors or cores, "
+        "or launch fewer nodes"
     )
 
 

@@ -86,7 +86,7 @@ def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"features_col": "ragged"}, "'ragged' holds 5 values in some rows and 6 in others"),
         ({"features_col": "holed"}, "column 'holed' holds a null.*row 3"),
         ({"features_col": "text"}, "column 'text' is of type string, which cannot feed .*input x"),
-        ({"features_col": "map"}, "'map' is of type map<string,double>, and features are"),
+        ({"features_col": "map"}, "'map' is of type map<string,double>, and features must be"),
         ({"input_mapping": {"good": "a", "short": "b"}}, "the model has the inputs x, and"),
         ({"validation_indicator_col": "none"}, "0 rows to validate with, by validation_indicator"),
         ({"num_workers": 7}, "6 rows to train on: each of the 7 nodes needs one"),
