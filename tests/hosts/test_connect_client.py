@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from tests.connect.conftest import CLIENT
-from tests.hosts.bed import Bed, Program, _wait_for_text, hosts, why_not
+from tests.doubles.sessions import make_home
+from tests.hosts.bed import SHARED, Bed, Program, _wait_for_text, hosts, why_not
 from tests.hosts.connect_client import ROWS
 
 PORT = 15002
@@ -29,17 +29,24 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
 
 
 def serve(bed: Bed, **settings: str) -> str:
-    """Start a Spark Connect server on h0; return its URL."""
-    spark = f"{Path(pyspark.__file__).parent}/bin/spark-class"
+    """Start a Spark Connect server on h0; return its URL.
+
+    Its Spark has no archive of pyspark, which Python would compile at each start, and Spark gives
+    the relay's Python ten seconds.
+    """
+    make_home(bed.folder / SHARED.name / "spark", "python")
+    home = str(SHARED / "spark")
     master = bed.start_spark("h0", {"h1": 2, "h2": 2})
     settings |= {"spark.driver.host": bed["h0"].address, "spark.ui.enabled": "false"}
     settings |= {"spark.connect.grpc.binding.port": str(PORT), "spark.executor.memory": "1g"}
     options = [f"--conf={name}={value}" for name, value in settings.items()]
     server = bed["h0"].run(
-        *(spark, "org.apache.spark.deploy.SparkSubmit", "--master", master, *options),
+        *(f"{home}/bin/spark-class", "org.apache.spark.deploy.SparkSubmit", "--master", master),
+        *options,
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
         *("--driver-memory", "700m", "spark-internal"),
         SPARK_DAEMON_MEMORY="",
+        SPARK_HOME=home,
     )
     _wait_for_text(server, "Spark Connect server started")
     return f"sc://{bed['h0'].address}:{PORT}"
