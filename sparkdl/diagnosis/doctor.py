@@ -304,7 +304,11 @@ def _relayed(
     wait_s: float,
     relays: ExitStack,
 ) -> Generator[Check, None, tuple[str, int]]:
-    """Start a relay where a launch would start one; return where executors reach this client."""
+    """Start a relay if executors need one; return where they reach this client.
+
+    Args:
+        relays: ends it.
+    """
     from sparkdl.control.server import ServerAddress
     from sparkdl.driver.executors import connect_relay
     from sparkdl.driver.executors.sessions import inheriting_thread
@@ -319,7 +323,11 @@ def _relayed(
         return address
     relay = connect_relay.ClientRelay(spark, listening, why)
     relays.callback(relay.close)
-    where = relay.start(thread)
+    try:
+        where = relay.start(thread)
+    except SparkdlError as error:
+        yield Check.of_error("way to the driver", error)
+        return address
     yield Check("way to the driver", "warning", relay.finding, connect_relay.TO_AVOID_IT)
     return where.host, where.port
 
@@ -338,6 +346,7 @@ def _survey(
     from sparkdl.driver.executors.sessions import driver_host
     from sparkdl.driver.slots.spark_errors import explain_job_failure
 
+    is_client = context_of(spark) is None
     desk = Desk(size.slots, asked.wait_s)
     try:
         environment = Environment.read()
@@ -349,11 +358,8 @@ def _survey(
         yield Check("driver address", "ok", f"listens at {desk.url}")
     with ExitStack() as relays:
         at = desk.address
-        if desk.url and context_of(spark) is None:
-            try:
-                at = yield from _relayed(spark, desk.address, size.slots, asked.wait_s, relays)
-            except SparkdlError as error:
-                yield Check.of_error("way to the driver", error)
+        if desk.url and is_client:
+            at = yield from _relayed(spark, at, size.slots, asked.wait_s, relays)
         told: Survey = survey(spark, desk, looks, asked.limit_s, at)
     if told.error is not None:
         yield from _guarded("Spark job", _raise, explain_job_failure(told.error))
@@ -364,7 +370,6 @@ def _survey(
         *(judges.judge_executors, told.facts, told.silent, came, told.expected, waited_s),
     )
     known = [*told.facts, *told.silent]
-    is_client = context_of(spark) is None
     yield from _guarded("versions", judges.judge_versions, driver, known, is_client)
     here = (driver.host, driver.package)  # is judged already
     others = [one for one in known if (one.host, one.package) != here]

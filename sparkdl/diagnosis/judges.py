@@ -33,9 +33,9 @@ def judge_versions(
     Args:
         is_client: of a Spark Connect server, whose pyspark may be another.
     """
-    names = [
-        name for name in ("Python", "sparkdl", *PACKAGES) if name != "pyspark" or not is_client
-    ]
+    names = ["Python", "sparkdl", *PACKAGES]
+    if is_client:
+        names.remove("pyspark")
     seen = [check for name in names for check in _versions_of(name, driver, executors)]
     yield from seen
     differing = {check.name.removeprefix("version of ") for check in seen}

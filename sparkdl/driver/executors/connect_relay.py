@@ -61,10 +61,11 @@ def why_unreached(
         return next((row.problem for row in rows), "")
 
     asked = begin(ask, tag, thread)
-    if not asked.wait(timeout_s):
-        cancel_jobs(spark, tag)
-        return ""
-    return asked.result()
+    try:
+        return asked.result() if asked.wait(timeout_s) else ""
+    finally:
+        if not asked.done():  # the time is over, or the wait was interrupted
+            cancel_jobs(spark, tag)
 
 
 def _reach(host: str, port: int, batches: Any) -> Iterator[pa.RecordBatch]:

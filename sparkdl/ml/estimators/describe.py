@@ -87,8 +87,8 @@ def _framework(source: ModelSource) -> str:
 
 def _unloadable(source: ModelSource, reason: str) -> ConfigError:
     return ConfigError(
-        f"the model {source.path} cannot be loaded: {reason}. Save it again with the framework "
-        "that is installed here"
+        f"the model {source.path} cannot be loaded: {reason}. Give one that the "
+        f"{_framework(source)} of this machine loads"
     )
 
 
