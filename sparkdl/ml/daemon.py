@@ -31,8 +31,8 @@ def main() -> None:
     os.dup2(2, 1)  # Spark reads a port from the standard output, which is no place for a log line
     try:
         with quick_imports():
-            for name in filter(None, os.environ.get("SPARKDL_PRELOAD", "tensorflow").split(",")):
-                import_module(name.strip())
+            for name in sorted(_asked(), key=_is_tensorflow):
+                import_module(name)
     except ImportError as error:
         _log.warning(
             "Not all of SPARKDL_PRELOAD is imported ahead of Python workers: %s. Install it on "
@@ -45,6 +45,17 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # or a worker's collector would copy the pages by looking at them
     manager()
+
+
+def _asked() -> list[str]:
+    names = os.environ.get("SPARKDL_PRELOAD", "tensorflow").split(",")
+    return [name.strip() for name in names if name.strip()]
+
+
+def _is_tensorflow(name: str) -> bool:
+    """Sorts it behind the others: its symbols crash a later import of Triton, which PyTorch has
+    on GPUs (https://github.com/tensorflow/tensorflow/issues/124205)."""
+    return name.partition(".")[0] == "tensorflow"
 
 
 if __name__ == "__main__":

@@ -273,10 +273,11 @@ def naming(what: str, **given: Any) -> Iterator[None]:
         if isinstance(error, ConfigError):
             raise
         shapes = ", ".join(f"{name} {described(value)}" for name, value in given.items())
+        text = str(error).rstrip(". \n")
         raise ConfigError(
-            f"{what} failed on {shapes}: {error}. Cast the column in the DataFrame "
-            "(col.cast('long'), col.cast('float')), give its rows another shape by input_shapes, "
-            "or change the model"
+            f"{what} failed on {shapes}: {text}. Cast the column in the DataFrame "
+            "(col.cast('long'), col.cast('float')), count classes from 0, give rows another shape "
+            "(input_shapes={column: [1]} makes a column of numbers [rows, 1]), or change the model"
         ) from error
 
 

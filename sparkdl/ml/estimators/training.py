@@ -6,11 +6,12 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -102,6 +103,7 @@ class Training:
             report = self._feed(cluster, training, validation)
             results = self._results(cluster)
         history = history_of(results[0] if results else None)
+        warn_of_no_numbers(history.get("loss", ()))
         seconds = time.monotonic() - start_s
         return TrainingSummary(history, report, seconds, tuple(results))
 
@@ -297,6 +299,19 @@ class TrainingSummary:
     def total_epochs(self) -> int:
         """How many epochs the history has."""
         return max(map(len, self.history.values()), default=0)
+
+
+def warn_of_no_numbers(losses: Iterable[float]) -> None:
+    """Log a warning if the loss of an epoch is NaN or infinite, as its model's weights may be."""
+    for epoch, loss in enumerate(losses, 1):
+        if not math.isfinite(loss):
+            _log.warning(
+                "The loss of epoch %d is %s: do not use this model. Look for NaN and infinite "
+                "numbers in the columns, reduce the learning rate, or clip gradients",
+                epoch,
+                loss,
+            )
+            return
 
 
 def history_of(result: Any) -> dict[str, list[float]]:

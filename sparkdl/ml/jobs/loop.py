@@ -31,6 +31,7 @@ from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.paths import absolute_url
 from sparkdl.driver.executors.sessions import default_fs
 from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.estimators.training import warn_of_no_numbers
 from sparkdl.ml.jobs.rows import num_steps, read_sample
 from sparkdl.ml.jobs.spark import Jobs, KeptRows
 from sparkdl.ml.jobs.task import Aggregation, LearnerSpec, Master, Sum, Work, num_groups, total
@@ -123,6 +124,7 @@ class Loop:
         master.end()
         if checkpoints:
             checkpoints.delete()
+        warn_of_no_numbers(history["loss"])
         return Outcome(history, sum(kept.rows), iterations, time.monotonic() - start_s)
 
     def _epoch(

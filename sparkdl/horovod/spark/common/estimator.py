@@ -37,6 +37,7 @@ from sparkdl.horovod.spark.common.backend import SparkBackend
 from sparkdl.horovod.spark.common.params import EstimatorParams, ModelParams
 from sparkdl.horovod.spark.common.work import Work
 from sparkdl.ml.estimators.persistence import Saved, load_code, save_code
+from sparkdl.ml.estimators.training import warn_of_no_numbers
 from sparkdl.ml.scoring.predict import predict
 
 _SCORE_ROWS = 256
@@ -202,6 +203,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
                 self._write_start(scratch / "start", run_id)
                 work.send(scratch / "start", "start")
             results = backend.run(self._trainer(work), env=self._env())
+            warn_of_no_numbers(_losses(results[0]))
             with work.received("result") as file:
                 return self._create_model(results[0], file, run_id, metadata)
         finally:
@@ -262,6 +264,14 @@ class HorovodModel(Model, ModelParams, _Saved):
     def _scoring(self, df: DataFrame) -> tuple[list[int], Callable[[], Callable[..., list[Any]]]]:
         """Return the numbers of each output, and what makes the function that computes them."""
         raise NotImplementedError
+
+
+def _losses(history: Any) -> list[float]:
+    """Return the losses by epoch in a history of Keras or PyTorch; Lightning's has the last ones."""
+    if isinstance(history, Mapping):
+        losses = history.get("loss", ())
+        return list(losses) if isinstance(losses, (list, tuple)) else [losses]
+    return [epoch["train"]["loss"] for epoch in history or ()]
 
 
 def _column(kind: DataType, output: Any, rows: int) -> Any:
