@@ -90,9 +90,9 @@ class Start(LocalMessage, frozen=True):
 class Segment(LocalMessage, frozen=True):
     """One record batch as an Arrow IPC stream; the descriptor comes with it.
 
-    `exchange` is empty for training rows. For inference it names the partition that waits for
-    one result per row; `is_last` marks that partition's last segment, which has no rows.
-    `start` is the first row of the batch that counts, `rows` how many do.
+    `exchange` is empty for training rows. For inference it names the partition, which expects one
+    result per row; `is_last` marks the partition's last segment, an empty one. Only rows [`start`,
+    `start` + `rows`) of the batch count.
     """
 
     feed: str
@@ -176,7 +176,7 @@ class ReadParquet(LocalMessage, frozen=True):
         node: whose share is to be read.
         epochs: how many there are; `None` for as many as are wanted.
         seed: of the order of the row groups, which differs from epoch to epoch; `None` keeps it.
-        done: rows, by epoch, that a checkpoint covers and that are not read; all ask the same.
+        done: rows covered by a checkpoint, by epoch: they are not read. All nodes ask the same.
     """
 
     feed: str

@@ -130,7 +130,7 @@ def instant(name: str, category: str, pid: int, tid: int, time_us: int, args: An
 
 
 def named_process(name: str, pid: int, order: int) -> tuple[Event, Event]:
-    """Return the events that name a process, and say which one is shown first."""
+    """Return the events that name a process and give its place in the viewer."""
     at = {"ph": "M", "pid": pid, "tid": 1, "ts": 0}
     return (
         {**at, "name": "process_name", "args": {"name": name}},

@@ -12,7 +12,7 @@ from typing import Any
 _DESCRIPTION, _GROUP = "spark.job.description", "spark.jobGroup.id"
 _INTERRUPTS = "spark.job.interruptOnCancel"
 _TAG = "sparkdl"
-"""Of all jobs that sparkdl starts."""
+"""The tag of all jobs that sparkdl starts."""
 
 
 def context_of(spark: Any) -> Any:
