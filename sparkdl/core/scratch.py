@@ -26,8 +26,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def make_scratch_in(folder: Path) -> None:
-    """Make this process's folders there from now on, and delete the folders of an earlier process.
-    """
+    """Make this process's folders there from now on; delete those of an earlier process."""
     global _place
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)  # its orphans may still write there

@@ -33,12 +33,12 @@ from sparkdl.feed.reader.reader import FeedReader
 
 _log = logging.getLogger(__name__)
 _STEPS = "_sparkdl_steps"
-"""Of Keras' iterator: how many batches its feeds had given as it began."""
+"""Attribute of Keras' iterator: how many batches its feeds had given as it began."""
 _RUN = "_sparkdl_run"
 
 
 def let_epochs_differ() -> None:
-    """Have Keras 3 and tf_keras, where imported, follow their feeds. Again it changes nothing."""
+    """Patch Keras 3 and tf_keras, where imported, to follow their feeds. Idempotent."""
     for library in _LIBRARIES:
         if library.name not in sys.modules:
             continue
@@ -81,7 +81,7 @@ class _Library:
 
     Attributes:
         iterator: of the data of `fit`, `evaluate` and `predict`; `begin` its method that begins.
-        before: the callback that is called before that.
+        before: the callback invoked before `begin`.
         length: its attribute, how many batches an epoch has.
         dataset_of: its data.
         counts: whether it has a number of steps, so that several of Keras' epochs may be one.

@@ -39,19 +39,19 @@ def torch_dataset(
     y: Names | None = None,
     shared: SharedRows | None = None,
 ) -> IterableDataset[Any]:
-    """Return a dataset whose elements are batches and whose every iteration is one epoch.
+    """Return a dataset of batches; each iteration is one epoch.
 
     It is meant for `DataLoader(dataset, batch_size=None)`: batches are made already, and any other
     `batch_size` would make batches of batches. A transform goes into the loader's `collate_fn`,
     which gets a batch. A dataset and its loader have no `len()`: the length of an epoch is known
     only at its end.
 
-    With `num_workers` each batch of the epoch goes to one of the loader's workers, the next that
-    asks; the order in which they come out is the loader's. Iterate one loader at a time: the one
-    that begins takes the feed over, and the others' epoch ends. When a loop is left early, batches
-    read ahead by workers go back with the rest of the epoch, unless they were the epoch's last.
-    Workers of the start method "fork" keep the feed's memory of that moment as long as they live;
-    `multiprocessing_context="forkserver"` does not.
+    With `num_workers`, each batch goes to the worker that asks next, and the loader orders the
+    batches. Iterate one loader at a time: a loader that begins takes the feed over, and ends the
+    epoch of the others. When a loop is left early, batches read ahead by workers go back with the
+    rest of the epoch, unless they were the epoch's last. Workers of the start method "fork" keep
+    the feed's memory of that moment as long as they live; `multiprocessing_context="forkserver"`
+    does not.
 
     Args:
         x: column of the features, or several columns for a dict of features.

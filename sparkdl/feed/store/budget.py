@@ -118,7 +118,7 @@ class Budget:
         """Hold a segment for another use, without waiting.
 
         Args:
-            segments: 0 for a window of a segment of which other rows stay.
+            segments: 0 for a window, if other rows of its segment stay.
         """
         with self.lock:
             self._add(before, segment.feed, -segments, -segment.nbytes, segment.is_on_disk)

@@ -62,7 +62,7 @@ class Feeder:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Have `feed`, in another thread, fail as soon as it waits for the agent."""
+        """Interrupt `feed`, in another thread, at its next wait for the agent."""
         self._is_cancelled = True
         self._stream.cancel()
 
@@ -108,7 +108,7 @@ class Feeder:
         return [self._stream.target] if self._stream.is_unreachable else []
 
     def _count(self, batches: Iterator[pa.RecordBatch], within_s: float = MAX_COUNT_S) -> int:
-        """Return how many rows are left, none of which is wanted; stop after `within_s`."""
+        """Return how many rows are left, all of them unwanted; stop after `within_s`."""
         rows, deadline = 0, Deadline.after(within_s)
         for batch in batches:
             rows += sum(int(piece.batch.num_rows) for piece in self._pieces(batch))
@@ -149,7 +149,8 @@ def choose_target(
     near = [target for target in targets if target.host in here]
     if not near:
         return targets[partition % len(targets)]
-    # Of neighbouring partitions each is often on another host: these are the next turn on this one.
+    # Spark often places neighbouring partitions on different hosts, one each. Dividing by the
+    # number of hosts makes consecutive partitions of this host take turns on its nodes.
     return near[partition // len(hosts) % len(near)]
 
 

@@ -2,7 +2,7 @@
 
 Runs in: driver, feeder, agent
 
-Here rather than beside the server, so that a Spark worker that feeds imports none of the server.
+They are not in the server's module: feeders in Spark workers must not import the server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WHAT_TO_DO = (
 )
 
 MAX_COUNT_S = 30.0
-"""How long rows that no node wants are counted, for the result of `cluster.feed`."""
+"""How long unwanted rows are counted, for the result of `cluster.feed`."""
 TAKEN = "taken"
 _LISTENING_S = 1.0
 
@@ -73,7 +73,7 @@ class FeedSpec:
         last_epoch: the last one of the same `feed` call.
         keep: later epochs are to read the rows again.
         done: rows by partition that a checkpoint covers; they are not fed.
-        skipped: partitions of which all rows are `done`; they are read for a moment at most.
+        skipped: partitions without rows beyond `done`; they are read for a moment at most.
         partitions: how many there were when rows were fed before; 0 where that is not known.
         patience_s: how long inference waits for nodes that are between two generations.
         min_piece_nbytes: small batches are joined until there is so much.
@@ -212,10 +212,10 @@ class PutPiece(msgspec.Struct, frozen=True):
 
 
 class FetchTicket(msgspec.Struct, frozen=True):
-    """Rows of the spool which another agent fetches.
+    """Rows of the spool to be fetched by another agent.
 
-    It is the ticket of `DoGet`, whose answer is one batch of the rows of the first windows, as many
-    as the holder likes, and the body of the action `TAKEN`, on which the holder frees them.
+    It is the ticket of `DoGet`. The holder answers with one batch: rows of the first windows, as
+    many as it likes. It is also the body of the action `TAKEN`: the holder then frees the rows.
 
     Attributes:
         nbytes: how much to send at most; one window may be larger.

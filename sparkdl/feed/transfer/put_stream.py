@@ -6,9 +6,9 @@ Runs in: feeder
                ▲                      │
                └───── given back ─────┘ by a full agent, after a second; the lowest row goes first
 
-The thread that puts pieces never writes: gRPC ends a write neither for a cancelled call nor for a
-connection that is over, as long as the socket takes no bytes (an agent that stands still, a link
-that is cut). A thread that is stuck in one stays behind, and the feed fails in time.
+The caller of `put` never writes to the socket itself. While a socket takes no bytes (a frozen
+agent, a cut link), gRPC ends a write neither when its call is cancelled nor when its connection
+closes. The writing thread may thus stay stuck; the caller still fails in time.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class PutStream:
         self._send_until(lambda: not self._unacknowledged and (self.is_closed or not self._waiting))
 
     def cancel(self) -> None:
-        """Have the thread that puts pieces fail as soon as it waits for the agent."""
+        """Interrupt the thread that puts pieces at its next wait for the agent."""
         self._break("it was cancelled")
 
     def close(self) -> None:

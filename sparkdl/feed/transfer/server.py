@@ -4,12 +4,11 @@ Runs in: agent
 
 `DoPut` appends to a spool. The descriptor's command is a `PutHeader`; each batch comes with a
 `PutPiece`; the server answers once at the start and then once per batch with a `PutAck`, within
-`FULL_WAIT_S`. `DoGet` sends the rows of a `FetchTicket` to the agent that they were assigned to,
-and `DoAction` frees them once that agent has them.
-`DoExchange` is one inference partition: batches in, and for each one or more one-column batches
-(`ipc`: binary) back, whose value is an Arrow IPC stream of encoded result rows.
-Every call carries the cluster's token (`authorization: Bearer …`), checked before the call reaches
-any of these.
+`FULL_WAIT_S`. `DoGet` sends the rows of a `FetchTicket` to another agent, their assignee.
+`DoAction` frees them once they have arrived there. `DoExchange` is one inference partition: batches
+in, and for each one or more one-column batches (`ipc`: binary) back, whose value is an Arrow IPC
+stream of encoded result rows. Every call carries the cluster's token (`authorization: Bearer …`),
+checked before the call reaches any of these.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ FULL_WAIT_S = 1.0
 _CALLS_END_S = 1.0
 
 _MAX_REASON_NBYTES = 7000
-"""An error's text travels in gRPC's headers, of which 8 KiB are let through: it is there twice,
-once with three bytes for each that is no plain character."""
+"""An error's text travels in gRPC's headers, limited to 8 KiB. It is in them twice: once as it is,
+once percent-encoded."""
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -155,7 +154,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if not batches:
             raise ProtocolError("a ticket that names no rows")
         batch = join(batches)
-        # Not a `GeneratorStream`, which sends no dictionaries.
+        # A `GeneratorStream` would send no dictionaries.
         return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(batch.schema, [batch]))
 
     def do_action(
