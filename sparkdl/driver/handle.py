@@ -260,7 +260,7 @@ class Cluster:
     ) -> Future[FeedReport]:
         """Call `feed` in a thread of its own, beside other feeds.
 
-        So validation data is there when an epoch of training ends:
+        Example: validation data is there when an epoch of training ends:
         `cluster.feed_async(validation, epochs=3, feed="validation")`, then `cluster.feed(training,
         epochs=3)`.
 
@@ -433,7 +433,7 @@ class Cluster:
     def shutdown(self, grace_s: float | None = None, timeout_s: float | None = None) -> None:
         """End the feeds, wait for `map_fun` to return everywhere, and end all nodes.
 
-        Does nothing the second time. The SparkContext and other jobs are left alone.
+        A second call does nothing. The SparkContext and other jobs are left alone.
 
         Args:
             grace_s: how long `map_fun` may take to return; then it is stopped.

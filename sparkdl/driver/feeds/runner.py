@@ -77,7 +77,7 @@ class JobThread:
         self._thread.start()
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Have `job` run once those before it have ended."""
+        """Run `job` once those before it have ended."""
         self._jobs.put(job)
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class FeedRunner:
         carrier: JobThread | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Have the feed serve a request, and wait for the answer.
+        """Queue a request at its feed, and wait for the answer.
 
         Args:
             request: makes the request, given the ticket that the answer will have.
