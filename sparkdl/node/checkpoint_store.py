@@ -380,7 +380,7 @@ class LocalStore(CheckpointStore):
         return folder
 
     def finish(self, name: CheckpointName, folder: Path, node: str) -> None:
-        """Have the files on the disk, and say so to the first node."""
+        """Flush the files to the disk, and leave a mark for the first node."""
         for inner, _, names in os.walk(folder):
             for each in names:
                 with contextlib.suppress(FileNotFoundError):  # other nodes rename theirs meanwhile

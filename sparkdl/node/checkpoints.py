@@ -2,9 +2,9 @@
 
 Runs in: child
 
-All nodes that train write their files, and report which rows have made their state. Once the driver
-has the reports of all, the first node completes the checkpoint and reports that to the driver: from
-then on a restart resumes from it.
+All nodes that train write their files, and report the rows their state was trained on. Once the
+driver has all reports, the first node completes the checkpoint, and reports this to the driver.
+From then on a restart resumes from it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LastCheckpoint(os.PathLike[str]):
         return folder
 
     def covered(self, feed: str) -> EpochRows:
-        """Return which rows it covers of a feed that the nodes read themselves, by epoch.
+        """Return the rows it covers of a feed read by nodes themselves, by epoch.
 
         Raises:
             CheckpointError: if it cannot be read.
@@ -225,7 +225,7 @@ class Checkpoints:
 
     @contextmanager
     def _named_errors(self, name: CheckpointName, is_users: bool = False) -> Iterator[None]:
-        """Say of a disk's errors which checkpoint they hit, and that the others are well.
+        """Name the failed checkpoint in a disk's errors, and say that the others are intact.
 
         Args:
             is_users: the code is the user's, whose other errors are not ours.

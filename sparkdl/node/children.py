@@ -92,7 +92,7 @@ class NodeChild:
 
     @property
     def port(self) -> int:
-        """The node's port, for the child that has not begun."""
+        """The node's port, reserved for a child that has not begun."""
         return int(self._port.getsockname()[1])
 
     def send(self, message: Local, fd: int = -1) -> None:
@@ -126,7 +126,7 @@ class NodeChild:
             self.say(self._gpus.note)
 
     def _holds_zygote(self, place: Place) -> bool:
-        """Have a zygote stay for this agent; return whether there is one."""
+        """Connect to a zygote, which then stays for this agent; return whether there is one."""
         if self._zygote is not None:
             with suppress(OSError):
                 try:

@@ -1,12 +1,12 @@
-"""How agents, and those who start them, find the zygote of their executor and ask it to fork.
+"""Finds the zygote of an executor and asks it to fork, for agents and for their starters.
 
 Runs in: driver, feeder, agent, zygote
 
 A zygote (`node/zygote.py`) listens at an abstract Unix socket (unix(7)), so that no file is left
-behind however it ends. The name holds a digest of all that has to be the same: a key of the driver,
-the executor's process, the environment, the framework. There is nothing to agree on: where
-something differs, there is another zygote. The agent makes the socket and the zygote inherits it,
-so that of several agents one starts a zygote and all reach it.
+behind however it ends. The name holds a digest of everything that must be the same: a key of the
+driver, the executor's process, the environment, the framework. Processes need not agree on a
+zygote: if anything differs, the name does, and another zygote is used. The agent makes the socket
+and the zygote inherits it. Of several agents, one therefore starts a zygote, and all reach it.
 
 A connection is a process: its first message says what to fork, the answers are `Forked` and, in the
 end, `Exited`.

@@ -87,5 +87,6 @@ def start_served(
     started = set_up(writer, options).start()
     query = ServedQuery(started, stream, thread)
     thread(partial(query.serve, name), f"sparkdl-{name}").start()
-    stream.watch(started, thread)  # `query.stop` would end the stream, too
+    # `query.stop()` only asks the stream to end, so the stream must be given the real query.
+    stream.watch(started, thread)
     return query
