@@ -39,6 +39,7 @@ from sparkdl.feed.transfer.messages import (
     Target,
     flight_reason,
     knock,
+    result_batch,
 )
 from sparkdl.feed.values.row_codec import encode_rows, rows
 
@@ -69,7 +70,7 @@ class InferRows:
         for data in _spark_answers(
             self.spec, (batch.rename_columns(self.names) for batch in batches)
         ):
-            yield pa.RecordBatch.from_pydict({"ipc": pa.array([data], pa.binary())})
+            yield result_batch(data)
 
 
 @dataclass(frozen=True)

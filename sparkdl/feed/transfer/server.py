@@ -34,15 +34,15 @@ from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.store.spool import Spool
 from sparkdl.feed.store.store import NodeStore
 from sparkdl.feed.transfer.messages import (
+    RESULT_SCHEMA,
     ExchangeHeader,
     FetchTicket,
     PutAck,
     PutHeader,
     PutPiece,
+    result_batch,
 )
 from sparkdl.feed.transfer.strangers import Strangers
-
-RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 
 _FD_WAIT_S = 10.0
 """How long to wait for a descriptor, which was sent before its segment was announced."""
@@ -224,7 +224,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             writer.begin(RESULT_SCHEMA)
             for data in exchange.results(header.timeout_s or self._store.timeout_s):
-                writer.write_batch(pa.record_batch([pa.array([data], pa.binary())], RESULT_SCHEMA))
+                writer.write_batch(result_batch(data))
         except InferenceError:
             return  # the other thread reports it to the client
         except (pa.ArrowException, OSError) as error:
