@@ -58,7 +58,7 @@ class Run:
 
 
 class Writer(threading.Thread):
-    """Does what there is to do at MLflow, in order."""
+    """Performs the calls to MLflow, in order."""
 
     def __init__(self) -> None:
         super().__init__(name="sparkdl-mlflow", daemon=True)
@@ -66,11 +66,11 @@ class Writer(threading.Thread):
         self._is_answered = False
 
     def do(self, run: Run, job: _Job) -> None:
-        """Have a job done."""
+        """Queue a job."""
         self._jobs.put((run, job))
 
     def metric(self, run: Run, name: str, value: float, step: int, time_s: float) -> None:
-        """Have a metric written, unless too much waits already."""
+        """Queue a metric, unless too much waits already."""
         if self._jobs.qsize() >= _MAX_WAITING:
             _lose(run, 1, "MLflow is slower than the training reports")
             return
