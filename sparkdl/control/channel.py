@@ -333,6 +333,7 @@ class Unframer:
             del self._buffer[:stop]
             try:
                 message = _decoder.decode(body)
+            # msgspec raises the last two for deep nesting and for broken UTF-8.
             except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
                 raise ProtocolError(f"not a message on the pipe to the child: {error}") from None
             has_fd = carries_fd(message)
@@ -425,6 +426,7 @@ class ChildPipe:
             except BlockingIOError:
                 return
             except OSError:
+                # A reset connection is treated like a closed one.
                 messages = None
             if messages is None:
                 self._shut()
@@ -456,6 +458,7 @@ class ChildPipe:
                 self._drop_outbox()  # the child has ended; its last words are still to be read
                 break
             close_fd(fd)
+            # The descriptor has left with the first byte, so the rest goes without one.
             if sent < len(data):
                 self._outbox[0] = (data[sent:], -1)
             else:

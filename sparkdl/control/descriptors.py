@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _MAX_KEY_NBYTES = 256
 _CONNECT_S = 5
+"""Whole seconds, for a `struct timeval`."""
 _TIMEVAL = struct.Struct("@ll")
 _WELCOME = b"welcome"
 MAX_STRANGERS = 64
@@ -147,6 +148,7 @@ class FdReceiver:
             self._changed.notify_all()
         for sock in (self._listener, *connections):
             if sock is not None:
+                # Closing alone would not wake a thread that waits in accept or recv.
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
         if self._listener is not None:

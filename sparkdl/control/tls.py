@@ -35,7 +35,9 @@ HANDSHAKE_S = 10.0
 """How long a peer may take to shake hands."""
 _NAME = "cluster.internal"
 _CLOCK_SKEW = datetime.timedelta(days=1)
+"""How far behind the clocks of executors may be: the certificate is valid from earlier on."""
 _LIFETIME = datetime.timedelta(days=3650)
+"""Longer than any cluster lives: each has a certificate of its own."""
 _MISSING = (
     "{why} is on, and TLS needs the package cryptography at the driver, to make the cluster's "
     "certificate: pip install cryptography. Or give certificates of your own, "

@@ -317,11 +317,13 @@ class Controller:
         try:
             state, actions = step(self.view.state, event, time.monotonic())
         except IllegalTransitionError:
+            # The cluster goes on: the state is unchanged, and a bug here must not end a training.
             _log.exception("Ignored an event without a transition: a bug in sparkdl")
             return
         if type(state) is not type(self.view.state):
             before, after = type(self.view.state).__name__, type(state).__name__
             _log.info("Cluster %s: state %s -> %s", self.spec.cluster_id, before, after)
+        # One lock for both changes: readers must not see the new generation with old counts.
         with self.changed:
             if generation_of(state) not in (None, generation_of(self.view.state)):
                 self.view.feeds.clear()  # a node that another agent takes begins at zero
@@ -343,6 +345,7 @@ class Controller:
             case states.Relaunch(nodes):
                 self._executor.relaunch(nodes)
             case states.Release():
+                # In a thread: closing waits for agents, and their messages come on this loop.
                 name = f"sparkdl-release-{self.spec.cluster_id}"
                 close = partial(self._executor.close, Deadline.after(_RELEASE_S))
                 threading.Thread(target=close, name=name, daemon=True).start()

@@ -39,7 +39,9 @@ from sparkdl.driver.threads import Changed, Outcome
 _log = logging.getLogger(__name__)
 
 STOP_MARGIN_S = 10.0
+"""How long agents and executors may take to end, beyond the time that children are given."""
 _BEGIN_S = 5.0
+"""How long an interrupted launch waits for its thread to begin: it may never have been started."""
 
 
 class Ending:

@@ -154,6 +154,7 @@ def _run(importing: Callable[[], Imports], link: AgentLink) -> ChildReturned | R
         framework.after_map_fun(has_failed=False)
         return _encode(generation, value, exited_at)
     except SystemExit as stop:
+        # As in Python itself, a text or any other object means status 1.
         code = stop.code if isinstance(stop.code, int) else 1
         return _raised(framework, start, "exit", stop, code, link.feeds.steps)
     except BaseException as error:  # noqa: BLE001 (whatever user code raises goes to the driver)

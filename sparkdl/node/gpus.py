@@ -230,6 +230,7 @@ def claim_gpu(uuid: str) -> socket.socket | None:
 def claimant_of(uuid: str) -> int | None:
     """Return the process that has claimed a GPU: `None` if none has, 0 if it is unknown."""
     with socket.socket(socket.AF_UNIX) as asking:
+        # A claimant never accepts, and its backlog may be full: a blocking connect would hang.
         asking.setblocking(False)
         try:
             asking.connect(_NAME.format(uuid))

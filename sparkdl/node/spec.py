@@ -125,6 +125,7 @@ def start_agent(
         process.stdin.write(_LENGTHS.pack(len(body), len(payload)) + body + payload)
         process.stdin.flush()
     except BrokenPipeError:
+        # The agent has ended before it read all. Its status and standard error give the reason.
         with suppress(BrokenPipeError):
             process.stdin.close()
         process.wait()

@@ -132,6 +132,7 @@ class Child:
         except BlockingIOError:
             return
         except OSError:
+            # A reset connection is treated like a closed one.
             data = b""
         answer = decode_answer(data) if data else None
         if isinstance(answer, Forked):
@@ -214,6 +215,8 @@ class Child:
             self._loop.call_soon(self._end, -number)
         if self._has_swept or not self.pid:
             return
+        # Signal the group once more after the child has ended, for processes it has left there.
+        # Then never again: the number may become that of another group.
         self._has_swept = self._status is not None
         try:
             os.killpg(self.pid, number)

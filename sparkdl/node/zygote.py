@@ -218,6 +218,7 @@ class _Zygote:
         except BlockingIOError:
             return
         except OSError:
+            # A reset connection is treated like a closed one.
             data, fds = b"", []
         try:
             if not data or connection.kind:

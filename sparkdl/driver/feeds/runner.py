@@ -60,8 +60,10 @@ LONG_WAIT_S = 10.0
 _BLAME_LINES = 10
 _FETCH_S = 5.0
 _CANCEL_S = 1.0
+"""Cancel again this often: a job that was just being submitted misses the first time."""
 _JOIN_S = 10.0
 _MEANWHILE_S = 0.25
+"""How often a waiting call updates its progress bar and looks for the end of the cluster."""
 
 
 class JobThread:

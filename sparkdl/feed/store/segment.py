@@ -89,6 +89,7 @@ def write_segment(batch: pa.RecordBatch, folder: Path | None = None) -> tuple[in
     """
     fd = nameless_file(_NAME, folder)
     try:
+        # pyarrow opens paths, not descriptors; `/dev/fd` is the path of a file without a name.
         with pa.OSFile(f"/dev/fd/{fd}", "wb") as sink, pa.ipc.new_stream(sink, batch.schema) as out:
             out.write_batch(batch)
         return fd, os.fstat(fd).st_size

@@ -33,6 +33,8 @@ waits for go at once."""
 ASSIGN_PERIOD_S = 0.02
 """Likewise, for reports by which the driver assigns rows: spooled rows, and waiting readers."""
 _SHUTDOWN_S = 2.0
+"""How long the end waits for reading and fetching threads, and again for Flight; they are
+daemons."""
 
 
 class NodeFeeds:
@@ -294,6 +296,8 @@ class NodeFeeds:
         self._progress.cancel()
         self._needs.cancel()
         if self._receiver:
+            # Flight waits for its calls without a limit, so its shutdown may have to be left
+            # behind.
             stopping = threading.Thread(target=self._receiver.shutdown, daemon=True)
             stopping.start()
             stopping.join(_SHUTDOWN_S)

@@ -89,6 +89,8 @@ class Feeder:
                 num_rows = self._row
             self._stream.flush()
         except FeederError:
+            # An agent that is gone because every `map_fun` has returned is no failure: no row is
+            # wanted.
             if not (self._stream.is_unreachable and self._has_cluster_finished()):
                 raise
         finally:
@@ -201,6 +203,8 @@ def _feed(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> FedPartition:
         try:
             return feeder.feed(batches)
         except FeederError as error:
+            # The driver may give this host up. Its reason then explains the error, and this one
+            # does not.
             if feeder.unreachable and (cause := await_decision(spec, feeder.unreachable, error)):
                 raise FeederError(cause) from None
             raise

@@ -43,6 +43,8 @@ MAX_COUNT_S = 30.0
 TAKEN = "taken"
 RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 _LISTENING_S = 1.0
+"""How long a host may take to accept or refuse a connection: its kernel does so without the
+node."""
 
 
 class FeederError(SparkdlError):

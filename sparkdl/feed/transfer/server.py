@@ -49,6 +49,7 @@ _FD_WAIT_S = 10.0
 FULL_WAIT_S = 1.0
 """How long a full agent keeps a batch before it gives it back: an answer is due."""
 _CALLS_END_S = 1.0
+"""How long calls may end in order at the shutdown, before their connections are shut down."""
 
 _MAX_REASON_NBYTES = 7000
 """An error's text travels in gRPC's headers, limited to 8 KiB. It is in them twice: once as it is,
@@ -120,6 +121,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
         except OSError:
+            # No descriptor was left here. The feeder sends the piece again, instead of failing.
             return Appended.SHORT
         return spool.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
 

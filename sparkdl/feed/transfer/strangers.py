@@ -113,6 +113,7 @@ class Strangers:
         except OSError:  # it listens, or has ended
             return ""
         finally:
+            # The descriptor belongs to gRPC, so the socket object must not close it.
             sock.detach()
 
     def _hang_up(self, fd: int, peer: str) -> None:
@@ -121,6 +122,7 @@ class Strangers:
             os.dup2(fd, self._hand.fileno(), inheritable=False)
             if self._peer(self._hand.fileno()) == peer:
                 self._hand.shutdown(socket.SHUT_RDWR)
+        # The copy would keep the connection open after gRPC has closed its own descriptor.
         with suppress(OSError):
             os.dup2(self._nothing.fileno(), self._hand.fileno(), inheritable=False)
 
