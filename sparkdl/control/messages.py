@@ -616,7 +616,7 @@ class Stop(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Have `ctx.is_draining` turn true: Spark decommissions the executor of a node.
+    """Turn `ctx.is_draining` true: Spark decommissions the executor of a node.
 
     The child answers with a `Gather` of `number`, which is negative: see `node/draining.py`.
     """

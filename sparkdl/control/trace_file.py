@@ -2,9 +2,9 @@
 
 Runs in: driver, child
 
-Each write ends the JSON, and the next one overwrites that end. So the writer may be killed at any
-time. A file called `.gz` is one stream of gzip: before its end is written, the
-state of the compression is copied, and the next events go on from the copy.
+Each write ends the JSON, and the next one overwrites that end. The writer may therefore be killed
+at any time. A file called `.gz` is one stream of gzip: before its end is written, the state of the
+compression is copied, and the next events continue from the copy.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """

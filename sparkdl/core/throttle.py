@@ -50,7 +50,7 @@ class Throttle:
         self._timer: asyncio.TimerHandle | None = None
 
     def request(self) -> None:
-        """Have `action` called: now, or when the period since the last call is over."""
+        """Call `action`: now, or when the period since the last call is over."""
         if self._timer is not None:
             return
         wait_s = self._rests_until_s - self._loop.time()

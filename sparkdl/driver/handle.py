@@ -182,10 +182,10 @@ class Cluster:
             timeout_s: seconds without any row received or read before it is an error.
             role: feed the nodes of this role, `evaluator` for example; by default the nodes that
                 train.
-            reader: who reads a DataFrame that only scans Parquet files. With `auto` the nodes read
-                local files if they would surely get the same rows as Spark; a log line gives the
-                choice and the reason. With `nodes` they also read other storages, and it is an
-                error if the rows might differ. With `spark` Spark reads.
+            reader: who reads a DataFrame that is a mere scan of Parquet files. With `auto` the
+                nodes read local files if they would surely get the same rows as Spark; a log line
+                gives the choice and the reason. With `nodes` they also read other storages, and it
+                is an error if the rows might differ. With `spark` Spark reads.
             shuffle: `"global"` redistributes all rows over all nodes in each epoch, in blocks;
                 `ctx.batches(shuffle=True)` mixes the rows within them. See docs/overview.md.
 

@@ -158,7 +158,7 @@ def _lose(run: Run, count: int, why: str) -> None:
 
 
 def begin_run(run: Run, experiment: str, time_s: float) -> None:
-    """Make the run: in an experiment, or in that of its parent, or in the one that is set."""
+    """Make the run, in the given experiment, else its parent's, else the one that is set."""
     from mlflow import MlflowClient
     from mlflow.tracking.context.registry import resolve_tags
     from mlflow.tracking.fluent import _get_experiment_id
@@ -195,7 +195,7 @@ def write_tag(run: Run, name: str, value: str) -> None:
 def write_failure(run: Run, error: BaseException) -> None:
     """Write why a training has failed: the root cause as a tag, all of it as a file."""
     if run.has_failure:
-        return  # the cluster's, of which the fit says the same
+        return  # the cluster's own; the fit only repeats it
     run.has_failure = True
     headline = f"{type(error).__name__}: {error}"
     if isinstance(error, NodeFailedError):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SAMPLED = 10
-"""Of so many one is written; every ten seconds is MLflow's own interval."""
+"""One of so many is written: every ten seconds, which is MLflow's own interval."""
 _TAG = "sparkdl-search-"
 _WITH_INNER = ("fit", "trial")
 """Spans whose run also records a launch or a fit within them."""
@@ -50,9 +50,9 @@ def autolog(
 ) -> None:
     """Record each training from now on as a run of MLflow, in its active experiment.
 
-    Launches, fits of estimators and trials of searches are runs; those of a search, or of a
-    `CrossValidator`, are nested in its run, and all are in the run that is active in the thread
-    that begins them. No fault of MLflow harms a training, or slows it.
+    Launches, fits of estimators and trials of searches are runs. Runs of a search, or of a
+    `CrossValidator`, are nested in its run. All are nested in the active run of the thread that
+    begins them. No fault of MLflow harms a training, or slows it.
 
     Args:
         disable: stop tracking; waits for pending writes, as `flush` does.

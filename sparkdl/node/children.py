@@ -38,8 +38,8 @@ class NodeChild:
 
     Attributes:
         host: the node's address.
-        generation: that of the `process`, which is the child that was started last.
-        rank: of the last world that a child of this node was given; -1 before the first one.
+        generation: the generation of `process`, the child started last.
+        rank: in the last world given to a child of this node; -1 before the first one.
         resume: where that world began.
 
     Raises:

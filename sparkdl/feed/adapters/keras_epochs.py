@@ -5,7 +5,7 @@ Runs in: child
 Keras does not know the length of a stream, so it takes all epochs for as long as the first one, and
 trains as many as `epochs` says. But an epoch that continues after a failure is shorter than those
 after it, each `cluster.feed` may bring more rows than the one before, and a feed may end before
-`fit` does. An epoch of no batches has a loss of 0.0, the best there is. So
+`fit` does. An epoch of no batches has a loss of 0.0, the best there is. Therefore
 
 - each epoch of a feed is read to its end;
 - `fit` ends with a warning when its feed has ended, as Keras does with other data that runs out;

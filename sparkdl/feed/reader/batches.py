@@ -176,7 +176,7 @@ class _Epoch:
             return 1  # proves that this step is not the last, whose rows several steps may share
         if of.is_even and of.tail == "carry":
             # Grants count the rows of this epoch alone. A node that waits for a grant therefore
-            # holds the carried rows already; a node without them consumes the rows it has, which
+            # holds the carried rows already. A node without them consumes its rows, and thereby
             # frees memory for more.
             return sum(part.rows for part in of._carried)
         return 0
@@ -332,7 +332,7 @@ class GatheredRows:
     """Columns of segments that were taken and not yet handed out.
 
     Attributes:
-        count: rows that can be cut off; rows that still wait to be shuffled do not count.
+        count: rows ready to be cut off, without those not yet shuffled.
     """
 
     def __init__(self, carried: Sequence[_Part] = ()) -> None:

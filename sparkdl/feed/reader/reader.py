@@ -202,7 +202,7 @@ class FeedReader:
             return not self._cursor.is_over
 
     def report_end(self) -> None:
-        """Report to the driver that user code expected an epoch that is not fed."""
+        """Report to the driver that user code expected another epoch."""
         with self._changed:
             self._beyond = max(1, self._beyond)
             self._report()

@@ -62,7 +62,7 @@ class Budget:
         folder: where segments go for which there is no memory.
 
     Attributes:
-        retained: segments that are only retained, which go when room is wanted.
+        retained: segments not needed now; they are freed first.
         lock: guards the budget and all that a store holds: a thread takes no other lock of the
             store. It is notified when room comes, and when waiting rows may have become unwanted.
     """

@@ -70,7 +70,7 @@ class Target:
 
 @dataclass(frozen=True)
 class FeedSpec:
-    """Which feed, which epoch, to whom. Goes to Spark inside the task.
+    """The feed, the epoch and the nodes to feed. It travels inside Spark's task.
 
     Attributes:
         run: unique to one Spark job: identifies its rows after a restart.

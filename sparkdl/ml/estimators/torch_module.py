@@ -194,7 +194,7 @@ def is_sharded(module: Any) -> bool:
     """Whether this node has shards of the module's weights."""
     from torch.distributed.tensor import DTensor
 
-    # `parameters()` does not tell: after a forward pass FSDP has whole ones there.
+    # `parameters()` would not show it: after a forward pass FSDP has whole ones there.
     return any(isinstance(each, DTensor) for each in module.state_dict().values())
 
 
