@@ -2,8 +2,8 @@
 
 Runs in: feeder, agent
 
-    task ── rows, in pieces ──▶ peer: a node (`map_fun` answers) or a scorer (a model does) task ◀──
-    answers, in order ── peer
+    task ── rows, in pieces ──▶ peer: a node (`map_fun` answers) or a scorer (a model does)
+    task ◀── answers, in order ── peer
 
 Answers do not name their rows: they are counted off against the rows sent. By a `Session`, a task
 and a node know how many answers are owed, since when, whether there is room for more rows, and
