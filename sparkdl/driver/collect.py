@@ -49,7 +49,7 @@ class Checkpoints:
     def part(
         self, world: World, node_id: int, part: CheckpointPart, time_s: float
     ) -> tuple[int, CheckpointCommit] | None:
-        """Add a node's part; return an answer and its recipient once the last part is there.
+        """Add a node's part; return the leader and an answer to it, or `None` if it does not wait.
 
         Args:
             time_s: seconds since the epoch, for the manifest.

@@ -6,8 +6,9 @@ TensorFlow's `ClusterCoordinator` gives a step to any worker that is free, takes
 for the same, and cancels all other steps at the first error of one. `_apply_shim` changes:
 
 - a worker without a row for a step fails it with a `CancelledError` with `NO_ROW_MARK`. As in stock
-  TensorFlow, the coordinator takes this for a transient error and queues the step again; now the
-  worker also waits a moment, so that another one takes the step. It is not logged as an error;
+  TensorFlow, the coordinator takes this for a transient error and queues the step again. It then
+  waits a moment before it gives this worker a step, so that another one takes this one. It logs no
+  error;
 - `fit` and `evaluate` of tf_keras fetch the result of the last step they have scheduled. At the end
   of the data this step has no result, and they raised its error instead of ending.
 

@@ -151,8 +151,7 @@ class TFCluster:
             A report on the rows; `None` for a DStream.
 
         Raises:
-            ConfigError: without `InputMode.SPARK`, with an unknown `qname`, or with negative
-            epochs.
+            ConfigError: without `InputMode.SPARK`, with an unknown `qname` or negative epochs.
             NodeFailedError: if a node failed.
             FeedTimeoutError: if no row was received or read for `feed_timeout` seconds.
         """
