@@ -231,6 +231,7 @@ class CoordinatorServer:
             self._accepting.add(task)
         self._strangers.append(ref(connection))
         if len(self._strangers) > self._max_strangers:
+            # Not at once: its request, with the token, may still be on its way.
             asyncio.get_running_loop().call_later(
                 self._timeouts.token_s, _hang_up, self._strangers.popleft()
             )

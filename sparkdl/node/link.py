@@ -152,7 +152,6 @@ class AgentLink:
     def send(self, message: Local, fd: int = -1) -> None:
         """Send a message; the caller keeps `fd`."""
         try:
-            # A message may take several writes, and messages of two threads must not mix.
             with self._send_lock:
                 send(self._sock, message, fd)
         except OSError as error:

@@ -190,6 +190,7 @@ class _Zygote:
         for module in _AGENTS_MODULES:
             import_module(module)
         self._files.add(began_s)
+        # Forks share these objects' memory until one writes to it, and a collection would.
         gc.freeze()
         self.plan = msgspec.structs.replace(self.plan, problem=_what_is_unsafe())
         if self.keep_s and not self.plan.problem:

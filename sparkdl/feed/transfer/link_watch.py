@@ -115,9 +115,9 @@ class LinkWatch:
 def await_decision(spec: FeedSpec, targets: Sequence[Target], error: Exception) -> str:
     """Wait until nodes can be reached again, or the driver has decided what follows.
 
-    This task ends meanwhile if the driver gives a host up: Spark cancels its job. Were it to fail
-    at once, its four attempts would be used up before. The driver hears of hosts that do not answer
-    by `LinkWatch`: while it answers itself, it will decide, or have the task wait until it can.
+    If the driver gives a host up, Spark cancels this task's job meanwhile. A task that failed at
+    once would use up its four attempts before that. `LinkWatch` reports silent hosts to the driver.
+    As long as the driver answers, it will decide, so the task waits on.
 
     Returns:
         Why the cluster has failed, as far as the driver knows: a node that has raised cannot be
