@@ -203,8 +203,7 @@ def _feed(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> FedPartition:
         try:
             return feeder.feed(batches)
         except FeederError as error:
-            # The driver may give this host up. Its reason then explains the error, and this one
-            # does not.
+            # If the cluster has failed, the driver knows the cause: it replaces this error.
             if feeder.unreachable and (cause := await_decision(spec, feeder.unreachable, error)):
                 raise FeederError(cause) from None
             raise
