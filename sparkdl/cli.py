@@ -89,7 +89,7 @@ def _status(options: argparse.Namespace) -> int:
         return commands[options.command](options)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:  # who reads has what it wanted: `| head`
+    except BrokenPipeError:  # the reader has ended, like `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SparkdlError as error:
@@ -252,7 +252,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _stdout_kept() -> Iterator[TextIO]:
-    """Have what others print go to the error stream, the JVM's output as well."""
+    """Redirect what others print to the error stream, the JVM's output as well."""
     sys.stdout.flush()
     with os.fdopen(os.dup(1), "w") as stdout:
         os.dup2(2, 1)

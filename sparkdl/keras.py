@@ -17,7 +17,7 @@ def Checkpoint(  # noqa: N802 (what Keras calls a callback)
     every_epochs: int | None = None,
     feed: str | None = None,
 ) -> Any:
-    """Return a callback of `fit` that makes checkpoints, and continues from the last one.
+    """Return a callback for `fit`: it makes checkpoints, and continues from the last one.
 
     Call it on all nodes that train, with a cluster that has a `checkpoint_dir`:
 
@@ -32,8 +32,8 @@ def Checkpoint(  # noqa: N802 (what Keras calls a callback)
     workers the first node writes, and without one each node writes its own model.
 
     Args:
-        every_steps: how many batches to train on between two checkpoints. Not for data whose epochs
-            have a number of steps: arrays, or `steps_per_epoch`.
+        every_steps: how many batches to train on between two checkpoints. It cannot be used if
+            epochs have a number of steps: with arrays, or `steps_per_epoch`.
         every_epochs: how many epochs; 1 if neither is given.
         feed: the feed to train on, if there are several. Its batches may be mapped, but must not be
             batched again before `fit`.

@@ -284,7 +284,7 @@ class _UntilFeedEnds:
 
 
 class Checkpoint(Adopted):
-    """A callback that saves the trainer through `ctx.checkpoint`, with the rows that made it.
+    """A callback that saves the trainer through `ctx.checkpoint`, with the rows used so far.
 
         checkpoint = sparkdl.lightning.Checkpoint(every_steps=500)
         trainer = Trainer(callbacks=[checkpoint], …)

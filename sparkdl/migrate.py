@@ -107,7 +107,7 @@ def _found(
         place = lines[node.lineno - 1][node.col_offset :]
         if isinstance(node.ctx, ast.Load) and place.startswith(node.id.encode()):
             yield _Edit(node.lineno, node.col_offset, node.id, FACES[node.id])
-        else:  # assigned to; or within an f-string, of which Python 3.11 knows no places
+        else:  # assigned to, or in an f-string: Python 3.11 has no positions inside it
             yield node.lineno, f"{node.id} is used here: see to it yourself"
 
 

@@ -2,9 +2,9 @@
 
 Runs in: driver, agent, feeder. Listing: driver.
 
-Why not the discovery of `pyarrow.dataset`? It knows neither patterns nor Spark's rules: which names
-are hidden, which folders count, types of partitions other than `int` and `string`. TFRecord files
-are found here too.
+Why not the discovery of `pyarrow.dataset`? It knows neither patterns nor Spark's rules about hidden
+names, folders that count, and types of partitions other than `int` and `string`. TFRecord files are
+found here too.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def open_file(
 def is_unchanged(system: pafs.FileSystem, path: str, nbytes: int, modified_ms: int) -> bool:
     """Return whether a file has this length, and this time of its last change, since 1970.
 
-    Of storages other than local ones the time counts in whole seconds, as they know it.
+    In storages other than local ones only whole seconds of the time count: they record no more.
 
     Raises:
         OSError: if that cannot be found out.

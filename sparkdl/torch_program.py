@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
 Returned: TypeAlias = Literal["first", "all", "plain", "none"]
-"""Whose values come to the driver: `first` and `all` as any picklable object, `plain` as those of
-`map_fun`."""
+"""The ranks whose values come to the driver: `first` and `all` as any picklable object, `plain` as
+those of `map_fun`.
+"""
 
 _PICKLED = "pickled"
 
@@ -72,8 +73,8 @@ class Program:
     Attributes:
         what: to run.
         folder: on this machine, for values of any size; `None` where nodes are elsewhere.
-        is_own_group: set the variables of pyspark's processes on executors, each of which is the
-            only one of its host to torchrun, whichever hosts they are on.
+        is_own_group: set the variables of pyspark's processes on executors: to torchrun, each is
+            the only process of its host, even if several share one.
         deepspeed: DeepSpeed's configuration, JSON, for the command line; empty for its defaults,
             `None` for a program without DeepSpeed.
     """

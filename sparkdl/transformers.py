@@ -22,7 +22,9 @@ from sparkdl.node.context import NodeContext, current
 
 __all__ = ["Checkpoint"]
 __path__: list[str] = []
-"""Of a package, as another library's `sparkdl.transformers` is: its modules say what to use."""
+"""Makes this a package, like the `sparkdl.transformers` of another library: importing that one's
+modules raises an error with the replacement.
+"""
 __getattr__ = partial(missing_name, __name__)
 
 
@@ -34,8 +36,8 @@ class Checkpoint(Adopted):
         trainer.train(resume_from_checkpoint=checkpoint.path)
 
     The Trainer's arguments say when to save (`save_strategy`, `save_steps`), and `output_dir` may
-    be a folder of the node's own. A training that resumes goes on with the rows that the checkpoint
-    does not cover, so `ignore_data_skip` is set.
+    be a folder of the node's own. A resumed training continues with the rows not covered by the
+    checkpoint, so `ignore_data_skip` is set.
 
     Args:
         feed: name of the feed of the training, if there are several; `None` if it comes from none.
@@ -64,7 +66,7 @@ class Checkpoint(Adopted):
         return str(last.folder) if last else None
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Have the Trainer skip no rows when it resumes: the feed does."""
+        """Keep a resuming Trainer from skipping rows: the feed skips them."""
         args.ignore_data_skip = True
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -88,7 +90,7 @@ class Checkpoint(Adopted):
         if step == self._saved:
             return
         saved = Path(args.output_dir, f"checkpoint-{step}")
-        self._ctx.barrier()  # a folder may be that of several nodes, which have written it now
+        self._ctx.barrier()  # several nodes may share a folder, and have all written to it now
         by_rank = self._ctx.all_gather(sorted(_files(saved)))
         rank = self._ctx.world.trainers.index(self._ctx.member)
         own = set(by_rank[rank]).difference(*by_rank[:rank])

@@ -4,8 +4,8 @@ Runs in: child
 
 Why announce? gloo does not compare what members call. If one member reduces more numbers than
 another, the other's process is aborted (`op.preamble.length <= op.nbytes` is thrown in a thread of
-gloo's), and as many numbers of another kind are added up in silence. So no member may enter gloo
-before it knows that all do. A member that has joined learns to what it has to add zeros.
+gloo's), and as many numbers of another kind are added up in silence. A member may therefore enter
+gloo only when it knows that all do. A member that has joined also learns the shape of its zeros.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Runs in: child
 
 gloo passes each operation to a separate thread and back, which takes milliseconds on a busy
-machine. Here the calling thread writes and reads itself. In each of log2(size) rounds a member
-sends all bytes it has to one other member and receives as many from another (Bruck et al.,
-"Efficient Algorithms for All-to-All Communications in Multiport Message-Passing Systems", IEEE TPDS
-8 (11), 1997): few connections a member, and no member leaves before all have come.
+machine. Here the calling thread itself writes and reads. In each of log2(size) rounds a member
+sends all its bytes to one other member and receives as many from another: few connections a member,
+and no member leaves before all have come. See Bruck et al., "Efficient Algorithms for All-to-All
+Communications in Multiport Message-Passing Systems", IEEE TPDS 8 (11), 1997.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HELLO_S = 1.0
 """For the rest of a hello that has begun to come."""
 _AHEAD_NBYTES = 64 << 10
 _LAST_S = 0.001
-"""The wait after the deadline, which still reads data that has arrived."""
+"""A last wait after the deadline, to read data that has arrived already."""
 
 
 class Round(NamedTuple):

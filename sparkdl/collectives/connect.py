@@ -30,8 +30,8 @@ def connect(
     """Connect the members of a world; all of them call this.
 
     Args:
-        all_gather: returns the plain values that the members have called it with, by rank, over
-            connections that outsiders cannot read.
+        all_gather: exchanges plain values of the members, returned by rank, over connections that
+            outsiders cannot read.
         host: under which the other members reach this one.
         timeout_s: of the connecting, and of each operation.
 

@@ -55,7 +55,7 @@ T = TypeVar("T")
 def _operation(
     name: str,
 ) -> Callable[[Callable[Concatenate[Group, P], T]], Callable[Concatenate[Group, P], T]]:
-    """Have a method of `Group` run in turn, and be in the timeline by its name and its bytes."""
+    """Run a method of `Group` in its turn, and record its name and bytes in the timeline."""
 
     def decorate(
         operate: Callable[Concatenate[Group, P], T],
@@ -87,7 +87,7 @@ class Group(SerialExecutor):
         rank: of this member, within the group.
         ranks: of all members, in the world; in ascending order.
         wire: the connections.
-        key: a secret of the members, which seals the objects that they send each other.
+        key: a secret of the members: it seals the objects they exchange.
         subwire: connects the members of a subgroup by its number, and the rank and the number of
             members in it.
     """
@@ -270,8 +270,8 @@ class Group(SerialExecutor):
         """Return the number of an operation of several reductions, for `step`.
 
         Args:
-            join_step: a method that takes part in the reductions for a member that has joined;
-                called after the members have agreed on the step.
+            join_step: takes part in the reductions of a member that has joined; called once the
+                members have agreed on the step.
         """
         self._steps.append(join_step)
         return len(self._steps) - 1

@@ -1,9 +1,9 @@
-"""Objects that members send each other: pickled, and sealed.
+"""Objects exchanged by members: pickled, and sealed.
 
 Runs in: child
 
-They cross plain connections. So they carry an HMAC (RFC 2104, SHA-256) whose key came over the
-driver's authenticated connections, and nothing without it is unpickled.
+They cross unauthenticated connections. They therefore carry an HMAC (RFC 2104, SHA-256); its key
+came over the driver's authenticated connections, and nothing without it is unpickled.
 """
 
 from __future__ import annotations

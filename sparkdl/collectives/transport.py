@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 SMALL_NBYTES = 32 << 10
-"""Of all members: half as much is under way at most, and fits the buffers of any socket."""
+"""Limit for all members: at most half of it is in flight, and fits any socket's buffers."""
 
 
 class Op(Enum):
@@ -128,7 +128,7 @@ class Transport:
         self._gloo = self._nccl = None
 
     def _hang_up(self) -> None:
-        """Have members that wait for this one's announcement wait no longer."""
+        """Release the members that wait for this one's announcement."""
         if self._announcer is not None:
             self._announcer.close()
 
@@ -153,7 +153,7 @@ class Transport:
         self._wait(self._of(mine)._allgather_base(out, mine))
 
     def gather(self, mine: torch.Tensor, out: torch.Tensor, nbytes: list[int]) -> None:
-        """Gather bytes, of which each member has its own number."""
+        """Gather bytes; their number differs between members."""
         import torch
 
         largest = max(nbytes)

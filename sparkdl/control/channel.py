@@ -90,9 +90,9 @@ class Start(LocalMessage, frozen=True):
 class Segment(LocalMessage, frozen=True):
     """One record batch as an Arrow IPC stream; the descriptor comes with it.
 
-    `exchange` is empty for training rows. For inference it names the partition that waits for
-    one result per row; `is_last` marks that partition's last segment, which has no rows.
-    `start` is the first row of the batch that counts, `rows` how many do.
+    `exchange` is empty for training rows. For inference it names the partition, which expects one
+    result per row; `is_last` marks the partition's last segment, an empty one. Only rows [`start`,
+    `start` + `rows`) of the batch count.
     """
 
     feed: str
@@ -176,7 +176,7 @@ class ReadParquet(LocalMessage, frozen=True):
         node: whose share is to be read.
         epochs: how many there are; `None` for as many as are wanted.
         seed: of the order of the row groups, which differs from epoch to epoch; `None` keeps it.
-        done: rows, by epoch, that a checkpoint covers and that are not read; all ask the same.
+        done: rows covered by a checkpoint, by epoch: they are not read. All nodes ask the same.
     """
 
     feed: str
@@ -333,6 +333,7 @@ class Unframer:
             del self._buffer[:stop]
             try:
                 message = _decoder.decode(body)
+            # msgspec raises the last two for deep nesting and for broken UTF-8.
             except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
                 raise ProtocolError(f"not a message on the pipe to the child: {error}") from None
             has_fd = carries_fd(message)
@@ -425,6 +426,7 @@ class ChildPipe:
             except BlockingIOError:
                 return
             except OSError:
+                # A reset connection is treated like a closed one.
                 messages = None
             if messages is None:
                 self._shut()
@@ -456,6 +458,7 @@ class ChildPipe:
                 self._drop_outbox()  # the child has ended; its last words are still to be read
                 break
             close_fd(fd)
+            # The descriptor has left with the first byte, so the rest goes without one.
             if sent < len(data):
                 self._outbox[0] = (data[sent:], -1)
             else:

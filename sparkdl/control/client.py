@@ -79,6 +79,7 @@ class CoordinatorClient:
                 ping_timeout=keep.ping_timeout,
                 close_timeout=keep.close_timeout,
             )
+        # An SSLError is an OSError too, so it must be handled first.
         except ssl.SSLError as error:
             raise LaunchError(
                 f"what answers at {url} is not this cluster's coordinator: it does not show the "

@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _MAX_KEY_NBYTES = 256
 _CONNECT_S = 5
+"""Whole seconds, for a `struct timeval`."""
 _TIMEVAL = struct.Struct("@ll")
 _WELCOME = b"welcome"
 MAX_STRANGERS = 64
@@ -53,7 +54,7 @@ _JOIN_S = 2.0
 
 
 def nameless_file(name: str, folder: Path | None = None) -> int:
-    """Return the descriptor of a new file that vanishes with the last process that holds it.
+    """Return the descriptor of a new file without a name; closing the last descriptor deletes it.
 
     Args:
         name: what `/proc/<pid>/fd` shows for a file in memory.
@@ -70,8 +71,8 @@ def receive_with_fds(sock: socket.socket, nbytes: int, max_fds: int) -> tuple[by
 
     A descriptor that the kernel dropped, because this process may have no more, is -1.
 
-    Unlike `socket.recv_fds`, which ignores its flags, this makes them close-on-exec: programs that
-    user code starts do not inherit them.
+    `socket.recv_fds` ignores its flags. This function sets close-on-exec, so programs started by
+    user code do not inherit the descriptors.
     """
     fds = array("i")
     space = socket.CMSG_LEN(max_fds * fds.itemsize)
@@ -147,6 +148,7 @@ class FdReceiver:
             self._changed.notify_all()
         for sock in (self._listener, *connections):
             if sock is not None:
+                # Closing alone would not wake a thread that waits in accept or recv.
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
         if self._listener is not None:
@@ -269,7 +271,8 @@ class FdSender:
         except OSError:
             return None
         try:
-            # Not `settimeout`: it would not wait where others have filled the backlog (unix(7)).
+            # `settimeout` would make the socket non-blocking, and connect then fails at once when
+            # the backlog is full (unix(7)).
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(_CONNECT_S, 0))
             sock.connect(f"\0{name}")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(_CONNECT_S, 0))

@@ -11,8 +11,8 @@ keep-alive probes keep an idle connection busy, and cost no process anything.
 Why not the socket option TCP_USER_TIMEOUT? It starts again when data follow a probe, so the time
 until a host is given up varies by a factor of two, and the agent might give up after the driver.
 
-The kernel sends no probes while data arrive. So an end that hears data and no acknowledgement sends
-a ping: then both ends notice a cut of one direction.
+The kernel sends no probes while data arrive. An end that receives data but no acknowledgement
+therefore sends a ping: both ends then notice a cut in one direction.
 
 The agent gives up first, and ends its child: its host may live, and only be cut off. The driver,
 which then gives the node's place away, waits for longer.

@@ -2,17 +2,17 @@
 
 Runs in: driver, agent
 
-This is about processes that stand still on hosts that are there; a host that is lost is known much
-sooner (`control/host_watch.py`).
+The lease detects a frozen process on a live host. A lost host is detected much sooner
+(`control/host_watch.py`).
 
 Silence shorter than `lease_s` must do no harm, even where the kernel does not report whether the
 host is there. Data sent during a cut of c seconds arrives by TCP's retransmission, whose pauses
-double (RFC 6298): at most 2 c after the cut began, and a moment. So neither end may give up before
-twice the lease. Then the agent ends its child. The driver gives the node's place away after the
-last moment at which that can happen, so that no two children ever train for one node.
+double (RFC 6298): at most 2 c after the cut began, and a moment. Neither end may therefore give up
+before twice the lease. The agent then ends its child. The driver replaces the node only after the
+latest time at which the agent can have ended it, so two children never train for one node.
 
-An agent that is stopped (SIGSTOP) cannot end its child. So the agent sends the child a beat all the
-time, and a child that hears nothing for as long ends itself.
+A stopped agent (SIGSTOP) cannot end its child. The agent therefore sends the child regular beats,
+and a child without beats for as long ends itself.
 
     0 cut ─ lease_s mended ─ 2 lease_s all has arrived ─ agent ends its child ─ driver gives up
 """

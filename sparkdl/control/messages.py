@@ -55,7 +55,7 @@ class Hello(Message, frozen=True):
 
     node_id: int
     task: str
-    """Of Spark, that started it; its attempts share this. Empty without Spark."""
+    """The Spark task that started it, the same for each of its attempts; empty without Spark."""
     agent_id: str
     host: str
     pid: int
@@ -142,8 +142,8 @@ class FeedCount(msgspec.Struct, frozen=True):
         cut_whole: all of them are still here, and stay, so that they can be read again.
         held: the last `FeedHold` that the child has answered.
         reading: the epoch that it was reading then, or had read.
-        problem: why rows that are the node's cannot come: a file cannot be read, or rows that
-            another agent holds cannot be fetched.
+        problem: why the node's rows cannot come: a file cannot be read, or another agent's rows
+            cannot be fetched.
         began: the epoch of the last `FeedBegin`.
         waits: user code waits for a row, and has been given all rows that were received.
         beyond: iterations that found the feed's end in place of an epoch.
@@ -252,8 +252,8 @@ class NodeLoad(Message, frozen=True):
         feed_nbytes: of rows that wait at the node in memory, of `feed_limit_nbytes` at most.
         gpu: share of the time in which its GPUs were busy, their mean.
         gpu_nbytes: in use on them, by others as well.
-        received_nbytes_s, sent_nbytes_s: what its host's network interfaces carry in a second, for
-            all processes that share them; without loopback.
+        received_nbytes_s, sent_nbytes_s: bytes per second on its host's network interfaces, of all
+            processes; without loopback.
     """
 
     cores: float
@@ -443,7 +443,7 @@ class StopChild(Message, frozen=True):
     """End the child; the agent stays.
 
     Args:
-        reason: the failure for which the cluster has failed for good, if that is why.
+        reason: the cluster's final failure, if the end has one.
     """
 
     generation: int
@@ -482,8 +482,8 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         holder: the node, by id, in whose agent's spool the segment is.
         number: of the segment, there.
-        skip: rows of the segment before the first that is granted.
-        spans: which rows of which partitions they are, in order.
+        skip: rows of the segment before the first granted one.
+        spans: the partition and numbers of these rows, in order.
     """
 
     holder: int
@@ -616,7 +616,7 @@ class Stop(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Have `ctx.is_draining` turn true: Spark decommissions the executor of a node.
+    """Turn `ctx.is_draining` true: Spark decommissions the executor of a node.
 
     The child answers with a `Gather` of `number`, which is negative: see `node/draining.py`.
     """

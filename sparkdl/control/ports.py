@@ -12,11 +12,11 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.listing import ports_in_words
 
 BACKLOG = 4096
-"""Agents that connect at once wait here; one that finds it full tries again a second later."""
+"""Agents that connect at once wait here. If it is full, the kernel retries a second later."""
 
 
 def listening_socket(host: str, ports: Sequence[int], who: str, setting: str) -> socket.socket:
-    """Return a socket that listens on `host` at the first of `ports` that is free; 0 is any.
+    """Return a socket that listens on `host` at the first free one of `ports`; 0 is any.
 
     Args:
         who: listens, for the error.

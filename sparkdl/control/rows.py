@@ -2,10 +2,10 @@
 
 Runs in: anywhere
 
-A row is known by its epoch, its partition and its number in the partition: of a DataFrame or RDD
-the partitions are Spark's; of Parquet files there is one, number 0, in which the rows of all files
-are numbered through in the order of their listing. So it is with a DataFrame whose files the nodes
-read.
+A row is identified by its epoch, its partition and its number in the partition. The partitions of a
+DataFrame or RDD are Spark's. Parquet files have one partition, number 0: the rows of all files are
+numbered consecutively in the order of their listing. The same holds for a DataFrame whose files the
+nodes read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CallShape(msgspec.Struct, frozen=True):
 
     Attributes:
         partitions: how many there are; 0 while that is not known.
-        rows: by partition, of those of which it is known.
+        rows: by partition, for those with a known number of rows.
         numbering: of the rows of a DataFrame that nodes read from its files: differs where other
             rows have the same numbers. Empty for any other data.
     """
@@ -45,10 +45,10 @@ class FeedCoverage(msgspec.Struct, frozen=True):
     """The rows of one feed that a checkpoint covers.
 
     Attributes:
-        calls: the `feed` calls of which all rows are covered: those before number `calls`.
-        rows: of the calls from there on: by call, by epoch of the call, by partition. An epoch
-            before the first that is named is covered as a whole. Micro-batches of streams have
-            numbers below zero; a later run does not know them.
+        calls: all rows of the `feed` calls before this number are covered.
+        rows: of the later calls: by call, by epoch of the call, by partition. Epochs before the
+            first one listed are covered as a whole. Micro-batches of streams have numbers below
+            zero; a later run does not know them.
         shapes: the known partitions and rows of the calls in `rows`.
         batches: by call, how many batches each node has used, by its name.
     """
@@ -149,7 +149,7 @@ class Condition(msgspec.Struct, frozen=True, array_like=True):
 class FileRange(msgspec.Struct, frozen=True, array_like=True):
     """Rows [`start`, `stop`) of row group `row_group` of file number `file` of a `Share`.
 
-    Of a share with a condition only rows that fulfil it count.
+    If the share has a condition, only rows that fulfil it count.
 
     Attributes:
         first: the number of row `start` among the rows of all files of the data set.
@@ -177,7 +177,7 @@ class Share(msgspec.Struct, frozen=True):
 
     Attributes:
         schema: of every batch, as `pyarrow.Schema.serialize` writes it.
-        partitions: those of its columns whose values are in `DataFile.values`, in that order.
+        partitions: the columns whose values are in `DataFile.values`, in that order.
         ranges: `file` is an index into `files`.
         picks: for each column of the schema; none if all have their names in the files.
         condition: other rows of the files do not count.

@@ -50,6 +50,7 @@ from sparkdl.core.world import host_port
 _log = logging.getLogger(__name__)
 
 _WARN_PERIOD_S = 60.0
+"""Every refused connection raises the error again: it is logged this often at most."""
 _OTHER_DESCRIPTORS = 256
 """The descriptors that a driver needs beside a connection to each node."""
 POLICY_VIOLATION = 1008
@@ -182,6 +183,8 @@ class CoordinatorServer:
                     create_connection=self._accept,  # type: ignore[arg-type]
                     max_size=MAX_MESSAGE_NBYTES,
                     backlog=BACKLOG,
+                    # Messages are small, and zlib would take memory and time for each of thousands
+                    # of agents.
                     compression=None,
                     open_timeout=self._timeouts.hello_s,
                     ping_interval=None if CAN_TELL else keep.ping_interval,
@@ -228,6 +231,7 @@ class CoordinatorServer:
             self._accepting.add(task)
         self._strangers.append(ref(connection))
         if len(self._strangers) > self._max_strangers:
+            # Not at once: its request, with the token, may still be on its way.
             asyncio.get_running_loop().call_later(
                 self._timeouts.token_s, _hang_up, self._strangers.popleft()
             )

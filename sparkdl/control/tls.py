@@ -1,4 +1,4 @@
-"""TLS between the processes of a cluster: which certificates are presented, which are trusted.
+"""TLS between the processes of a cluster: the certificates presented and the certificates trusted.
 
 Runs in: anywhere
 
@@ -35,7 +35,9 @@ HANDSHAKE_S = 10.0
 """How long a peer may take to shake hands."""
 _NAME = "cluster.internal"
 _CLOCK_SKEW = datetime.timedelta(days=1)
+"""How far behind the clocks of executors may be: the certificate is valid from earlier on."""
 _LIFETIME = datetime.timedelta(days=3650)
+"""Longer than any cluster lives: each has a certificate of its own."""
 _MISSING = (
     "{why} is on, and TLS needs the package cryptography at the driver, to make the cluster's "
     "certificate: pip install cryptography. Or give certificates of your own, "
@@ -214,7 +216,7 @@ def new_tls(why: str = "TLS") -> Tls:
 
 
 class _ServerSide(ssl.SSLObject):
-    """Logs whom it does not come to terms with: asyncio says nothing of that."""
+    """A server's side of TLS; logs failed handshakes, because asyncio does not."""
 
     def do_handshake(self) -> None:
         """Do what Python's does."""
@@ -277,7 +279,7 @@ def _names_of(tls: Tls) -> list[str]:
 
 @contextmanager
 def _private_path(data: bytes) -> Iterator[str]:
-    """Give Python, which wants a path, one that leads to memory and that only this process has."""
+    """Yield a path to `data` that others cannot read: Python loads certificates by path alone."""
     if sys.platform == "linux":
         fd = os.memfd_create("sparkdl-tls", os.MFD_CLOEXEC)
         with open(fd, "wb") as file:

@@ -2,9 +2,9 @@
 
 Runs in: driver, child
 
-Each write ends the JSON, and the next one overwrites that end. So the writer may be killed at any
-time. A file called `.gz` is one stream of gzip: before its end is written, the
-state of the compression is copied, and the next events go on from the copy.
+Each write ends the JSON, and the next one overwrites that end. The writer may therefore be killed
+at any time. A file called `.gz` is one stream of gzip: before its end is written, the state of the
+compression is copied, and the next events continue from the copy.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -130,7 +130,7 @@ def instant(name: str, category: str, pid: int, tid: int, time_us: int, args: An
 
 
 def named_process(name: str, pid: int, order: int) -> tuple[Event, Event]:
-    """Return the events that name a process, and say which one is shown first."""
+    """Return the events that name a process and give its place in the viewer."""
     at = {"ph": "M", "pid": pid, "tid": 1, "ts": 0}
     return (
         {**at, "name": "process_name", "args": {"name": name}},

@@ -27,7 +27,7 @@ class WorldColumns(msgspec.Struct, frozen=True):
         role: the number of a member's role in `roles`.
         node_id: less the one before, as `node_index` and `index`.
         node_index: of the node in its role.
-        data_address: its parts between which the host stands, if it has that.
+        data_address: split at the host's name wherever that occurs.
     """
 
     generation: int

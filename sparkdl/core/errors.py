@@ -18,8 +18,8 @@ _Error = TypeVar("_Error", bound="SparkdlError")
 class SparkdlError(Exception):
     """Base class: catch this to catch everything sparkdl raises on purpose.
 
-    A traceback of it ends with where to read on, from Python 3.11 on. That is a note and no part of
-    the text, which other errors, failures and lines of the log quote.
+    A traceback of it ends with where to read on, from Python 3.11 on. The link is a note rather
+    than part of the text, because other errors, failures and log lines quote the text.
     """
 
     __notes__: list[str]

@@ -25,7 +25,7 @@ installed. That is a quarter of TensorFlow's import time, and a training seldom 
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Have imports inside take less time: for those of a framework.
+    """Make the imports inside faster; meant for a framework.
 
     Python's collector rests, and two leaves of Keras are run when one first reads from them
     (https://docs.python.org/3/library/importlib.html#importlib.util.LazyLoader). Two TensorFlow

@@ -12,7 +12,7 @@ from typing import Any
 _DESCRIPTION, _GROUP = "spark.job.description", "spark.jobGroup.id"
 _INTERRUPTS = "spark.job.interruptOnCancel"
 _TAG = "sparkdl"
-"""Of all jobs that sparkdl starts."""
+"""The tag of all jobs that sparkdl starts."""
 
 
 def context_of(spark: Any) -> Any:
@@ -69,7 +69,7 @@ def _unless_gone(undo: Callable[..., object], *arguments: object) -> None:
 
 @contextmanager
 def interruptible_jobs(spark: Any) -> Iterator[None]:
-    """Have `cancel_jobs` interrupt the tasks of jobs that this thread starts.
+    """Let `cancel_jobs` interrupt the tasks of jobs that this thread starts.
 
     By default Spark only sets a flag. A task that fetches a block from a dead host does not see the
     flag, and holds its slot for two minutes. Spark Connect interrupts all tasks that it cancels.
@@ -83,7 +83,7 @@ def interruptible_jobs(spark: Any) -> Iterator[None]:
 
 @contextmanager
 def tagged_jobs(spark: Any, *tags: str) -> Iterator[None]:
-    """Have `cancel_jobs` find the jobs that this thread starts, in whatever session."""
+    """Tag the jobs that this thread starts in any session, for `cancel_jobs`."""
     context = context_of(spark)
     if context is None:
         there, add, remove = spark.getTags, spark.addTag, spark.removeTag

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 
 MOST = 10
-"""So many are all listed."""
+"""Up to so many are all listed."""
 _FIRST = 5
 
 

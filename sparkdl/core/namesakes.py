@@ -58,7 +58,7 @@ _OF_PETASTORM = {
         "for data sets with a Unischema: write plain Parquet by Spark, with arrays of numbers",
     ),
 }
-"""Of Petastorm's modules and names, beside its converter."""
+"""Advice on Petastorm's modules and names, beside its converter."""
 
 _SERVICE = (
     "TensorFlow's data service beside the training: feed the rows by cluster.feed, or let nodes "

@@ -26,8 +26,8 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def make_scratch_in(folder: Path) -> None:
-    """Have this process make its folders there, and delete what another one has left there."""
+    """Make this process's folders there from now on; delete those of an earlier process."""
     global _place
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(exist_ok=True)  # where a process that outlived that one still writes
+    folder.mkdir(exist_ok=True)  # its orphans may still write there
     _place = folder

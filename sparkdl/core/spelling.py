@@ -24,7 +24,7 @@ def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.7) -> str:
 
 
 def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Have the TypeError about an unknown keyword of a function say which one may be meant."""
+    """Suggest a known keyword in the function's TypeError about an unknown one."""
     known = inspect.signature(function).parameters
 
     @wraps(function)

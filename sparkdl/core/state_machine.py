@@ -1,4 +1,4 @@
-"""Looking up a transition in a table, for all pure state machines.
+"""The lookup of a transition in a table, shared by all pure state machines.
 
 Runs in: anywhere
 """

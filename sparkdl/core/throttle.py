@@ -14,7 +14,7 @@ REPORTS_PER_S = 300
 LOTS_PER_S = 3000
 """Likewise, of reports by which rows are assigned. Nodes wait for these."""
 LOOK_SHARE = 0.02
-"""Of the driver's loop, for each kind of look at all nodes: one takes longer the more there are."""
+"""Share of the driver's time for each kind of look at all nodes, whose cost grows with them."""
 WORK_SHARE = 0.25
 """Likewise, for looks after which there was something to do."""
 
@@ -50,7 +50,7 @@ class Throttle:
         self._timer: asyncio.TimerHandle | None = None
 
     def request(self) -> None:
-        """Have `action` called: now, or when the period since the last call is over."""
+        """Call `action`: now, or when the period since the last call is over."""
         if self._timer is not None:
             return
         wait_s = self._rests_until_s - self._loop.time()

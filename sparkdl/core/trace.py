@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 _log = logging.getLogger(__name__)
 
 _SPANS_PER_S = 20_000
-"""Of all nodes together at most: what one driver takes without harm."""
+"""The limit for all nodes together: one driver handles this many without harm."""
 _MIN_CAPACITY = 200
 _END_S = 5.0
 _MAX_CHARS = 200

@@ -118,7 +118,7 @@ class CheckpointRef:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return self.url.rpartition("/")[2]
 
 

@@ -50,12 +50,12 @@ PHASES = {  # a phase's label here, and its color
 }
 _WINDOWS_S = {"Whole run": math.inf, "Last 10 min": 600.0, "Last minute": 60.0}
 _MAX_MARKS = 40
-"""Of a kind: of more than these, every second, third and so on is drawn."""
+"""Marks of a kind: of more, only every second, third and so on is drawn."""
 _MANY = 40
 """Nodes; of more, lanes are narrow, have no names, and show what a node does most."""
 _MAX_HEIGHT = 480
 _PARTS = 10
-"""Of a lane's height, two of which are space."""
+"""Parts of a lane's height; two of them are space."""
 _PLOT_CSS = "@media (pointer: coarse) { :host { pointer-events: none; } }"
 """A finger on a chart scrolls the page."""
 
@@ -63,7 +63,7 @@ _PLOT_CSS = "@media (pointer: coarse) { :host { pointer-events: none; } }"
 class TimeAxis:
     """The time axis, points and marks that all charts of a page share.
 
-    A reader who drags over a chart sees that time in all charts, until they choose another one.
+    Dragging over a chart shows that time in all charts, until the reader chooses another.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class TimeAxis:
             self._shown = (self._range.start, self._range.end)
 
     def _stream(self, history: History) -> None:
-        """Have the source hold the points of the series; to the reader travel the new ones."""
+        """Copy the points of the series into the source; only new ones are sent to the browser."""
         series = history.samples.series
         have = len(self.points.data["time_s"])
         if series.version != self._version or have > len(series.columns["time_s"]):

@@ -76,7 +76,7 @@ _template = jinja2.Environment(autoescape=True).from_string(
 
 @dataclass(frozen=True)
 class Source:
-    """The clusters that pages show, and the function that asks nodes; none for a recorded run."""
+    """The clusters shown by pages, and the function that queries nodes; none for a recorded run."""
 
     clusters: Clusters
     ask: Callable[[Ask], None] | None

@@ -6,7 +6,7 @@ Anyone who knows the token can see them, as in Jupyter: it is in the URL once, t
 Texts from nodes are never interpreted as HTML.
 
 Why Bokeh? It keeps pages up to date from Python, without JavaScript to write, and users of Spark
-know it from Dask. It checks that a WebSocket belongs to a page that it has signed.
+know it from Dask. It accepts a WebSocket only from a page it has signed.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class _Headers(OutputTransform):
 
 
 class _Tornado(BokehTornado):
-    """Has pages find scripts beside them, whatever path a proxy has put in front of both."""
+    """The web application; its pages find their scripts under any path that a proxy adds."""
 
     def resources(self, absolute_url: str | bool | None = None) -> Resources:
         return Resources(mode="server", root_url="", path_versioner=None)

@@ -63,13 +63,13 @@ def text_box(text: str = "") -> Div:
 
 
 def show_text(div: Div, text: str) -> None:
-    """Have a box show other HTML, if it is another."""
+    """Replace a box's HTML, if it has changed."""
     if div.text != text:
         div.text = text
 
 
 def show_data(source: ColumnDataSource, data: Mapping[str, Any]) -> None:
-    """Have a source hold other data; to the reader travel the columns that are others."""
+    """Replace a source's data; only changed columns are sent to the browser."""
     then = source.data
     changed = {
         name: column

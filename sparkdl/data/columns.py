@@ -1,4 +1,4 @@
-"""Which column is which feature: the types of TFRecords, in Arrow and in Spark.
+"""The columns for features: the types of TFRecords, in Arrow and in Spark.
 
 Runs in: driver, feeder
 """

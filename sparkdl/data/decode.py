@@ -1,9 +1,9 @@
-"""Records become columns: what a feature is in a column of a given type.
+"""Decodes records into columns of given types.
 
 Runs in: feeder
 
-A value that the column's type cannot hold exactly is an error that names record and feature;
-nothing is cut, rounded or left out. `docs/tfrecords.md` has the table.
+If the column's type cannot hold a value exactly, the error names record and feature; nothing is
+cut, rounded or left out. `docs/tfrecords.md` has the table.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def _array(records: Records, column: Column) -> pa.Array:
 
 @dataclass(frozen=True)
 class _Slots:
-    """Places of a column that lists of values go to.
+    """Places in a column, for lists of values.
 
     Attributes:
-        record: of which record each place is, for messages.
+        record: the record of each place, for messages.
     """
 
     records: Records

@@ -45,7 +45,7 @@ class Spans(NamedTuple):
     """Messages in the bytes of records.
 
     Attributes:
-        record: of which record each is; ascending.
+        record: the record of each; ascending.
         start: of its content, as is `end`.
     """
 
@@ -58,7 +58,7 @@ class Lists(NamedTuple):
     """Features of one name, or the steps of a feature list.
 
     Attributes:
-        record: of which record, or of which feature list, each is; ascending.
+        record: the record, or the feature list, of each; ascending.
         kind: of each a `Kind`, or 0 if it holds nothing at all.
         start: of the content of its list of values, as is `end`.
     """

@@ -33,11 +33,11 @@ def read_tfrecords(
 
     Args:
         path: folders, files or patterns.
-        schema: by default that of `infer_schema`, which reads all files once, by a job.
+        schema: by default the result of `infer_schema`; a job then reads all files once.
         options: as for `spark.read`, see `docs/tfrecords.md`.
 
     Raises:
-        ConfigError: for an option, a type or a path that there is not.
+        ConfigError: for an unknown option or type, or a missing path.
     """
     paths = [path] if isinstance(path, str) else list(path)
     if schema is None:

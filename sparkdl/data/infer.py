@@ -96,7 +96,7 @@ class Rules:
         is_empty_null: whether a feature with one value or none is a value and null, rather than an
             array.
         floats: the type of floats.
-        binary: features that are binary, even if all that was seen of them is text.
+        binary: features that are binary, even if all values seen are text.
     """
 
     is_empty_null: bool = False

@@ -6,9 +6,10 @@ A write is atomic: all of its files appear, or none:
 
 1. The driver makes a hidden folder `_staging-…` within the folder that is written to.
 2. Each task writes a file of its own there. The driver never renames files of failed or repeated
-tasks. 3. The driver renames the files that succeeded into the folder; if one cannot be, it takes
-them all
-   back. Only then, to overwrite, it removes the previous files; `_SUCCESS` comes last.
+   tasks.
+3. The driver renames the files of successful tasks into the folder. If one cannot be renamed, it
+   moves all of them back.
+4. To overwrite, the driver now removes the previous files; `_SUCCESS` comes last.
 
 https://spark.apache.org/docs/latest/api/python/tutorial/sql/python_data_source.html
 """

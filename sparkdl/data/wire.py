@@ -23,7 +23,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 _FEW = 16
-"""So many messages are read faster one by one."""
+"""Up to so many messages are read faster one by one."""
 _MAX_VARINT_NBYTES = 10
 _NOTHING = pa.scalar(b"", pa.large_binary())
 
@@ -167,7 +167,7 @@ def contents(array: pa.LargeBinaryArray) -> tuple[Ints, Bytes]:
 
 
 def from_contents(offsets: Ints, data: Any, is_valid: Bools | None = None) -> pa.Array:
-    """Return the array of bytes of which the n + 1 `offsets` are into `data`."""
+    """Return an array of n byte strings, given the n + 1 `offsets` of their contents in `data`."""
     validity = None
     if is_valid is not None and not is_valid.all():
         validity = pa.py_buffer(np.packbits(is_valid, bitorder="little"))

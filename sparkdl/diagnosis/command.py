@@ -97,9 +97,9 @@ def _start(options: argparse.Namespace, settings: dict[str, str]) -> SparkSessio
 
 @contextmanager
 def _printing_to_file() -> Iterator[Path]:
-    """Have what this process starts print to a file; the JVM does so to its end.
+    """Redirect the output of started processes to a file; the JVM's stays there to its end.
 
-    A JVM that finds no master goes on printing traces, which would bury the report.
+    Without a master, the JVM keeps printing traces, and they would bury the report.
     """
     descriptor, name = tempfile.mkstemp(prefix="sparkdl-doctor-", suffix=".log")
     kept = [(number, os.dup(number)) for number in (1, 2)]

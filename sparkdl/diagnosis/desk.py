@@ -1,4 +1,4 @@
-"""The desk at the driver to which tasks on executors report, over the way that agents take.
+"""The driver's endpoint for reports of tasks on executors; they take the agents' way to it.
 
 Runs in: driver
 

@@ -121,7 +121,7 @@ class _Job:
         self._thread.join(timeout_s)
 
     def cancel(self) -> bool:
-        """Have it ended if it has not by itself; return whether it had."""
+        """End it if it still runs; return whether it had ended by itself."""
         if not self._thread.is_alive():
             return True
         with suppress(Exception):  # Spark is gone, perhaps

@@ -34,7 +34,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     Attributes:
         error: why sparkdl itself does not work there; the rest is unknown then.
-        memory_nbytes: in all, for this process and those beside it.
+        memory_nbytes: the total, shared by this process and those beside it.
         feed_nbytes: the default limit of a node's feed in memory.
         folder: where a node writes files, including rows that do not fit into memory.
         folder_error: why no file can be written there.

@@ -1,4 +1,4 @@
-"""A process that makes one check of an executor, in which it may hang.
+"""A process for one check of an executor: the check may hang.
 
 Runs in: feeder
 

@@ -4,7 +4,7 @@ Runs in: feeder, driver
 
 This module is pickled by value and uses only the standard library, so that it can also inspect an
 executor where sparkdl is missing or outdated. Checks that import sparkdl run in child processes
-(`diagnosis/look.py`) with a time limit: an import that hangs must not hang this task.
+(`diagnosis/look.py`) with a time limit: a hanging import must not stop this task.
 
 A task connects to the driver, and waits until all tasks have connected or the driver stops waiting.
 One task of each executor then inspects it; the others end.

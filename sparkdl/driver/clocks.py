@@ -4,9 +4,9 @@ Runs in: driver
 
 The driver sends a question at `sent` and receives the host's time at `received`. The host read its
 clock halfway between, give or take half of the round trip. The fastest of the last few answers
-decides. A time once converted is never converted differently, and the order of times is kept, so
-that nested spans stay nested: a better measurement applies to later times only, and the offset
-moves towards it by at most a hundredth of the time that passes.
+decides. Conversions are final and keep the order of times, so that nested spans stay nested: a
+better measurement applies to later times only, and the offset moves towards it by at most a
+hundredth of the time that passes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEPT_SAMPLES = 8
 _KEPT_KNOTS = 256
 _SLEW = 0.01
 _FIRST_CLOCKS = 4
-"""So many questions are sent to a host that has just joined; the fastest answer counts."""
+"""How many questions a new host is sent at once; the fastest answer counts."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class ClockQuestions:
     def __init__(self, events: ClusterEvents, send: Callable[[str, ToAgent], None]) -> None:
         self._events, self._send = events, send
         self._agents: dict[str, tuple[int, int]] = {}
-        """Of each agent that is asked: its node, and how often it has answered."""
+        """By agent: its node, and how often it has answered."""
 
     def join(self, agent_id: str, node_id: int) -> None:
         """Begin to ask an agent."""

@@ -49,7 +49,7 @@ class Checkpoints:
     def part(
         self, world: World, node_id: int, part: CheckpointPart, time_s: float
     ) -> tuple[int, CheckpointCommit] | None:
-        """Add a node's part; return the answer, if there is one, and the node that it is for.
+        """Add a node's part; return the leader and an answer to it, or `None` if it does not wait.
 
         Args:
             time_s: seconds since the epoch, for the manifest.
@@ -127,7 +127,7 @@ class Checkpoints:
 
 
 class LoneTrainers:
-    """The nodes of one world that train and exchange nothing, by the feed whose rows they share."""
+    """The nodes of one world that train without any exchange, by the feed they share."""
 
     def __init__(self) -> None:
         self._generation = -1

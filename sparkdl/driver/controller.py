@@ -128,7 +128,7 @@ class Controller:
             raise
 
     def submit(self, event: states.Event) -> bool:
-        """Have an event handled on the controller's thread; false once that is closed."""
+        """Handle an event on the controller's thread; return false once it is closed."""
         return self.soon(self._handle, event)
 
     def broadcast(
@@ -144,9 +144,9 @@ class Controller:
     def gather(self, deadline: Deadline) -> bool:
         """Wait until the first world has begun or failed to; return whether this is decided.
 
-        With thousands of nodes Python's collector would take a third of the driver's time, looking
-        for garbage among lasting connections. So it is paused meanwhile, and they are frozen
-        afterwards.
+        With thousands of nodes, Python's garbage collector would take a third of the driver's time,
+        searching among connections that last. It is therefore paused meanwhile, and the connections
+        are frozen (`gc.freeze`) afterwards.
         """
 
         def is_decided(view: View) -> bool:
@@ -177,7 +177,7 @@ class Controller:
         return self._loop.is_closed()
 
     def soon(self, function: Callable[..., object], *arguments: Any) -> bool:
-        """Have `function` called on the loop; false once the controller is closed."""
+        """Call `function` on the loop; return false once the controller is closed."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
@@ -187,7 +187,7 @@ class Controller:
     def later(
         self, wait_s: float, function: Callable[..., object], *arguments: Any
     ) -> asyncio.TimerHandle:
-        """Have `function` called on the loop in `wait_s` seconds; only from there."""
+        """Call `function` on the loop in `wait_s` seconds; must be called there."""
         return self._loop.call_later(wait_s, function, *arguments)
 
     def close(self) -> None:
@@ -282,7 +282,7 @@ class Controller:
         self._executor.leave_host(hello.host, False)
 
     def cause(self) -> str | None:
-        """Return why no node answers a feeder, for the feeder to report; see `control/cause.py`."""
+        """Return why no node answers a feeder: the feeder reports it, see `control/cause.py`."""
         if isinstance(states.before_stop(self.view.state), states.Finished):
             return None
         failure = failure_of(self.view.state)
@@ -317,11 +317,13 @@ class Controller:
         try:
             state, actions = step(self.view.state, event, time.monotonic())
         except IllegalTransitionError:
+            # The cluster goes on: the state is unchanged, and a bug here must not end a training.
             _log.exception("Ignored an event without a transition: a bug in sparkdl")
             return
         if type(state) is not type(self.view.state):
             before, after = type(self.view.state).__name__, type(state).__name__
             _log.info("Cluster %s: state %s -> %s", self.spec.cluster_id, before, after)
+        # One lock for both changes: readers must not see the new generation with old counts.
         with self.changed:
             if generation_of(state) not in (None, generation_of(self.view.state)):
                 self.view.feeds.clear()  # a node that another agent takes begins at zero
@@ -343,6 +345,7 @@ class Controller:
             case states.Relaunch(nodes):
                 self._executor.relaunch(nodes)
             case states.Release():
+                # In a thread: closing waits for agents, and their messages come on this loop.
                 name = f"sparkdl-release-{self.spec.cluster_id}"
                 close = partial(self._executor.close, Deadline.after(_RELEASE_S))
                 threading.Thread(target=close, name=name, daemon=True).start()

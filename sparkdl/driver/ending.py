@@ -2,17 +2,18 @@
 
 Runs in: driver
 
-Why not begin and end in the user's own thread? Python raises an interrupt in the main thread,
-wherever that is: a cluster half begun would be left behind, a second Ctrl-C would interrupt the
-clean-up of the first. So one thread owns the cluster (`_own`): it starts everything, waits for the
-wish to end, and has another thread end it. The user's thread only waits. It asks for the end by
-putting a number into a `SimpleQueue`, one call of C, which an interrupt cannot leave half done.
+Why not begin and end in the user's own thread? Python raises an interrupt in the main thread at an
+arbitrary point: it would leave a cluster half begun, and a second Ctrl-C would interrupt the
+clean-up of the first. One thread therefore owns the cluster (`_own`): it starts everything, waits
+for a request to end, and lets another thread end it. The user's thread only waits. It asks for the
+end by putting a number into a `SimpleQueue`, one call of C, which an interrupt cannot leave half
+done.
 
-Why not a handler of SIGINT that is installed while the main thread waits here, as that of
-`asyncio.Runner`? It would protect from SIGINT alone: an error of another handler, such as that of
-`signal.alarm`, would still leave a `threading.Condition` locked (4 of 10 in a loop that only enters
-and leaves one). It would not end a call that waits in Spark or in a storage. And it would have to
-call the handler that it replaces, of Spark, ipykernel or the user, and keep the error of that.
+Why not install a SIGINT handler while the main thread waits here, as `asyncio.Runner` does? It
+would protect from SIGINT alone: an error raised by another handler, for example `signal.alarm`'s,
+would still leave a `threading.Condition` locked (4 of 10 in a loop that only enters and leaves
+one). It would not end a call that waits in Spark or in a storage. It would also have to call the
+handler it replaces, of Spark, ipykernel or the user, and preserve its error.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from sparkdl.driver.threads import Changed, Outcome
 _log = logging.getLogger(__name__)
 
 STOP_MARGIN_S = 10.0
+"""How long agents and executors may take to end, beyond the time that children are given."""
 _BEGIN_S = 5.0
+"""How long an interrupted launch waits for its thread to begin: it may never have been started."""
 
 
 class Ending:
@@ -176,7 +179,7 @@ T = TypeVar("T")
 def ends_if_interrupted(
     method: Callable[Concatenate[C, P], T],
 ) -> Callable[Concatenate[C, P], T]:
-    """Have Ctrl-C in a method, or the interrupt of a notebook's kernel, end the cluster.
+    """End the cluster on Ctrl-C in a method, or on an interrupt of a notebook's kernel.
 
     The traceback begins here: where in sparkdl, py4j or Spark the interrupt came, or where the
     failure of a node was noticed, is of no use to the user.

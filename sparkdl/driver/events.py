@@ -248,7 +248,7 @@ class AskStacks(msgspec.Struct, frozen=True, tag=True):
 
 
 SUFFIX = ".sparkdl.jsonl"
-"""Of the files of recorded runs."""
+"""The suffix of recorded runs."""
 AnyEvent = Launched | Changed | Checkpoint | EpochsFed | Sampled | Printed | Stacks
 Ask = AskLog | AskStacks
 _events: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

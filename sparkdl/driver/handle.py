@@ -182,10 +182,10 @@ class Cluster:
             timeout_s: seconds without any row received or read before it is an error.
             role: feed the nodes of this role, `evaluator` for example; by default the nodes that
                 train.
-            reader: who reads a DataFrame that only scans Parquet files. With `auto` the nodes read
-                local files if they would surely get the same rows as Spark; a log line gives the
-                choice and the reason. With `nodes` they also read other storages, and it is an
-                error if the rows might differ. With `spark` Spark reads.
+            reader: who reads a DataFrame that is a mere scan of Parquet files. With `auto` the
+                nodes read local files if they would surely get the same rows as Spark; a log line
+                gives the choice and the reason. With `nodes` they also read other storages, and it
+                is an error if the rows might differ. With `spark` Spark reads.
             shuffle: `"global"` redistributes all rows over all nodes in each epoch, in blocks;
                 `ctx.batches(shuffle=True)` mixes the rows within them. See docs/overview.md.
 
@@ -260,7 +260,7 @@ class Cluster:
     ) -> Future[FeedReport]:
         """Call `feed` in a thread of its own, beside other feeds.
 
-        So validation data is there when an epoch of training ends:
+        Example: validation data is there when an epoch of training ends:
         `cluster.feed_async(validation, epochs=3, feed="validation")`, then `cluster.feed(training,
         epochs=3)`.
 
@@ -433,7 +433,7 @@ class Cluster:
     def shutdown(self, grace_s: float | None = None, timeout_s: float | None = None) -> None:
         """End the feeds, wait for `map_fun` to return everywhere, and end all nodes.
 
-        Does nothing the second time. The SparkContext and other jobs are left alone.
+        A second call does nothing. The SparkContext and other jobs are left alone.
 
         Args:
             grace_s: how long `map_fun` may take to return; then it is stopped.

@@ -35,7 +35,7 @@ PERIOD_S = 60.0
 SILENCE_S = 600.0
 """The same stragglers are named this often at most."""
 _MIN_STEPS = 10
-"""Of the fastest node in a period, before others are compared with it."""
+"""Steps of the fastest node in a period, before others are compared with it."""
 
 
 _log = logging.getLogger(__name__)
@@ -355,7 +355,7 @@ class HangWatch:
         view, begun_s = self._controller.view, time.thread_time()
         nodes = _progress(view)
         self._watch, hang = self._look(view, nodes)
-        if hang:  # in a thread, for the answers come on the loop
+        if hang:  # in a thread: it waits for answers, which come on this loop
             threading.Thread(
                 target=self._report, args=(hang,), name="sparkdl-hang", daemon=True
             ).start()

@@ -27,7 +27,8 @@ from sparkdl.driver.events import (
 from sparkdl.driver.waits import Waited
 
 MAX_POINTS = 1000
-"""Of a curve. At twice as many, every other point is dropped, so long runs need no more memory."""
+"""Points of a curve. At twice as many, every other one is dropped: long runs need no more memory.
+"""
 _MAX_SPANS = 20_000
 _MAX_EVENTS = 1000
 _MAX_CLUSTERS = 20
@@ -95,7 +96,7 @@ class NodeRow:
     """A node's row in the table.
 
     Attributes:
-        used: rows of all epochs, each of which may read the same rows again.
+        used: rows of all epochs; a row counts once for each epoch.
         rate: steps, or else batches, in a second of the last minute.
         rows_rate: rows used in a second of the last minute.
         is_slow: it takes fewer steps than most, or the others wait for it.
@@ -225,7 +226,7 @@ class History:
         state: as in `Changed`, but `finished` and `failed` remain when the cluster is stopped
             later.
         problems: of all generations: time, generation, problem.
-        epochs: the last ones, with the generation that they came to, whose numbers begin at 0.
+        epochs: the last ones, each with its generation; a generation's epochs are numbered from 0.
         epoch_ends: when all nodes had read an epoch: time, generation, epoch (from 1).
         begun: the change to each generation that has begun.
     """

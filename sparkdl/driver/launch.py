@@ -187,6 +187,7 @@ def run(
         cluster.shutdown()
         return values
     except BaseException:
+        # Also after Ctrl-C: the nodes must not outlive the call that has launched them.
         cluster.ending.ask(0.0)
         cluster.ending.wait()
         raise
@@ -244,6 +245,7 @@ def _start(
     token, ending = new_token(), Ending(spec.cluster_id, where)
 
     def start() -> Controller:
+        # Before the search for the newest checkpoint: a cluster ahead may still be making one.
         where.wait_turn(ending.is_wanted)
         newest, resumed = _at_newest_checkpoint(spec)
         controller = Controller(
@@ -254,6 +256,7 @@ def _start(
         )
         if resumed:
             controller.checkpoints.coverage.restore(resumed.manifest.feeds)
+        # Set before any node starts, so that an interrupted launch can end them all.
         ending.controller = controller
         watch.begin(controller)
         host = environment.driver_host or where.driver_host()
@@ -349,6 +352,7 @@ def _executor(
         try:
             from sparkdl.driver.executors.spark import place
         except ModuleNotFoundError as error:
+            # If pyspark itself lacks a module, its own error says more.
             if error.name != "pyspark":
                 raise
             raise FrameworkMissingError(

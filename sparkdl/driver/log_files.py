@@ -197,7 +197,7 @@ class LogFiles(Batches):
 
 
 class _NodeFile(RotatingFileHandler):
-    """Is open only while it is written to: there may be more nodes than descriptors."""
+    """A node's log file, open only during a write: there may be more nodes than descriptors."""
 
     def append(self, text: str) -> None:
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sparkdl.driver.events import Logged
 
 MAX_LINES = 1000
-"""Of the children of a node that have ended."""
+"""Lines kept of a node's ended children."""
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ class Profile:
         """Write the stacks of all nodes into a file.
 
         Args:
-            path: of a file of speedscope if it ends in `.json`; else of collapsed stacks, each of
-                which begins with its node.
+            path: ending in `.json` for the format of speedscope; otherwise collapsed stacks are
+                written, each after its node.
         """
         text = json.dumps(self.speedscope()) if str(path).endswith(".json") else self._text()
         Path(path).write_text(text, encoding="utf-8")

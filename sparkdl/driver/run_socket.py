@@ -3,7 +3,7 @@
 Runs in: driver
 
 `sparkdl runs`, `stacks` and `top` ask there (`driver/runs.py`). It is a Unix socket in a folder of
-mode 0700. So the kernel checks access, no secret is written to a disk, and connecting to a dead
+mode 0700. The kernel thus checks access, no secret is written to a disk, and connecting to a dead
 driver's socket fails.
 
 Why not the coordinator's port? A client would need the cluster's token, which also admits agents

@@ -1,4 +1,4 @@
-"""What a user sees of a running cluster: a table, in notebooks a live one, and bars of progress.
+"""The display of a running cluster: a table, live in notebooks, and progress bars.
 
 Runs in: driver
 """
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 _TABLE_PERIOD_S = 0.5
 _MAX_LINES = 20
-"""Of the table: so many nodes are all shown."""
+"""Lines of the table: up to so many nodes are all shown."""
 _SOME = 3
 _GIB = 1 << 30
 
@@ -297,7 +297,7 @@ class FeedBar:
         """Show how many rows of the call have been read, and the first node's reports.
 
         Args:
-            rows_read: those that a checkpoint covers count; fewer after a restart.
+            rows_read: including rows covered by a checkpoint; fewer after a restart.
         """
         bar, now_s = self._bar, time.monotonic()
         if bar is None or (now_s - self._drawn_s < self._period_s and not is_last):

@@ -72,7 +72,7 @@ class ClusterEvents:
         return self._born_s + time.monotonic()
 
     def subscribe(self, subscriber: Subscriber, *kinds: type[Event]) -> None:
-        """Have `subscriber` called with all events of some kinds, the present ones first.
+        """Call `subscriber` with all events of some kinds from now on, the present ones first.
 
         It is called on the loop, so it must be quick. With `Ended` it is called by the thread that
         closes the cluster, and may block for a limited time. Its errors are logged.
@@ -105,7 +105,7 @@ class ClusterEvents:
         return kind in self._by_kind
 
     def publish(self, kind: type[Event], *about: Any) -> None:
-        """Have the subscribers to this kind of event called with one of now; only from the loop."""
+        """Send an event of now to the subscribers of its kind; must be called on the loop."""
         if self.wants(kind):
             self._publish(kind(self._spec.cluster_id, self.now_s(), *about))
 

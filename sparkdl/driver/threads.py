@@ -37,7 +37,7 @@ class Changed(RLock):  # type: ignore[misc]  # a class of C that may be derived 
         self._waiters: list[threading.Lock] = []
 
     def notify_all(self) -> None:
-        """Have all waiting threads look again; the caller holds the lock."""
+        """Wake all waiting threads to look again; the caller holds the lock."""
         for waiter in self._waiters:
             if waiter.locked():
                 waiter.release()

@@ -70,7 +70,7 @@ class View:
     joined: set[tuple[int, int]] = field(default_factory=set)
     """Node and process id of each agent that has ever joined."""
     pids: dict[int, int] = field(default_factory=dict)
-    """Of the nodes' children, by node id."""
+    """Process ids of the children, by node id."""
     activity: dict[int, NodeActive] = field(default_factory=dict)
     """The nodes' activity outside of feeds, by node id."""
     load: dict[int, NodeLoad] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The nodes' waits: for rows, for the other nodes, and for which node the others wait. Pure.
+"""The nodes' waits for rows and for each other, and the node that the others wait for. Pure.
 
 Runs in: driver
 
@@ -146,7 +146,7 @@ class Waits:
     def lags(self, node_ids: Collection[int]) -> dict[int, float]:
         """Return the nodes that the others wait for, and how much longer those have waited.
 
-        There are none until all nodes have been looked at for a minute.
+        It is empty until all nodes have been watched for a minute.
         """
         if len(node_ids) < 2:
             return {}
@@ -174,7 +174,7 @@ def _seconds(active: NodeActive) -> np.ndarray[Any, Any]:
 
 
 def in_step(state: State) -> list[int]:
-    """Return the nodes that train together now: in `map_fun`, with a role that finishes the job."""
+    """Return the nodes that train together now: in `map_fun`, with a job-finishing role."""
     if not isinstance(state, Running):
         return []
     return [

@@ -38,15 +38,16 @@ class Framework:
 
     name: ClassVar[str] = "plain"
     distributions: ClassVar[tuple[str, ...]] = ()
-    """Importable modules of which the executors need at least one; checked in the preflight."""
+    """Importable modules; the preflight checks that the executors have at least one."""
 
     import_environment: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Variables that are read while libraries are imported; the user's own go first."""
 
     shares_port: ClassVar[bool] = False
-    """Whether the framework's server binds with `SO_REUSEADDR`. The node's reservation, which is
-    bound and does not listen, is then kept beside it (Linux allows that, socket(7)), so that no
-    other process can take the port in between."""
+    """Whether the framework's server binds with `SO_REUSEADDR`. The node's reservation, bound but
+    not listening, then stays open beside it, as Linux allows (socket(7)), and no other process can
+    take the port in between.
+    """
 
     has_servers: ClassVar[bool] = False
     """Whether `serve` makes a node a server of a chief that trains on such nodes."""
@@ -117,8 +118,8 @@ class Framework:
     def is_peer_lost(self, error: BaseException) -> bool:
         """Whether `error` says that a connection to another node has broken, gloo's or ours.
 
-        A process that is killed lets go of its connections before it has ended, so the others' are
-        errors of a node that is well.
+        A killed process closes its connections before it has ended, so the errors of its peers come
+        first, although these are well.
         """
         return _BROKEN.search(str(error)) is not None
 
@@ -165,7 +166,7 @@ _RUN_BY = {
     **dict.fromkeys(("flax", "optax"), "jax"),
     **dict.fromkeys(("none", "python", "sklearn", "scikit-learn", "xgboost"), "plain"),
 }
-"""Other names that users give, and the framework under which they run."""
+"""Other names given by users, and the framework they mean."""
 _UNSET = {
     "torch": re.compile("environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected"),
     "jax": re.compile("coordinator_address should be defined"),

@@ -3,8 +3,8 @@
 Runs in: child
 
 JAX has a coordinator in rank 0's process. When that process dies, JAX aborts all others and logs it
-there. Their failures rank behind rank 0's, which may be reported later. Only sparkdl notices any
-other lost node in time: JAX would do so by missed heartbeats, much later.
+there. Their failures rank behind rank 0's, which may be reported later. The loss of any other node
+is noticed in time by sparkdl alone: JAX would notice it by missed heartbeats, much later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _INIT_TIMEOUT_S = 300
 _HEARTBEAT_TIMEOUT_S = 600
-"""Later than sparkdl's own leases, which end a node that is cut off within a minute or so."""
+"""Much longer than sparkdl's own leases: these end a node within about a minute after a cut."""
 _SHUTDOWN_TIMEOUT_S = 24 * 3600
 """Nodes wait here for the slowest one's `map_fun`; one that failed ends the wait."""
 
@@ -154,7 +154,7 @@ class Jax(Framework):
 
 
 def _leave_without_goodbye() -> None:
-    """Have this process end at once: the others would wait for it, and it for them.
+    """Make this process end at once: the others would wait for it, and it for them.
 
     JAX says goodbye at the exit, and when its objects are deleted.
     """

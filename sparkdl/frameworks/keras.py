@@ -11,8 +11,8 @@ them write the same files. `apply_shim` changes, for such strategies only:
 - `predict` and `predict_on_batch` stay in this process: a worker gets the predictions for the rows
   it passed, in order, and does not wait for other workers (a `DistributedDataset` still gives all
   rows to all);
-- only the chief writes. The others save to a folder of their own that is deleted, because reading
-  a metric that is an attribute of the model is a collective;
+- only the chief writes. The others save to a folder that is deleted: reading a metric of the model
+  is a collective, so all workers must take part in saving;
 - `BackupAndRestore` starts all workers at the same epoch, or none.
 """
 
@@ -41,8 +41,8 @@ KNOWN_VERSIONS = "3.12 to 3.15"
 def apply_shim() -> None:
     """Make the imported Keras train on several workers. A second call changes nothing.
 
-    On a Keras it does not know, only `compile` of a model of several workers changes: it raises
-    `FrameworkMissingError`. So programs that do not need the shim still run.
+    With an unknown version of Keras, only `compile` of a model of several workers changes: it
+    raises `FrameworkMissingError`. Programs that do not need the shim thus still run.
     """
     if import_module("keras").backend.backend() != "tensorflow":
         return

@@ -132,7 +132,7 @@ class _Saver:
         self._step = self._saved = self.begun.step
         """Before the epoch that is under way; at the last checkpoint."""
         self._given = ctx.batches_given()
-        """Of each feed, before the epoch that is under way."""
+        """By feed, before the current epoch."""
         self._in_epoch = 0
         self._epoch: int | None = None
         self._has_length = False

@@ -1,4 +1,4 @@
-"""Notices nodes that train on shares of the same rows and exchange nothing: unrelated models.
+"""Notices nodes that train unrelated models on shares of the same rows, without any exchange.
 
 Runs in: child, driver
 
@@ -88,7 +88,7 @@ def advice(library: str, framework: str) -> str:
     )
 
 
-# What connects this process with others.
+# Connections of this process with others.
 
 
 def is_connected() -> bool:
@@ -173,10 +173,10 @@ def _backend_of(model: Any) -> str:
     return backend
 
 
-# What shows that this process trains.
+# Signs that this process trains.
 
 Note = Callable[[str], None]
-"""Is called with the library whose optimizer takes a step."""
+"""Called with the library whose optimizer takes a step."""
 
 
 def _hook_torch(note: Note) -> None:
@@ -243,13 +243,13 @@ _HOOKS: Mapping[str, Callable[[Note], None]] = MappingProxyType(
 
 
 class LoneTraining(TrainingWatch):
-    """The watch of a node that is one of several which train.
+    """The watch of one of several nodes that train.
 
     Args:
         report: called at most once, with the feeds that were read and what trains, if an optimizer
             has taken steps and nothing connects this process with others.
-        ask: called with the same before a `fit` that would be alone; returns how many nodes have
-            said so of one of the feeds, this one included.
+        ask: called with the same before a `fit` that would be alone; returns how many nodes, this
+            one included, have reported this for one of the feeds.
         framework: of the launch.
         nodes: how many nodes train.
     """
@@ -273,7 +273,8 @@ class LoneTraining(TrainingWatch):
     def iterate(self, feed: str) -> None:
         """Look whether the training is alone, if an epoch has been read before.
 
-        Not at the epoch's end: nodes that average their weights after each epoch have not yet.
+        It does not look at the epoch's end: nodes that average their weights after each epoch have
+        not done so yet.
         """
         self._feeds[feed] = None
         self._hook()

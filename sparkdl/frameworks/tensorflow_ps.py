@@ -5,11 +5,12 @@ Runs in: child
 TensorFlow's `ClusterCoordinator` gives a step to any worker that is free, takes all workers' data
 for the same, and cancels all other steps at the first error of one. `_apply_shim` changes:
 
-- a worker that has no row for a step fails it with a `CancelledError` that says `NO_ROW_MARK`. The
-  coordinator takes that for a passing trouble and puts the step back into its queue, as stock does;
-  now it waits a moment, so that another worker takes the step. It is not logged as an error;
-- `fit` and `evaluate` of tf_keras fetch the result of the last step that they have scheduled. At
-  the end of the data that one has none, and they raised its error instead of ending.
+- a worker without a row for a step fails it with a `CancelledError` with `NO_ROW_MARK`. As in stock
+  TensorFlow, the coordinator takes this for a transient error and queues the step again. It then
+  waits a moment before it gives this worker a step, so that another one takes this one. It logs no
+  error;
+- `fit` and `evaluate` of tf_keras fetch the result of the last step they have scheduled. At the end
+  of the data this step has no result, and they raised its error instead of ending.
 
 When the feed has ended and all workers have used their rows, the datasets end on all of them
 together: the end of one alone would cancel the others' steps.
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 NO_ROW_MARK = "/job:worker of sparkdl has no row"
-"""Is in the error of a step that has no row; the coordinator looks for its first word."""
+"""Part of the error of a step without a row; the coordinator looks for its first word."""
 
 _WATCH_PERIOD_S = 0.5
 _JOIN_S = 5.0

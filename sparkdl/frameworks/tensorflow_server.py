@@ -6,9 +6,9 @@ Runs in: child
                                                           ▲ PyFunc, token sparkdl.feed
     chief ──graph of a dataset──▶ tf.distribute.Server ───┘
 
-A dataset function that the chief has traced runs as a graph in this process. Its `PyFunc` finds the
-function to call by a token in this process's registry, so a function that is registered here under
-a name that the chief knows gives it this worker's rows. Rows never pass through the chief.
+A dataset function that the chief has traced runs as a graph in this process. Its `PyFunc` looks up
+the function to call by a token in this process's registry. The function registered here under the
+chief's token returns this worker's rows. Rows never pass through the chief.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Streams:
         Args:
             verb: `next`, or the name of another method of `Stream`.
             wanted: `Wanted` in JSON.
-            columns: for `next`, which columns in which order, a list of `Column` in JSON.
+            columns: for `next`, the columns in their order, a list of `Column` in JSON.
 
         Returns:
             For `next` what kind of answer it is, int64, and the columns, arrays `[rows, …]`.

@@ -69,10 +69,10 @@ class Torch(Framework):
         """Return torchrun's variables; nothing for a node that does not train.
 
         Ranks count trainers only: they come first in a world, and first on each host.
-        `LOCAL_RANK` is always the number of a GPU that this process sees, if it sees any: where
-        each node of a host has GPUs of its own, it is 0, as with `torchrun --virtual-local-rank`,
-        and the node is a group of one process. Gloo and RPC use the network in which the others
-        reach this node, unless the user has chosen one.
+        `LOCAL_RANK` is always the number of a GPU that this process sees, if it sees any. If each
+        node of a host has GPUs of its own, it is 0, as with `torchrun --virtual-local-rank`: the
+        node is a group of one process. Gloo and RPC use the network in which the others reach this
+        node, unless the user has chosen one.
         https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
         """
         if not member.role.is_trainer:
@@ -118,8 +118,8 @@ class Torch(Framework):
     def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> DeviceMesh:
         """Return a mesh of all nodes that train; make the default process group if there is none.
 
-        It is of GPUs where this node has one (that of `LOCAL_RANK`, unless the user has set a
-        device), but of CPUs if the process group that is there is gloo's.
+        The mesh is of GPUs if this node has one (the GPU of `LOCAL_RANK`, unless the user has set a
+        device), but of CPUs if an existing process group is gloo's.
         """
         import torch
         from torch import distributed

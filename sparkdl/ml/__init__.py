@@ -1,4 +1,4 @@
-"""Spark ML: estimators that train on a cluster of nodes, models that score in Spark's own tasks.
+"""Spark ML: estimators train on a cluster of nodes, and models score in Spark's own tasks.
 
 Runs in: driver
 """

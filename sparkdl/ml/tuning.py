@@ -112,7 +112,7 @@ def search(  # noqa: PLR0913 (one option, one name)
     try:
         return _Search(found, space, run, trials, parallelism, spark).run()
     except BaseException:
-        stop.set()  # which ends the trials that run
+        stop.set()  # it ends the running trials
         raise
 
 

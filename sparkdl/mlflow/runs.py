@@ -58,7 +58,7 @@ class Run:
 
 
 class Writer(threading.Thread):
-    """Does what there is to do at MLflow, in order."""
+    """Performs the calls to MLflow, in order."""
 
     def __init__(self) -> None:
         super().__init__(name="sparkdl-mlflow", daemon=True)
@@ -66,11 +66,11 @@ class Writer(threading.Thread):
         self._is_answered = False
 
     def do(self, run: Run, job: _Job) -> None:
-        """Have a job done."""
+        """Queue a job."""
         self._jobs.put((run, job))
 
     def metric(self, run: Run, name: str, value: float, step: int, time_s: float) -> None:
-        """Have a metric written, unless too much waits already."""
+        """Queue a metric, unless too much waits already."""
         if self._jobs.qsize() >= _MAX_WAITING:
             _lose(run, 1, "MLflow is slower than the training reports")
             return
@@ -158,7 +158,7 @@ def _lose(run: Run, count: int, why: str) -> None:
 
 
 def begin_run(run: Run, experiment: str, time_s: float) -> None:
-    """Make the run: in an experiment, or in that of its parent, or in the one that is set."""
+    """Make the run, in the given experiment, else its parent's, else the one that is set."""
     from mlflow import MlflowClient
     from mlflow.tracking.context.registry import resolve_tags
     from mlflow.tracking.fluent import _get_experiment_id
@@ -195,7 +195,7 @@ def write_tag(run: Run, name: str, value: str) -> None:
 def write_failure(run: Run, error: BaseException) -> None:
     """Write why a training has failed: the root cause as a tag, all of it as a file."""
     if run.has_failure:
-        return  # the cluster's, of which the fit says the same
+        return  # the cluster's own; the fit only repeats it
     run.has_failure = True
     headline = f"{type(error).__name__}: {error}"
     if isinstance(error, NodeFailedError):

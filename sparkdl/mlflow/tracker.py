@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SAMPLED = 10
-"""Of so many one is written; every ten seconds is MLflow's own interval."""
+"""One of so many is written: every ten seconds, which is MLflow's own interval."""
 _TAG = "sparkdl-search-"
 _WITH_INNER = ("fit", "trial")
 """Spans whose run also records a launch or a fit within them."""
@@ -50,9 +50,9 @@ def autolog(
 ) -> None:
     """Record each training from now on as a run of MLflow, in its active experiment.
 
-    Launches, fits of estimators and trials of searches are runs; those of a search, or of a
-    `CrossValidator`, are nested in its run, and all are in the run that is active in the thread
-    that begins them. No fault of MLflow harms a training, or slows it.
+    Launches, fits of estimators and trials of searches are runs. Runs of a search, or of a
+    `CrossValidator`, are nested in its run. All are nested in the active run of the thread that
+    begins them. No fault of MLflow harms a training, or slows it.
 
     Args:
         disable: stop tracking; waits for pending writes, as `flush` does.
@@ -158,7 +158,7 @@ class _Tracker:
         return _Follower(self, self._writer, run, begin)
 
     def finish(self, run: Run, status: str) -> None:
-        """Have a run end."""
+        """End a run."""
         self._writer.do(run, partial(end_run, run, status, time.time()))
 
     def _save_model(self, run: Run, model: Any, dataset: DataFrame) -> None:
@@ -180,7 +180,7 @@ class _Tracker:
         return run, partial(self._writer.do, run, partial(begin_run, run, experiment, time.time()))
 
     def _search_of(self, dataset: DataFrame | None) -> Run | None:
-        """Return the search whose thread this is, by the tags that Spark's threads inherit."""
+        """Return the search of this thread, by the tags that Spark's threads inherit."""
         if dataset is None or not self._searches:
             return None
         spark = dataset.sparkSession
@@ -317,7 +317,7 @@ class _Program:
             writer.end()
 
     def _patch(self) -> None:
-        """Have Spark ML's searches be spans: it has no place to listen at."""
+        """Wrap Spark ML's searches, because Spark ML has no listeners."""
         from pyspark.ml.tuning import CrossValidator, TrainValidationSplit
 
         kinds: tuple[Any, ...] = (CrossValidator, TrainValidationSplit)

@@ -20,9 +20,9 @@ from sparkdl.core.throttle import Throttle, period_s
 from sparkdl.node.error_lines import Marker, unmarked
 
 PERIOD_S = 0.1
-"""Steps go to the coordinator this often at most; more seldom from many nodes."""
+"""Steps go to the coordinator this often at most, less often from many nodes."""
 LAST_LINES = 1000
-"""The lines of output that the driver keeps of a child that has ended."""
+"""How many of an ended child's last lines the driver keeps."""
 _MAX_LOG_PERIOD_S = 10.0
 _PIPE_NBYTES = 1024 * 1024
 _TAIL_NBYTES = 256 * 1024
@@ -121,7 +121,7 @@ class ChildLog:
         self._on_print()
 
     def _take(self) -> None:
-        """Read the pipe; one filling at most, for a child may print without end."""
+        """Read the pipe; one filling at most, because a child may print without end."""
         for _ in range(_PIPE_NBYTES // 65536):
             try:
                 data = os.read(self._read_fd, 65536) if self._read_fd >= 0 else b""

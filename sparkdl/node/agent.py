@@ -95,6 +95,7 @@ class Agent:
         self._client: CoordinatorClient | None = None
         memory = feed_memory(settings.feeding.memory_nbytes)
         disk = feed_disk(settings.feeding.disk_nbytes, work_dir)
+        # Without restarts, no later child would read the retained rows.
         store = StoreLimits(memory, disk, work_dir, keeps=settings.max_restarts > 0)
         feed_spec = FeedSpec(
             *("", 0, "", (), agent_spec.token),
@@ -254,6 +255,7 @@ class Agent:
                 | messages.LoneNodes()
                 | messages.Drain()
             ):
+                # A message for an earlier child must not reach its successor.
                 if self._begun == message.generation:
                     self._child.send(message)
             case messages.Detach():
@@ -325,6 +327,7 @@ class Agent:
             self.was_cut_off = True
             self._orphan(str(error))
         except Exception:
+            # Whatever failed, the child must end: without its agent it would train on unseen.
             _log.exception("The agent of %s failed", agent_spec.node.name)
             self._orphan("the agent failed")
             raise

@@ -116,6 +116,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest | None:
     if not begin or int(begin[1], 16) != zlib.crc32(body):
         return None
     try:
+        # The format comes first: a newer manifest may not fit the struct of this version.
         written = msgspec.json.decode(body, type=_Format).format
         if written > FORMAT:
             raise CheckpointError(
@@ -171,6 +172,8 @@ class CheckpointStore:
         try:
             is_new = self._system.get_file_info(self._path).type == pafs.FileType.NotFound
             self._system.create_dir(self._path, recursive=True)
+            # Only a write shows whether writing is allowed: object stores have no permissions to
+            # read.
             with self._system.open_output_stream(probe) as file:
                 file.write(b"sparkdl")
             self._system.delete_file(probe)
@@ -380,7 +383,7 @@ class LocalStore(CheckpointStore):
         return folder
 
     def finish(self, name: CheckpointName, folder: Path, node: str) -> None:
-        """Have the files on the disk, and say so to the first node."""
+        """Flush the files to the disk, and leave a mark for the first node."""
         for inner, _, names in os.walk(folder):
             for each in names:
                 with contextlib.suppress(FileNotFoundError):  # other nodes rename theirs meanwhile

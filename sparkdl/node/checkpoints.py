@@ -2,9 +2,9 @@
 
 Runs in: child
 
-All nodes that train write their files, and report which rows have made their state. Once the driver
-has the reports of all, the first node completes the checkpoint and reports that to the driver: from
-then on a restart resumes from it.
+All nodes that train write their files, and report the rows their state was trained on. Once the
+driver has all reports, the first node completes the checkpoint, and reports this to the driver.
+From then on a restart resumes from it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LastCheckpoint(os.PathLike[str]):
         return folder
 
     def covered(self, feed: str) -> EpochRows:
-        """Return which rows it covers of a feed that the nodes read themselves, by epoch.
+        """Return the rows it covers of a feed read by nodes themselves, by epoch.
 
         Raises:
             CheckpointError: if it cannot be read.
@@ -130,6 +130,7 @@ class Checkpoints:
         feeds, used = self._link.feeds.positions(batches), self._link.feeds.batches_used(batches)
         name = CheckpointName(step, self._spec.cluster_id, self._generation)
         if self._leads and self._last_step is None:
+            # Leftovers of failed checkpoints only take space: they must not fail this one.
             with suppress(OSError):
                 store.sweep_unfinished(name)
         self._last_step, self._is_open = step, True
@@ -142,6 +143,8 @@ class Checkpoints:
             with self._named_errors(name):
                 store.finish(name, folder, self._node)
         except BaseException as error:
+            # Report every end, Ctrl-C and sys.exit too: otherwise the first node waits for its
+            # whole timeout.
             problem = f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARS]
             store.give_up(name, folder, for_all=self._leads)
             self._link.send(Checkpointed(step, {}, problem))
@@ -197,6 +200,7 @@ class Checkpoints:
             raise
         self._link.send(CheckpointDone(self._generation, name.step, url))
         try:
+            # The new checkpoint has been reported: an error with the old ones must not fail it.
             keep = self._spec.settings.recovery.keep_checkpoints
             self._store.sweep(name, keep, self._resumed.name if self._resumed else "")
         except OSError as error:
@@ -225,7 +229,7 @@ class Checkpoints:
 
     @contextmanager
     def _named_errors(self, name: CheckpointName, is_users: bool = False) -> Iterator[None]:
-        """Say of a disk's errors which checkpoint they hit, and that the others are well.
+        """Name the failed checkpoint in a disk's errors, and say that the others are intact.
 
         Args:
             is_users: the code is the user's, whose other errors are not ours.

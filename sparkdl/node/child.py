@@ -6,8 +6,8 @@ Runs in: child
 agent. Each MODULE is imported after the framework. With the world comes the name of a file with the
 pickled `(map_fun, args)`, which came inside Spark's own task payload.
 
-Until it is given a world, a child knows nothing of one: neither ports nor ranks, nor user code. So
-a zygote (`node/zygote.py`) can import for it, and fork it where its imports end.
+Until it receives a world, a child knows neither ports nor ranks nor user code. A zygote
+(`node/zygote.py`) can therefore do its imports in advance, and fork it after them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from sparkdl.node.waits import WaitWatch
 
 _PR_SET_PDEATHSIG = 1
 _MAX_TEXT_CHARS = 256 * 1024
-"""Of an exception's message and traceback at most, so that a failure fits into one message."""
+"""The limit for an exception's message and traceback, so that a failure fits into one message."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OWN = (f"{Path(__file__).parent.parent}{os.sep}", "<frozen runpy>")
 """Files of frames between a node's start and the user's code."""
@@ -154,6 +154,7 @@ def _run(importing: Callable[[], Imports], link: AgentLink) -> ChildReturned | R
         framework.after_map_fun(has_failed=False)
         return _encode(generation, value, exited_at)
     except SystemExit as stop:
+        # As in Python itself, a text or any other object means status 1.
         code = stop.code if isinstance(stop.code, int) else 1
         return _raised(framework, start, "exit", stop, code, link.feeds.steps)
     except BaseException as error:  # noqa: BLE001 (whatever user code raises goes to the driver)
@@ -215,7 +216,7 @@ def _place_of(stop: SystemExit) -> str:
 
 
 def _note_thread_exits() -> None:
-    """Have the log say where a thread calls `sys.exit`, which ends that thread alone, in silence.
+    """Log where a thread calls `sys.exit`: it ends that thread alone, in silence.
 
     A `threading.excepthook` that the program sets, before or later, stays.
     """
@@ -287,9 +288,9 @@ def _in_short(error: BaseException) -> str:
 def user_traceback(error: BaseException) -> str:
     """Return the traceback of what user code raised.
 
-    Of each exception in the chain the frames that led from sparkdl to the user's code are left out;
-    of an error that sparkdl raises on purpose, those behind the user's call as well. Where there
-    are no other frames than sparkdl's, all are there.
+    For each exception in the chain, it omits sparkdl's frames before the user's code. For an error
+    raised by sparkdl on purpose, it also omits the frames after the user's call. An exception with
+    sparkdl's frames alone keeps them all.
     """
     told = traceback.TracebackException.from_exception(error)
     _shorten(told, issubclass(type(error), SparkdlError), set())

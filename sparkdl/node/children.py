@@ -38,8 +38,8 @@ class NodeChild:
 
     Attributes:
         host: the node's address.
-        generation: that of the `process`, which is the child that was started last.
-        rank: of the last world that a child of this node was given; -1 before the first one.
+        generation: the generation of `process`, the child started last.
+        rank: in the last world given to a child of this node; -1 before the first one.
         resume: where that world began.
 
     Raises:
@@ -92,7 +92,7 @@ class NodeChild:
 
     @property
     def port(self) -> int:
-        """The node's port, for the child that has not begun."""
+        """The node's port, reserved for a child that has not begun."""
         return int(self._port.getsockname()[1])
 
     def send(self, message: Local, fd: int = -1) -> None:
@@ -126,7 +126,7 @@ class NodeChild:
             self.say(self._gpus.note)
 
     def _holds_zygote(self, place: Place) -> bool:
-        """Have a zygote stay for this agent; return whether there is one."""
+        """Connect to a zygote, which then stays for this agent; return whether there is one."""
         if self._zygote is not None:
             with suppress(OSError):
                 try:

@@ -112,8 +112,8 @@ class NodeContext(LegacyContext):
     ) -> EpochBatches:
         """Return the feed as batches of numpy arrays; each `iter` is one epoch, or a whole stream.
 
-        Of a feed that has ended the first `iter` beyond the last epoch gives no batch, with a
-        warning, and those after it raise `EndOfFeedError`; see `has_epoch`.
+        Once the feed has ended, the first `iter` beyond the last epoch gives no batch, with a
+        warning. Later ones raise `EndOfFeedError`; see `has_epoch`.
 
         Args:
             batch_size: rows in one batch; the last of an epoch may have fewer.
@@ -122,20 +122,20 @@ class NodeContext(LegacyContext):
             feed: its name, or the files that `sparkdl.parquet` returns: then see `parquet`.
             even: whether all nodes take the same number of steps. By default they do where a
                 framework trains synchronously.
-            tail: what becomes of the rows at the end of an epoch that do not fill a step on every
-                node. `short`: they make smaller batches, and each is used once; a node that got
-                fewer rows than the others have steps left, because it or the way to it was slower,
-                gets one again in each of these: `rows_padded` of the feed's report counts them.
-                `pad`: every batch is filled up to `batch_size`, and has one more column,
-                `sample_weight`, float32 `[rows]`, 0 for rows that only fill. `drop`: they are not
-                used. `carry`: they come first in the next epoch.
+            tail: the use of the rows at an epoch's end that do not fill a step on every node.
+                `short`: they make smaller batches, and each is used once. A slower node may have
+                fewer rows than steps are left; it then gets one row again in each further step,
+                counted in `rows_padded` of the feed's report. `pad`: every batch is filled up to
+                `batch_size`, and has one more column, `sample_weight`, float32 `[rows]`, 0 for rows
+                that only fill. `drop`: they are not used. `carry`: they come first in the next
+                epoch.
             shuffle: `True` mixes rows within some 32 MB; a number, within so many rows. Epochs that
                 are read from the node's log have their segments in random order as well.
-            seed: of that order, which differs from epoch to epoch.
-            pad: to which length zeros fill up the rows of a column of arrays, `{"tokens": 512}`, or
-                `None` for that of each batch's longest row. Longer rows are an error. Adds columns
-                `"tokens.length"`, int64 `[rows]`, and `"tokens.mask"`, bool `[rows, length]`, false
-                where a row is filled up.
+            seed: for the order; it differs from epoch to epoch.
+            pad: the length to which zeros fill up the rows of a column of arrays, `{"tokens":
+                512}`, or `None` for the length of each batch's longest row. Longer rows are an
+                error. Adds columns `"tokens.length"`, int64 `[rows]`, and `"tokens.mask"`, bool
+                `[rows, length]`, false where a row is filled up.
 
         Returns:
             Dicts of arrays `[rows, …]`, read-only views of the received data where its layout
@@ -144,8 +144,7 @@ class NodeContext(LegacyContext):
 
         Raises:
             ConfigError: if an argument cannot be.
-            FeedTypeError: from the iteration, for a null in one of the columns, and for a type that
-                is no array.
+            FeedTypeError: by the iteration, if a column has a null, or a type without an array.
         """
         if isinstance(feed, ParquetPaths):
             return self.parquet(feed, batch_size, columns, None, even, tail, shuffle, seed, pad=pad)
@@ -232,9 +231,9 @@ class NodeContext(LegacyContext):
         without a strategy. `batch_size` is what this node sees in one step. Waits for the first
         row, to learn the types.
 
-        `fit` of Keras ends with a warning when the feed has ended, after the same epoch on all
-        nodes, and ends the feed when `stop_training` ends it; `fit`, `evaluate` and `predict` that
-        find no epoch raise `EndOfFeedError`, also for `validation_data` that has too few.
+        When the feed has ended, Keras' `fit` ends with a warning, after the same epoch on all
+        nodes. When `stop_training` ends `fit`, the feed ends. Without any epoch, `fit`, `evaluate`
+        and `predict` raise `EndOfFeedError`; so does `validation_data` with too few epochs.
 
         Args:
             x: column of the features, or several for a dict of features.
@@ -364,7 +363,7 @@ class NodeContext(LegacyContext):
     def last_checkpoint(self) -> LastCheckpoint | None:
         """The checkpoint that this world resumes from: its `step`, `folder` and `url`.
 
-        `None` if it begins at the beginning. Does not change while `map_fun` runs.
+        `None` if it begins at the beginning. It does not change while `map_fun` runs.
         """
         return self._checkpoints.last
 
@@ -375,19 +374,19 @@ class NodeContext(LegacyContext):
 
         Call it on all nodes that train, with the same steps. It is complete, or not there at all;
         the first node waits for the others, up to `Feeding(timeout_s=…)`. An exception inside
-        leaves no checkpoint, and those before untouched. On a local or mounted `checkpoint_dir` all
-        nodes write into one and the same folder: nodes that write different things need different
-        names.
+        leaves no new checkpoint, and does not touch earlier ones. On a local or mounted
+        `checkpoint_dir` all nodes write into one and the same folder: nodes that write different
+        things need different names.
 
         Args:
             step: how far the training is, by your own count; larger each time.
             batches: how many batches of the feed the saved state has used since `map_fun` began,
-                by feed if there are several. By default all that were handed out, which is exact
+                by feed if there are several. By default all batches handed out; this is exact
                 unless something reads ahead.
 
         Raises:
             ConfigError: without `checkpoint_dir`, on a node that does not train, inside another
-                checkpoint, for a step that is not larger; or if `batches` must be given.
+                checkpoint, if `step` is not larger than before, or if `batches` must be given.
             CheckpointError: if it could not be written, or a node has not called this in time.
         """
         return self._checkpoints.write(step, batches)
@@ -396,9 +395,9 @@ class NodeContext(LegacyContext):
     def is_draining(self) -> bool:
         """Whether a checkpoint is wanted now, because Spark decommissions the executor of a node.
 
-        Ask on all nodes that train, equally often, as after each step: it turns true at the same
-        call on all of them, and false with the next checkpoint, at which nodes may leave. See
-        docs/failures.md.
+        Read it on all nodes that train, equally often, for example after each step. It turns true
+        at the same call on all of them, and false with the next checkpoint; nodes may leave then.
+        See docs/failures.md.
         """
         self._check_trains("ctx.is_draining")
         return self._link.draining.is_due()
@@ -411,7 +410,7 @@ class NodeContext(LegacyContext):
         return self._link.feeds.batches_given()
 
     def all_gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
-        """Return the values that all nodes which train gave to this call, by rank.
+        """Return the values from all nodes that train, by rank.
 
         Call it on chief and workers, equally often. Like `BarrierTaskContext.allGather` of Spark.
         Values go through the driver, whatever the framework: addresses, seeds, counts, agreements.
@@ -424,7 +423,7 @@ class NodeContext(LegacyContext):
                 `Feeding(timeout_s=…)` of the launch.
 
         Raises:
-            ConfigError: on a node that does not train, or for a value that cannot travel.
+            ConfigError: on a node that does not train, or for a value of another type.
             CoordinationError: if a node did not call in time, or returned without it.
         """
         self._check_trains("ctx.all_gather and ctx.barrier")
@@ -441,7 +440,7 @@ class NodeContext(LegacyContext):
         """Return the framework's own mesh: `ctx.mesh(data=2, model=2)`.
 
         Call it on all nodes that train, alike. Nodes that differ in the last axis alone are
-        neighbours by rank, so give the axis that talks most, as a rule the model's, last.
+        neighbours by rank. Put the axis with the most communication last, usually the model's.
 
         Args:
             axes: how many nodes, with JAX how many devices, are along each; one may be -1, for what
@@ -489,7 +488,7 @@ class NodeContext(LegacyContext):
         seed: int = 0,
         pad: Padding | None = None,
     ) -> FedDatasetFn:
-        """Return a dataset function that gives every worker the rows that Spark feeds to it.
+        """Return a dataset function that gives each worker its fed rows.
 
         For `DatasetCreator(fn)` of tf_keras, and for `coordinator.create_per_worker_dataset(fn)`.
         A worker's dataset goes on from epoch to epoch and ends, on all workers at once, when the

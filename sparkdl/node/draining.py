@@ -1,11 +1,11 @@
-"""When `ctx.is_draining` turns true: at the same call on all nodes, which then make a checkpoint.
+"""Lets `ctx.is_draining` turn true at the same call on all nodes; they then make a checkpoint.
 
 Runs in: child
 
-Nodes hear the notice at different moments, and a checkpoint needs all of them at the same step. So
-each reports how many calls it has made, and its next one waits for the reports of all: the answer
-is true from the call after the largest number on. The thread that hears the notice reports, since
-the one that trains may stand in a collective that waits for a node which waits here.
+The notice reaches nodes at different moments, but a checkpoint needs all of them at the same step.
+Each node therefore reports its number of calls so far, and its next call waits for all reports. The
+answer is true from the call after the largest number on. The thread that receives the notice sends
+the report: the training thread may stand in a collective, waiting for a node whose call waits here.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How agents, and those who start them, find the zygote of their executor and ask it to fork.
+"""Finds the zygote of an executor and asks it to fork, for agents and for their starters.
 
 Runs in: driver, feeder, agent, zygote
 
 A zygote (`node/zygote.py`) listens at an abstract Unix socket (unix(7)), so that no file is left
-behind however it ends. The name holds a digest of all that has to be the same: a key of the driver,
-the executor's process, the environment, the framework. There is nothing to agree on: where
-something differs, there is another zygote. The agent makes the socket and the zygote inherits it,
-so that of several agents one starts a zygote and all reach it.
+behind however it ends. The name holds a digest of everything that must be the same: a key of the
+driver, the executor's process, the environment, the framework. Processes need not agree on a
+zygote: if anything differs, the name does, and another zygote is used. The agent makes the socket
+and the zygote inherits it. Of several agents, one therefore starts a zygote, and all reach it.
 
 A connection is a process: its first message says what to fork, the answers are `Forked` and, in the
 end, `Exited`.
@@ -41,7 +41,9 @@ MAX_NBYTES = 1 << 16
 MAX_FDS = 3
 BACKLOG = 128
 _ANSWER_S = 10.0
+"""How long a zygote may take to accept a request: it may be importing, or stand still."""
 _START_S = 5.0
+"""How long to try to reach a zygote: a new one, or one that is just ending."""
 _OF_A_WORKER = ("PYTHON_WORKER_FACTORY_", "SPARK_PYTHON_RUNTIME", "PYTHON_UNIX_DOMAIN_", "OLDPWD")
 """Variables by which one Python worker reaches Spark's JVM; an agent has no use for them."""
 
@@ -219,6 +221,7 @@ def _connect(name: str, request: Request, fds: Sequence[int]) -> socket.socket:
     try:
         sock.settimeout(_ANSWER_S)
         sock.connect(name)
+        # Abstract names have no permissions: any user of the host may have bound this one.
         if peer_of(sock).uid != os.geteuid():
             raise ConnectionAbortedError("another user listens there")
         socket.send_fds(sock, [msgspec.json.encode(request)], list(fds))
@@ -263,6 +266,7 @@ class ForkedAgent:
 
     def kill(self) -> None:
         """End it at once."""
+        # The lock, because `_look` closes the pidfd, and its number may be given to another file.
         with self._lock, suppress(ProcessLookupError):
             if self.returncode is None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -290,5 +294,6 @@ class ForkedAgent:
         try:
             answer = decode_answer(self._socket.recv(MAX_NBYTES))
         except (OSError, msgspec.MsgspecError):
+            # The zygote has ended first, and only the parent learns a status.
             return UNKNOWN_STATUS
         return answer.status if isinstance(answer, Exited) else UNKNOWN_STATUS

@@ -6,8 +6,8 @@ The GPUs of the host are listed by NVIDIA's library NVML, through the package `n
 extra `gpu`): https://docs.nvidia.com/deploy/nvml-api/
 
 A claim is a Unix socket bound to an abstract name with the GPU's UUID in it (unix(7)). The kernel
-gives a name to one process of the host, of any user, and takes it back when that process ends,
-however it ends: no file is left behind, and no permission is in the way. Such names are seen within
+gives a name to a single process of the host, of any user, and frees it when that process ends, even
+by a crash: no file is left behind, and no permission is needed. Abstract names are visible within
 one network namespace. Containers with networks of their own do not see each other's claims;
 processes that compute and memory in use are seen all the same. See docs/gpus.md.
 """
@@ -230,6 +230,7 @@ def claim_gpu(uuid: str) -> socket.socket | None:
 def claimant_of(uuid: str) -> int | None:
     """Return the process that has claimed a GPU: `None` if none has, 0 if it is unknown."""
     with socket.socket(socket.AF_UNIX) as asking:
+        # A claimant never accepts, and its backlog may be full: a blocking connect would hang.
         asking.setblocking(False)
         try:
             asking.connect(_NAME.format(uuid))
@@ -278,12 +279,12 @@ def _claimed_share(
                 return GpuShare(seen, claims=tuple(claims.values()))
             if deadline.has_passed or len(gpus) < count:
                 raise SparkConfigError(_lack(count, gpus, who, why, visible))
-            # Not in step with others that want the same ones.
+            # Jitter, so that agents that want the same GPUs do not collide again.
             pause.wait(min(_POLL_S * random.uniform(0.5, 1.5), deadline.remaining_s))
 
 
 def _claim(gpus: Sequence[Gpu], count: int) -> dict[str, socket.socket]:
-    """Claim `count` GPUs on which nothing computes, or none; those with memory in use come last."""
+    """Claim `count` GPUs without processes, or none; GPUs with memory in use come last."""
     idle = sorted((gpu for gpu in gpus if not gpu.pids), key=lambda gpu: gpu.used_nbytes >> 30)
     with ExitStack() as held:
         claims: dict[str, socket.socket] = {}

@@ -1,4 +1,4 @@
-"""How the C library keeps memory that the training has freed, for the next step.
+"""Makes the C library keep freed memory for the training's next step.
 
 Runs in: child
 """

@@ -22,11 +22,11 @@ from sparkdl.node.gpus import open_nvml
 _PERIOD_S = 2.0
 _MIN_SPAN_S = 0.1
 _RESCAN = 5
-"""Looks between searches for the child's own processes, each of which reads all of the host's."""
+"""Looks between searches for the child's processes: a search reads all processes of the host."""
 
 
 class LoadWatch:
-    """Reports every two seconds, more seldom from many nodes. Runs on the agent's loop.
+    """Reports every two seconds, less often from many nodes. Runs on the agent's loop.
 
     Args:
         gpus: the UUIDs of the GPUs that the child uses.

@@ -3,9 +3,8 @@
 Runs in: child
 
 The framework's own profiler runs; or this samples: Python's stacks, a hundred times a second.
-Each is counted, and none kept, so that a profile takes no more memory the longer it is. A period in
-which the thread could not run, because C code held the interpreter's lock, counts for the stack
-that is found after it.
+Stacks are counted, not kept, so a longer profile takes no more memory. While C code holds the
+interpreter's lock the sampler cannot run; this time counts for the next stack it finds.
 
 Why not py-spy? It needs a privilege (SYS_PTRACE) that containers mostly lack.
 """
@@ -33,7 +32,7 @@ _Place = tuple[str, str, int | None]
 
 PERIOD_S = 0.01
 _MAX_NCHARS = 1 << 20
-"""Of all stacks that differ: what goes to the driver in one message."""
+"""The limit for all distinct stacks: they go to the driver in one message."""
 _MAX_DEPTH = 200
 _FURTHER = "(further stacks)"
 _LAST_S = 5.0
@@ -72,7 +71,7 @@ class Profiler:
             self._send(Profiled(asked.request, problem=str(error)))
 
     def end(self) -> None:
-        """Have a profile that is under way end now: `map_fun` has returned."""
+        """End a running profile now: `map_fun` has returned."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(_LAST_S)

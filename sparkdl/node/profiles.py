@@ -42,7 +42,7 @@ class Profiles:
     def take(
         self, asked: FetchProfile, pid: int | None, send: Callable[[TakeProfile], None]
     ) -> None:
-        """Have the child answer; one that cannot, because it stands still, is answered for.
+        """Ask the child for a profile; answer in its place if it stands still.
 
         Args:
             pid: of the child; `None` if there is none.

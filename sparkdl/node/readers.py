@@ -174,7 +174,7 @@ class FeedReaders:
 
 
 def _meant(read: list[str], batches: int) -> str:
-    """Return which of the feeds that were read a single number of batches is of."""
+    """Return the feed meant by a single number of batches."""
     if DEFAULT_FEED in read:
         return DEFAULT_FEED
     if len(read) != 1:

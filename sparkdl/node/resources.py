@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 _MIN_FEED_NBYTES = 64 * 1024 * 1024
 _JARS_ADDED = "TFOS_CLASSPATH_UPDATED"
-"""TensorFlowOnSpark's mark that Hadoop's jars are there, so that programs that know it add none."""
+"""TensorFlowOnSpark's mark of added Hadoop jars: programs that check it then add none."""
 _HADOOP_TIMEOUT_S = 60.0
 _NUMBER = r"\A(\d+)$"
 _LIMIT = {"memory.max": _NUMBER, "memory.limit_in_bytes": _NUMBER}
@@ -121,7 +121,7 @@ def feed_disk(asked_nbytes: int | None, folder: Path) -> int:
 
 
 def allow_descriptors() -> None:
-    """Have as many descriptors as this process may: each segment of a feed has one."""
+    """Raise this process's limit of descriptors to the maximum: each segment of a feed has one."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -206,8 +206,8 @@ def assigned_gpus() -> tuple[str, ...] | None:
 class HadoopClasspath:
     """`hadoop classpath --glob`, which runs while this process does something else.
 
-    libhdfs, which opens `hdfs://`, finds Hadoop's jars by CLASSPATH, in which it expands no
-    patterns: https://hadoop.apache.org/docs/stable/hadoop-project-dist/hadoop-hdfs/LibHdfs.html
+    libhdfs opens `hdfs://`. It finds Hadoop's jars by CLASSPATH, without expanding patterns there:
+    https://hadoop.apache.org/docs/stable/hadoop-project-dist/hadoop-hdfs/LibHdfs.html
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:

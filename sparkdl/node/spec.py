@@ -79,10 +79,11 @@ class AgentSpec(msgspec.Struct, frozen=True):
 
 
 class StatusLine(msgspec.Struct, frozen=True):
-    """A line that an agent prints for the process that started it.
+    """A line printed by an agent for its parent process.
 
     Attributes:
-        work_dir: where its files are, reported first; an agent that is killed cannot remove them.
+        work_dir: the folder of its files, reported first, because a killed agent cannot remove
+            them.
         is_detached: it continues without its task.
         error: why it ended, in words; empty if it has not.
         kind: the name of the class of the error.
@@ -124,6 +125,7 @@ def start_agent(
         process.stdin.write(_LENGTHS.pack(len(body), len(payload)) + body + payload)
         process.stdin.flush()
     except BrokenPipeError:
+        # The agent has ended before it read all. Its status and standard error give the reason.
         with suppress(BrokenPipeError):
             process.stdin.close()
         process.wait()

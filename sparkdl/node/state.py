@@ -66,7 +66,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Idle:
-    """There is no child; its log is still here."""
+    """No child exists; its log is still here."""
 
     generation: int
 
@@ -113,7 +113,7 @@ class ChildStopRequested:
     """The coordinator wants the child of `generation` to end.
 
     Attributes:
-        reason: the failure for which the cluster has failed for good, if that is why.
+        reason: the cluster's final failure, if the end has one.
     """
 
     generation: int

@@ -106,7 +106,7 @@ class Child:
         on_exit: Callable[[int], None],
         say: Callable[[str], None],
     ) -> Child:
-        """Have the zygote fork the child once it has imported; start it cold if it does not.
+        """Let the zygote fork the child once its imports are done; otherwise start it cold.
 
         Args:
             on_exit: see `watch`; called with `UNKNOWN_STATUS` if the zygote has ended before.
@@ -132,6 +132,7 @@ class Child:
         except BlockingIOError:
             return
         except OSError:
+            # A reset connection is treated like a closed one.
             data = b""
         answer = decode_answer(data) if data else None
         if isinstance(answer, Forked):
@@ -172,8 +173,8 @@ class Child:
 
     def _spawn(self) -> None:
         spec, fds = self._spec, (self._theirs.fileno(), self.stacks.fd)
-        # SIGUSR1 ends a process that has no handler. The child inherits that it is blocked, and
-        # unblocks it once faulthandler is there; one that comes earlier waits until then.
+        # SIGUSR1 ends a process without a handler. The child therefore inherits a mask that blocks
+        # it, and unblocks it once faulthandler is installed; an earlier signal waits until then.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {_STACKS_SIGNAL})
         try:
             self._process = subprocess.Popen(
@@ -214,6 +215,8 @@ class Child:
             self._loop.call_soon(self._end, -number)
         if self._has_swept or not self.pid:
             return
+        # Signal the group once more after the child has ended, for processes it has left there.
+        # Then never again: the number may become that of another group.
         self._has_swept = self._status is not None
         try:
             os.killpg(self.pid, number)
@@ -257,10 +260,10 @@ def watch_pid(
 
     Returns what ends the watch; a thread cannot be ended.
 
-    Not asyncio's child watcher: the executor's JVM, which is watched as well, is no child.
+    Why not asyncio's child watcher? The executor's JVM is watched as well, and is no child.
 
     Args:
-        wait: waits for a child of this process, for the thread: nothing else may reap it.
+        wait: waits for a child of this process, in the thread: nothing else may reap it.
     """
     try:
         fd = os.pidfd_open(pid)
@@ -315,7 +318,7 @@ class StackFile:
         self.fd = nameless_file("sparkdl-stacks")
 
     def ask(self, loop: asyncio.AbstractEventLoop, pid: int, then: Callable[[str], None]) -> None:
-        """Have process `pid` write its stacks; call `then` on the loop with them, or with why not.
+        """Let process `pid` write its stacks; call `then` on the loop with them or the problem.
 
         Args:
             pid: of the child that this file was made for.

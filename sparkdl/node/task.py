@@ -45,6 +45,7 @@ NODE_SCHEMA = "node_id long"
 """Spark schema of what a node's task returns."""
 
 _CONNECT_TIMEOUT_S = 10.0
+"""A firewall that drops packets gives no answer at all; any other host answers sooner."""
 _KINDS: dict[str, type[SparkdlError]] = {
     kind.__name__: kind for kind in (ConfigError, SparkConfigError, FrameworkMissingError)
 }
@@ -87,6 +88,7 @@ def check_executor(spec: ClusterSpec, url: str) -> None:
         raise Problem("FrameworkMissingError", text).error()
     target, _, port = url.rpartition("//")[2].rpartition(":")
     try:
+        # Checked before an agent starts, so that the error names the host and the address.
         socket.create_connection((target.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise Problem("ConfigError", cannot_reach_driver(host, url, str(error))).error() from None

@@ -2,8 +2,8 @@
 
 Runs in: agent
 
-`python -m sparkdl.node.tensorboard --logdir …` is `python -m tensorboard.main` that ends with its
-standard input: the agent holds the other end, so nothing that ends the agent leaves it behind.
+`python -m sparkdl.node.tensorboard --logdir …` runs `python -m tensorboard.main` until its standard
+input ends. The agent holds the other end, so TensorBoard ends with the agent, even after a crash.
 """
 
 from __future__ import annotations

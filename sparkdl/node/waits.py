@@ -10,10 +10,11 @@ framework, and no call of user code gets slower. Three questions decide about a 
 - Does the main thread stand in sparkdl's collectives, or in native code that waits for a futex, as
   those of PyTorch, TensorFlow and JAX do? The kernel names a thread's wait (`wchan`). A
   sleep, a file, a socket or a lock of Python's library is the node's own business: it works.
-- Does any thread of the process run meanwhile? Then the node works, whatever its main thread does.
+- Does any thread of the process run meanwhile? If so, the node works, whatever its main thread
+does.
 
-A GPU's collectives keep the host's threads running, so of such a node only waits for rows are
-known; likewise of a node that trains alone, and where there is no `wchan`, as on macOS.
+A GPU's collectives keep the host's threads running, so only waits for rows are known on such a
+node; likewise on a node that trains alone, and without `wchan`, as on macOS.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ _STDLIB = os.path.dirname(threading.__file__) + os.sep
 _PACKAGES = ("site-packages", "dist-packages")
 _OTHERS = tuple(f"{_OWN / name}{os.sep}" for name in ("collectives", "horovod"))
 _PRODUCER = os.path.join("tensorflow", "python", "ops", "script_ops.py")
-"""In the stack of each thread in which TensorFlow calls Python, for a generator of rows too."""
+"""A file in the stack of each thread in which TensorFlow calls Python, generators included."""
 
 Doing = Literal["works", "rows", "others", "unknown"]
 Place = Literal["rows", "others", "native", "library"]
 
 
 class WaitWatch:
-    """Looks at the thread that enters it, until that leaves it.
+    """Watches the thread that enters it, until the thread leaves it.
 
     Args:
         send: takes the totals every second, in the thread that looks.

@@ -190,6 +190,7 @@ class _Zygote:
         for module in _AGENTS_MODULES:
             import_module(module)
         self._files.add(began_s)
+        # Forks share these objects' memory until one writes to it, and a collection would.
         gc.freeze()
         self.plan = msgspec.structs.replace(self.plan, problem=_what_is_unsafe())
         if self.keep_s and not self.plan.problem:
@@ -218,6 +219,7 @@ class _Zygote:
         except BlockingIOError:
             return
         except OSError:
+            # A reset connection is treated like a closed one.
             data, fds = b"", []
         try:
             if not data or connection.kind:
@@ -255,7 +257,8 @@ class _Zygote:
                 self.imports = Imports(self.imports.framework)
             return
         os.setsid()
-        # Not sent by the zygote: a process that knows the number may signal its group.
+        # The fork itself sends its number, once it leads its group: the receiver may signal that
+        # group.
         _answer(connection, Forked(os.getpid()))
         self._let_go()
         run = _run_agent if request.kind == "agent" else _run_child
@@ -392,7 +395,7 @@ def _first(listener: socket.socket) -> socket.socket | None:
 
 @contextmanager
 def _ending_with(sock: socket.socket) -> Iterator[None]:
-    """Have the kernel end this process when the agent closes `sock`, because an import may hang.
+    """Let the kernel end this process when the agent closes `sock`, because an import may hang.
 
     A thread or a handler of Python's would not run while C code holds the GIL. The kernel sends
     SIGIO at whatever happens to `sock` (F_SETOWN in fcntl(2)): after the request, that is its end.
@@ -412,7 +415,7 @@ def _ending_with(sock: socket.socket) -> Iterator[None]:
 
 
 def _retitle(*words: str | int) -> None:
-    """Have `ps` show another command, of the length of this process's at most."""
+    """Change the command that `ps` shows; it cannot grow longer than this process's."""
     with open("/proc/self/stat") as file:
         numbers = file.read().rpartition(")")[2].split()
     start, end = int(numbers[45]), int(numbers[46])

@@ -103,7 +103,7 @@ class TFCluster:
     def cluster_info(self) -> list[dict[str, Any]]:
         """A dict for each node, by executor id.
 
-        `addr` is where its rows are received; `authkey` is empty, for no key is handed out.
+        `addr` is where its rows are received; `authkey` is empty: no key is handed out.
         """
         board = self.cluster.board
         return [
@@ -142,8 +142,8 @@ class TFCluster:
         """Feed an RDD or a DataFrame into the training; blocks until the nodes have read it.
 
         Args:
-            dataRDD: an RDD, a DataFrame, or Parquet files, see `sparkdl.Cluster.feed`. Of a DStream
-                each RDD is fed as it comes: this returns at once, and `shutdown(ssc)` waits.
+            dataRDD: an RDD, a DataFrame, or Parquet files, see `sparkdl.Cluster.feed`. Each RDD of
+                a DStream is fed as it comes: the call returns at once, and `shutdown(ssc)` waits.
             num_epochs: how many times; 0 means 10, as in TensorFlowOnSpark. A DStream is fed once.
             feed_timeout: seconds without any row received or read.
 
@@ -151,7 +151,7 @@ class TFCluster:
             A report on the rows; `None` for a DStream.
 
         Raises:
-            ConfigError: without `InputMode.SPARK`, for an unknown `qname`, or negative epochs.
+            ConfigError: without `InputMode.SPARK`, with an unknown `qname` or negative epochs.
             NodeFailedError: if a node failed.
             FeedTimeoutError: if no row was received or read for `feed_timeout` seconds.
         """
@@ -201,7 +201,7 @@ class TFCluster:
         return self.cluster.infer(dataRDD, qname, schema, feed_timeout)
 
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
-        """End the feed, wait for `map_fun` to return, end the nodes. Does nothing the second time.
+        """End the feed, wait for `map_fun` to return, end the nodes. A second call does nothing.
 
         Args:
             ssc: a StreamingContext whose end is waited for first, without a limit. It is ended
@@ -355,7 +355,7 @@ class DStreamFeed:
         self.error: Exception | None = None
 
     def attach(self, dstream: Any) -> None:
-        """Have the stream's context feed each RDD, one after the other."""
+        """Feed each RDD by the stream's context, one after the other."""
         dstream.foreachRDD(lambda rdd: self.feed(rdd))  # pyspark counts a function's arguments
 
     def feed(self, rdd: Any) -> None:

@@ -26,7 +26,7 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
     """Export a model as a SavedModel, for inference.
 
     Call it on all nodes of a strategy: reading the variables takes all of them. Only the chief
-    writes to `export_dir`; a folder is there whole or not at all, and replaces one of that name.
+    writes to `export_dir`. The folder appears complete or not at all, and replaces an earlier one.
     Outputs of a Keras model are called after their layers.
 
     Args:
@@ -54,7 +54,7 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
 
 
 def disable_auto_shard(options: tf.data.Options) -> None:
-    """Have `tf.distribute` take a dataset as it is: each node feeds its own rows."""
+    """Make `tf.distribute` use a dataset unsharded: each node feeds its own rows."""
     import tensorflow as tf
 
     policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -203,7 +203,7 @@ def _parse(example: Any) -> Any:
 
 
 def _parsed(dtype: str) -> spark.DataType:
-    """Return the type of which `dtype` is the `simpleString`; needs no JVM."""
+    """Return the type with the `simpleString` `dtype`; needs no JVM."""
     if dtype.startswith("array<"):
         return spark.ArrayType(_parsed(dtype[len("array<") : -1]))
     types = [spark.BooleanType(), spark.ByteType(), spark.ShortType(), spark.IntegerType()]

@@ -36,7 +36,7 @@ def is_gpu_available() -> bool:
 def get_gpus(
     num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING, timeout_s: float = 180.0
 ) -> str | list[str]:
-    """Return GPUs on which no process computes, and which no other node of a cluster has.
+    """Return GPUs without processes that no other node of a cluster has claimed.
 
     Args:
         num_gpu: how many.

@@ -135,7 +135,7 @@ class Server:
         return list(Environment.read().driver_ports)
 
     def start_listening_socket(self) -> socket.socket:
-        """Return a socket that listens on the first of the ports that is free.
+        """Return a socket that listens on the first free port.
 
         Raises:
             ConfigError: if none is.
@@ -217,7 +217,7 @@ class Server:
 
 
 class _HttpServer(ThreadingTCPServer):
-    """Has each request on `sock` answered in a thread."""
+    """An HTTP server on `sock`; answers each request in a thread."""
 
     daemon_threads = True
 
@@ -286,10 +286,9 @@ class Client:
     """A node's connection to a `Server`.
 
     Args:
-        server_addr: what `Server.start` returned. For a plain `(host, port)` the token is read from
-            the environment variable `SPARKDL_RESERVATION_TOKEN`, which the server reads as well,
-            and `SPARKDL_RESERVATION_CERT` is the path of the certificate that a server with TLS
-            shows, or of its CA's.
+        server_addr: what `Server.start` returned. For a plain `(host, port)` the environment
+            variable `SPARKDL_RESERVATION_TOKEN` holds the token, at client and server.
+            `SPARKDL_RESERVATION_CERT` is the path of a TLS server's certificate, or of its CA's.
 
     Raises:
         ConfigError: if there is no token, or the certificate cannot be read.

@@ -2,8 +2,8 @@
 
 Runs in: driver
 
-There `foreachBatch` runs in a process of the server. That process shows each micro-batch to this
-one as a view of their common session, and this one feeds the view.
+With Spark Connect, `foreachBatch` runs in a process of the server. That process shares each
+micro-batch with the driver as a view of their common session, and the driver feeds the view.
 """
 
 from __future__ import annotations
@@ -87,5 +87,6 @@ def start_served(
     started = set_up(writer, options).start()
     query = ServedQuery(started, stream, thread)
     thread(partial(query.serve, name), f"sparkdl-{name}").start()
-    stream.watch(started, thread)  # not `query`, whose stop is that of the stream
+    # `query.stop()` only asks the stream to end, so the stream must be given the real query.
+    stream.watch(started, thread)
     return query

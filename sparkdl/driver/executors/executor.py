@@ -40,7 +40,7 @@ class Launch:
     unfed: Callable[[], str] = lambda: ""
     """Returns the never-fed feeds that all nodes wait for; empty if a node does not wait."""
     on_draining: Callable[[frozenset[str]], object] = lambda executors: None
-    """Is called with the ids of executors that Spark decommissions."""
+    """Called with the ids of executors that Spark decommissions."""
 
 
 @contextmanager
@@ -101,14 +101,14 @@ class Executor(Protocol):
         """
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
-        """Have new agents started for lost nodes, unless some are on their way; returns soon."""
+        """Start new agents for lost nodes, unless some are on their way; return soon."""
 
     def forget_task(self, node: NodeSpec) -> None:
         """Note that the task of this node has ended in order: it will not start the node again."""
         return
 
     def leave_host(self, host: str, is_there: bool) -> None:
-        """Have no more tasks started on a lost host; return soon.
+        """Prevent further tasks on a lost host; return soon.
 
         Args:
             is_there: the driver still reaches it, so Spark could start more tasks there.

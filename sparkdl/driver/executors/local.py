@@ -55,7 +55,7 @@ class LocalExecutor(Executor):
     def __init__(self) -> None:
         self._agents: dict[int, AgentProcess] = {}
         self._over: dict[AgentProcess, threading.Event] = {}
-        """Of each agent: set when it has ended."""
+        """By agent: set when it has ended."""
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -75,7 +75,7 @@ class LocalExecutor(Executor):
         on_broken: Callable[[SparkdlError], object],
         on_counted: Callable[[Standing], object] | None = None,
     ) -> None:
-        """Start one agent per node; a thread each waits for its end. There are no slots to count.
+        """Start one agent per node; a thread each waits for its end. No slots are counted.
 
         For a cluster on Spark it starts the nodes on the driver's machine.
         """

@@ -1,4 +1,4 @@
-"""Turning a DataFrame that only scans Parquet files into a source that nodes read themselves.
+"""The Parquet files behind a DataFrame that only scans them, as a source for the nodes.
 
 Runs in: driver
 """
@@ -66,7 +66,7 @@ def scanned_files(data: Any, is_local: bool) -> ParquetSource:
 
     Nodes can read the files if Spark's plan only scans plain Parquet files. It may choose, rename
     and cast columns (see `is_same_cast`), take them out of structs, and filter rows if nodes get
-    the same answers. Then nodes read the same rows as Spark, in the same order. This reads the
+    the same answers. The nodes then read the same rows as Spark, in the same order. This reads the
     files' footers and the columns in filters; it starts no job.
 
     Args:
@@ -169,7 +169,7 @@ def _listed(session: Any, directories: Any) -> Iterator[tuple[str, str, str]]:
 
     A call of py4j a getter and file takes seconds for 10,000 files, so Scala's `map` calls it.
     """
-    # Of iterators: those of collections take a CanBuildFrom, too, in Spark 3.5's Scala.
+    # `flatMap` of iterators: a collection's also takes a CanBuildFrom in Spark 3.5's Scala.
     each = _getter(session, f"{_DATASOURCES}.PartitionDirectory", "files")
     files = directories.iterator().flatMap(each).toList()
     if files.isEmpty():

@@ -28,7 +28,9 @@ _HEAD = ">Ii"
 """A connection's number and how many bytes follow; 0 closes it, `_OPEN` opens it."""
 _OPEN = -1
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_USER_TIMEOUT": 20_000}
-"""Seconds, and milliseconds. Only the relay can notice a silent host of an executor."""
+"""Seconds, and milliseconds. Executors connect to the relay alone, so only it can notice that
+an executor's host is silent.
+"""
 _END = "end"
 _BEAT = struct.pack(_HEAD, 0, 0)
 
@@ -38,8 +40,8 @@ class Tunnel:
 
     Args:
         conf: the session's settings.
-        out, into: prefixes of the settings that this end writes and reads. target: the address that
-        this end connects to; `None` at the end that accepts connections.
+        out, into: prefixes of the settings that this end writes and reads.
+        target: where this end connects; `None` at the accepting end.
     """
 
     def __init__(self, conf: Any, out: str, into: str, target: tuple[str, int] | None) -> None:

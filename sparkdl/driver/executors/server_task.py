@@ -25,8 +25,8 @@ class HandOver:
 
     Args:
         spark: the client's session, which is pickled by its name.
-        name: prefix of the views and settings: `name.ready` is the latest micro-batch, `name.said`
-            the last one that the nodes have, or `stop`, and a number that changes each second.
+        name: prefix of the views and settings. `name.ready` is the latest micro-batch; `name.said`
+            is the last one at the nodes, or `stop`, with a number that changes each second.
     """
 
     def __init__(self, spark: Any, name: str) -> None:

@@ -68,7 +68,7 @@ class FeedRequest:
 
 @dataclass(frozen=True)
 class EpochLeft:
-    """An epoch of a call of which there are rows to feed: all but those `done`."""
+    """An epoch of a call with rows to feed: all except those `done`."""
 
     epoch: int
     done: PartRows = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Call:
         return self.whole * sum(self.shape.rows.values()) + partial
 
     def left(self) -> list[EpochLeft]:
-        """Return the epochs of which there are rows to feed."""
+        """Return the epochs with rows to feed."""
         return [
             EpochLeft(epoch, self.covered.get(epoch, {}))
             for epoch in range(self.whole, self.request.epochs)
@@ -135,7 +135,7 @@ class Call:
         return sum(rows - num_rows(each.done) for each in left)
 
     def covered_partitions(self, done: PartRows) -> frozenset[int]:
-        """Return the partitions of which all rows are `done`."""
+        """Return the partitions without rows beyond `done`."""
         return frozenset(
             partition
             for partition, rows in self.shape.rows.items()
@@ -289,8 +289,8 @@ class CallHistory:
         """Return the coverage of a checkpoint, including that of the last one.
 
         Args:
-            generation: the generation of the epochs in `parts`, which are the rows that each node
-                has used.
+            generation: the generation whose epochs are in `parts`.
+            parts: the rows that each node has used, by epoch.
             used: how many batches each node has used in `generation`, by its name.
         """
         batches = self._batches(used if generation == self._generation else {})
@@ -397,8 +397,8 @@ class CoverageStore:
     ) -> dict[str, FeedCoverage]:
         """Return the coverage of a checkpoint of these parts, by feed.
 
-        A feed that nodes read themselves (`ctx.parquet`) counts as one call, whose epochs have the
-        same numbers in all generations.
+        A feed read by nodes themselves (`ctx.parquet`) counts as one call. Its epochs have the same
+        numbers in all generations.
 
         Args:
             parts: by node id, by feed: rows used in `generation`.

@@ -372,10 +372,10 @@ class Feeds:
         return self._runner
 
     def _call(self, name: str, request: FeedRequest, show: bool | None) -> FeedReport:
-        """Have a call fed, in a thread that no interrupt reaches; return its report.
+        """Feed a call, in a thread that no interrupt reaches; return its report.
 
-        In a thread, because an interrupt may come anywhere in it: in the drawing of a bar, or in
-        py4j, and would leave locks taken. The user's thread only waits.
+        An interrupt in the middle of drawing a bar, or of a py4j call, would leave locks taken. The
+        user's thread therefore only waits.
         """
 
         def call() -> FeedReport:
@@ -456,7 +456,7 @@ class Feeds:
         bar.update(rows, now.numbers if now else {}, report is not None)
 
     def _not_fed(self, name: str, to: str | None, view: View) -> str:
-        """Return which nodes wait for a feed that is not fed to them; empty after a restart."""
+        """Return the unfed nodes that wait for a feed, in words; empty after a restart."""
         world = getattr(view.state, "world", None)
         if world is None or generation_of(view.state):
             return ""

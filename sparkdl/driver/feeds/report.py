@@ -32,19 +32,18 @@ class FeedReport:
     """The use of the rows of one `feed` call. A row counts once for each epoch.
 
     Attributes:
-        epochs: epochs that were fed completely; if the nodes wanted no more before the end, epochs
-            that were used completely.
+        epochs: epochs fed completely. If the nodes wanted no more before the end, epochs used
+            completely.
         rows: rows delivered, by node name, since the last restart.
-        steps: batches that user code was given, by node name, including those covered by the
-            checkpoint at which training resumed; 0 if it reads row by row.
+        steps: batches given to user code, by node name, including those covered by the checkpoint
+            at which training resumed; 0 if it reads row by row.
         rows_used: rows that user code was given, `rows_covered` among them.
         rows_padded: rows given a second time to fill a step, see `tail` of `ctx.batches`. Like
             `rows_dropped` and `passes` it counts since the last restart.
         rows_dropped: rows left out because they did not fill a step.
-        rows_unused: rows that no node wanted, that a node received and did not read, of epochs that
-            no node read, or that a node carries to a later epoch. If no node wants more, the
-            remaining rows are counted for half a minute at most, and after a `terminate()` not at
-            all; a log line says so.
+        rows_unused: rows not wanted by any node, received but not read, of epochs not read by any
+            node, or carried to a later epoch. If no node wants more, the remaining rows are counted
+            for half a minute at most, and after a `terminate()` not at all; a log line says so.
         passes: how many times the data has been read; further epochs came from the nodes' logs.
         rows_covered: rows fed before a restart or in an earlier run, and covered by the checkpoint
             at which training resumed.
@@ -147,7 +146,7 @@ def no_rows(feed: str) -> ConfigError:
 
 
 def covered_report(call: Call) -> FeedReport:
-    """Return the report of a call of which a checkpoint covers all rows, perhaps since a moment."""
+    """Return the report of a call whose rows are all covered by a checkpoint, perhaps a new one."""
     covered = call.rows_covered
     return FeedReport(
         call.request.epochs, steps=dict(call.batches), rows_used=covered, rows_covered=covered
@@ -167,7 +166,7 @@ def _why(now: FeedCount, node: str, unread: int, is_stopped: bool, has_left: boo
 
 
 def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
-    """Return which feeds are read but never fed, and which are fed; empty if none is unfed.
+    """Return the feeds read but never fed, and the fed ones, in words; empty if none is unfed.
 
     Args:
         feeds: by node id and feed, what nodes have reported.

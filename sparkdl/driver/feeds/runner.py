@@ -60,8 +60,10 @@ LONG_WAIT_S = 10.0
 _BLAME_LINES = 10
 _FETCH_S = 5.0
 _CANCEL_S = 1.0
+"""Cancel again this often: a job that was just being submitted misses the first time."""
 _JOIN_S = 10.0
 _MEANWHILE_S = 0.25
+"""How often a waiting call updates its progress bar and looks for the end of the cluster."""
 
 
 class JobThread:
@@ -77,7 +79,7 @@ class JobThread:
         self._thread.start()
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Have `job` run once those before it have ended."""
+        """Run `job` once those before it have ended."""
         self._jobs.put(job)
 
     def close(self) -> None:
@@ -164,7 +166,7 @@ class FeedRunner:
         carrier: JobThread | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Have the feed serve a request, and wait for the answer.
+        """Queue a request at its feed, and wait for the answer.
 
         Args:
             request: makes the request, given the ticket that the answer will have.

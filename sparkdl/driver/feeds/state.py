@@ -63,7 +63,7 @@ class Nodes:
         return frozenset(n for n, count in counts.items() if count.closed or n in self.over)
 
     def stopped(self, members: Iterable[Member]) -> frozenset[int]:
-        """Return the nodes that are stopped because all nodes that finish the job have returned."""
+        """Return the nodes stopped because all job-finishing nodes have returned."""
         ids = (m.node.node_id for m in members if not m.role.finishes_job)
         return frozenset(ids) - self.over if self.has_finished else frozenset()
 
@@ -155,7 +155,7 @@ class Run:
     """One generation is being fed the remaining rows of a call.
 
     Attributes:
-        left: the epochs of which there are rows to feed.
+        left: the epochs with rows to feed.
         first: the number of the first of them.
         spec: the instructions of feeders.
         members: the nodes that are fed.
@@ -287,7 +287,7 @@ class _Watched(_OfRun):
     """A state in which rows must move within the feed timeout.
 
     Attributes:
-        blamed: a node that stands still, whose last log lines are awaited until the deadline.
+        blamed: the node that stands still; its last log lines are awaited until the deadline.
     """
 
     blamed: int | None = None
@@ -448,7 +448,7 @@ class Send:
 
 @dataclass(frozen=True)
 class StartJob:
-    """Have Spark feed `data`; the thread of the call `ticket` runs the job, if one waits."""
+    """Feed `data` by Spark; the thread of the call `ticket` runs the job, if one waits."""
 
     job: int
     data: Any

@@ -13,8 +13,8 @@ A node is given rows of its own agent's spool where that keeps nodes level. Rows
 cross the network once more and are the last resort: at the end of the epoch, or when a node has run
 short for a moment and its own agent has none.
 
-To shuffle rows over all nodes, the table waits until all rows have come, or a spool is full. Then
-it deals blocks of them like cards, from all agents.
+To shuffle rows over all nodes, the table waits until all rows have come, or a spool is full. It
+then deals blocks of them to the nodes in turn, from all agents.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class RowTable:
         """Assign rows to nodes that run short of them; return the grants by node.
 
         Args:
-            unread: for each node that takes rows, its assigned rows that user code has not been
-                given yet; 0 if it waits for a row.
+            unread: by node that takes rows: its assigned rows not yet given to user code; 0 if it
+                waits for a row.
         """
         grants: dict[int, list[Grant]] = {}
         if self._waits_for_all:

@@ -4,8 +4,8 @@ Runs in: driver
 
 `step(state, event, now_s)` returns the next state and the actions that the runner has to perform.
 First the handler in `TRANSITIONS` applies the event; then handlers in `LOOKS` act on the state
-until nothing is left to do. So no handler has to consider the situation in its next state, and a
-passed deadline is just a reason to look.
+until nothing is left to do. A handler therefore need not consider the situation in its next state,
+and a passed deadline is just a reason to look.
 
 docs/design.md draws the transitions, from the handlers' types. A pair that is not in the table is a
 bug and raises `IllegalTransitionError`. States, events and actions are in `driver/feeds/state.py`.
@@ -195,7 +195,7 @@ def _serve(feed: Feed, world: World) -> tuple[Feed, list[Action]]:
 
 
 def _stream_end(feed: Feed, members: Iterable[Member]) -> Iterator[ToAgent]:
-    """Yield messages for an empty epoch that ends the iteration of nodes that still read."""
+    """Yield messages of an empty epoch: it ends the iteration of nodes that still read."""
     ids = _ids(members)
     epoch = feed.history.open_epochs(None, [0])
     # If a node has left, no step would have all nodes, so waiting rows are not used.
@@ -243,7 +243,7 @@ def _begin(
 
 
 def _open(feed: Feed, run: Run, now_s: float) -> Step[Opening]:
-    """Have agents report which rows of the run's epoch they still hold."""
+    """Ask the agents for the rows of the run's epoch that they still hold."""
     begin = structs.replace(_beginning(run), run=run.call.jobs[run.now.epoch])
     return Opening(feed, run.with_table(), now_s + feed.answer_s), [_to_nodes(run, begin)]
 
@@ -497,7 +497,7 @@ def _look_explaining(state: Explaining, now_s: float) -> Step[Explaining | Cutti
 
 
 def _cut(feed: Feed, run: Run, now_s: float) -> Step[Cutting]:
-    """Have the nodes take no more rows of the epoch, and count them."""
+    """Make the nodes refuse further rows of the epoch, and count the received ones."""
     cut = _to_nodes(run, FeedCut(feed.name, run.epoch))
     return Cutting(feed, run, now_s + run.spec.timeout_s), [cut]
 
@@ -531,7 +531,7 @@ def _look_cutting(
     way = "files" if isinstance(run.call.request.data, ParquetSource) else "feeders"
     said.append(ShowEpochs(run.epoch, stop, way, sum(rows.values())))
     epochs = stop + 1 - run.epoch
-    # A node that has left reports no count: count the rows that it has received.
+    # A node that has left reports no count, so count the rows received by it.
     had = {n: _received(feed, run, n) for n in run.table.assigned if n not in rows}
     run = replace(
         run,
@@ -717,7 +717,7 @@ def note_news(state: R, now_s: float) -> Step[R | Idle]:
     if granted is not None and granted != run.granted:
         return with_run(state, granted=granted), [_to_nodes(run, granted)]
     if not run.is_unwanted and _is_unwanted(feed, run):
-        # The nodes may have returned by mistake: so count the remaining rows, for the report.
+        # The nodes may have returned by mistake, so the report counts the remaining rows.
         has_left = len(feed.nodes.gone(run.node_ids)) == len(run.members) and not run.is_micro_batch
         until_s = now_s + MAX_COUNT_S if has_left else now_s
         said: list[Action] = []

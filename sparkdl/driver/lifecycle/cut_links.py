@@ -1,12 +1,12 @@
-"""Which host is given up where two hosts do not reach each other and the driver reaches both. Pure.
+"""Chooses which of two hosts to give up if only the driver reaches both. Pure.
 
 Runs in: driver
 
 Feeders report the nodes that they do not reach. More reports may follow within a moment, so the
-decision waits for them. Then hosts are given up until no cut is left between two remaining hosts,
+decision waits for them. It then gives up hosts until no cut is left between two remaining ones,
 first the host that
 
-1. most others are cut off from: a host of which many say so is more likely to be the cause;
+1. is cut off from most others: it is more likely to be the cause;
 2. has expendable nodes alone;
 3. has fewer nodes: a host that only feeds costs no generation;
 4. does not have the first node;
@@ -35,7 +35,7 @@ from sparkdl.driver.lifecycle.state import (
 )
 
 _SETTLE_SHARE = 0.25
-"""Of `host_timeout_s`: how long to wait for what other feeders say. They may have begun to send
+"""The share of `host_timeout_s` to wait for other feeders' reports. They may have begun to send
 later, and look once a second."""
 
 

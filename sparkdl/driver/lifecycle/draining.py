@@ -3,11 +3,11 @@
 Runs in: driver
 
     Running    ExecutorsDrain ──▶ Relaunch (elsewhere), Drain (a checkpoint is wanted)
-               CheckpointMade ──▶ Stop (those that leave), NewRound (the others) ──▶ Gathering
+               CheckpointMade ──▶ Stop (leaving nodes), NewRound (the others) ──▶ Gathering
 
 A node leaves once another agent stands by for it, or if `min_nodes` are there without it. Until
 then it trains on, because Spark keeps the executor while a task runs there. If the executor ends
-before, that is the failure of a lost node, whose seat the other agent takes.
+earlier, the node is lost like any other, and the other agent takes its seat.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sparkdl.driver.lifecycle.state import (
 
 
 def noted(state: R, event: ExecutorsDrain, now_s: float) -> Step[R]:
-    """Have the nodes on these executors started elsewhere as well, and ask for a checkpoint."""
+    """Start the nodes on these executors elsewhere as well, and ask for a checkpoint."""
     before = state.roster
     roster = replace(before, draining=before.draining | event.executors)
     after = replace(state, roster=roster)

@@ -1,4 +1,4 @@
-"""How nodes that were lost come back, and in whose task slots. Pure.
+"""The return of lost nodes, and the task slots they take. Pure.
 
 Runs in: driver
 
@@ -101,8 +101,8 @@ def sent_away(roster: Roster, hello: Hello) -> list[Action]:
 def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
     """Make one agent or all give their slots back, if that is decided.
 
-    Not on an executor that Spark decommissions: nothing can have the slot, and without a task Spark
-    ends the executor at once.
+    Agents on decommissioned executors keep their slots: no other task can have them, and Spark ends
+    such an executor as soon as it has no task.
     """
     return [
         Send(agent.agent_id, Detach())
@@ -113,9 +113,9 @@ def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
 
 
 def detached(state: R, event: AgentDetached, now_s: float) -> Step[R]:
-    """Note that an agent's task ends, and stop its standbys, which would only hold a slot.
+    """Record that an agent's task ends, and stop its standbys: they would only hold a slot.
 
-    Not before: when the first attempt of a task has ended, Spark ends the other attempts.
+    They are not stopped earlier: when the first attempt of a task has ended, Spark ends the others.
     """
     node_id = state.roster.node_of(event.agent_id)
     if node_id is None:

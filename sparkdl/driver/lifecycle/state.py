@@ -331,7 +331,7 @@ class ForgetTask:
 
 @dataclass(frozen=True)
 class LeaveHost:
-    """Have nothing more started on this host, though the driver reaches it."""
+    """Start nothing more on this host, though the driver reaches it."""
 
     host: str
 

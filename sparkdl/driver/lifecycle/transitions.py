@@ -299,8 +299,8 @@ def _settled_s(state: Failing, now_s: float) -> float:
     """Return until when to wait for other failures.
 
     A SIGKILL explains a restart: no failure of another node sends one.
-    A library may notice the loss of a peer before the peer's agent or the host watch does. So if
-    all failures are consequences and another node may be the cause, wait as long as the host watch
+    A library may notice the loss of a peer before the peer's agent or the host watch does. If all
+    failures are consequences and another node may be the cause, wait as long as the host watch
     takes.
     """
     settings = state.roster.spec.settings
@@ -369,7 +369,7 @@ def _failed_as_well(state: Failing, failure: Failure, now_s: float) -> Failing:
 
 
 def _sooner(state: Failing, now_s: float) -> Failing:
-    """Have it be decided sooner, if there is less to wait for now."""
+    """Decide sooner, if there is less to wait for now."""
     return replace(state, deadline_s=min(state.deadline_s, _settled_s(state, now_s)))
 
 

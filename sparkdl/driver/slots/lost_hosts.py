@@ -36,7 +36,7 @@ def executors_of(sc: SparkContext) -> list[Any]:
 
 
 def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
-    """Have Spark start no more tasks on a lost host, and fetch no blocks from it.
+    """Stop Spark from starting tasks on a lost host, and from fetching blocks from it.
 
     By itself, Spark notices the loss of an executor only after `spark.network.timeout`, two minutes
     by default. Until then it feeds from there, and other executors fetch cached blocks, shuffle
@@ -46,8 +46,8 @@ def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
         is_there: the driver still reaches it; only other hosts do not.
     """
     left = _left.setdefault(str(sc.applicationId), set())
-    # Replaced, because the host may come back; other masters start it elsewhere. But one that is
-    # there would get the next one from a standalone master at once.
+    # Ask for a replacement: masters start it on another host, and a lost host may come back. But a
+    # standalone master that still reaches this host would start it here at once.
     is_replaced = not (is_there and str(sc.master).startswith("spark://"))
     is_replaced |= is_true(sc.getConf().get(_DYNAMIC, "false"))  # Spark allows nothing else then
     for executor in executors_of(sc):
@@ -71,7 +71,7 @@ def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
 
 
 def _forget(sc: SparkContext, executor_id: str, name: str) -> bool:
-    """Have the driver forget the cached blocks of an executor, and the shuffle files of its host.
+    """Make the driver forget the cached blocks of an executor, and the shuffle files of its host.
 
     A master cannot kill an executor that does not answer, and until its heartbeat times out other
     executors fetch from it. Its blocks are computed again elsewhere. Its tasks are left to Spark's
@@ -100,9 +100,9 @@ def _forget(sc: SparkContext, executor_id: str, name: str) -> bool:
 
 
 def _call(sc: SparkContext, kind: str, target: Any, method: str, returned: str) -> Any:
-    """Call a method of one of Spark's classes without reflection, by which py4j finds methods.
+    """Call a method of one of Spark's classes without reflection, as py4j would use.
 
-    Reflection would load the classes of all its methods, of which pyspark lacks some (protobuf).
+    Reflection loads the classes of all its methods, and pyspark lacks some of these (protobuf).
     """
     jvm: Any = sc._jvm
     java = jvm.java.lang

@@ -3,8 +3,8 @@
 Runs in: driver
 
 Without it, two clusters that start at once may each get a part of the slots and wait for the rest
-for ever, or both rely on the last slot for feeding. So a cluster gets all slots that it needs
-before it asks Spark for the first, in the order in which clusters ask.
+for ever, or both rely on the last slot for feeding. A cluster therefore reserves all its slots here
+before it asks Spark for the first; clusters are served in the order of their requests.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Gate:
         While a cluster of another living thread holds slots, wait without limit: it may end. A
         cluster of this thread may end by itself, until the time is over. It cannot if all its nodes
         wait for a feed that was never fed, and no other thread of the program could feed it or shut
-        it down. Then fail at once.
+        it down. In that case the call fails at once.
 
         Args:
             is_wanted: whether the cluster is still to be launched; asked after each look that

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 class JaxBatches:
     """Each `iter` is one epoch of batches whose columns are `jax.Array`.
 
-    Elements are `(x, y)`; `x` alone without `y`; a dict of all columns without both. A batch with
-    the column "sample_weight" that neither names has it as another element at the end: 0 for rows
-    that only fill the batch up. Losses must be weighted with it.
+    Elements are `(x, y)`; `x` alone without `y`; a dict of all columns without both. A column
+    "sample_weight" that neither `x` nor `y` names is appended as the last element: 0 for rows that
+    only fill the batch up. Losses must be weighted with it.
 
     Without a sharding, arrays are `[rows, …]` on this process's default device. With one over the
-    devices of several processes, as `framework="jax"` has them, arrays are global. `batch_size` is
-    how many rows the devices of one process hold, so the arrays have that many for each group of
-    processes that hold the same rows. The rows come from all processes in equal shares. Every
-    process must make the same steps, of batches that are always full: `tail="pad"`, `even=True`.
+    devices of several processes, as `framework="jax"` has them, arrays are global. `batch_size`
+    counts the rows on the devices of one process. Processes may form groups with the same rows; the
+    arrays have `batch_size` rows per group, read by all processes in equal shares. Every process
+    must make the same steps, of batches that are always full: `tail="pad"`, `even=True`.
 
     JAX compiles again for each shape, so full batches are better in one process as well. Without
     `jax_enable_x64`, 64-bit numbers become 32-bit ones, as in `jnp.asarray`: larger integers lose
@@ -134,10 +134,10 @@ class GlobalRows:
 
     @classmethod
     def of(cls, sharding: jax.sharding.Sharding) -> GlobalRows:
-        """Find out who holds which rows.
+        """Find out which rows the devices of each process hold.
 
         Raises:
-            ConfigError: if the processes cannot be put into groups of one size that hold the same.
+            ConfigError: if the processes do not form groups of equal size with the same rows.
         """
         import jax
 
@@ -165,7 +165,7 @@ class GlobalRows:
         return equal_share(batch_size, self.members)
 
     def assemble(self, name: str, column: np.ndarray, share: int) -> jax.Array:
-        """Return the global array `[rows, …]` of which this process has read `column`.
+        """Return the global array `[rows, …]` with `column` as this process's share.
 
         Args:
             name: of the column.

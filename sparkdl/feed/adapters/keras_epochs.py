@@ -5,7 +5,7 @@ Runs in: child
 Keras does not know the length of a stream, so it takes all epochs for as long as the first one, and
 trains as many as `epochs` says. But an epoch that continues after a failure is shorter than those
 after it, each `cluster.feed` may bring more rows than the one before, and a feed may end before
-`fit` does. An epoch of no batches has a loss of 0.0, the best there is. So
+`fit` does. An epoch of no batches has a loss of 0.0, the best there is. Therefore
 
 - each epoch of a feed is read to its end;
 - `fit` ends with a warning when its feed has ended, as Keras does with other data that runs out;
@@ -33,12 +33,12 @@ from sparkdl.feed.reader.reader import FeedReader
 
 _log = logging.getLogger(__name__)
 _STEPS = "_sparkdl_steps"
-"""Of Keras' iterator: how many batches its feeds had given as it began."""
+"""Attribute of Keras' iterator: how many batches its feeds had given as it began."""
 _RUN = "_sparkdl_run"
 
 
 def let_epochs_differ() -> None:
-    """Have Keras 3 and tf_keras, where imported, follow their feeds. Again it changes nothing."""
+    """Patch Keras 3 and tf_keras, where imported, to follow their feeds. Idempotent."""
     for library in _LIBRARIES:
         if library.name not in sys.modules:
             continue
@@ -81,7 +81,7 @@ class _Library:
 
     Attributes:
         iterator: of the data of `fit`, `evaluate` and `predict`; `begin` its method that begins.
-        before: the callback that is called before that.
+        before: the callback invoked before `begin`.
         length: its attribute, how many batches an epoch has.
         dataset_of: its data.
         counts: whether it has a number of steps, so that several of Keras' epochs may be one.

@@ -1,9 +1,9 @@
-"""The axes of a mesh: how long each is, which ranks hold the same rows, and what each reads.
+"""The axes of a mesh: their lengths, the ranks with the same rows, and the share each reads.
 
 Runs in: child. Pure.
 
-A mesh is an array of devices, row by row: ranks that differ in the last axis alone are neighbours,
-so the axis that talks most, as a rule the model's, comes last.
+A mesh is an array of devices, row by row: ranks that differ in the last axis alone are neighbours.
+The axis with the most communication, usually the model's, should therefore come last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sparkdl.core.errors import ConfigError
 
 
 def axis_sizes(axes: Mapping[str, int], there: int, what: str) -> dict[str, int]:
-    """Return the length of each axis, with that of the one that is -1.
+    """Return the length of each axis, with -1 resolved.
 
     Args:
         axes: lengths by name, in order; one may be -1: as long as is left.

@@ -73,9 +73,9 @@ def tf_dataset(
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     # A hidden prefetch would take rows that a peek at the first batch can't give back.
     options.experimental_optimization.inject_prefetch = False
-    # The thread that tunes now and then sleeps through the end of its iterator, for as long as that
-    # has lived (TensorFlow 2.21), and the next epoch waits for it. Nothing here is to be tuned; a
-    # `map` with AUTOTUNE that follows has a thread per core, and `with_options` takes this back.
+    # TensorFlow 2.21's autotuning thread sometimes oversleeps the end of its iterator by as long as
+    # the iterator has lived, and the next epoch waits for it. Nothing here needs tuning; a later
+    # `map` with AUTOTUNE has a thread per core, and `with_options` turns tuning on again.
     options.autotune.enabled = False
     dataset = dataset.with_options(options)
     if ahead:
@@ -91,7 +91,7 @@ def tf_dataset(
 
 
 class Fed:
-    """Says which feed data comes from that is no dataset of TensorFlow, see `readers_of`."""
+    """The mark of other data than TensorFlow's datasets: its feed, see `readers_of`."""
 
     def __init__(self, reader: FeedReader) -> None:
         setattr(self, _READER, reader)
@@ -135,7 +135,7 @@ def source_of(data: Any) -> Any:
 
 
 def specs_of(batches: EpochBatches, sample: Columns) -> dict[str, Any]:
-    """Return what the columns of batches, of which `sample` is the first, are as tensors."""
+    """Return the tensor specs of the columns; `sample` is the first batch."""
     import tensorflow as tf
 
     rows = batches.batch_size if batches.tail == "pad" else None

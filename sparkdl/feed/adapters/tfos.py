@@ -30,9 +30,9 @@ class DataFeed:
     Args:
         train_mode: in training, batches run across partitions; in inference, a batch ends with its
             partition, and `batch_results` answers one result for each row.
-        input_mapping: column name to tensor name. Batches are then dicts: tensor name to the list
-            of that column's values; tensors are in the order of the sorted column names, and rows
-            without column names are taken to be in that order.
+        input_mapping: column name to tensor name. Batches are then dicts from tensor name to the
+            list of the column's values, in the order of the sorted column names. Rows without
+            column names must have their values in this order.
 
     Attributes:
         done_feeding: whether the end of the feed has been read.

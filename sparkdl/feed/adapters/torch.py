@@ -39,19 +39,19 @@ def torch_dataset(
     y: Names | None = None,
     shared: SharedRows | None = None,
 ) -> IterableDataset[Any]:
-    """Return a dataset whose elements are batches and whose every iteration is one epoch.
+    """Return a dataset of batches; each iteration is one epoch.
 
     It is meant for `DataLoader(dataset, batch_size=None)`: batches are made already, and any other
     `batch_size` would make batches of batches. A transform goes into the loader's `collate_fn`,
     which gets a batch. A dataset and its loader have no `len()`: the length of an epoch is known
     only at its end.
 
-    With `num_workers` each batch of the epoch goes to one of the loader's workers, the next that
-    asks; the order in which they come out is the loader's. Iterate one loader at a time: the one
-    that begins takes the feed over, and the others' epoch ends. When a loop is left early, batches
-    read ahead by workers go back with the rest of the epoch, unless they were the epoch's last.
-    Workers of the start method "fork" keep the feed's memory of that moment as long as they live;
-    `multiprocessing_context="forkserver"` does not.
+    With `num_workers`, each batch goes to the worker that asks next, and the loader orders the
+    batches. Iterate one loader at a time: a loader that begins takes the feed over, and ends the
+    epoch of the others. When a loop is left early, batches read ahead by workers go back with the
+    rest of the epoch, unless they were the epoch's last. Workers of the start method "fork" keep
+    the feed's memory of that moment as long as they live; `multiprocessing_context="forkserver"`
+    does not.
 
     Args:
         x: column of the features, or several columns for a dict of features.
@@ -82,10 +82,10 @@ _ACCELERATE = Patch(
 
 
 def let_accelerate_keep_batches() -> None:
-    """Have Hugging Face's Accelerate, where imported, take a node's batches as they are.
+    """Make Hugging Face's Accelerate, where imported, use a node's batches as they are.
 
-    It shards a dataset among the processes, or has the first one read for all. A node's dataset
-    holds that node's rows already.
+    Accelerate would shard a dataset among the processes, or let the first one read for all. A
+    node's dataset holds its own rows already.
     """
     if "accelerate" not in sys.modules:
         return
@@ -114,8 +114,8 @@ def _prepare(stock: Function, dataloader: Any, *args: Any, **kwargs: Any) -> Any
 def _loader_of_rows(dataset: _FeedDataset, loader: Any) -> Any:
     """Return a loader whose collator gets the rows of one batch of the feed, as a Trainer's does.
 
-    Nodes in step take equally many batches, of which the last ones may have different sizes, so
-    rows of two batches must not be mixed.
+    Nodes in step take equally many batches, but the last ones may differ in size, so rows of two
+    batches must not be mixed.
 
     Raises:
         ConfigError: if the loader's batches are of another size than the feed's, or those have
@@ -171,7 +171,7 @@ class _FeedDataset:
     _pid: int = field(default_factory=os.getpid, init=False)
     _iterations: int = field(default=0, init=False)
     is_read_ahead: bool = field(default=False, init=False)
-    """The loop over it is a batch ahead of the training: which rows that has used is not known."""
+    """The loop over it is a batch ahead of the training, so the rows used so far are unknown."""
     gives_rows: bool = field(default=False, init=False)
     """Elements are lists of rows, dicts of tensors: what a collator takes."""
 

@@ -48,7 +48,7 @@ from sparkdl.feed.reader.batches import EpochBatches
 _BATCH, _FAILED, _END = b"b", b"f", b"e"
 _REPLY = struct.Struct("!cQ")
 _LOOK_S = 5.0
-"""How often a worker that waits makes sure that the node's process is still there."""
+"""How often a waiting worker checks that the node's process is still alive."""
 
 _log = logging.getLogger(__name__)
 Columns = dict[str, np.ndarray]
@@ -200,7 +200,7 @@ class _Serving:
             worker.close()
 
     def _join(self, hello: Hello) -> _Epoch | None:
-        """Return the epoch that `hello` belongs to, `None` if that has been abandoned."""
+        """Return the epoch of `hello`, or `None` if it has been abandoned."""
         with self._lock:
             epoch = self._epoch
             if epoch is not None and epoch.is_after(hello):

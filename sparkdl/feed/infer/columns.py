@@ -251,7 +251,7 @@ def build(
 
     Args:
         is_row: each value is the only column of a row of results.
-        whose: the function that they are results of, for errors.
+        whose: the function that returned them, for errors.
 
     Raises:
         InferenceError: if a value does not fit; it names the column and the value's type.

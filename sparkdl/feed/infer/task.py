@@ -5,8 +5,8 @@ Runs in: feeder
     batches ─▶ _Partition ─▶ pump (a thread) ─▶ node
     results ◀─────────────────────────────────────┘
 
-If a node is lost, another takes the rows whose results have not been passed on. While all nodes are
-on their way to the next generation none takes rows; they are given time for that.
+If a node is lost, another takes the rows whose results have not been passed on. While a new
+generation starts, no node takes rows, so the tasks wait for it.
 """
 
 from __future__ import annotations
@@ -39,26 +39,27 @@ from sparkdl.feed.transfer.messages import (
     Target,
     flight_reason,
     knock,
+    result_batch,
 )
 from sparkdl.feed.values.row_codec import encode_rows, rows
 
 RESULT_SCHEMA = "ipc binary"
 """Spark schema of what `InferRows` returns: Arrow IPC streams of encoded result rows."""
 REOPEN_WAIT_S = 10.0
-"""How long nodes that cannot be reached are asked again."""
+"""How long to retry when no node can be reached."""
 _ASK_AGAIN_S = 0.5
 _SILENCE_FACTOR = 2.0
 _SILENCE_MARGIN_S = 10.0
 """A node reports missing results itself; longer silence means that the network is gone."""
 _LOOK_S = 2.0
-"""How often it is looked whether the host of a node that owes results is there."""
+"""How often to check that the host of a node that owes results is alive."""
 
 
 @dataclass(frozen=True)
 class InferRows:
     """For `DataFrame.mapInArrow`: the results alone, encoded, in order.
 
-    `names` are what `map_fun` shall see the columns called.
+    `names` are the columns' names in `map_fun`.
     """
 
     spec: FeedSpec
@@ -69,7 +70,7 @@ class InferRows:
         for data in _spark_answers(
             self.spec, (batch.rename_columns(self.names) for batch in batches)
         ):
-            yield pa.RecordBatch.from_pydict({"ipc": pa.array([data], pa.binary())})
+            yield result_batch(data)
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,8 @@ def exchange(
 ) -> Iterator[bytes]:
     """Send one inference partition to a node; yield Arrow IPC streams of encoded result rows.
 
-    A node that is lost is replaced by another, or by its next generation: that answers the rows
-    whose results have not been passed on.
+    If the node is lost, another node or its next generation answers the remaining rows: those
+    without a result passed on.
 
     Args:
         target: the node that is asked first.
@@ -244,7 +245,8 @@ class _Partition:
     def pass_on(self, rows: int) -> None:
         """Note that the results of the next `rows` rows are passed on."""
         self.answered += rows
-        # Does not wait: the lock's holder may wait for Spark. Batches are freed another time.
+        # Never wait here: the lock's holder may be waiting for Spark's next batch. If the lock is
+        # taken, a later call frees the batches.
         if self._lock.acquire(blocking=False):
             try:
                 while self._held and self._start + self._held[0].num_rows <= self.answered:

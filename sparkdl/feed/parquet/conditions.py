@@ -2,9 +2,10 @@
 
 Runs in: driver, agent
 
-Comparisons are those of which Arrow and Spark have one opinion: of booleans, integers, dates,
-timestamps, and strings by their bytes. Floats are not among them: to Spark a NaN is the largest
-number, and whether it finds one depends on the statistics that a file has of its row groups.
+Only comparisons with the same result in Arrow and Spark are supported: of booleans, integers,
+dates, timestamps, and strings by their bytes. Floats are not among them: to Spark a NaN is the
+largest number, and whether it finds one depends on the statistics that a file has of its row
+groups.
 
 Statistics are not used here: those of columns with NaN, or of old writers, would be exceptions, and
 the columns of conditions are cheap to read.

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 _MIN_BATCH_NBYTES = 1 << 16
 _MARKS_AHEAD = 4
-"""So many epochs ahead the child knows that they read the same rows again."""
+"""How many epochs ahead the child is told that they read the same rows again."""
 
 
 class ParquetLoader(threading.Thread):
@@ -53,7 +53,7 @@ class ParquetLoader(threading.Thread):
             ReadError: if a file cannot be read, or there have been no descriptors for a minute.
             ConfigError: if the storage cannot be opened here.
         """
-        # Here, since agents that read no files need none of it.
+        # Imported here, because agents that read no files do not need it.
         from sparkdl.feed.parquet.read import BATCH_NBYTES, PREFETCH_NBYTES, read_share
 
         batch_nbytes = max(_MIN_BATCH_NBYTES, min(BATCH_NBYTES, self._memory_nbytes // 16))
@@ -158,7 +158,8 @@ class DirectLoader(ParquetLoader):
                 return
             is_last, has_begun = epoch + 1 == order.epochs, True
             if not is_whole:
-                # All nodes plan the same, for all epochs: some may read again what others have.
+                # Each node plans the shares of all nodes, with the same result: it learns from it
+                # how many rows the others have.
                 shares = source.shares(len(order.nodes), order.seed, done=done)
                 rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
                 if len(rows) > 1:

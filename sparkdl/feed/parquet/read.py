@@ -12,7 +12,7 @@ them, and several at once. With 784 floats a row on two loaded cores, medians of
     row groups of 31 MB    20,000 rows/s, 370 MB decoded     here 53,000 rows/s, 43 MB
 
 Limited to one file and two batches ahead it read 22,000 rows/s with 0.8 GB, and 48,000 with 115 MB.
-Only with many small files it needs less memory, 7 MB to 16, and it is no faster there.
+It needs less memory only with many small files, 7 MB instead of 16, and is no faster there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _SMALL = 4
 class _Piece:
     """Ranges of one file that are read in one go, their row groups ascending.
 
-    Of one row group only, if rows count that fulfil a condition.
+    With a condition these are ranges of one row group only: its rows are counted after the filter.
     """
 
     file: DataFile
@@ -77,7 +77,7 @@ def read_share(
 
     Args:
         share: from `ParquetSource.shares`.
-        batch_nbytes: the most that a batch holds; a row that is larger comes alone.
+        batch_nbytes: a batch's limit; a larger row comes alone.
         prefetch_nbytes: about how much may be decoded ahead of the yielded batches. The decoders'
             own memory is not counted: for storages other than local ones, the compressed bytes of
             the wanted columns of the row groups that are being read, two at least.

@@ -1,9 +1,9 @@
-"""The Parquet files of a scan that Spark has planned, as a source that gives the same rows.
+"""The Parquet files of a scan planned by Spark, as a source of the same rows.
 
 Runs in: driver
 
-Spark says which files there are, and of which types it takes their columns to be. Here the files'
-footers say whether Arrow reads the very same values: where that is not known for sure, it refuses.
+Spark lists the files and the types of their columns. This module checks in the files' footers that
+Arrow reads exactly the same values, and refuses the scan wherever that is uncertain.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WIDTHS = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64())
 """Each of them holds the values of those before it."""
 _FLOATS = (pa.float32(), pa.float64())
 _ANY = pa.null()
-"""Of a column that a condition is about, of which it wants to know no more than whether it is null.
+"""The type of a column in a condition that only asks whether its values are null.
 """
 _PLAIN = (*_WIDTHS, *_FLOATS, pa.date32())
 
@@ -84,8 +84,8 @@ class Scan:
 
     Attributes:
         condition: files hold other rows too, which do not count.
-        rebases: what Spark does to dates and timestamps of files that do not say by which calendar
-            they were written: `(for all but INT96, for INT96)`, in the words of
+        rebases: Spark's conversion of dates and timestamps in files without a note of the writer's
+            calendar: `(for all but INT96, for INT96)`, as values of
             `spark.sql.parquet.datetimeRebaseModeInRead`.
     """
 
@@ -105,13 +105,13 @@ class _Found:
 
 
 def source_of(scan: Scan) -> ParquetSource:
-    """Return the source that gives a scan's rows; reads the footers, several at a time.
+    """Return a source of the scan's rows; reads the footers, several at a time.
 
     Raises:
-        ConfigError: if Arrow would not give what Spark gives, or that is not certain: a file has
-            changed since Spark has listed it, or has a column of another type, or twice, or not at
-            all, or of a type that the two read differently; a cast is not one that both do alike.
-            If the storage is not supported, a footer cannot be read, or there are no rows.
+        ConfigError: if Arrow's values may differ from Spark's: a file has changed since Spark
+            listed it; a column is missing, ambiguous, or of another type; Arrow and Spark read its
+            type or do its cast differently. Also if the storage is not supported, a footer cannot
+            be read, or there are no rows.
     """
     _check_columns(scan.columns, scan.condition)
     located = [locate(file.path) for file in scan.files]
@@ -154,7 +154,7 @@ def source_of(scan: Scan) -> ParquetSource:
 
 
 def _numbering(row_groups: Sequence[tuple[int, ...]], condition: Condition | None) -> str:
-    """Return what differs where rows have other numbers, however the files are called."""
+    """Return a digest of how the rows are numbered, independent of the files' names."""
     said = msgspec.json.encode([condition, row_groups])
     return hashlib.sha256(said).hexdigest()[:16]
 
@@ -237,7 +237,8 @@ def _problem(
 ) -> str:
     """Return why the values of a column in a file need not be what Spark reads; empty if they are.
 
-    Names have to be there as they are, and no others that differ in case: Spark may mean those.
+    The name must occur exactly, and no other name that differs in case only: Spark might read that
+    column.
     """
     assert column.pick is not None
     fields = list(schema)

@@ -59,8 +59,8 @@ class _Part:
 class EpochBatches:
     """Each `iter` is one epoch: the next of the feed, or the same again if it was abandoned.
 
-    For a stream it is all micro-batches until the stream ends. Each of them is an epoch that the
-    next one continues, so that all nodes know at its end how many steps there are.
+    For a stream, one `iter` covers all micro-batches until the stream ends. Each micro-batch is an
+    epoch continued by the next one, so all nodes know the number of steps at its end.
 
     Attributes:
         batch_size: rows of one batch.
@@ -68,8 +68,8 @@ class EpochBatches:
         is_even: all nodes take the same number of steps, as synchronous training requires.
         tail: the use of the rows at an epoch's end that do not fill a step on every node.
             short: they make smaller batches. Each row is used once; only a node that runs out of
-                rows before the others gets one of its last again. In a stream, rows of which some
-                node has none wait for the next micro-batch, likewise with `pad`.
+                rows before the others gets one of its last again. In a stream, the rows of a step
+                without a row on every node wait for the next micro-batch; likewise with `pad`.
             pad: every batch is filled up with rows of weight 0, see `SAMPLE_WEIGHT`.
             drop: they are not used.
             carry: they come first in the next epoch; those of the last epoch are not used.
@@ -153,7 +153,8 @@ class _Epoch:
         if not self._begin():
             return
         if self._of.is_even:
-            # Before anything is taken: rows that were shuffled cannot go to a node that has none.
+            # Checked before any row is taken: shuffled rows can no longer go to a node without
+            # rows.
             self._has_row_everywhere()
         ahead = self._rows_ahead()
         while True:
@@ -172,10 +173,10 @@ class _Epoch:
         """Return how many rows beyond the batch a step waits for."""
         of = self._of
         if of.is_even and of.tail == "short":
-            return 1  # shows that the step is not the last, whose rows may be those of several
+            return 1  # proves that this step is not the last, whose rows several steps may share
         if of.is_even and of.tail == "carry":
             # Grants count the rows of this epoch alone. A node that waits for a grant therefore
-            # holds the carried rows already; a node without them consumes the rows it has, which
+            # holds the carried rows already. A node without them consumes its rows, and thereby
             # frees memory for more.
             return sum(part.rows for part in of._carried)
         return 0
@@ -331,7 +332,7 @@ class GatheredRows:
     """Columns of segments that were taken and not yet handed out.
 
     Attributes:
-        count: rows that can be cut off; rows that still wait to be shuffled do not count.
+        count: rows ready to be cut off, without those not yet shuffled.
     """
 
     def __init__(self, carried: Sequence[_Part] = ()) -> None:
@@ -425,8 +426,8 @@ def agreed_steps(rows: Sequence[int], batch_size: int, tail: Tail) -> int:
 def next_share(rows_left: int, steps_left: int, batch_size: int) -> int:
     """Return the size of the next batch, such that rows are left for the steps after it.
 
-    Full batches first; then as many rows as leave one for each later step. Zero only if fewer rows
-    are left than steps, for the last of these.
+    Full batches come first, then smaller ones that leave a row for each later step. The size is
+    zero only for the last steps, and only if fewer rows than steps are left.
     """
     if rows_left < steps_left:
         return min(1, rows_left)

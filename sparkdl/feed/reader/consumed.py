@@ -1,4 +1,4 @@
-"""Which rows were in the batches that user code was given. No locks, no messages.
+"""The rows of each batch given to user code. No locks, no messages.
 
 Runs in: child
 
@@ -75,8 +75,8 @@ class ConsumedRows:
         is_wanted: whether rows are tracked; otherwise nothing is noted.
         count: how many batches.
         ahead: how many of them the training has not been given yet; `None` if unknown.
-        turn: of the next batch: its place in the order in which batches come out, if that is not
-            the order of `add`. No batch comes out before one whose turn is smaller.
+        turn: the next batch's place in the order of delivery, if that differs from the order of
+            `add`. Batches are delivered by ascending turn.
     """
 
     feed: str = ""

@@ -104,7 +104,7 @@ class ReaderCursor:
         has_ended: nothing more will arrive.
         granted: rows of the epoch, by its number, that every node has at least.
         reading: at the last `hold`, the epoch that was read, or had been.
-        consumed: which rows were in the batches that user code has been given.
+        consumed: the rows of the batches given to user code.
     """
 
     def __init__(self, feed: str = "") -> None:

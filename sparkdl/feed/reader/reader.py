@@ -48,7 +48,7 @@ FeedMessage = FeedStart | Granted | EpochEnd | FeedHold | Reopened | FeedCovered
 REPORT_PERIOD_S = 0.02
 """Rows read are reported this often at most, and when user code waits for more.
 
-Not for each batch: a message costs as much as a small step. The agent gathers further, because a
+A message for each batch would cost as much as a small step. The agent throttles further, because a
 loop that waits at every step reports each time."""
 MAX_ITERATIONS_BEYOND = 1000
 """Empty iterations allowed after the end of a feed in a world that continues an earlier one, where
@@ -202,13 +202,13 @@ class FeedReader:
             return not self._cursor.is_over
 
     def report_end(self) -> None:
-        """Report to the driver that user code expected an epoch that is not fed."""
+        """Report to the driver that user code expected another epoch."""
         with self._changed:
             self._beyond = max(1, self._beyond)
             self._report()
 
     def end_of_feed(self) -> EndOfFeedError | UnfedError:
-        """Return the error that says that there is no further epoch, or never was one."""
+        """Return the error of a feed without a further epoch, or without any."""
         unfed = self._supply.never_fed(self.feed) if self._supply and not self._epochs else None
         return unfed or end_of_feed(self.feed, self._epochs)
 
@@ -308,7 +308,7 @@ class FeedReader:
                 self._report_if_due()
 
     def note_batch(self, parts: list[Part]) -> None:
-        """Note which rows are in a batch whose rows were counted by `give_for_good`."""
+        """Record the rows of a batch; `give_for_good` has counted them already."""
         with self._changed:
             self._cursor.consumed.add(parts)
             self._cursor.consumed.raise_floor()
@@ -425,7 +425,7 @@ class FeedReader:
             self._report()
 
     def _wait_row(self, is_ready: Callable[[], bool]) -> None:
-        """Wait for rows that the driver may assign to this node: it hears of that."""
+        """Wait for rows, and report the wait: the driver may then assign rows to this node."""
         self._is_waiting = True
         try:
             self._wait(is_ready)

@@ -1,4 +1,4 @@
-"""Which feeds are being fed, and when a reader gives up one that is not.
+"""The feeds being fed, and the time after which a reader gives up an unfed one.
 
 Runs in: child
 
@@ -30,8 +30,8 @@ class Supply:
         """Give up unfed feeds from now on.
 
         Args:
-            is_resumed: the world continues an earlier one. Feeds of that one may be over, which
-                is reported only when the feeds end.
+            is_resumed: the world continues an earlier one, whose feeds may be over. The driver
+                reports finished feeds only when all feeds end.
         """
         self._unfed_node, self._node = None, member.node.name
         if any(node.role.can_be_fed and not node.role.is_fed for node in spec.nodes):
@@ -62,7 +62,7 @@ class Supply:
         )
 
     def never_fed(self, feed: str) -> UnfedError | None:
-        """Return the error that says that `feed` has ended without a call that fed it, if so.
+        """Return the error of a feed that has ended without a call feeding it; `None` otherwise.
 
         A world that continues an earlier one cannot know.
         """

@@ -62,7 +62,7 @@ class Budget:
         folder: where segments go for which there is no memory.
 
     Attributes:
-        retained: segments that are only retained, which go when room is wanted.
+        retained: segments not needed now; they are freed first.
         lock: guards the budget and all that a store holds: a thread takes no other lock of the
             store. It is notified when room comes, and when waiting rows may have become unwanted.
     """
@@ -118,7 +118,7 @@ class Budget:
         """Hold a segment for another use, without waiting.
 
         Args:
-            segments: 0 for a window of a segment of which other rows stay.
+            segments: 0 for a window, if other rows of its segment stay.
         """
         with self.lock:
             self._add(before, segment.feed, -segments, -segment.nbytes, segment.is_on_disk)

@@ -1,4 +1,4 @@
-"""The rows of one feed that are this node's: a sequence of segments that the child has.
+"""One feed's rows that belong to this node: a sequence of segments shared with the child.
 
 Runs in: agent
 
@@ -48,7 +48,7 @@ class Provenance:
         self._spans[segment] = epoch, spans
 
     def settle(self, epoch: int) -> None:
-        """Note that no epoch after `epoch` reads segments that came in it or before."""
+        """Record that no later epoch reads segments that came in `epoch` or before."""
         if not self._settled or epoch > self._settled[-1]:
             self._settled.append(epoch)
 
@@ -96,8 +96,8 @@ class Log(HeldSegments):
     """The log of one feed and generation.
 
     Args:
-        on_segment: called with each segment that is added, and with a descriptor of it that is for
-            the child, with the lock held; must not block.
+        on_segment: called with each added segment and a descriptor of it for the child. The lock is
+            held, so it must not block.
         keeps: whether segments that were read are retained even if the rows will not be assigned
             again.
 
@@ -141,7 +141,7 @@ class Log(HeldSegments):
         """Retain rows that are read from now on, if they are assigned again for another epoch."""
         with self._budget.lock:
             if self._comes_again and not (comes_again or self._keeps):
-                # Of a call that has ended early.
+                # They were retained for a call that has ended early.
                 self._budget.retained.free(lambda segment, _: segment.feed == self.feed)
             self._comes_again = comes_again
 

@@ -2,8 +2,8 @@
 
 Runs in: agent, child, feeder
 
-In memory the file is made by memfd_create(2), on disk it is unlinked at birth: it has a descriptor
-and no name, so it vanishes with the last process that holds it, however that process ends.
+In memory the file is made by memfd_create(2); on disk it is unlinked at birth. It has descriptors
+but no name, so the kernel frees it with the last process that holds one, even after a crash.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StoredSegment:
         nbytes: of its file, or its share of them where several windows have the same file.
         fd: its own descriptor of the file.
         start: the first row of the file that counts.
-        spans: which rows of which partitions these are, in order; empty for rows of inference.
+        spans: the partition and numbers of these rows, in order; empty for rows of inference.
         run: the Spark job that brought them; empty for rows read from files.
     """
 
@@ -89,6 +89,7 @@ def write_segment(batch: pa.RecordBatch, folder: Path | None = None) -> tuple[in
     """
     fd = nameless_file(_NAME, folder)
     try:
+        # pyarrow opens paths, not descriptors; `/dev/fd` is the path of a file without a name.
         with pa.OSFile(f"/dev/fd/{fd}", "wb") as sink, pa.ipc.new_stream(sink, batch.schema) as out:
             out.write_batch(batch)
         return fd, os.fstat(fd).st_size
@@ -121,14 +122,14 @@ def read_segment(fd: int) -> pa.RecordBatch:
 
 
 def check_segment(fd: int, rows: int) -> None:
-    """Check that a descriptor that came from elsewhere is a segment of so many rows.
+    """Check that a descriptor from another process is a segment of so many rows.
 
     Raises:
         ProtocolError: if it is not.
         OSError: if there is no descriptor left to look into it.
     """
     try:
-        # Only a file: opening one end of a pipe would wait for a process at the other.
+        # Opening one end of a pipe would wait for a process at the other end.
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ProtocolError("a segment that is no file")
         batch = read_segment(fd)
@@ -145,7 +146,7 @@ def join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Return the rows of several batches as one; a single batch is not copied."""
     if len(batches) == 1:
         return batches[0]
-    # Not pa.concat_batches, which pyarrow 18 lacks.
+    # pyarrow 18 lacks pa.concat_batches.
     (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches() or batches[:1]
     return batch
 

@@ -2,7 +2,7 @@
 
 Runs in: feeder, agent
 
-    task ── rows, in pieces ──▶ peer: a node, whose `map_fun` answers, or a scorer, whose model does
+    task ── rows, in pieces ──▶ peer: a node (`map_fun` answers) or a scorer (a model does)
     task ◀── answers, in order ── peer
 
 Answers do not name their rows: they are counted off against the rows sent. By a `Session`, a task
@@ -14,8 +14,9 @@ whether all are answered. A node and a scorer differ in three parts:
 - The window. `map_fun` chooses how many rows it reads before it answers, so a limit of unanswered
   pieces could wait for ever: the node's feed memory is the limit. A model answers each piece, so a
   task has two unanswered pieces at most.
-- The loss. Every node runs the same `map_fun`, so another node answers the remaining rows. There is
-  one scorer for each executor, so Spark repeats the task, which starts another scorer.
+- The loss. Every node runs the same `map_fun`, so another node answers the remaining rows. An
+  executor has a single scorer, so Spark repeats the task, and the new attempt starts another
+  scorer.
 """
 
 from __future__ import annotations

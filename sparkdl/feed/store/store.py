@@ -25,7 +25,7 @@ class StoreLimits:
 
     Attributes:
         memory_nbytes: of all feeds together.
-        disk_nbytes: of rows that later epochs read again and for which there is no memory.
+        disk_nbytes: of rows to be read again by later epochs that do not fit into memory.
         folder: on whose disk.
         keeps: retain rows that a job has brought while there is room, for a restarted child.
     """
@@ -43,8 +43,7 @@ class NodeStore:
     listeners are called with it held: they must not block.
 
     Args:
-        on_segment: called with each segment that comes into a log, and with a descriptor of it that
-            is for the child.
+        on_segment: called with each segment added to a log, and a descriptor of it for the child.
         on_spooled: called with the feed, the epoch and the rows of each segment that is spooled;
             with none if a segment waits for room in the spool.
         on_pressure: called with the name of a feed that must release the rows it has read.

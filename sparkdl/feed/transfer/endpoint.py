@@ -31,8 +31,10 @@ PROGRESS_PERIOD_S = 0.1
 """Counts go to the coordinator this often at most, less often from many nodes; counts that it
 waits for go at once."""
 ASSIGN_PERIOD_S = 0.02
-"""Likewise, what the driver assigns rows by: rows that were spooled, and readers that wait."""
+"""Likewise, for reports by which the driver assigns rows: spooled rows, and waiting readers."""
 _SHUTDOWN_S = 2.0
+"""How long the end waits for reading and fetching threads, and again for Flight; they are
+daemons."""
 
 
 class NodeFeeds:
@@ -95,7 +97,7 @@ class NodeFeeds:
     def on_driver_message(self, message: msg.ToFeeds) -> None:
         """Handle a message of the coordinator about the feeds.
 
-        All but the rows that are assigned are handled in order, behind marks that wait for them.
+        All messages except `Assign` are handled in order: behind marks that wait for assigned rows.
         """
         match message:
             case msg.Assign(feed):
@@ -125,7 +127,8 @@ class NodeFeeds:
     def _after_fetches(self, name: str, action: Callable[[], None], is_mark: bool = True) -> None:
         """Run `action` after those queued behind fetches, and if it is a mark, after all fetches.
 
-        Not at once even so: segments of the own spool reach the child by the loop as well.
+        Even without fetches the action runs in a later turn of the loop: segments of the own spool
+        reach the child by the loop as well, and must come first.
         """
         feed = self._feed(name)
         feed.behind.append((feed.ordered if is_mark else 0, action))
@@ -261,7 +264,7 @@ class NodeFeeds:
         """
         self._has_failed = has_failed
         self._close(reason)
-        if has_failed:  # rows that were not fetched stay at their holders, for the next child
+        if has_failed:  # unfetched rows stay at their holders, for the next child
             for feed in self._feeds.values():
                 feed.stop()
         self._progress.call()
@@ -293,6 +296,8 @@ class NodeFeeds:
         self._progress.cancel()
         self._needs.cancel()
         if self._receiver:
+            # Flight waits for its calls without a limit, so its shutdown may have to be left
+            # behind.
             stopping = threading.Thread(target=self._receiver.shutdown, daemon=True)
             stopping.start()
             stopping.join(_SHUTDOWN_S)
@@ -406,7 +411,7 @@ class NodeFeeds:
             self._needs.request()
 
     def _report_needs(self) -> None:
-        """Report rows that were spooled, and readers that wait for some."""
+        """Report spooled rows, and readers that wait for rows."""
         for name, feed in self._feeds.items():
             lots, feed.lots = feed.lots, {}
             for epoch, found in lots.items():

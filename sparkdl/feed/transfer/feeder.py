@@ -62,7 +62,7 @@ class Feeder:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Have `feed`, in another thread, fail as soon as it waits for the agent."""
+        """Interrupt `feed`, in another thread, at its next wait for the agent."""
         self._is_cancelled = True
         self._stream.cancel()
 
@@ -89,6 +89,8 @@ class Feeder:
                 num_rows = self._row
             self._stream.flush()
         except FeederError:
+            # An agent that is gone because every `map_fun` has returned is no failure: no row is
+            # wanted.
             if not (self._stream.is_unreachable and self._has_cluster_finished()):
                 raise
         finally:
@@ -108,7 +110,7 @@ class Feeder:
         return [self._stream.target] if self._stream.is_unreachable else []
 
     def _count(self, batches: Iterator[pa.RecordBatch], within_s: float = MAX_COUNT_S) -> int:
-        """Return how many rows are left, none of which is wanted; stop after `within_s`."""
+        """Return how many rows are left, all of them unwanted; stop after `within_s`."""
         rows, deadline = 0, Deadline.after(within_s)
         for batch in batches:
             rows += sum(int(piece.batch.num_rows) for piece in self._pieces(batch))
@@ -149,7 +151,8 @@ def choose_target(
     near = [target for target in targets if target.host in here]
     if not near:
         return targets[partition % len(targets)]
-    # Of neighbouring partitions each is often on another host: these are the next turn on this one.
+    # Spark often places neighbouring partitions on different hosts, one each. Dividing by the
+    # number of hosts makes consecutive partitions of this host take turns on its nodes.
     return near[partition // len(hosts) % len(near)]
 
 
@@ -200,6 +203,7 @@ def _feed(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> FedPartition:
         try:
             return feeder.feed(batches)
         except FeederError as error:
+            # If the cluster has failed, the driver knows the cause: it replaces this error.
             if feeder.unreachable and (cause := await_decision(spec, feeder.unreachable, error)):
                 raise FeederError(cause) from None
             raise

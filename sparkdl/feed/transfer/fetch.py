@@ -1,4 +1,4 @@
-"""Fetches rows that were assigned to this node from the agents that hold them.
+"""Fetches this node's assigned rows from the agents that hold them.
 
 Runs in: agent
 """
@@ -64,7 +64,7 @@ class Peers:
 
 
 Fetch = tuple[Grant, Assign]
-"""Rows that another agent holds, and the order that they are of."""
+"""Rows at another agent, and the message that assigned them."""
 
 
 class Fetcher(threading.Thread):

@@ -2,10 +2,10 @@
 
 Runs in: feeder
 
-TCP goes on for many minutes when a link is cut without a word, and the feeder's thread may stand in
-a call that long. So a thread of its own asks the host of each node that owes an answer for a
-connection. Only silence counts. The host of a node that is busy, paused or gone says something: its
-kernel accepts the connection or refuses it.
+TCP retries for many minutes when a link is cut silently, and the feeder's thread may stand in a
+call that long. A separate thread therefore tries to connect to the host of each node that owes an
+answer. Only silence counts as a failure: the kernel of a host with a busy, paused or dead node
+accepts or refuses the connection.
 
     0 cut ── LATE_S first look ── host_timeout_s of silence: reports to the driver, each second
 """
@@ -31,7 +31,7 @@ LATE_S = 2.0
 """Nodes that have owed an answer for so long are looked at."""
 _LOOK_S = 1.0
 _MIN_LOOKS = 4
-"""In a row, for this process may have stood still itself."""
+"""In a row: a single late look may mean that this process itself stood still."""
 _END_S = 1.0
 _VERDICT_LOOK_S = 1.0
 _SILENT_S = 2.0
@@ -40,7 +40,7 @@ _SILENT_S = 2.0
 
 @dataclass(frozen=True)
 class Silence:
-    """For how long a host has said nothing: so many looks, the first of which began at `since_s`.
+    """A host's silence: the number of looks without an answer; the first began at `since_s`.
 
     Pure.
     """
@@ -115,9 +115,9 @@ class LinkWatch:
 def await_decision(spec: FeedSpec, targets: Sequence[Target], error: Exception) -> str:
     """Wait until nodes can be reached again, or the driver has decided what follows.
 
-    This task ends meanwhile if the driver gives a host up: Spark cancels its job. Were it to fail
-    at once, its four attempts would be used up before. The driver hears of hosts that do not answer
-    by `LinkWatch`: while it answers itself, it will decide, or have the task wait until it can.
+    If the driver gives a host up, Spark cancels this task's job meanwhile. A task that failed at
+    once would use up its four attempts before that. `LinkWatch` reports silent hosts to the driver.
+    As long as the driver answers, it will decide, so the task waits on.
 
     Returns:
         Why the cluster has failed, as far as the driver knows: a node that has raised cannot be

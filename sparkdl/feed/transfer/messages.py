@@ -2,13 +2,14 @@
 
 Runs in: driver, feeder, agent
 
-Here rather than beside the server, so that a Spark worker that feeds imports none of the server.
+They are not in the server's module: feeders in Spark workers must not import the server.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparkdl.control.auth import bearer
@@ -37,9 +39,12 @@ WHAT_TO_DO = (
 )
 
 MAX_COUNT_S = 30.0
-"""How long rows that no node wants are counted, for the result of `cluster.feed`."""
+"""How long unwanted rows are counted, for the result of `cluster.feed`."""
 TAKEN = "taken"
+RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 _LISTENING_S = 1.0
+"""How long a host may take to accept or refuse a connection: its kernel does so without the
+node."""
 
 
 class FeederError(SparkdlError):
@@ -65,7 +70,7 @@ class Target:
 
 @dataclass(frozen=True)
 class FeedSpec:
-    """Which feed, which epoch, to whom. Goes to Spark inside the task.
+    """The feed, the epoch and the nodes to feed. It travels inside Spark's task.
 
     Attributes:
         run: unique to one Spark job: identifies its rows after a restart.
@@ -73,7 +78,7 @@ class FeedSpec:
         last_epoch: the last one of the same `feed` call.
         keep: later epochs are to read the rows again.
         done: rows by partition that a checkpoint covers; they are not fed.
-        skipped: partitions of which all rows are `done`; they are read for a moment at most.
+        skipped: partitions without rows beyond `done`; they are read for a moment at most.
         partitions: how many there were when rows were fed before; 0 where that is not known.
         patience_s: how long inference waits for nodes that are between two generations.
         min_piece_nbytes: small batches are joined until there is so much.
@@ -212,10 +217,10 @@ class PutPiece(msgspec.Struct, frozen=True):
 
 
 class FetchTicket(msgspec.Struct, frozen=True):
-    """Rows of the spool which another agent fetches.
+    """Rows of the spool to be fetched by another agent.
 
-    It is the ticket of `DoGet`, whose answer is one batch of the rows of the first windows, as many
-    as the holder likes, and the body of the action `TAKEN`, on which the holder frees them.
+    It is the ticket of `DoGet`. The holder answers with one batch: rows of the first windows, as
+    many as it likes. It is also the body of the action `TAKEN`: the holder then frees the rows.
 
     Attributes:
         nbytes: how much to send at most; one window may be larger.
@@ -234,3 +239,11 @@ class ExchangeHeader(msgspec.Struct, frozen=True):
     feed: str
     exchange: Annotated[str, msgspec.Meta(min_length=1)]
     timeout_s: Seconds | None = None
+
+
+def result_batch(data: bytes) -> pa.RecordBatch:
+    """Return a batch of `RESULT_SCHEMA` with one Arrow IPC stream of encoded result rows."""
+    # `pa.array` imports pandas first: a second in a new Spark worker, and 50 MB in an agent.
+    ends = pa.py_buffer(struct.pack("=ii", 0, len(data)))
+    column = pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(data)])
+    return pa.RecordBatch.from_arrays([column], schema=RESULT_SCHEMA)

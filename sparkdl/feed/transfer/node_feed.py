@@ -31,7 +31,7 @@ class NodeFeed:
         is_reclaimed: the child was asked for room and has not released anything yet.
         direct: reads files that the child has asked for.
         lots: rows that were spooled and not reported yet, by epoch.
-        full: the last epoch of which a segment has waited for room in the spool.
+        full: the last epoch with a segment that has waited for room in the spool.
         fetcher: fetches rows from other agents, once some were assigned.
         ordered: how many grants of rows of other agents there were in all.
         arrived: how many of them are here.

@@ -6,9 +6,9 @@ Runs in: feeder
                ▲                      │
                └───── given back ─────┘ by a full agent, after a second; the lowest row goes first
 
-The thread that puts pieces never writes: gRPC ends a write neither for a cancelled call nor for a
-connection that is over, as long as the socket takes no bytes (an agent that stands still, a link
-that is cut). A thread that is stuck in one stays behind, and the feed fails in time.
+The caller of `put` never writes to the socket itself. While a socket takes no bytes (a frozen
+agent, a cut link), gRPC ends a write neither when its call is cancelled nor when its connection
+closes. The writing thread may thus stay stuck; the caller still fails in time.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class PutStream:
         self._send_until(lambda: not self._unacknowledged and (self.is_closed or not self._waiting))
 
     def cancel(self) -> None:
-        """Have the thread that puts pieces fail as soon as it waits for the agent."""
+        """Interrupt the thread that puts pieces at its next wait for the agent."""
         self._break("it was cancelled")
 
     def close(self) -> None:
@@ -179,6 +179,8 @@ class PutStream:
                     return
                 piece = self._waiting[0]
                 if is_open := piece.batch.schema == self._schema:
+                    # The silence of an agent begins when it owes an answer: before, it had nothing
+                    # to say.
                     if not self._unacknowledged:
                         self._heard_s = time.monotonic()
                     self._unacknowledged.append(self._waiting.pop(0))
@@ -194,6 +196,7 @@ class PutStream:
         if not self._waiting or self._phase is not Phase.READY or is_pausing:
             return False
         is_open = self._waiting[0].batch.schema == self._schema
+        # Another schema needs another call, and that begins once the last call has no piece left.
         return len(self._unacknowledged) < (WINDOW if is_open else 1)
 
     def _wait(self) -> None:
@@ -248,6 +251,7 @@ class PutStream:
             call.is_written.set()
             reader.join()  # until the agent has ended the call
             writer.close()  # which alone raises why it did
+        # If this is still the current call, the agent has ended it, not this end.
         if self._call is call:
             self._break(f"{self.target.name} ended the stream")
 
@@ -255,6 +259,7 @@ class PutStream:
         with self._reporting():
             while (buffer := acks.read()) is not None:
                 self._on_ack(buffer.to_pybytes(), call)
+        # The writer may be waiting for a next piece, although the call is over.
         call.pieces.put(None)
         if not call.is_written.wait(_STUCK_S):
             problem = f"{self.target.name}: the connection broke while rows were under way"
@@ -289,6 +294,8 @@ class PutStream:
                 piece = self._unacknowledged.popleft()
                 if ack.accepted:
                     self.rows_stored += piece.batch.num_rows
+                    # Only stored rows extend the time: an agent that gives pieces back makes no
+                    # progress.
                     self._deadline = Deadline.after(self._spec.timeout_s)
                 else:
                     insort(self._waiting, piece, key=lambda each: each.ranges)

@@ -4,12 +4,11 @@ Runs in: agent
 
 `DoPut` appends to a spool. The descriptor's command is a `PutHeader`; each batch comes with a
 `PutPiece`; the server answers once at the start and then once per batch with a `PutAck`, within
-`FULL_WAIT_S`. `DoGet` sends the rows of a `FetchTicket` to the agent that they were assigned to,
-and `DoAction` frees them once that agent has them.
-`DoExchange` is one inference partition: batches in, and for each one or more one-column batches
-(`ipc`: binary) back, whose value is an Arrow IPC stream of encoded result rows.
-Every call carries the cluster's token (`authorization: Bearer …`), checked before the call reaches
-any of these.
+`FULL_WAIT_S`. `DoGet` sends the rows of a `FetchTicket` to another agent, their assignee.
+`DoAction` frees them once they have arrived there. `DoExchange` is one inference partition: batches
+in, and for each one or more one-column batches (`ipc`: binary) back, whose value is an Arrow IPC
+stream of encoded result rows. Every call carries the cluster's token (`authorization: Bearer …`),
+checked before the call reaches any of these.
 """
 
 from __future__ import annotations
@@ -35,25 +34,26 @@ from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.store.spool import Spool
 from sparkdl.feed.store.store import NodeStore
 from sparkdl.feed.transfer.messages import (
+    RESULT_SCHEMA,
     ExchangeHeader,
     FetchTicket,
     PutAck,
     PutHeader,
     PutPiece,
+    result_batch,
 )
 from sparkdl.feed.transfer.strangers import Strangers
-
-RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 
 _FD_WAIT_S = 10.0
 """How long to wait for a descriptor, which was sent before its segment was announced."""
 FULL_WAIT_S = 1.0
 """How long a full agent keeps a batch before it gives it back: an answer is due."""
 _CALLS_END_S = 1.0
+"""How long calls may end in order at the shutdown, before their connections are shut down."""
 
 _MAX_REASON_NBYTES = 7000
-"""An error's text travels in gRPC's headers, of which 8 KiB are let through: it is there twice,
-once with three bytes for each that is no plain character."""
+"""An error's text travels in gRPC's headers, limited to 8 KiB. It is in them twice: once as it is,
+once percent-encoded."""
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -121,6 +121,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
         except OSError:
+            # No descriptor was left here. The feeder sends the piece again, instead of failing.
             return Appended.SHORT
         return spool.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
 
@@ -155,7 +156,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if not batches:
             raise ProtocolError("a ticket that names no rows")
         batch = join(batches)
-        # Not a `GeneratorStream`, which sends no dictionaries.
+        # A `GeneratorStream` would send no dictionaries.
         return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(batch.schema, [batch]))
 
     def do_action(
@@ -225,7 +226,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             writer.begin(RESULT_SCHEMA)
             for data in exchange.results(header.timeout_s or self._store.timeout_s):
-                writer.write_batch(pa.record_batch([pa.array([data], pa.binary())], RESULT_SCHEMA))
+                writer.write_batch(result_batch(data))
         except InferenceError:
             return  # the other thread reports it to the client
         except (pa.ArrowException, OSError) as error:

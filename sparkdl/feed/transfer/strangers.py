@@ -2,10 +2,10 @@
 
 Runs in: agent
 
-gRPC keeps a connection that says nothing for two minutes, and one that begins with HTTP/2 for
-ever, and pyarrow passes on no option that limits either. Each takes a descriptor, and so does each
-segment of a feed. So this looks at the process's own sockets: a connection on which no call with
-the token has been made within `_PATIENCE` looks is shut down. gRPC sees its end, and closes it.
+gRPC keeps a silent connection for two minutes, and one that begins with HTTP/2 for ever; pyarrow
+has no option to limit either. Each connection takes a descriptor, as does each segment of a feed.
+This thread therefore looks at the process's own sockets, and shuts down a connection without an
+authenticated call within `_PATIENCE` looks. gRPC sees its end, and closes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 _LOOK_S = 1.0
 _PATIENCE = 30
-"""Looks, not seconds, for this process may stand still. A feeder itself gives up after 20 s."""
+"""Looks, not seconds, because this process may stand still. A feeder itself gives up after 20 s."""
 _MAX_LIMIT = 1 << 20
 """The most descriptors that Linux lets a process have by default (fs.nr_open)."""
 _OWN_FDS = "/proc/self/fd"
@@ -42,7 +42,7 @@ class Strangers:
         self._ages: Counter[str] = Counter()
         """How many looks have found each connection without a call."""
         self._has_ended = threading.Event()
-        # Held in reserve, for a look must need no descriptor.
+        # Held in reserve, so that a look needs no new descriptor: there may be none left.
         self._hand, self._nothing = socket.socket(), socket.socket()
         self._thread = threading.Thread(target=self._watch, name="sparkdl-strangers", daemon=True)
         if sys.platform == "linux":
@@ -113,6 +113,7 @@ class Strangers:
         except OSError:  # it listens, or has ended
             return ""
         finally:
+            # The descriptor belongs to gRPC, so the socket object must not close it.
             sock.detach()
 
     def _hang_up(self, fd: int, peer: str) -> None:
@@ -121,6 +122,7 @@ class Strangers:
             os.dup2(fd, self._hand.fileno(), inheritable=False)
             if self._peer(self._hand.fileno()) == peer:
                 self._hand.shutdown(socket.SHUT_RDWR)
+        # The copy would keep the connection open after gRPC has closed its own descriptor.
         with suppress(OSError):
             os.dup2(self._nothing.fileno(), self._hand.fileno(), inheritable=False)
 

@@ -122,7 +122,7 @@ def _is_plain_struct(kind: pa.DataType) -> bool:
 
 
 def is_within(name: str, wanted: str) -> bool:
-    """Return whether a column is one that `wanted` names, or a field of that struct."""
+    """Return whether `name` is the column `wanted`, or a field of it."""
     return name == wanted or name.startswith(f"{wanted}.")
 
 
@@ -179,7 +179,7 @@ def convert(column: pa.Array, codec: Codec | None = None, where: str = "the colu
     holds none is like any other. Arrays that were not copied are read-only.
 
     Args:
-        codec: of a column that `encode` made; it adds the Python type that Arrow's lacks.
+        codec: of a column made by `encode`; it adds the Python type.
         where: names the column in errors.
 
     Raises:

@@ -155,8 +155,8 @@ _DECODERS: dict[str, Callable[[pa.Array, Codec], list[Any]]] = {
 def frame_rows(batch: pa.RecordBatch) -> list[Any]:
     """Return the rows of `batch` as pyspark Rows.
 
-    Binary comes as bytes with any version of Spark, a struct as Row, a map as dict, a Spark ML
-    vector or matrix as such, a variant or geometry as pyspark's class, a timestamp as naive
+    With any version of Spark, binary comes as bytes, a struct as Row, a map as dict, and a Spark ML
+    vector or matrix as itself. A variant or geometry comes as pyspark's class, a timestamp as naive
     datetime in the process's time zone. A value of a user-defined type other than Spark ML's comes
     as it is stored, because Arrow carries no more.
     """
@@ -177,7 +177,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def tagged(kind: pa.DataType) -> tuple[str, tuple[str, str]] | None:
-    """Return pyspark's class, and the fields it is made of, for a struct that stands for one."""
+    """Return the pyspark class that a struct represents, with its fields; `None` if it is none."""
     if not pa.types.is_struct(kind):
         return None
     found = [_TAGGED[tag] for field in kind for tag in field.metadata or {} if tag in _TAGGED]

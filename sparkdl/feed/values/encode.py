@@ -69,7 +69,7 @@ _BY_TYPE: dict[type, str] = {kind: kind.__name__ for kind in _NATIVE} | {
 _KEYS: dict[type, _Key] = {
     kind: (name, None) for kind, name in _BY_TYPE.items() if name not in ("datetime", "ndarray")
 } | {dtype.type: ("scalar", dtype.str) for dtype in map(np.dtype, "?bBhHiIlLqQefdgFD")}
-"""Of types whose values need no closer look: the type alone says what `_key` does."""
+"""The result of `_key` for types that determine it alone, whatever the value."""
 _BY_BASE = {np.generic: "scalar", tuple: "tuple", list: "list", dict: "dict"}
 _BY_NAME = dict.fromkeys(("DenseVector", "SparseVector"), "vector") | dict.fromkeys(
     ("DenseMatrix", "SparseMatrix"), "matrix"
@@ -307,9 +307,9 @@ def pack_rows(rows: Any, max_runs: int) -> list[Array] | None:
     float, "g" and 8 bytes, for each int of 32 bits, "i" and 4 bytes. One C call checks the types
     and takes the values, and reads each object once. Encoding takes 20 us of CPU for a list of 784
     floats and 17 us for one of ints; by `set(map(type, ...))` and `pa.array` 34 and 38 us. Of 785
-    columns it takes 26 and 22 us; by way of one numpy array 49 and 44 us. A process that unpickles,
-    encodes and writes rows (measured without Spark around it) would be slower by 16 % (lists of
-    floats) to 49 % (of ints), one that parses them from text first by 3 to 18 %. Single numbers and
+    columns it takes 26 and 22 us; by way of one numpy array 49 and 44 us. Without marshal, a
+    process that unpickles, encodes and writes rows (measured without Spark) is slower by 16 %
+    (lists of floats) to 49 % (of ints); with parsing from text, by 3 to 18 %. Single numbers and
     narrow rows gain nothing by it.
 
     Returns:

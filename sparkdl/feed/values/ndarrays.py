@@ -120,7 +120,7 @@ def lengths(array: pa.Array) -> Array:
 
 
 def to_array(array: pa.Array) -> Array:
-    """Return a column of values that numpy has a dtype for; without a copy if that is possible."""
+    """Return a column of a numpy dtype as an array, without a copy if possible."""
     dtype = _DTYPES.get(str(array.type))
     if dtype is None or array.null_count or not len(array):
         return np.asarray(array.to_numpy(zero_copy_only=False))

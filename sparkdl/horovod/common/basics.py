@@ -80,12 +80,12 @@ def init(
     Inside a node of sparkdl these are the nodes that train; elsewhere the process is alone.
 
     Args:
-        comm: ranks of all processes, or nothing. There is no MPI, and so no communicator.
+        comm: ranks of all processes, or nothing. Without MPI there is no communicator.
         process_sets: to make at once; `"dynamic"` is accepted, since sets can always be added.
 
     Raises:
-        ConfigError: for a communicator, a part of the ranks, a process set that is there twice, or
-            on a node that does not train.
+        ConfigError: for a communicator, a part of the ranks, or a process set given twice; on a
+            node that does not train.
         CollectiveError: if the processes do not reach each other.
         FrameworkMissingError: if some of several processes have no PyTorch, which connects them.
     """

@@ -1,11 +1,11 @@
-"""Which gradients travel together, and in which order: in buckets of some megabytes.
+"""The buckets of some megabytes in which gradients travel together, and their order.
 
 Runs in: child
 
 As in PyTorch's DistributedDataParallel (https://dl.acm.org/doi/10.14778/3415478.3415530) a bucket
-is reduced during the backward pass, as soon as its gradients are there. That begins with the last
-layers, so buckets are made from the last gradient to the first, unless more is known; and the first
-bucket is a small one, so that the reduction begins early.
+is reduced during the backward pass, as soon as its gradients are there. The backward pass begins
+with the last layers, so buckets are made from the last gradient to the first until their order is
+known. The first bucket is small, so that the reduction begins early.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def plan(
 
     Args:
         slots: of all parameters.
-        order: in which gradients became ready; parameters that are missing come last, the last of
-            them first.
+        order: the order in which gradients became ready; missing parameters come last, in reverse.
         sparse: parameters whose gradients are sparse.
         groups: parameters that are to travel together; or in how many groups to cut all of them,
             0 for groups by size.

@@ -73,8 +73,8 @@ def run_fn(func: Callable[..., T], reset: Callable[[], Any]) -> Callable[..., T]
 class WorkerNotificationManager:
     """The states that learn of a change of hosts; `run` registers its state while it trains.
 
-    Horovod's driver sends such changes. Here a training learns of them by a restart, so listeners
-    hear only what the program itself passes to `handle_hosts_updated`.
+    Horovod's driver sends such changes. Here a change restarts the training, so listeners are only
+    called by the program itself, through `handle_hosts_updated`.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class State:
         self._commits = 0
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Have functions called after a restart, before the state is synchronized.
+        """Register functions to call after a restart, before the state is synchronized.
 
         For what depends on the number of processes, such as the learning rate.
         """

@@ -2,9 +2,9 @@
 
 Runs in: child
 
-Each row is written once, for a list of tensors of PyTorch. The faces say which row, and lend their
-tensors: PyTorch's as they are, TensorFlow's and Keras's by DLPack. Gradients are Horovod's: what a
-process has put in gets the reduced gradient of what all have got.
+Each row is written once, for a list of PyTorch's tensors. The public modules choose the row and
+lend their tensors: PyTorch's as they are, TensorFlow's and Keras's by DLPack. Gradients are
+Horovod's: a process's input gets the reduced gradient of all outputs.
 https://horovod.readthedocs.io/en/v0.28.1/api.html
 
 Why not TensorFlow's own collectives for its tensors? They would be a second way with rules of its
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Tensors = Sequence["torch.Tensor"]
 Counts = list[list[int]]
-"""Of each tensor, how many rows came from each member; empty for operations without."""
+"""For each tensor, the number of rows from each member; empty for operations without rows."""
 
 
 @dataclass(frozen=True)

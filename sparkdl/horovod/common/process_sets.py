@@ -41,8 +41,8 @@ class Seat:
     def of(cls, ctx: NodeContext) -> Seat:
         """Return this node's seat; all nodes that train call it.
 
-        A node that has GPUs of its own is a host by itself: so a local rank is always the number of
-        a GPU that the process sees, as `LOCAL_RANK` is with `framework="torch"`.
+        A node with GPUs of its own counts as a host. A local rank is thus always the number of a
+        GPU that the process sees, like `LOCAL_RANK` with `framework="torch"`.
         """
         host = ctx.member.host
         on_host = sum(trainer.host == host for trainer in ctx.world.trainers)
@@ -191,8 +191,8 @@ class ProcessSet:
     """Some of the processes; give it to `hvd.init` or `hvd.add_process_set`, then to operations.
 
     Args:
-        ranks_or_comm: an iterable of ranks in the world, of any integer type. There is no MPI, and
-            so no communicator.
+        ranks_or_comm: an iterable of ranks in the world, of any integer type. Without MPI there is
+            no communicator.
 
     Attributes:
         process_set_id: 0 for all processes; `None` before the set is added and after its removal.

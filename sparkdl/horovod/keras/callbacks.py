@@ -3,8 +3,8 @@
 Runs in: child
 
 A callback must be a subclass of `Callback` in Keras 3 or in `tf.keras`, and neither is imported
-before its first use. So `classes` builds the callbacks from the mixins here, for one of the two.
-https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.keras
+before its first use. `classes` therefore builds the callbacks of one of the two from the mixins
+here. https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.keras
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _log = logging.getLogger(__name__)
 class Broadcast:
     """Gives all members the weights and the optimizer's variables of one, as `fit` begins.
 
-    A model that is built by its first batch gets them after that. Each batch is reported to the
+    If the first batch builds the model, it gets them afterwards. Each batch is reported to the
     driver, as by `ctx.report`.
 
     Args:
         root_rank: of the member whose values count.
         device: accepted for Horovod's sake.
-        local_variables: variables, or one, of which each member keeps its own value.
+        local_variables: one or several variables; each member keeps its own values of them.
 
     Raises:
         ConfigError: if there is something else among these.
@@ -127,8 +127,8 @@ class Schedule:
         start_epoch, end_epoch: the first epoch of the schedule, and the first one after it.
         staircase: by whole epochs; otherwise by parts of an epoch, batch by batch.
         momentum_correction: multiply the momentum by the change of the rate, for one batch (Goyal
-            et al., 2017, section 2.1). Only optimizers of `tf_keras.optimizers.legacy` have a
-            momentum that can be changed; for others the log says that it stays.
+            et al., 2017, section 2.1). This works with optimizers of `tf_keras.optimizers.legacy`
+            alone; a log line reports an unchanged momentum of others.
         steps_per_epoch: if Keras does not know it.
 
     Raises:
@@ -364,7 +364,7 @@ class CommitState:
         self._commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Have the epoch committed."""
+        """Request a commit of the epoch."""
         self._is_due = True
 
     def on_train_end(self, logs: Any = None) -> None:

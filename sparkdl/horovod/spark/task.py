@@ -60,9 +60,9 @@ class Task:
 
 
 def get_available_devices() -> list[str]:
-    """Return the numbers of the GPUs that this process was given, by which frameworks know them.
+    """Return the numbers of this process's GPUs, as frameworks count them.
 
-    Inside a process these count from 0, for it sees no others.
+    Inside a process the numbers begin at 0, because it sees no other GPUs.
     """
     return [str(number) for number, _ in enumerate(visible_gpus() or ())]
 

@@ -2,10 +2,10 @@
 
 Runs in: child
 
-In a graph each exchange is one `tf.py_function`. Members must exchange in the same order, and
-TensorFlow runs independent operations in any order. So each exchange reads a variable before it and
-writes it after it: TensorFlow's automatic control dependencies keep these in the order of the
-program, across functions, branches and loops. Tensors of GPUs go through the host's memory.
+In a graph each exchange is one `tf.py_function`. Members must exchange in the same order, but
+TensorFlow runs independent operations in any order. Each exchange therefore reads a variable first
+and writes it afterwards. TensorFlow's automatic control dependencies keep these accesses in program
+order, across functions, branches and loops. Tensors of GPUs go through the host's memory.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join() -> int:
     """Take part with zeros in what the others reduce, until all have called this.
 
-    Not inside `tf.function`.
+    It cannot be called inside `tf.function`.
 
     Returns:
         The rank that called it last.

@@ -44,13 +44,13 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
 ) -> Any:
     """Return an optimizer like this one that reduces gradients over all members.
 
-    Works in `fit`, in `tf.function` and eagerly. An optimizer that has been built keeps its state,
-    which both then share.
+    Works in `fit`, in `tf.function` and eagerly. A built optimizer keeps its state and shares it
+    with the new one.
 
     Args:
         optimizer: of Keras 3 or tf_keras.
         backward_passes_per_step: so many calls add up gradients, and the last one applies them.
-            Only updates are counted as iterations of the optimizer.
+            The optimizer's iterations count updates only.
         average_aggregated_gradients: divide the sum by `backward_passes_per_step`.
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
             process_set, scale_local_gradients: see `DistributedGradientTape`.
@@ -244,7 +244,7 @@ def _library_of(optimizer: Any) -> str:
 
 
 def _keep_out_of_xla() -> None:
-    """Have Keras 3 take a model with a distributed optimizer as one that XLA cannot compile.
+    """Keep Keras 3 from compiling models with a distributed optimizer by XLA.
 
     On GPUs `compile(jit_compile="auto")` would hand the step to XLA, which cannot exchange.
     """

@@ -147,7 +147,7 @@ def _all_reduce(
 
     Raises:
         NotInitializedError: before `hvd.init()`.
-        ConfigError: for a dtype that cannot be reduced, or a name that is under way already.
+        ConfigError: if the dtype cannot be reduced, or an operation of this name still runs.
         MismatchError: if the processes called different things.
         CollectiveError: if not all processes called it in time, or one was lost.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 _OPTIMIZERS: WeakKeyDictionary[Group, list[tuple[Group, ref[Reducer]]]] = WeakKeyDictionary()
-"""Of each group of a process set, the optimizers in it, with their own groups."""
+"""By group of a process set: its optimizers, with their own groups."""
 
 
 class Distributed:
@@ -44,7 +44,7 @@ class Distributed:
     def synchronize(self) -> None:
         """Wait for the reduced gradients, and put them into the parameters' `grad`.
 
-        For what changes gradients before `step`, like clipping. Then call `step` inside
+        Use it to change gradients before `step`, as by clipping, and call `step` inside
         `skip_synchronize`.
 
         Raises:

@@ -31,9 +31,9 @@ from sparkdl.ml.estimators.training import check_columns, column, null_advice
 from sparkdl.ml.scoring.inputs import NUMBERS, TEXTS, check_parts, input_columns, leaf_type
 
 SAMPLE_ROWS = 1000
-"""So many rows are looked at before the nodes start."""
+"""How many rows are checked before the nodes start."""
 Inputs = Mapping[str, Tensor]
-"""Column to the model's input that it feeds."""
+"""Column to model input."""
 
 
 def check_schema(task: Task, schema: t.StructType) -> None:

@@ -143,7 +143,7 @@ def keras_signature(recipe: Recipe, is_made_here: bool) -> Signature | None:
 
 @lru_cache(maxsize=8)
 def ask_keras_process(asked: bytes) -> Answer:
-    """Have a process of its own make the pickled model; without GPUs."""
+    """Make the pickled model in a separate process, without GPUs."""
     return _run_process("keras", asked, _KERAS_DEADLINE_S)
 
 

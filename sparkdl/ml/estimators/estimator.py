@@ -38,8 +38,8 @@ class TFEstimator(
 ):
     """Runs `train_fn(args, ctx)` on `cluster_size` nodes and feeds them the DataFrame.
 
-    `args` are the user's arguments with all parameters: a parameter that was set beats an argument,
-    which beats the parameter's default. `train_fn` reads `ctx.get_data_feed(input_mapping=
+    `args` are the user's arguments with all parameters: a set parameter beats an argument, and an
+    argument beats the parameter's default. `train_fn` reads `ctx.get_data_feed(input_mapping=
     args.input_mapping)` or `ctx.dataset(…)`, saves its model in `args.export_dir`, and may return
     its history: `return model.fit(…).history`.
 
@@ -139,7 +139,7 @@ def launch_options(args: Any) -> dict[str, Any]:
 
 
 def _value(args: Any, name: str) -> Any:
-    """Return an argument as the parameter of that name would be, for it may be the user's own."""
+    """Return an argument, converted like the parameter of its name, if there is one."""
     value = getattr(args, name)
     try:
         return None if value is None else TABLE[name].convert(value)

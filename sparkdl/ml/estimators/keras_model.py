@@ -184,8 +184,8 @@ class KerasCode:
     """A trained model that Keras cannot make from its file alone; pickled.
 
     Attributes:
-        signature: by which names its inputs and outputs go: a function that is called again may
-            number its layers otherwise.
+        signature: the names of its inputs and outputs: a second call of the function may number the
+            layers differently.
     """
 
     recipe: Recipe

@@ -80,8 +80,8 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else None
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = task.recipe.model()
-    # Made before the training, so that a model that cannot be copied costs no epochs: a copy
-    # without optimizer, which is twice the size of the weights, and without strategy.
+    # The copy is made before the training: a model that cannot be copied then fails before any
+    # epoch. It has no strategy, and no optimizer: that is twice the size of the weights.
     copy = task.recipe.copy_of(model)
     check_travels(sum(int(each.nbytes) for each in model.get_weights()), task.model_dir)
     checkpoint = callback_for(ctx, None, 1, DEFAULT_FEED) if task.saves else None

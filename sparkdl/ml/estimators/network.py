@@ -51,10 +51,10 @@ _ADVICE = {
 
 
 class NetworkEstimator(Estimator[M], HasParams, Saved):
-    """An estimator that gives every node a `Task`, and whose chief returns the trained model."""
+    """An estimator: every node gets a `Task`, and the chief returns the trained model."""
 
     _file: str
-    """The name under which a model that is not made by a function is saved."""
+    """The file name of a saved model, unless a function makes it."""
     _made: bytes | Callable[[], Any] | None = None
     _callbacks: Callbacks = ()
     _objects: Mapping[str, Any] = {}
@@ -74,7 +74,7 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
     def setCallbacks(self, callbacks: Callbacks) -> Any:
         """Set callbacks of the framework: a list, or a function without arguments that makes it.
 
-        Every node has its own copies, which run after the callbacks that parameters add (early
+        Every node has its own copies. They run after the callbacks added by parameters (early
         stopping, TensorBoard). With `mode="jobs"` they run on the driver, once an epoch and not for
         each batch.
 

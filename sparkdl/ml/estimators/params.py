@@ -373,15 +373,15 @@ def _getter(row: Row) -> Callable[..., Any]:
 
 
 class TFParams(HasParams):
-    """Has the user's arguments, into which the parameters are merged."""
+    """The user's arguments, and their merger with the parameters."""
 
     args: Namespace
 
     def merge_args_params(self) -> Namespace:
         """Return the arguments with the parameters: set ones beat arguments, which beat defaults.
 
-        TensorFlowOnSpark let defaults beat arguments. An argument that is None is an option of the
-        command line that was not given.
+        TensorFlowOnSpark let defaults beat arguments. An argument of None is an option missing on
+        the command line.
         """
         found = Namespace(self.args)
         values = vars(found)

@@ -1,7 +1,7 @@
 """A saved stage's files over Spark Connect: Spark tasks write and read them.
 
-Runs in: driver, feeder. The client of a Spark Connect server may not see the storage that the
-executors see, and has no Hadoop that would open it.
+Runs in: driver, feeder. A client of Spark Connect may not reach the executors' storage, and has no
+Hadoop to open it.
 """
 
 from __future__ import annotations

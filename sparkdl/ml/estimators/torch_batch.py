@@ -41,7 +41,7 @@ class Loss:
 
     Attributes:
         call: of the model's output and the label.
-        by_row: likewise, for the loss of each row; None if only the mean is known.
+        by_row: likewise, but returns the loss of each row; None if only the mean is known.
         takes_classes: the label may be the number of a class.
         scores: what a classifier's output is, as far as the loss says it.
         is_own: a function of the user's, which is given output and label as they are.
@@ -198,9 +198,9 @@ def check_optimizer(given: Any) -> Callable[..., Any]:
 def fitted_label(loss: Loss, output: Any, label: torch.Tensor, column: str) -> torch.Tensor:
     """Return a label as the loss takes it.
 
-    Numbers of classes become int64. For other losses of PyTorch the label has the output's shape
-    and dtype, for they compare what differs in shape by a rule that mixes the rows. A function of
-    the user's is given the label as it is, floats in the output's dtype.
+    Numbers of classes become int64. For PyTorch's other losses the label gets the output's shape
+    and dtype: with different shapes, broadcasting would mix the rows. A function of the user's gets
+    the label as it is, floats in the output's dtype.
 
     Raises:
         ConfigError: if it does not fit; it names shapes, and what to change.
@@ -366,7 +366,7 @@ class Means:
         self._sums = torch.zeros(size, dtype=torch.float64, device=self.device)
 
     def add(self, loss: torch.Tensor, output: Any, label: Any, rows: int) -> None:
-        """Add a batch of which `rows` count; none does where a node has no more rows."""
+        """Add a batch; its first `rows` count, or none on a node that has run out of rows."""
         import torch
 
         if not rows:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sparkdl.ml.estimators.options import LightningParams, TorchParams
 
 _OBJECTS = ("optimizer", "optimizer_args", "loss", "metrics", "trainer_args")
-"""Parameters whose values may be objects, which are saved as the user's functions are."""
+"""Parameters whose values may be objects; they are saved like the user's functions."""
 _OWN = ("devices", "max_epochs", "num_nodes")
 _WEIGHT = "the column sample_weight"
 _SHARED = (
@@ -101,7 +101,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         }
 
     def _inputs(self, task: ModuleTask) -> Inputs:
-        """Return which column feeds which input; unnamed ones of a model that nodes make."""
+        """Return the input for each column; the inputs are unnamed if nodes make the model."""
         if unknown := [name for name in task.shapes if name not in task.columns.features]:
             raise ConfigError(
                 f"input_shapes names {', '.join(map(repr, unknown))}: must name columns of the "
@@ -142,8 +142,8 @@ class TorchEstimator(ModuleEstimator, params=[*_SHARED, "learning_rate", "optimi
     Args:
         model: a `torch.nn.Module`, or a function without arguments that makes one on each node.
             All nodes begin with the first one's weights.
-        callbacks: functions that are given an `Epoch` after each epoch, on every node; or a
-            function without arguments that makes the list.
+        callbacks: functions called with an `Epoch` after each epoch, on every node; or a function
+            without arguments that makes the list.
         train_fn: `train_fn(model, args, ctx)` trains the module in place of the loop here, on every
             node, and may return its history. `args` has all parameters. `torch.distributed` is
             initialised where there are several nodes; wrapping the module is its own business, see

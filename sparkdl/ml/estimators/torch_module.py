@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 SAMPLE_ROWS = 2
-"""So many rows are run to find out what a model gives."""
+"""How many rows are run to learn a model's outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ def wrapped(module: Any, strategy: str, ctx: NodeContext, device: torch.device) 
 
 
 def broadcast(tensors: Any) -> None:
-    """Have all nodes take the chief's tensors."""
+    """Copy the chief's tensors to all nodes."""
     from torch import distributed
 
     for tensor in tensors:
@@ -194,7 +194,7 @@ def is_sharded(module: Any) -> bool:
     """Whether this node has shards of the module's weights."""
     from torch.distributed.tensor import DTensor
 
-    # Not its parameters: after a forward pass FSDP has whole ones there.
+    # `parameters()` would not show it: after a forward pass FSDP has whole ones there.
     return any(isinstance(each, DTensor) for each in module.state_dict().values())
 
 

@@ -240,7 +240,7 @@ class _Loop:
 
     @contextmanager
     def _kept_norms(self, rows: int) -> Iterator[None]:
-        """Have BatchNorm take its running statistics for a lone row, which has no variance."""
+        """Make BatchNorm use its running statistics for a lone row: it has no variance."""
         if rows > 1 or self._task.batch_size == 1:
             yield
             return
@@ -299,7 +299,7 @@ class _Loop:
         weight = batch[columns.weight].float().to(self._device) if columns.weight else None
         names = ", ".join(columns.labels)
         check_rows(output, len(batch[next(iter(columns.labels))]), inputs)
-        # It is looked at where it is, for a look at a GPU's memory waits for the GPU.
+        # The label is checked before it moves to the GPU: reading a GPU's memory waits for the GPU.
         label = fitted_label(self._loss, output, labels_of(batch, columns, output), names)
         label = _on(self._device, label)
         return self._loss.of(output, label, weight), output, label
@@ -415,7 +415,7 @@ def check_rows(output: Any, rows: int, inputs: Mapping[str, Any]) -> None:
     """Check that the model gives its outputs row by row.
 
     Raises:
-        ConfigError: if it does not, for a column of numbers is no matrix to a linear layer.
+        ConfigError: if it does not: a linear layer takes a column of numbers for one vector.
     """
     if hasattr(output, "shape") and (not output.ndim or output.shape[0] != rows):
         taken = ", ".join(f"{name} {described(value)}" for name, value in inputs.items())

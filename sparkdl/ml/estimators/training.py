@@ -247,7 +247,7 @@ def check_columns(known: Sequence[str], names: Sequence[str]) -> None:
 
 
 def without_nulls(field: StructField) -> Column:
-    """Return a column, of which a null fails the job."""
+    """Return a column; a null in it fails the job."""
     if not field.nullable:
         return column(field.name)
     text = f"{Code.NULL_VALUE.mark(field.name)} {null_advice(field.name)}"

@@ -15,7 +15,7 @@ __all__ = ["JobsResult", "fit_in_jobs"]
 
 
 def __getattr__(name: str) -> Any:
-    # Late, for Spark's tasks import modules of this package and need little of it.
+    # Imported late: Spark's tasks import modules of this package, and need few of its imports.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("sparkdl.ml.jobs.fit"), name)

@@ -69,8 +69,8 @@ class KerasSpec:
 class KerasLearner:
     """A worker's model: computes gradients by the model's own `train_on_batch`.
 
-    So loss, metrics, regularisation, weights of rows and the model's own `train_step` are Keras'.
-    In the place of the optimizer is one that keeps the gradients, if steps are not local.
+    Loss, metrics, regularisation, row weights and the model's own `train_step` are therefore
+    Keras'. If steps are not local, a stand-in for the optimizer keeps the gradients.
     """
 
     def __init__(self, task: KerasTask, model: Any, is_local: bool) -> None:

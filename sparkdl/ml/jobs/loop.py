@@ -6,9 +6,9 @@ Runs in: driver
  driver   state ──broadcast──▶ tasks ──gradients──▶ groups or slices ──sums──▶ driver: one update
 ```
 
-The driver writes a checkpoint after each epoch. A fit continues only what the same fit has left:
-its folder is named after a digest of its settings and of all its rows. So folds and grids of a
-tuning may share a `checkpoint_dir`.
+The driver writes a checkpoint after each epoch. A fit resumes only from checkpoints of the same
+fit: the folder's name is a digest of its settings and all its rows. The folds and grids of a tuning
+may therefore share a `checkpoint_dir`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sparkdl.storage import locate, open_storage
 _log = logging.getLogger(__name__)
 _FILE = "epoch.npz"
 _ABOUT = tuple[int, dict[str, list[float]]]
-"""Of a file's first array: how many epochs are done, and the history."""
+"""The content of a file's first array: the number of epochs done, and the history."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Column:
     """A column that is kept.
 
     Attributes:
-        tensor: the model's input that it feeds, whose dtype and shape it gets; None for as it is.
+        tensor: the model's input for it, which gives dtype and shape; None to leave it unchanged.
         dtype: numpy's name, where there is no `tensor`; None for as it is.
     """
 
@@ -135,7 +135,7 @@ def store(folder: Path, columns: Sequence[Column], batches: Iterable[pa.RecordBa
     try:
         stored = _write(draft, columns, batches)
         if folder.is_dir() and Rows(folder).digest != stored.digest:
-            shutil.rmtree(folder)  # of an attempt that failed, which was given other rows
+            shutil.rmtree(folder)  # left by a failed attempt that had other rows
         with suppress(OSError):  # it is there already, from another attempt
             os.rename(draft, folder)
         return stored

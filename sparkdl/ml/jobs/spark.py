@@ -3,10 +3,10 @@
 Runs in: driver
 
 `kept` is a persisted RDD with one small record for each partition, made by the task that puts the
-partition's rows on its executor's disk. So Spark schedules each iteration's task where the rows
-are, and where an executor is lost computes its partitions again elsewhere, within the very task
-that needs them. A task that runs anywhere else reports that it lacks the rows; a second job then
-brings them to wherever it runs.
+partition's rows on its executor's disk. Spark therefore schedules each iteration's task on the
+executor with its rows. If the executor is lost, Spark computes its partitions again elsewhere,
+within the very task that needs them. A task on any other executor reports that it lacks the rows; a
+second job then brings them there.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Jobs:
     def keep(
         self, data: DataFrame, role: str, columns: Sequence[Column], partitions: int | None
     ) -> KeptRows:
-        """Have the executors keep the rows of a DataFrame.
+        """Keep the rows of a DataFrame on the executors.
 
         Args:
             partitions: into how many the rows are shared out; None for as many as there are.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Aggregation = Literal["tree", "slices"]
 DIRECT = 4
-"""So many partitions are added by the driver itself: a shuffle would cost more."""
+"""Up to so many partitions are added by the driver itself: a shuffle would cost more."""
 STORED_SCHEMA = "part int, rows long, digest long, sample binary"
 _STORED = pa.schema(
     {"part": pa.int32(), "rows": pa.int64(), "digest": pa.int64(), "sample": pa.binary()}
@@ -176,10 +176,10 @@ class LearnerSpec(Protocol):
 
 
 class Master(Protocol):
-    """The driver's model and optimizer; one that need not note what happens inherits that."""
+    """The driver's model and optimizer; the methods that only observe are optional."""
 
     def columns(self) -> tuple[Column, ...]:
-        """Return which columns are kept."""
+        """Return the columns to keep."""
 
     def begin(self, sample: dict[str, Array]) -> None:
         """Build all, from one row `[1, …]`."""

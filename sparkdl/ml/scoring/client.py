@@ -32,7 +32,7 @@ from sparkdl.ml.scoring.share import task_share
 from sparkdl.node.resources import executor_jvm_pid, oom_kills
 
 _MAX_PIECES = 2
-"""Of a task that are not answered: one that is scored, one that waits. Bounds the memory."""
+"""A task's unanswered pieces: one being scored, one waiting. It bounds the memory."""
 _START_S = 120.0
 """Until a scorer can be connected to, which is before it loads its model."""
 _WELCOME_S = 60.0
@@ -109,7 +109,8 @@ class ScorerClient:
         sock = protocol.new_socket()
         try:
             wait = _TIMEVAL.pack(int(_WELCOME_S), 0)
-            # Not `settimeout`: it would not wait where others have filled the backlog (unix(7)).
+            # `settimeout` would make the socket non-blocking, and connect then fails at once when
+            # the backlog is full (unix(7)).
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
             sock.connect(f"\0{name}")

@@ -147,7 +147,7 @@ def type_decoded(_: type, data: bytes | str) -> pa.DataType:
 def declared_outputs(
     mapping: Mapping[str, str], types: Mapping[str, str]
 ) -> tuple[t.StructType, tuple[OutputColumn, ...]]:
-    """Return the columns for outputs of which only their types' declarations are known.
+    """Return the columns for outputs known by their declared types alone.
 
     Args:
         mapping: output to column.

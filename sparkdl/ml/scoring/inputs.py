@@ -52,8 +52,8 @@ def input_columns(
             as the labels of a training, is left out.
 
     Raises:
-        ConfigError: if an input has no column, or one that is missing or of a type that cannot
-            feed it, or another number of columns than elements.
+        ConfigError: if an input has no column, or not one for each of its elements; if a column is
+            missing or its type cannot feed the input.
     """
     inputs = [tensor.removesuffix(":0") for tensor in mapping.values()]
     if only := only_one(list(dict.fromkeys(inputs)), signature.inputs):

@@ -1,9 +1,9 @@
-"""Read a Keras model's inputs and outputs from its file: to load Keras would take seconds.
+"""Reads a Keras model's inputs and outputs from its file: importing Keras would take seconds.
 
 Runs in: driver
 
-This covers models whose layers are all Keras' own and whose output layers state their shapes, as
-most do. https://keras.io/guides/serialization_and_saving
+This covers models of Keras' own layers with shapes at the output layers, as most models have.
+https://keras.io/guides/serialization_and_saving
 """
 
 from __future__ import annotations

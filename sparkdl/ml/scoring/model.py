@@ -1,4 +1,4 @@
-"""Models that score DataFrames: the stages that `fit` returns, and that can be made by hand.
+"""Models that score DataFrames: stages returned by `fit`, or made by hand.
 
 Runs in: driver
 """
@@ -143,7 +143,7 @@ class TFModel(
     where GPUs are fewer than task slots, one process for each GPU does, see `setModelPer`.
 
     Args:
-        tf_args: arguments that stand for parameters of the same name that are not set.
+        tf_args: arguments in the place of unset parameters of the same name.
     """
 
     __module__ = "sparkdl"

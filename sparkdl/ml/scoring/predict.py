@@ -63,17 +63,17 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
 
         predict(df, make, ["text"], "embedding array<float>", batch_size=64)
 
-    Before `make` runs, environment variables limit the worker to its share of the machine: as many
-    threads as the task has cores (`OMP_NUM_THREADS`, `TF_NUM_INTRAOP_THREADS`), the GPUs that Spark
-    assigned (`CUDA_VISIBLE_DEVICES`), and no more of a GPU's memory than TensorFlow needs
-    (`TF_FORCE_GPU_ALLOW_GROWTH`). Variables that are set on the executors stay.
+    Before `make` runs, environment variables limit the worker to its share of the machine. It gets
+    as many threads as the task has cores (`OMP_NUM_THREADS`, `TF_NUM_INTRAOP_THREADS`) and the GPUs
+    assigned by Spark (`CUDA_VISIBLE_DEVICES`). TensorFlow takes only as much of a GPU's memory as
+    it needs (`TF_FORCE_GPU_ALLOW_GROWTH`). Variables that are set on the executors stay.
 
     Args:
         make: travels by cloudpickle, with the objects that it refers to.
-        input_cols: the columns that the function gets, as arrays by name: numbers of the column's
-            own dtype [rows], arrays of equal length [rows, …], ML vectors float64 [rows, size],
-            text and bytes as objects [rows], arrays of different lengths as objects [rows] that
-            are arrays, see `sparkdl.feed.values.columns.convert`. They are read-only.
+        input_cols: the function's input columns, given as read-only arrays by name: numbers of the
+            column's own dtype [rows], arrays of equal length [rows, …], ML vectors float64 [rows,
+            size], text and bytes as objects [rows]. Arrays of different lengths are objects [rows],
+            each an array; see `sparkdl.feed.values.columns.convert`.
         schema: the columns of results, for example `"label int, score float"`. The function
             returns a dict (or DataFrame of pandas) with a value for each of them: an array
             [rows, …] or a list; where one is declared, its values alone will do.

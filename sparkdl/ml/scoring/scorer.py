@@ -3,9 +3,9 @@
 Runs in: feeder
 
 `python -m sparkdl.ml.scoring.scorer` is started by the first task that needs it. The main thread
-loads the model and calls it; a thread for each task reads its pieces meanwhile. A scorer ends when
-the executor has ended, when it has had no task for some time, when another one wants its memory and
-it has no task, and when its model fails again and again; nothing of it is left behind.
+loads the model and calls it; a thread for each task reads its pieces meanwhile. A scorer ends with
+its executor, after some time without a task, or when its model fails again and again. While it has
+no task, it also ends as soon as another scorer wants its memory. It leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Scorer:
     def _leave(self) -> None:
         """End for the sake of another scorer, unless there are tasks.
 
-        It waits for the end of the connection that it has asked by, which is this process's.
+        The other scorer waits until its connection closes: that is the end of this process.
         """
         with self._changed:
             if self._tasks:
@@ -254,7 +254,7 @@ class Scorer:
             self._changed.notify_all()
 
     def _make_room(self) -> None:
-        """Have scorers of other models end that have no task, and wait until they have."""
+        """Ask idle scorers of other models to end, and wait until they have."""
         for name in protocol.siblings(self._start.name):
             with protocol.new_socket() as sock, suppress(OSError, ProtocolError):
                 sock.settimeout(_END_S)

@@ -28,7 +28,7 @@ class Share:
 
     Attributes:
         gpus: the addresses that Spark assigned; None if it assigns none.
-        number: of the partition: spreads tasks over GPUs that nobody assigned.
+        number: of the partition: spreads tasks over the GPUs if Spark assigns none.
     """
 
     cores: int

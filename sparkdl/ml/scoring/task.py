@@ -38,7 +38,7 @@ _CHUNK_ROWS = 1024
 """Rows that are converted at once, at least: several batches, if these are small and quick."""
 _SORTED_ROWS = 4096
 """Texts are put into batches by their length within so many rows: a batch is padded to its longest
-text. Of texts of 2 to 128 words all-MiniLM-L6-v2 embeds twice as many in a CPU second."""
+text. For texts of 2 to 128 words, all-MiniLM-L6-v2 embeds twice as many in a CPU second."""
 _SORTED_NBYTES = 64 * 1024 * 1024
 _ANSWER_ROWS = 10_000
 _ANSWER_NBYTES = 1024 * 1024

@@ -67,7 +67,7 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
 
     @classmethod
     def _of(cls, content: bytes, signature: Signature) -> TorchModel:
-        """Return the model of a pickled module of which also the outputs are known."""
+        """Return the model of a pickled module with known outputs."""
         model = cls()
         model._content, model._signature = content, signature
         return model

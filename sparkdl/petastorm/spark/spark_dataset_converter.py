@@ -48,7 +48,7 @@ _OPTIONS = {
     "shuffle_rows": False,
     "transform_spec": None,
 }
-"""Of Petastorm's `make_batch_reader`, with their defaults."""
+"""Options of Petastorm's `make_batch_reader`, with their defaults."""
 _ACCEPTED = ("convert_early_to_numpy", "hdfs_driver", "reader_pool_type", "results_queue_size")
 """Without effect here: how Petastorm's own reader works."""
 _MIXED_ROWS = 100_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +27,7 @@ from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.transfer.messages import FeederError
 from sparkdl.feed.values.row_codec import encode_rows
 from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, NodeProxy, Running, order
+from tests.doubles.programs import output_of
 
 ROWS = list(range(50))
 
@@ -231,3 +233,25 @@ def test_error_in_the_partition_is_not_taken_for_its_end() -> None:
     for _ in range(2):
         with pytest.raises(ArithmeticError):
             partition.at(1)
+
+
+def test_results_of_dataframes_come_without_an_import_of_pandas() -> None:
+    code = """
+import sys
+import pyarrow as pa
+from sparkdl.feed.infer import task
+from sparkdl.feed.transfer.messages import FeedSpec
+
+column = pa.Array.from_buffers(pa.int64(), 2, [None, pa.py_buffer(bytes(16))])
+asked = pa.RecordBatch.from_arrays([column], ["x"])
+sink = pa.BufferOutputStream()
+with pa.ipc.new_stream(sink, asked.schema) as stream:
+    stream.write_batch(asked)
+answer = sink.getvalue().to_pybytes()
+task._spark_answers = lambda spec, batches: [answer for _ in batches]
+spec = FeedSpec("f", 0, "r", (), "")
+(encoded,) = task.InferRows(spec, ("y",))([asked])
+assert encoded.column(0)[0].as_py() == answer
+print(encoded.schema, *sorted({"pandas"} & sys.modules.keys()))
+"""
+    assert output_of(sys.executable, "-c", code).split() == ["ipc:", "binary"]

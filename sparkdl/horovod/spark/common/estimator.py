@@ -75,7 +75,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
 
     _prefix = ""
     _unused: tuple[str, ...] = ()
-    """Parameters that Horovod has for all frameworks, and that this one does not use."""
+    """Horovod's parameters for all frameworks that this one does not use."""
 
     def fit_on_parquet(
         self, params: Mapping[Any, Any] | None = None, dataset_idx: int | None = None

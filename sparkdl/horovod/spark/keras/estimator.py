@@ -74,9 +74,9 @@ class _KerasSaved:
 class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
     """Fits a Keras model to a DataFrame, in processes that average their gradients.
 
-    The learning rate is multiplied by the number of processes. `fit` returns a `KerasModel`, whose
-    history is that of Keras: a list of numbers for each measure. Models of Keras 3 on TensorFlow
-    and of tf_keras; they must know the shapes of their inputs.
+    The learning rate is multiplied by the number of processes. `fit` returns a `KerasModel` with
+    Keras' history: a list of numbers for each measure. Models of Keras 3 on TensorFlow and of
+    tf_keras; they must know the shapes of their inputs.
 
     Args:
         kwargs: parameters by name, see `explainParams()`.

@@ -200,9 +200,9 @@ def _on_epoch_end(keras: Any, function: Callable[[], Any]) -> Any:
 
 
 def _with_rate_of_one(keras: Any, model: Any, saver: Any, size: int) -> list[Any]:
-    """Return callbacks by which models are saved with the learning rate of one process.
+    """Return callbacks that save models with the learning rate of one process.
 
-    So a run can be continued by another number of processes.
+    Another number of processes can thus continue the run.
     """
     if rate_of(model.optimizer) is None or size == 1:
         return [saver]

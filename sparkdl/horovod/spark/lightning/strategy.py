@@ -123,7 +123,7 @@ class _Horovod:
 
     def teardown(self) -> None:
         self._stack.close()
-        # Not that of ParallelStrategy, which forgets variables of the environment.
+        # ParallelStrategy's own `teardown` would also delete environment variables.
         import_module(f"{self._package}.strategies").Strategy.teardown(self)
 
 

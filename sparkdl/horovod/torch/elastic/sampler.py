@@ -40,7 +40,7 @@ class ElasticSampler:
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, of which nothing is used yet.
+        """Begin an epoch without any used rows.
 
         Call it at the end of an epoch rather than at the beginning of one: a restart begins within
         an epoch, whose used rows must not be forgotten.

@@ -128,9 +128,9 @@ class TorchState(ObjectState):
     Args:
         model: kept by its `state_dict`.
         optimizer: likewise.
-        kwargs: further attributes. Those with a handler in `get_handler_registry` are kept by it;
-            schedulers, and whatever else has `state_dict` and `load_state_dict`, by these; others
-            as they are.
+        kwargs: further attributes. A handler in `get_handler_registry` keeps those of its type.
+            Schedulers, and other objects with `state_dict` and `load_state_dict`, are kept by these
+            methods; all others as they are.
     """
 
     def __init__(
