@@ -127,10 +127,12 @@ class SparkSessions:
             wait_for_server(port)
             yield f"sc://127.0.0.1:{port}"
         finally:
-            self.stop()
-            os.environ.pop("SPARK_HOME")
-            if before is not None:
-                os.environ["SPARK_HOME"] = before
+            try:
+                self.stop()
+            finally:
+                os.environ.pop("SPARK_HOME")
+                if before is not None:
+                    os.environ["SPARK_HOME"] = before
 
     def close(self) -> None:
         """Stop all, the JVM included."""
