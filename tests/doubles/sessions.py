@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -34,8 +36,11 @@ GPUS_PER_WORKER = 2
 """That Spark discovers on each worker of the standalone cluster; an executor gets one of them."""
 
 CONNECT_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
-_STARTED_S = 60.0
+_CLUSTER_VARIABLE = "SPARKDL_TEST_CLUSTER"
+"""In the environment of a standalone cluster's daemons, so of executors and of what these start."""
+_STARTED_S = 180.0
 _STOPPED_S = 10.0
+_GONE_S = 60.0
 _POLL_S = 0.1
 
 
@@ -54,6 +59,7 @@ class SparkSessions:
         self._master: str | None = None
         self._session: SparkSession | None = None
         self._daemons = ExitStack()
+        self._has_cluster = False
         self._extra: Mapping[str, str] = {}
 
     @property
@@ -87,12 +93,19 @@ class SparkSessions:
         return self._session
 
     def stop(self) -> None:
-        """Stop the session and the daemons, if any; the JVM stays for the next session."""
+        """Stop the session and the daemons, if any; the JVM stays for the next session.
+
+        Raises:
+            AssertionError: if an executor, or a process that one has started, outlives the daemons.
+        """
         session, self._session, self._master = self._session, None, None
         if session is not None:
             session.stop()
             _forget(self._extra)
+        has_cluster, self._has_cluster = self._has_cluster, False
         self._daemons.close()
+        if has_cluster and (left := _left_of(str(self._folder))):
+            raise AssertionError("a stopped cluster left processes:\n" + "\n".join(left))
 
     @contextmanager
     def connect_server(self) -> Iterator[str]:
@@ -114,10 +127,12 @@ class SparkSessions:
             wait_for_server(port)
             yield f"sc://127.0.0.1:{port}"
         finally:
-            self.stop()
-            os.environ.pop("SPARK_HOME")
-            if before is not None:
-                os.environ["SPARK_HOME"] = before
+            try:
+                self.stop()
+            finally:
+                os.environ.pop("SPARK_HOME")
+                if before is not None:
+                    os.environ["SPARK_HOME"] = before
 
     def close(self) -> None:
         """Stop all, the JVM included."""
@@ -207,7 +222,8 @@ class SparkSessions:
     def _start_daemon(self, name: str, *arguments: str, **more: str) -> None:
         home = Path(os.environ["SPARK_HOME"])
         common = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
-        environment = os.environ | common | more
+        environment = os.environ | common | {_CLUSTER_VARIABLE: str(self._folder)} | more
+        self._has_cluster = True
         log = self._daemons.enter_context((self._folder / f"{name}.log").open("wb"))
         daemon = subprocess.Popen(
             [str(home / "bin" / "spark-class"), *arguments],
@@ -325,6 +341,29 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
+
+
+def _left_of(cluster: str) -> list[str]:
+    """Wait until a cluster's processes have ended; kill the others, and return them in words."""
+    never, end_s = threading.Event(), time.monotonic() + _GONE_S
+    while (left := _processes_of(cluster)) and time.monotonic() < end_s:
+        never.wait(_POLL_S)
+    words = []
+    for process in left:
+        with suppress(psutil.Error):
+            parents = [parent.pid for parent in process.parents()]
+            words.append(f"{process.pid} of {parents}: {' '.join(process.cmdline())[-300:]}")
+            process.kill()
+    return words
+
+
+def _processes_of(cluster: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # ended, a zombie, or another user's
+            if process.environ().get(_CLUSTER_VARIABLE) == cluster:
+                found.append(process)
+    return found
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -339,11 +339,12 @@ class Bed:
             "CUDA_VISIBLE_DEVICES": "",
         }
 
-    def start_spark(self, master: str, workers: Mapping[str, int]) -> str:
+    def start_spark(self, master: str, workers: Mapping[str, int], **more: str) -> str:
         """Start a standalone master on one host and workers on others; return the master's URL.
 
         Args:
             workers: cores by host.
+            more: in the environment of the workers.
         """
         home = Path(pyspark.__file__).parent
         deploy = "org.apache.spark.deploy"
@@ -363,6 +364,7 @@ class Bed:
                 f"{deploy}.worker.Worker",
                 *("--host", self[name].address_in_url, "--cores", str(cores), "--memory", "2g"),
                 *("--work-dir", "/tmp/work", *common, url),
+                **more,
             )
         for name in workers:
             _wait_for_text(daemon, f"Registering worker {self[name].address_in_url}")

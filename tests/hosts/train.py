@@ -42,6 +42,11 @@ def tell(event: str, **values: Any) -> None:
     print(f"{line}\n", end="", flush=True)
 
 
+def has_rows(view: View) -> bool:
+    """Whether nodes have read rows."""
+    return any(count.rows_consumed for count in view.feeds.values())
+
+
 def has_stopped(view: View) -> bool:
     """Whether the first generation has ended."""
     return not isinstance(view.state, Running) or has_begun_again(view)
@@ -62,10 +67,14 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=8)
     parser.add_argument("--rows-are", choices=["made", "cached", "here"], default="made")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds of each step")
+    parser.add_argument("--slow-once", action="store_true", help="pause in the first world alone")
+    parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
     parser.add_argument("--fault-within", type=float, default=60.0, help="seconds; 0 for none")
     parser.add_argument("--options", default="{}", help="further options of launch, as JSON")
+    parser.add_argument("--spark", default="{}", help="settings of Spark, as JSON")
     args = parser.parse_args()
-    spark = SparkSession.builder.master(args.master).appName("hosts").getOrCreate()
+    builder = SparkSession.builder.master(args.master).appName("hosts")
+    spark = builder.config(map=json.loads(args.spark)).getOrCreate()
     options: dict[str, Any] = {
         "max_restarts": 3,
         "checkpoint_dir": str(args.folder / "checkpoints"),
@@ -76,15 +85,16 @@ def main() -> None:
     if args.rows_are == "cached":  # on all executors
         rows.cache().count()
     data = rows.toPandas() if args.rows_are == "here" else rows
-    plan = Plan(every=10, pause_s=args.pause)
+    plan = Plan(every=args.every, pause_s=args.pause, is_slow_once=args.slow_once)
     cluster = sparkdl.launch(spark, train, plan, args.nodes, framework="plain", **options)
     try:
         tell("launched", placement=str(cluster.spec.placement))
         feeding = cluster.feed_async(data)
         controller = cluster._controller
-        if not controller.wait_for(has_checkpoint, Deadline.after(_WAIT_S)):
-            raise SystemExit(f"no checkpoint: {controller.look(lambda view: view.state)}")
-        tell("checkpoint", nodes={m.node.name: m.host for m in cluster.world.members})
+        for event, has_come in (("rows", has_rows), ("checkpoint", has_checkpoint)):
+            if not controller.wait_for(has_come, Deadline.after(_WAIT_S)):
+                raise SystemExit(f"no {event}: {controller.look(lambda view: view.state)}")
+            tell(event, nodes={m.node.name: m.host for m in cluster.world.members})
         if controller.wait_for(has_stopped, Deadline.after(args.fault_within)):
             tell("noticed", status=cluster.status())
         if controller.wait_for(has_begun_again, Deadline.after(args.fault_within)):

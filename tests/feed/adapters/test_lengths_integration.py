@@ -1,0 +1,170 @@
+"""Arrays of different lengths on several nodes that train one model, or hold one batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.node.context import NodeContext
+from tests.doubles.nodes import launch
+from tests.frameworks.programs.models import strategy_of_workers
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.deep]
+
+SOON_S = 150.0
+ROWS, WORDS, LONGEST, RATE, EPOCHS = 16, 5, 6, 0.05, 3
+TOKENS = [[(row + place) % WORDS for place in range(row % LONGEST + 1)] for row in range(ROWS)]
+DATA = [{"n": n, "tokens": tokens, "y": float(sum(tokens))} for n, tokens in enumerate(TOKENS)]
+
+
+def weights_of_one_process() -> np.ndarray:
+    """Return one weight a word, after gradient descent on all rows at once."""
+    counts = np.array([np.bincount(tokens, minlength=WORDS) for tokens in TOKENS], float)
+    y, found = counts @ np.arange(WORDS), np.zeros(WORDS)
+    for _ in range(EPOCHS):
+        found = found - RATE * 2 / ROWS * counts.T @ (counts @ found - y)
+    return found
+
+
+# TensorFlow
+
+
+def model_of_words() -> Any:
+    """Return a model that adds up one weight for each word of a row."""
+    import keras
+    from keras import ops
+
+    class Words(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+
+        def call(self, inputs: Any) -> Any:
+            words = ops.one_hot(inputs["tokens"], WORDS)
+            mask = ops.cast(inputs["tokens.mask"], "float32")
+            return self.last(ops.sum(words * mask[..., None], axis=1))
+
+    return Words()
+
+
+def dense(tokens: Any) -> dict[str, Any]:
+    """Return ragged tokens as padded ones, and their mask."""
+    import tensorflow as tf
+
+    filled = tokens.to_tensor()
+    return {"tokens": filled, "tokens.mask": tf.sequence_mask(tokens.row_lengths())}
+
+
+WAYS = ("number", "longest", "map")
+
+
+def fit(args: None, ctx: NodeContext) -> dict[str, Any]:
+    """Fit on the rows in each way; all rows are one step."""
+    import keras
+    import tensorflow as tf
+
+    strategy, found = strategy_of_workers(), {}
+
+    def compiled() -> Any:
+        with strategy.scope():
+            model = model_of_words()
+            model.compile(keras.optimizers.SGD(RATE), "mse")
+        return model
+
+    for way in WAYS:
+        pad = {"number": {"tokens": LONGEST + 2}, "longest": {"tokens": None}}.get(way)
+        x = ["tokens", "tokens.mask"] if pad else "tokens"
+        data = ctx.dataset(ROWS // 2, x=x, y="y", feed=way, pad=pad)
+        if way == "map":
+            data = data.map(lambda tokens, y: (dense(tokens), y))
+        model = compiled()
+        model.fit(data, epochs=EPOCHS, verbose=0)
+        found[way] = model.get_weights()[0][:, 0].tolist()
+    ragged = ctx.dataset(3, x="tokens", y="y", feed="ragged")
+    with pytest.raises(FeedTypeError, match="under a strategy Keras builds models on dense ones"):
+        compiled().fit(ragged, verbose=0)
+    total, n = 0, 0
+
+    @tf.function
+    def step(batch: Any) -> Any:
+        def of_replica(tokens: Any, y: Any) -> Any:
+            assert isinstance(tokens, tf.RaggedTensor)
+            return tf.reduce_sum(tokens.flat_values)
+
+        return strategy.reduce("SUM", strategy.run(of_replica, args=batch), axis=None)
+
+    for batch in strategy.experimental_distribute_dataset(ragged):
+        total, n = total + int(step(batch)), n + 1
+    return {**found, "ragged": total, "steps": n}
+
+
+@pytest.mark.tensorflow
+def test_workers_of_a_strategy_train_on_padded_and_ragged_columns_as_one_process_does() -> None:
+    with launch(fit, framework="tensorflow") as cluster:
+        for way in WAYS:
+            cluster.feed(DATA, epochs=EPOCHS, feed=way, timeout_s=SOON_S)
+        cluster.feed(DATA, feed="ragged", timeout_s=SOON_S)
+        first, second = cluster.results(SOON_S)
+    assert first == second
+    for way in WAYS:
+        np.testing.assert_allclose(first[way], weights_of_one_process(), rtol=1e-4, err_msg=way)
+    assert first["ragged"] == sum(map(sum, TOKENS))
+
+
+# meshes
+
+PADDED = ["n", "tokens", "tokens.length"]
+
+
+def read_torch(args: None, ctx: NodeContext) -> list[Any]:
+    mesh = ctx.mesh(data=1, model=2)
+    with pytest.raises(ConfigError, match="Give a number instead of None"):
+        ctx.torch_dataset(8, PADDED, mesh=mesh, pad={"tokens": None})
+    found: list[Any] = []
+    for batch in ctx.torch_dataset(8, PADDED, mesh=mesh, pad={"tokens": LONGEST}):
+        assert list(batch["tokens"].shape) == [len(batch["n"]), LONGEST]
+        found += rows_of(batch)
+    return found
+
+
+def read_jax(args: None, ctx: NodeContext) -> list[Any]:
+    import jax
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    by_data = NamedSharding(ctx.mesh(data=1, model=2), P("data"))
+    with pytest.raises(ConfigError, match="Give a number instead of None"):
+        next(iter(ctx.jax_batches(8, PADDED, sharding=by_data, pad={"tokens": None})))
+    found: list[Any] = []
+    for batch, weight in ctx.jax_batches(8, PADDED, sharding=by_data, pad={"tokens": LONGEST}):
+        assert isinstance(batch["tokens"], jax.Array)
+        assert batch["tokens"].shape == (8, LONGEST)
+        there = np.asarray(weight.addressable_shards[0].data) > 0
+        local = {name: np.asarray(a.addressable_shards[0].data)[there] for name, a in batch.items()}
+        found += rows_of(local)
+    return found
+
+
+def rows_of(batch: dict[str, Any]) -> list[Any]:
+    columns = [batch[name].tolist() for name in PADDED]
+    return [[n, tokens[:length]] for n, tokens, length in zip(*columns, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("read", "framework"),
+    [
+        pytest.param(read_torch, "torch", marks=pytest.mark.torch),
+        pytest.param(read_jax, "jax", marks=pytest.mark.jax),
+    ],
+)
+def test_nodes_of_a_mesh_that_hold_one_batch_exchange_padded_rows(
+    read: Any, framework: str
+) -> None:
+    with launch(read, framework=framework) as cluster:
+        cluster.feed(DATA[:13], timeout_s=SOON_S)
+        first, second = cluster.results(SOON_S)
+    assert first == second
+    assert sorted(first) == [[n, tokens] for n, tokens in enumerate(TOKENS[:13])]
