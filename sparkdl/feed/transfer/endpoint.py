@@ -143,7 +143,7 @@ class NodeFeeds:
         log = feed.log
         match message:
             case msg.FeedBegin(name, epoch, last_epoch, run, retain):
-                self._send_to_child(channel.FeedStart(name, epoch), -1)
+                self._send_to_child(message, -1)
                 if run and (lots := self.store.recall(name, epoch, run)):
                     feed.lots.setdefault(epoch, []).extend(lots)
                     self._needs.call()  # before it is reported that the epoch has begun
