@@ -188,7 +188,7 @@ class NodeFeeds:
                     fetches.append((grant, order))
         except FeedClosedError as error:
             feed.arrived = -sys.maxsize  # no mark goes past rows that are missing
-            self._note_lacking(str(error))
+            self._note_lacking(self.store.generation, str(error))
         except OSError as error:
             own = self._peers.names[self._peers.node_id]
             self._note_problem(feed, f"{own} cannot read rows that it holds: {error}")
@@ -367,9 +367,9 @@ class NodeFeeds:
         self._progress.call()
         feed.go_on()
 
-    def _note_lacking(self, what: str) -> None:
+    def _note_lacking(self, generation: int, what: str) -> None:
         """Fail: the driver begins another generation, to which it has lost rows fed again."""
-        if not self._lacks_rows:
+        if generation == self.store.generation and not self._lacks_rows:
             self._lacks_rows = True
             self._fail(what)
 

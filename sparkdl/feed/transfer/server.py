@@ -72,8 +72,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Serves one store on `host`, at a port of the system's choice (`port`).
 
     Args:
-        on_lacking: called on Flight's threads with which rows, that another agent wants, are not
-            here.
+        on_lacking: called on Flight's threads with a generation, and which of its rows are not here
+            that another agent wants.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         token: str,
         store: NodeStore,
         tls: Tls | None = None,
-        on_lacking: Callable[[str], None] = lambda _: None,
+        on_lacking: Callable[[int, str], None] = lambda *_: None,
     ) -> None:
         scheme = "grpc+tls" if tls else "grpc"
         super().__init__(
@@ -162,7 +162,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 batches.append(batch)
         except FeedClosedError as error:
             if not batches:  # those before it can be sent
-                self._on_lacking(str(error))
+                if not spool.is_closed:
+                    self._on_lacking(wanted.generation, str(error))
                 raise flight.FlightUnavailableError(_fitting(str(error))) from None
         except OSError as error:
             raise flight.FlightUnavailableError(f"the rows cannot be read: {error}") from None
