@@ -28,6 +28,7 @@ _DOTTED = re.compile(r"\bsparkdl(?:\.[A-Za-z_]\w*)+")
 _FILE = re.compile(r"(?:[\w.-]+/)+[\w-]+\.(?:py|ipynb)")
 
 MAX_COLUMNS = 120
+MAX_FILES_OF_A_ROW = 25
 MAX_README_LINES = 130
 STILL_WIDE = ("tests/faults/README.md",)  # to be wrapped
 
@@ -149,6 +150,18 @@ def test_files_that_the_design_names_are_there() -> None:
     gone = [name for name in names if not any((folder / name).exists() for folder in folders)]
     assert names
     assert not gone
+
+
+def test_way_of_a_row_is_a_few_files_each_once() -> None:
+    way = DESIGN.read_text(encoding="utf-8").partition("**The way of a row**")[2].split("```")[1]
+    files, folder = list[str](), ""
+    for start, names, end in re.findall(r"([\w/]*)(?:\{([\w,]+)\})?(\w*\.py)", way):
+        for name in names.split(","):
+            path = f"{start}{name}{end}"
+            folder = path.rpartition("/")[0] or folder
+            files.append(f"{folder}/{path.rpartition('/')[2]}")
+    assert [file for file in files if not (ROOT / "sparkdl" / file).exists()] == []
+    assert len(files) == len(set(files)) <= MAX_FILES_OF_A_ROW
 
 
 def test_checks_bite(tmp_path: Path) -> None:

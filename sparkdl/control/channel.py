@@ -5,8 +5,9 @@ Runs in: agent, child
     agent                                        child
       │  Start(world, …) + descriptor ─────────────▶│  imports done or not, sent once, with the port
       │  Segment(feed, number, …) + descriptor ────▶│  one received batch, for the child to map
-      │  FeedStart, EndMark, Reopened, Reclaim ────▶│
-      │  Granted, EpochEnd, FeedHold, FeedCovered ─▶│  the coordinator's, passed on
+      │  EndMark, Reopened, Reclaim ───────────────▶│
+      │  FeedBegin, Granted, EpochEnd, FeedHold,    │
+      │      FeedCovered ──────────────────────────▶│  the coordinator's, passed on
       │◀─ ReadParquet ─────────────── ReadFailed ──▶│  files that the child asks its agent to read
       │◀───────────────────── Imported, ChildRunning│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
@@ -44,6 +45,7 @@ from sparkdl.control.messages import (
     ChildRunning,
     Drain,
     EpochEnd,
+    FeedBegin,
     FeedCovered,
     FeedHold,
     Gather,
@@ -104,13 +106,6 @@ class Segment(LocalMessage, frozen=True):
     is_last: bool = False
     is_on_disk: bool = False
     start: int = 0
-
-
-class FeedStart(LocalMessage, frozen=True):
-    """The next epoch is `epoch`; none before it will come any more."""
-
-    feed: str
-    epoch: int
 
 
 class Reopened(LocalMessage, frozen=True):
@@ -258,7 +253,7 @@ class Raised(LocalMessage, frozen=True):
 Local = (
     Start
     | Segment
-    | FeedStart
+    | FeedBegin
     | Granted
     | EpochEnd
     | FeedHold

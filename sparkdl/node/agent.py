@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdl.control import channel, messages
-from sparkdl.core.errors import ProtocolError, SparkdlError
+from sparkdl.core.errors import FeedClosedError, ProtocolError, SparkdlError
 from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Environment
 from sparkdl.core.trace import now_us
@@ -105,7 +105,8 @@ class Agent:
         )
         names = tuple(node.name for node in spec.nodes)
         peers = Peers(agent_spec.node_id, names, feed_spec)
-        self._feeds = NodeFeeds(peers, store, settings.feeding.timeout_s, child.send, report)
+        timeout_s = settings.feeding.timeout_s
+        self._feeds = NodeFeeds(peers, store, timeout_s, child.send, report, self._fail)
         budget = self._feeds.store.budget
         self._observation = Observation(
             agent_spec, child, report, lambda: (budget.used_nbytes, budget.limit_nbytes)
@@ -200,6 +201,13 @@ class Agent:
             log_tail=failure.log_tail if failure.traceback else self._log_tail(),
         )
         self._report(messages.ChildFailed(generation, complete, age_s))
+
+    def _fail(self, problem: str) -> None:
+        """Fail this node, whatever its child does: the driver ends that with the generation."""
+        node = self._agent_spec.node.name
+        kind = FeedClosedError.__name__
+        failure = Failure(node, "exception", f"{kind}: {problem}", time.time(), exception_type=kind)
+        self._report_failure(self._feeds.store.generation, failure)
 
     def _log_tail(self) -> tuple[str, ...]:
         return without_noise(self._child.process.log.tail(), _FAILURE_LINES)

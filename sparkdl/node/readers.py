@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from sparkdl.control.channel import (
     Consumed,
     EndMark,
-    FeedStart,
     Local,
     ReadFailed,
     Segment,
     Start,
 )
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
+from sparkdl.control.messages import FeedBegin
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.core.spec import DEFAULT_FEED
@@ -149,7 +149,7 @@ class FeedReaders:
             case EndMark(""):
                 self._end_all()
             case _ if isinstance(message, FeedMessage):
-                if isinstance(message, FeedStart):
+                if isinstance(message, FeedBegin):
                     self._supply.begin(message.feed)
                 self.reader(message.feed).hear(message)
 

@@ -204,6 +204,7 @@ class LocalNode(Sent):
         told: what the coordinator was told.
         spooled: likewise, of rows that wait for an `Assign`.
         sent: what the child was sent, without the segments.
+        lacking: which rows were not here that were assigned.
         driver: assigns rows that are spooled; without it they stay in the spool.
     """
 
@@ -224,6 +225,7 @@ class LocalNode(Sent):
         self.spooled: list[Spooled] = []
         self.driver: LevelDriver | None = LevelDriver([self])
         self.sent: list[Local] = []
+        self.lacking: list[str] = []
         self._limit_nbytes, self._timeout_s, self._tracks = limit_nbytes, timeout_s, tracks
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="local-node")
@@ -331,6 +333,7 @@ class LocalNode(Sent):
             self._timeout_s,
             self._send,
             self._tell,
+            self.lacking.append,
         )
         self.pipe = ChildPipe(self._loop, self._sock, self.feeds.on_child_message)
         self.uri = self.feeds.listen("127.0.0.1", self._tls)

@@ -43,7 +43,9 @@ async def main(descriptors: int, fd: int) -> None:
 
     peers = Peers(0, ("worker:0",), FeedSpec("", 0, "", (), TOKEN))
     limits = StoreLimits(1 << 28)
-    feeds = NodeFeeds(peers, limits, SOON_S, lambda message, fd: pipe.send(message, fd), report)
+    feeds = NodeFeeds(
+        peers, limits, SOON_S, lambda message, fd: pipe.send(message, fd), report, print
+    )
     sock = socket.socket(fileno=fd)
     pipe = ChildPipe(loop, sock, feeds.on_child_message)
     commands: asyncio.Queue[str] = asyncio.Queue()

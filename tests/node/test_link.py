@@ -17,7 +17,7 @@ import pytest
 
 from sparkdl.control import channel
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
-from sparkdl.control.messages import AllGathered, Drain, EpochEnd, Gather
+from sparkdl.control.messages import AllGathered, Drain, EpochEnd, FeedBegin, Gather
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, UnfedError
@@ -178,7 +178,7 @@ def test_files_that_a_node_reads_itself_need_nobody_to_feed_them() -> None:
 def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> None:
     with linked() as ends:
         ends.send(start(settings=SOON_GIVEN_UP))
-        ends.send(channel.FeedStart("input", 0))
+        ends.send(FeedBegin("input", 0, 0))
         ends.send_segment(0, feed="test")
         ends.begun()
         misspelt = ends.link.feeds.reader("inputs")
@@ -211,7 +211,7 @@ def test_feed_that_may_still_come_is_waited_for(why: str) -> None:
         ends.begun()
         reader = ends.link.feeds.reader("input")
         if why == "begun":
-            ends.send(channel.FeedStart("input", 0))
+            ends.send(FeedBegin("input", 0, 0))
             ends.send(EpochEnd("other", 0, {}))  # behind it, so that it has been heard
             ends.link.feeds.reader("other").has_epoch()
         feed = DataFeed(reader, ends.link.send, train_mode=why != "inference")

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
-from sparkdl.control.channel import EndMark, FeedStart, Local, ReadFailed, ReadParquet
-from sparkdl.control.messages import EpochEnd, Granted, ReadShare
+from sparkdl.control.channel import EndMark, Local, ReadFailed, ReadParquet
+from sparkdl.control.messages import EpochEnd, FeedBegin, Granted, ReadShare
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.row_ranges import take_rows
@@ -152,7 +152,7 @@ class DirectLoader(ParquetLoader):
         for epoch in itertools.takewhile(lambda e: e != order.epochs, itertools.count()):
             done = order.done.get(epoch, {}).get(0, ())
             if done == ((0, source.num_rows),):
-                self._send_to_child(self, FeedStart(log.feed, epoch + 1))
+                self._send_to_child(self, FeedBegin(log.feed, epoch + 1, epoch + 1))
                 continue
             if has_begun and not self._wait_for(epoch - (_MARKS_AHEAD if is_whole else 1)):
                 return

@@ -19,14 +19,13 @@ import pyarrow as pa
 from sparkdl.control.channel import (
     Consumed,
     EndMark,
-    FeedStart,
     Local,
     Reclaim,
     Release,
     Reopened,
     Terminated,
 )
-from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
+from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCovered, FeedHold, Granted
 from sparkdl.control.rows import EpochRows
 from sparkdl.core import trace
 from sparkdl.core.errors import (
@@ -43,7 +42,7 @@ from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 
 _log = logging.getLogger(__name__)
 
-FeedMessage = FeedStart | Granted | EpochEnd | FeedHold | Reopened | FeedCovered | Reclaim | EndMark
+FeedMessage = FeedBegin | Granted | EpochEnd | FeedHold | Reopened | FeedCovered | Reclaim | EndMark
 """The messages that a reader receives of its feed, besides the segments."""
 REPORT_PERIOD_S = 0.02
 """Rows read are reported this often at most, and when user code waits for more.
@@ -130,7 +129,7 @@ class FeedReader:
         cursor = self._cursor
         with self._changed:
             match message:
-                case FeedStart(_, epoch):
+                case FeedBegin(_, epoch):
                     cursor.start_at(epoch)
                 case Granted(_, epoch, rows):
                     cursor.granted[epoch] = rows

@@ -1,17 +1,23 @@
-"""How a batch becomes a segment: room first, then its file, then its entry in a log or a spool.
+"""What a node holds of its feeds, and how much it may: segments within a budget.
 
 Runs in: agent
+
+A batch becomes a segment in three steps: room in the budget, its file, its entry in a log or a
+spool. The lock of the budget guards all of these.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +26,6 @@ from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ReadError
 from sparkdl.core.row_ranges import Span
-from sparkdl.feed.store.budget import Budget, Room, Use
 from sparkdl.feed.store.segment import (
     NO_DESCRIPTORS,
     StoredSegment,
@@ -36,6 +41,207 @@ _FULL_WAIT_S = 1.0
 """How long an append waits for room at once: what waits may have become unwanted."""
 _SHORT_WAIT_S = 60.0
 """How long to wait for descriptors, which may never become free."""
+_OTHER_DESCRIPTORS = 256
+"""Descriptors that the agent, or the child with its framework, needs beside segments."""
+_MAX_SEGMENTS = 30_000
+"""Half of what a process may map by Linux's default (vm.max_map_count)."""
+
+
+class Use(Enum):
+    """The reason why a segment is held."""
+
+    SPOOL = "spool"
+    """A feeder brought it, and the driver has not assigned it yet."""
+    LOG = "log"
+    """The child has it."""
+    RETAINED = "retained"
+    """Another child may be given it; the first to go when room is wanted."""
+
+
+class Room(Enum):
+    """Where a segment may go."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    FULL = "full"
+
+
+def _affordable_segments() -> int:
+    """Return how many segments this process may hold: one descriptor each, one more on its way."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return _MAX_SEGMENTS
+    return max(1, min(_MAX_SEGMENTS, (limit - _OTHER_DESCRIPTORS) // 2))
+
+
+class Budget:
+    """Bytes that a node's feeds may hold together. A segment that finds no room waits.
+
+    Spools take half of the memory at most, so unassigned rows never lock out assigned ones. A feed
+    without a segment in its spool may always spool one, however large it is, and a feed without a
+    segment in its log may always have one there: its reader would wait for ever otherwise. Each
+    segment has a descriptor, here and in the child, so their number is limited too.
+
+    Args:
+        on_pressure: called while a segment waits for room that no spool can give.
+        folder: where segments go for which there is no memory.
+
+    Attributes:
+        retained: segments not needed now; they are freed first.
+        lock: guards the budget and all that a store holds: a thread takes no other lock of the
+            store. It is notified when room comes, and when waiting rows may have become unwanted.
+    """
+
+    def __init__(
+        self,
+        limit_nbytes: int,
+        on_pressure: Callable[[], None],
+        limit_segments: int | None = None,
+        disk_nbytes: int = 0,
+        folder: Path | None = None,
+    ) -> None:
+        self.limit_nbytes = limit_nbytes
+        self.disk_nbytes = disk_nbytes if folder is not None else 0
+        self.folder = folder
+        self.limit_segments = limit_segments or _affordable_segments()
+        self.used_disk_nbytes = 0
+        self.lock = threading.Condition()
+        self._nbytes: Counter[Use] = Counter()
+        self._segments: Counter[tuple[Use, str]] = Counter()
+        self._on_pressure = on_pressure
+        self.retained = RetainedSegments(self)
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes in memory, of all feeds."""
+        return self._nbytes.total()
+
+    @property
+    def num_segments(self) -> int:
+        """Segments of all feeds."""
+        return self._segments.total()
+
+    def acquire(self, use: Use, feed: str, nbytes: int, may_spill: Callable[[], bool]) -> Room:
+        """Reserve room for a segment, if there is some.
+
+        Args:
+            may_spill: whether the segment may go to disk rather than wait for memory.
+        """
+        with self.lock:
+            room = self._room(use, feed, nbytes, may_spill)
+            if room is not Room.FULL:
+                self._add(use, feed, 1, nbytes, room is Room.DISK)
+            return room
+
+    def wait(self, nbytes: int, deadline: Deadline) -> None:
+        """Wait until something has changed for a segment; the caller holds the lock."""
+        if not self._fits(nbytes):
+            self._on_pressure()
+        self.lock.wait(deadline.wait_s)
+
+    def move(self, segment: StoredSegment, before: Use, use: Use, segments: int = 1) -> None:
+        """Hold a segment for another use, without waiting.
+
+        Args:
+            segments: 0 for a window, if other rows of its segment stay.
+        """
+        with self.lock:
+            self._add(before, segment.feed, -segments, -segment.nbytes, segment.is_on_disk)
+            self._add(use, segment.feed, 1, segment.nbytes, segment.is_on_disk)
+
+    def free(self, use: Use, segment: StoredSegment) -> None:
+        """Close a segment's file, and release its room."""
+        os.close(segment.fd)
+        self.release(use, segment.feed, segment.nbytes, segment.is_on_disk)
+
+    def release(
+        self, use: Use, feed: str, nbytes: int, is_on_disk: bool, segments: int = 1
+    ) -> None:
+        """Release the room of a segment, or, with `segments=0`, of a window of one."""
+        with self.lock:
+            self._add(use, feed, -segments, -nbytes, is_on_disk)
+
+    def note_full_disk(self, nbytes: int) -> None:
+        """Put no more on disk than is there: the file system had no room for `nbytes` more."""
+        with self.lock:
+            self.disk_nbytes = self.used_disk_nbytes - nbytes
+
+    def wake(self) -> None:
+        """Let waiting segments check again whether they are still wanted."""
+        with self.lock:
+            self.lock.notify_all()
+
+    def _add(self, use: Use, feed: str, segments: int, nbytes: int, is_on_disk: bool) -> None:
+        self._segments[use, feed] += segments
+        if is_on_disk:
+            self.used_disk_nbytes += nbytes
+        else:
+            self._nbytes[use] += nbytes
+        self.lock.notify_all()
+
+    def _room(self, use: Use, feed: str, nbytes: int, may_spill: Callable[[], bool]) -> Room:
+        is_first = not self._segments[use, feed]
+        may_stay = True
+        if use is Use.SPOOL and not is_first:
+            spooled = sum(count for (held, _), count in self._segments.items() if held is use)
+            if spooled >= self.limit_segments // 2:
+                return Room.FULL
+            may_stay = self._nbytes[use] + nbytes <= self.limit_nbytes // 2
+        # Retained segments are evicted before anything is written to disk.
+        while not self._fits(nbytes) and (may_stay or may_spill()) and self.retained.evict():
+            pass
+        if may_stay and (is_first or self._fits(nbytes)):
+            return Room.MEMORY
+        # Where a spool alone is full, nodes will be assigned its rows: no need for the disk.
+        has_descriptors = self.num_segments < self.limit_segments
+        is_full = self.used_nbytes + nbytes > self.limit_nbytes
+        if has_descriptors and is_full and may_spill() and self._fits_on_disk(nbytes):
+            return Room.DISK
+        return Room.FULL
+
+    def _fits(self, nbytes: int) -> bool:
+        has_descriptors = self.num_segments < self.limit_segments
+        return has_descriptors and self.used_nbytes + nbytes <= self.limit_nbytes
+
+    def _fits_on_disk(self, nbytes: int) -> bool:
+        return self.used_disk_nbytes + nbytes <= self.disk_nbytes
+
+
+class RetainedSegments:
+    """Segments retained for a restarted child, evicted oldest first.
+
+    Segments that the child has read, or had not read when it ended, stay while there is room.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._retained: list[tuple[StoredSegment, object]] = []
+
+    def add(self, use: Use, segment: StoredSegment, log: object) -> None:
+        """Take a segment, which was held for `use`, with its descriptor; `log` was to have it."""
+        with self._budget.lock:
+            self._budget.move(segment, use, Use.RETAINED)
+            self._retained.append((segment, log))
+
+    def pop(self, is_meant: Callable[[StoredSegment, object], bool]) -> list[StoredSegment]:
+        """Remove and return some segments, by themselves and their logs."""
+        with self._budget.lock:
+            found = [each for each in self._retained if is_meant(*each)]
+            self._retained = [each for each in self._retained if not is_meant(*each)]
+            return [segment for segment, _ in found]
+
+    def free(self, is_meant: Callable[[StoredSegment, object], bool]) -> None:
+        """Free some segments, by themselves and their logs."""
+        for segment in self.pop(is_meant):
+            self._budget.free(Use.RETAINED, segment)
+
+    def evict(self) -> bool:
+        """Free the oldest segment; false if there is none."""
+        with self._budget.lock:
+            if self._retained:
+                self._budget.free(Use.RETAINED, self._retained.pop(0)[0])
+                return True
+            return False
 
 
 class Appended(Enum):
@@ -101,7 +307,7 @@ class HeldSegments(ABC):
             return write_segment(batch, folder)[0]
 
         nbytes, rows = segment_nbytes(batch), batch.num_rows
-        return _patiently(deadline, lambda: self._store(nbytes, rows, deadline, request, write))
+        return self._patiently(deadline, partial(self._store, nbytes, rows, request, write))
 
     def adopt(self, fd: int, rows: int, deadline: Deadline, request: AppendRequest) -> Appended:
         """Take a segment of `rows` rows that is in memory; `fd` is closed.
@@ -115,8 +321,8 @@ class HeldSegments(ABC):
             return os.dup(fd) if folder is None else copy_segment(fd, folder)
 
         try:
-            nbytes = os.fstat(fd).st_size
-            return _patiently(deadline, lambda: self._store(nbytes, rows, deadline, request, write))
+            store = partial(self._store, os.fstat(fd).st_size, rows, request, write)
+            return self._patiently(deadline, store)
         finally:
             os.close(fd)
 
@@ -159,13 +365,20 @@ class HeldSegments(ABC):
 
     # It is not.
 
+    def _patiently(self, deadline: Deadline, store: Callable[[Deadline], Appended]) -> Appended:
+        """Try again while there is no descriptor."""
+        while (outcome := store(deadline)) is Appended.SHORT and not deadline.has_passed:
+            with self._budget.lock:
+                self._budget.lock.wait(min(_DESCRIPTOR_PAUSE_S, deadline.remaining_s))
+        return outcome
+
     def _store(
         self,
         nbytes: int,
         rows: int,
-        deadline: Deadline,
         request: AppendRequest,
         write: Callable[[Path | None], int],
+        deadline: Deadline,
     ) -> Appended:
         budget = self._budget
         room = self._wait_for_room(nbytes, deadline, request)
@@ -174,13 +387,7 @@ class HeldSegments(ABC):
         is_on_disk, is_stored, fd = room is Room.DISK, False, -1
         try:
             # Written without the lock, which others want meanwhile: the rows may be unwanted then.
-            try:
-                fd = write(budget.folder if is_on_disk else None)
-            except OSError as error:
-                if not is_on_disk or error.errno in NO_DESCRIPTORS:
-                    raise
-                budget.note_full_disk(nbytes)
-                return Appended.FULL
+            fd = write(budget.folder if is_on_disk else None)
             with budget.lock:
                 if self._wants(request):
                     segment = StoredSegment(
@@ -191,6 +398,13 @@ class HeldSegments(ABC):
                     )
                     self._enter(segment)
                     is_stored = True
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                return Appended.SHORT
+            if not is_on_disk or fd >= 0:
+                raise
+            budget.note_full_disk(nbytes)
+            return Appended.FULL
         finally:
             if not is_stored:
                 if fd >= 0:
@@ -213,17 +427,3 @@ class HeldSegments(ABC):
                 self._note_full(request)
                 budget.wait(nbytes, deadline)
         return None
-
-
-def _patiently(deadline: Deadline, store: Callable[[], Appended]) -> Appended:
-    """Try again while there is no descriptor."""
-    never = threading.Event()
-    while True:
-        try:
-            return store()
-        except OSError as error:
-            if error.errno not in NO_DESCRIPTORS:
-                raise
-        if deadline.has_passed:
-            return Appended.SHORT
-        never.wait(min(_DESCRIPTOR_PAUSE_S, deadline.remaining_s))

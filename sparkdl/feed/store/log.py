@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.row_ranges import Range, Span, merge_ranges, spans_within
-from sparkdl.feed.store.budget import Budget, Use
-from sparkdl.feed.store.held import FOR_EVER, AppendRequest, HeldSegments
+from sparkdl.feed.store.held import FOR_EVER, AppendRequest, Budget, HeldSegments, Use
 from sparkdl.feed.store.segment import StoredSegment
 
 

@@ -21,8 +21,7 @@ import pyarrow as pa
 from sparkdl.control.messages import Lot
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.row_ranges import Range, overlap, uncovered
-from sparkdl.feed.store.budget import Budget, Use
-from sparkdl.feed.store.held import FOR_EVER, AppendRequest, HeldSegments
+from sparkdl.feed.store.held import FOR_EVER, AppendRequest, Budget, HeldSegments, Use
 from sparkdl.feed.store.segment import StoredSegment, read_segment
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from sparkdl.control.messages import Lot
 from sparkdl.core.codes import Code
 from sparkdl.core.errors import FeedClosedError
-from sparkdl.feed.store.budget import Budget
+from sparkdl.feed.store.held import Budget
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.session import Exchange

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -44,6 +45,7 @@ class NodeFeeds:
         peers: this node among the nodes that report and hold rows.
         send_to_child: takes a message and, for good, a descriptor or -1.
         report: sends counts, and the rows spooled, to the coordinator.
+        fail: called, once for a child, with which rows are not here that the driver has assigned.
 
     Attributes:
         store: what the node has received.
@@ -56,11 +58,13 @@ class NodeFeeds:
         timeout_s: float,
         send_to_child: Callable[[channel.Local, int], None],
         report: Callable[[msg.FeedProgress | msg.Spooled], None],
+        fail: Callable[[str], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._peers = peers
         self._send_to_child = send_to_child
         self._report_to_driver = report
+        self._fail = fail
         self.store = NodeStore(
             limits,
             timeout_s,
@@ -74,7 +78,7 @@ class NodeFeeds:
         self._ended: set[str] = set()
         self._loaders: list[ParquetLoader] = []
         self._fetchers: list[Fetcher] = []
-        self._has_failed = False
+        self._has_failed = self._lacks_rows = False
         nodes = len(peers.names)
         self._progress = Throttle(
             self._loop, self._report_counts, period_s(PROGRESS_PERIOD_S, nodes)
@@ -84,7 +88,8 @@ class NodeFeeds:
 
     def listen(self, host: str, tls: Tls | None = None) -> str:
         """Start receiving; return the Flight URI."""
-        self._receiver = FlightServer(host, self._peers.spec.token, self.store, tls)
+        on_lacking = partial(self._soon, self._note_lacking)
+        self._receiver = FlightServer(host, self._peers.spec.token, self.store, tls, on_lacking)
         return self._receiver.uri
 
     def _feed(self, name: str) -> NodeFeed:
@@ -141,7 +146,7 @@ class NodeFeeds:
         log = feed.log
         match message:
             case msg.FeedBegin(name, epoch, last_epoch, run, retain):
-                self._send_to_child(channel.FeedStart(name, epoch), -1)
+                self._send_to_child(message, -1)
                 if run and (lots := self.store.recall(name, epoch, run)):
                     feed.lots.setdefault(epoch, []).extend(lots)
                     self._needs.call()  # before it is reported that the epoch has begun
@@ -184,7 +189,10 @@ class NodeFeeds:
                     self.store.grant(name, grant.number, grant.skip, grant.rows)
                 else:
                     fetches.append((grant, order))
-        except (FeedClosedError, OSError) as error:
+        except FeedClosedError as error:
+            feed.arrived = -sys.maxsize  # no mark goes past rows that are missing
+            self._note_lacking(self.store.generation, str(error))
+        except OSError as error:
             own = self._peers.names[self._peers.node_id]
             self._note_problem(feed, f"{own} cannot read rows that it holds: {error}")
         for lot in order.unwanted:
@@ -274,7 +282,7 @@ class NodeFeeds:
         if generation != self.store.generation:
             self._ended.clear()  # rows may be fed again; the coordinator repeats the ends
         self.store.reopen(generation)
-        self._has_failed = False
+        self._has_failed = self._lacks_rows = False
         for feed in self._feeds.values():
             feed.stop()
         counts = tuple(msg.FeedCount(feed) for feed in self._feeds)
@@ -363,6 +371,12 @@ class NodeFeeds:
         feed.fetcher, feed.arrived = None, feed.ordered
         self._progress.call()
         feed.go_on()
+
+    def _note_lacking(self, generation: int, what: str) -> None:
+        """Fail: the driver begins another generation, to which it has lost rows fed again."""
+        if generation == self.store.generation and not self._lacks_rows:
+            self._lacks_rows = True
+            self._fail(what)
 
     def _note_unread(self, feed: NodeFeed, problem: str) -> None:
         own = self._peers.names[self._peers.node_id]

@@ -14,6 +14,7 @@ checked before the call reaches any of these.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -68,9 +69,21 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves one store on `host`, at a port of the system's choice (`port`)."""
+    """Serves one store on `host`, at a port of the system's choice (`port`).
 
-    def __init__(self, host: str, token: str, store: NodeStore, tls: Tls | None = None) -> None:
+    Args:
+        on_lacking: called on Flight's threads with a generation, and which of its rows are not here
+            that another agent wants.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        token: str,
+        store: NodeStore,
+        tls: Tls | None = None,
+        on_lacking: Callable[[int, str], None] = lambda *_: None,
+    ) -> None:
         scheme = "grpc+tls" if tls else "grpc"
         super().__init__(
             f"{scheme}://{host_port(host, 0)}",
@@ -78,6 +91,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             **(tls.flight_options() if tls else {}),
         )
         self._store = store
+        self._on_lacking = on_lacking
         self._fd_receiver = FdReceiver(token)
         self._strangers = Strangers(self.port)
         self.uri = f"{scheme}://{host_port(host, self.port)}"
@@ -149,7 +163,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 batches.append(batch)
         except FeedClosedError as error:
             if not batches:  # those before it can be sent
-                raise flight.FlightServerError(_fitting(str(error))) from None
+                if not spool.is_closed:
+                    self._on_lacking(wanted.generation, str(error))
+                raise flight.FlightUnavailableError(_fitting(str(error))) from None
         except OSError as error:
             raise flight.FlightUnavailableError(f"the rows cannot be read: {error}") from None
 

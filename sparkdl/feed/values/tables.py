@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.feed.values.ndarrays import nest
 
 TABLES = "a pandas.DataFrame, a pyarrow.Table or a datasets.Dataset"
 _KINDS = (("pandas", "DataFrame"), ("datasets", "Dataset"), ("datasets", "DatasetDict"))
@@ -133,13 +134,6 @@ def _unwrapped(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not isinstance(column.type, pa.BaseExtensionType):
         return column
     is_tensor = isinstance(column.type, pa.FixedShapeTensorType)
-    return pa.chunked_array([_lists(c) if is_tensor else c.storage for c in column.chunks])
-
-
-def _lists(tensors: pa.FixedShapeTensorArray) -> pa.Array:
-    """Return lists of lists in the tensors' shape."""
-    values = tensors.to_numpy_ndarray()
-    lists = pa.array(values.reshape(-1))
-    for size in values.shape[:0:-1]:
-        lists = pa.FixedSizeListArray.from_arrays(lists, size)
-    return lists
+    return pa.chunked_array(
+        [nest(c.to_numpy_ndarray()) if is_tensor else c.storage for c in column.chunks]
+    )

@@ -323,6 +323,18 @@ def test_next_generation_waits_for_the_last_job_and_finds_what_agents_still_have
     assert start.spec.generation == 1
 
 
+def test_rows_that_an_agent_was_brought_and_does_not_find_are_brought_again() -> None:
+    play = Play()
+    play.asked()
+    brought(play, 1, 4, 4)
+    assert isinstance(play.state, fs.Cutting)
+    assert play.seen(world=None) == [], "the agent has failed"
+    play.seen(generation=1, world=world_of(2, 1))
+    play.spooled(4, generation=1)
+    (start,) = [a for a in play.seen({"began": 0}, {"began": 0}) if isinstance(a, fs.StartJob)]
+    assert start.spec.done == {0: ((0, 4),)}
+
+
 def test_rows_that_come_twice_are_freed_where_they_came_last() -> None:
     play = Play()
     _, start = play.asked()

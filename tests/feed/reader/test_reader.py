@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.channel import EndMark, FeedStart, Reclaim, Release, Reopened, Terminated
-from sparkdl.control.messages import EpochEnd, FeedHold
+from sparkdl.control.channel import EndMark, Reclaim, Release, Reopened, Terminated
+from sparkdl.control.messages import EpochEnd, FeedBegin, FeedHold
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader
@@ -194,7 +194,7 @@ def test_epoch_that_will_not_come_is_skipped() -> None:
         owner = it.reader.claim()
         taking = Running(lambda: it.reader.take(owner))
         it.rows(1, epoch=5)
-        it.reader.hear(FeedStart(FEED, 5))
+        it.reader.hear(FeedBegin(FEED, 5, 5))
         assert first_row(taking.result()) == 0
         it.end_epoch(5)
         it.reader.take(owner)
@@ -218,7 +218,7 @@ def test_repeats_that_were_announced_are_called_off() -> None:
         it.end_epoch(0)
         assert it.released == 1
         it.rows(1, epoch=3)
-        it.reader.hear(FeedStart(FEED, 3))
+        it.reader.hear(FeedBegin(FEED, 3, 3))
         assert first_row(taking.result()) == 1
 
 
@@ -337,7 +337,7 @@ def test_terminated_reader_reads_the_next_feeding_only() -> None:
         it.reader.hear(Reopened(FEED, 3))
         it.end_epoch(0)
         it.rows(1, epoch=3)
-        it.reader.hear(FeedStart(FEED, 3))
+        it.reader.hear(FeedBegin(FEED, 3, 3))
         assert first_row(taking.result()) == 2
 
 

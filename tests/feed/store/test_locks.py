@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.feed.store import budget, held, log, segment, spool, store
+from sparkdl.feed.store import held, log, segment, spool, store
 from sparkdl.feed.store.held import Appended, AppendRequest
 from sparkdl.feed.transfer import fetch
 from tests.doubles.feeds import FEED, SOON_S, LevelDriver, LocalNode, Running, numbers, values
 
-STORE = (budget, held, log, segment, spool, store)
+STORE = (held, log, segment, spool, store)
 
 
 @pytest.mark.parametrize("module", STORE, ids=lambda module: module.__name__)
@@ -28,7 +28,7 @@ def test_no_part_of_a_store_but_the_budget_has_a_lock(module: ModuleType) -> Non
     source = inspect.getsource(module)
     kinds = ("Lock", "RLock", "Condition", "Semaphore")
     found = [kind for kind in kinds if f"threading.{kind}(" in source]
-    assert found == (["Condition"] if module is budget else [])
+    assert found == (["Condition"] if module is held else [])
 
 
 class Noted(threading.Condition):
@@ -57,7 +57,7 @@ class Noted(threading.Condition):
 
 @pytest.fixture
 def _noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((budget, "store"), (fetch, "fetcher")):
+    for module, name in ((held, "store"), (fetch, "fetcher")):
         noted = SimpleNamespace(Condition=lambda name=name: Noted(name), Thread=threading.Thread)
         monkeypatch.setattr(module, "threading", noted)
     Noted.taken.clear()

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.deadline import Deadline
-from sparkdl.feed.store.budget import Budget
-from sparkdl.feed.store.held import Appended, AppendRequest
+from sparkdl.feed.store.held import Appended, AppendRequest, Budget
 from sparkdl.feed.store.log import EpochCount, Log, Provenance
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
 from tests.doubles.feeds import SOON_S, Running, noting, numbers

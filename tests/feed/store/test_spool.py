@@ -16,8 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sparkdl.control.messages import Lot
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
-from sparkdl.feed.store.budget import Use
-from sparkdl.feed.store.held import Appended, AppendRequest
+from sparkdl.feed.store.held import Appended, AppendRequest, Use
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import FEED, SOON_S, Running, noting, numbers

@@ -121,14 +121,28 @@ def test_connection_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -
         assert last_count(node).problem == ""
 
 
-def test_rows_that_are_not_there_are_a_problem_that_is_told() -> None:
+def test_rows_that_are_not_there_fail_their_holder_and_are_waited_for() -> None:
     with holder_and_fetcher() as (holder, node):
         spool(holder, 0)
         assign(node, holder.uri, grant(0, 0, 60), grant(1, 50, 10, 50))
-        node.wait_told(lambda _: last_count(node).problem != "")
-        problem = last_count(node).problem
-        assert problem.startswith("worker:1 cannot fetch rows from worker:0: rows 50 to 60")
-        assert node.rows_received == 60
+        assert until(lambda: bool(holder.lacking))
+        assert "rows 50 to 60 of segment 1" in holder.lacking[0]
+        node.wait_received(60)
+        assert (node.lacking, last_count(node).problem) == ([], "")
+
+
+def test_own_rows_that_are_not_there_fail_the_node_and_no_mark_goes_past_them() -> None:
+    with LocalNode(0) as node:
+        node.driver = None
+        spool(node, 0)
+        assign(node, "", grant(0, 0, 60), grant(1, 50, 10, 50))
+        node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, 0)))
+        node.call(lambda: None)
+        assert len(node.lacking) == 1
+        assert last_count(node).cut == -1
+        node.call(lambda: node.feeds.reopen(1))
+        node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, 0)))
+        node.wait_told(lambda _: last_count(node).cut == 0)
 
 
 def test_more_rows_than_there_is_memory_for_come_as_they_are_read() -> None:
