@@ -25,7 +25,8 @@ CSS = """
 :host { color: var(--text); font: 15px/1.45 system-ui, sans-serif; }
 .bk-clearfix { font: inherit; width: 100%; }
 h2 { font-size: 1em; display: inline; margin: 0 1em 0 0; }
-table { border-collapse: collapse; min-width: min(100%, 40em); } .scroll { overflow-x: auto; }
+table { border-collapse: collapse; min-width: min(100%, 40em); }
+.scroll { overflow-x: auto; margin-bottom: .6em; }
 th, td { text-align: left; vertical-align: top; padding: .3em 1.2em .3em 0;
   border-bottom: 1px solid var(--line); } th { color: var(--soft); font-weight: 500; }
 p { margin: .2em 0; } h2, p, .tiles div { overflow-wrap: anywhere; }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparkdl.driver.events import (
@@ -28,6 +28,8 @@ from sparkdl.driver.waits import Waited
 
 MAX_POINTS = 1000
 """Of a curve. At twice as many, every other point is dropped, so long runs need no more memory."""
+MAX_CURVES = 8
+"""Nodes; of more, no node has a curve of its memory: only the mean, the least and the most do."""
 _MAX_SPANS = 20_000
 _MAX_EVENTS = 1000
 _MAX_CLUSTERS = 20
@@ -171,8 +173,8 @@ class Samples:
         """Begin another generation, whose counts begin at 0."""
         self._recent.clear()
 
-    def add(self, event: Sampled) -> None:
-        """Take in a sample."""
+    def add(self, event: Sampled, names: Sequence[str] = ()) -> None:
+        """Take in a sample of the nodes of these names."""
         before, is_later = self.last, bool(self._recent)
         self.last = event
         self.waited.add(event.time_s, event.waited)
@@ -185,7 +187,7 @@ class Samples:
             now, then = _rows(event), _rows(before)
             for name, index in (("rows in", 0), ("rows used", 1)) if event.feeds else ():
                 values[name] = max(0.0, (now[index] - then[index]) / span_s)
-        self.series.add(event.time_s, {**values, **_values(event)})
+        self.series.add(event.time_s, {**values, **_values(event, names)})
 
     def left_s(self) -> float:
         """Return the seconds until the current call is read, by the last minute's rate, or NaN."""
@@ -279,7 +281,7 @@ class History:
             case Changed():
                 self._change(event)
             case Sampled():
-                self.samples.add(event)
+                self.samples.add(event, self.launched.nodes)
                 self._end_epochs(event)
                 for node_id, (state, step) in enumerate(
                     zip(event.states, event.steps, strict=True)
@@ -474,7 +476,7 @@ def _waiting(sample: Sampled) -> float:
     return statistics.fmean(known) if known else math.nan
 
 
-def _values(sample: Sampled) -> dict[str, float]:
+def _values(sample: Sampled, names: Sequence[str]) -> dict[str, float]:
     """Return a sample's points of the curves that need no earlier sample."""
     values: dict[str, float] = {}
     if steps := [step for step in sample.steps if step >= 0]:
@@ -483,6 +485,9 @@ def _values(sample: Sampled) -> dict[str, float]:
     for name in sample.load.keys() & _PLOTTED.keys():
         taken = zip(sample.load[name], sample.pids, strict=True)
         columns[name] = [_PLOTTED[name] * value if pid > 0 else None for value, pid in taken]
+        if name.endswith("_nbytes") and 1 < len(names) <= MAX_CURVES:
+            of_nodes = zip(names, columns[name], strict=True)
+            values |= {f"{node} {name}": value for node, value in of_nodes if value is not None}
     for name, column in columns.items():
         if found := [value for value in column if value is not None]:
             values[name] = statistics.fmean(found)
