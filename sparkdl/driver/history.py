@@ -52,8 +52,7 @@ class Series:
         self.columns: dict[str, list[float]] = {"time_s": []}
         self.version = 0
         """Changes when points have been dropped."""
-        self._every = 1
-        self._skipped = 0
+        self._every, self._skipped = 1, 0
 
     def add(self, time_s: float, values: Mapping[str, float]) -> None:
         """Append a point; a column that it does not have gets no value (NaN)."""
@@ -486,8 +485,7 @@ def _values(sample: Sampled, names: Sequence[str]) -> dict[str, float]:
         taken = zip(sample.load[name], sample.pids, strict=True)
         columns[name] = [_PLOTTED[name] * value if pid > 0 else None for value, pid in taken]
         if name.endswith("_nbytes") and 1 < len(names) <= MAX_CURVES:
-            of_nodes = zip(names, columns[name], strict=True)
-            values |= {f"{node} {name}": value for node, value in of_nodes if value is not None}
+            values |= {f"{n} {name}": v for n, v in zip(names, columns[name], strict=True) if v}
     for name, column in columns.items():
         if found := [value for value in column if value is not None]:
             values[name] = statistics.fmean(found)

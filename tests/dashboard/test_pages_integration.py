@@ -44,7 +44,7 @@ def browser() -> Iterator[Any]:
 
 
 def train(args: Any, ctx: sparkdl.NodeContext) -> None:
-    print(EVIL, flush=True)
+    print(*range(100), EVIL, sep="\n", flush=True)
     epochs = (ctx.batches(10) for _ in range(EPOCHS))
     steps = count()
     for step, batch in zip(steps, chain.from_iterable(epochs), strict=False):
@@ -94,6 +94,9 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
             assert page.title() == f"{name.capitalize()} · sparkdl"
         page.wait_for_selector(f"pre:has-text({EVIL!r})", timeout=WAIT_MS)
         assert page.title() == "Logs · sparkdl", "what a node prints is text"
+        log = page.locator(".log")
+        size = log.evaluate("log => [log.scrollHeight > log.clientHeight, log.scrollTop]")
+        assert size == [True, 0], "its last lines are seen: it scrolls from its end"
         look_at(page, "feed")
         page.wait_for_selector("td:text-is('2,400')", timeout=WAIT_MS)
         page.wait_for_selector("td:text-is('partitions that were fed')", timeout=WAIT_MS)
