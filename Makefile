@@ -68,6 +68,7 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 	@[ -z "$(TORCH)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt accelerate transformers
 	@touch $@
 
+demo: TF_CPP_MIN_LOG_LEVEL = 3  # as nodes leave, TensorFlow calls those that left first unreachable
 demo: setup  ## train a small model on a small cluster, here
 	@$(with_java) $(bin)/sparkdl demo $(ARGS)
 

@@ -22,7 +22,7 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedEr
 from sparkdl.core.links import docs_page
 from sparkdl.version import __version__
 
-_QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
+_QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 DEMO_MASTER = "local-cluster[2,2,1024]"
 _BESIDE = ("pyspark", "tensorflow", "tensorflow-cpu", "keras", "tf-keras", "torch", "lightning")
 _INTERRUPTED = 130  # as shells have it
@@ -311,18 +311,40 @@ def _version(_options: argparse.Namespace) -> int:
 def _demo(argv: list[str]) -> None:
     from sparkdl import demo
 
-    demo.parse(argv)  # mistakes and --help come before a cluster
+    args = demo.parse(argv)  # mistakes and --help come before a cluster
+    log = Path(args.model).with_name("spark.log")
+    demo.tell(f"a Spark cluster of two executors starts on this machine; its own messages: {log}")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for name, value in _QUIET_TENSORFLOW.items():
         os.environ.setdefault(name, value)
     from pyspark.sql import SparkSession
 
-    (
+    builder = (
         SparkSession.builder.master(DEMO_MASTER)
         .config("spark.ui.enabled", "false")
         .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.log.level", "ERROR")
         .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
     )
+    with _errors_of_children_in(log):
+        builder.getOrCreate()
     demo.main(argv)
+
+
+@contextmanager
+def _errors_of_children_in(file: Path) -> Iterator[None]:
+    """Have processes that start meanwhile write their errors into a file, for as long as they run.
+
+    After an exception the file is shown.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    terminal = os.dup(2)
+    try:
+        with file.open("wb") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    except BaseException:
+        os.write(terminal, file.read_bytes())
+        raise
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)

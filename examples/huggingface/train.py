@@ -4,7 +4,8 @@
 
 The model is a tiny BERT, made here, and the tokens are words: nothing is downloaded.
 
-Prints the accuracy `at first` and `at last`, the last above 0.9.
+Data: sentences about films, good or bad, made by the program. Prints the accuracy `at first` and
+`at last`, the last above 0.9.
 """
 
 from __future__ import annotations

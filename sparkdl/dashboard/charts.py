@@ -28,7 +28,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from sparkdl.dashboard.widgets import CSS, SOFT, duration, show_data, show_text, text_box
-from sparkdl.driver.history import TRAINING, History
+from sparkdl.driver.history import MAX_CURVES, TRAINING, History
 from sparkdl.driver.history import Span as NodeSpan
 
 _MS = 1000.0
@@ -56,29 +56,35 @@ _MANY = 40
 _MAX_HEIGHT = 480
 _PARTS = 10
 """Parts of a lane's height; two of them are space."""
-_PLOT_CSS = "@media (pointer: coarse) { :host { pointer-events: none; } }"
+_PLOT_CSS = """
+:host(:focus-visible) { outline: 2px solid var(--busy); outline-offset: -2px; border-radius: 4px; }
+@media (pointer: coarse) { :host { pointer-events: none; } }
+"""
 """A finger on a chart scrolls the page."""
 
 
 class TimeAxis:
     """The time axis, points and marks that all charts of a page share.
 
-    Dragging over a chart shows that time in all charts, until the reader chooses another.
+    Dragging over a chart, or pressing keys on it (`page.html`), shows that time in all charts,
+    until the reader chooses another.
     """
 
     def __init__(self) -> None:
         self.points = ColumnDataSource({"time_s": []})
         self.marks = ColumnDataSource({name: [] for name in ("x", "color", "dash", "what")})
-        self.windows = RadioButtonGroup(labels=list(_WINDOWS_S), active=0, stylesheets=[CSS])
+        self.windows = RadioButtonGroup(
+            name="windows", labels=list(_WINDOWS_S), active=0, stylesheets=[CSS]
+        )
         self.windows.on_change("active", self._choose)
-        self._range = Range1d(start=0, end=_MS)
+        self._range = Range1d(name="time", start=0, end=_MS, bounds=(0, _MS))
         self._shown = (0.0, _MS)
         self._clock = TimedeltaTickFormatter()
         self._cross = Span(dimension="height", line_color=SOFT, line_width=1, line_alpha=0.7)
         self._version = -1
 
-    def figure(self, height: int, **options: Any) -> Any:
-        """Return an empty figure over this axis."""
+    def figure(self, title: str, height: int, **options: Any) -> Any:
+        """Return an empty figure over this axis, which the keyboard reaches."""
         plot = figure(
             height=height,
             sizing_mode="stretch_width",
@@ -95,6 +101,11 @@ class TimeAxis:
             border_fill_color=None,
             outline_line_color=None,
             stylesheets=[_PLOT_CSS],
+            html_attributes={
+                "tabindex": "0",
+                "role": "application",
+                "aria-label": f"{title}, over time",
+            },
             **options,
         )
         plot.add_tools(CrosshairTool(overlay=self._cross, dimensions="height"))
@@ -122,8 +133,9 @@ class TimeAxis:
         show_data(self.marks, _marks(history))
         if (self._range.start, self._range.end) != self._shown:
             self.windows.active = None
+        end_s = max(1.0, history.now_s - history.launched.time_s)
+        self._range.bounds = (0, _MS * end_s)
         if self.windows.active is not None:
-            end_s = max(1.0, history.now_s - history.launched.time_s)
             clock = "%M:%S" if end_s < 3600 else "%H:%M:%S"
             self._clock.update(seconds=clock, minsec=clock, minutes=clock, hourmin=clock)
             window_s = list(_WINDOWS_S.values())[self.windows.active]
@@ -157,7 +169,7 @@ class Chart:
 
     Args:
         lines: columns of a history's series, and their labels. A single line is a mean, drawn with
-            a band from the lowest node to the highest.
+            a band from the lowest node to the highest, and with a thin curve for each of few nodes.
         unit: of the values, behind a space.
         is_from_zero: the axis begins there; otherwise, only if values are near it.
     """
@@ -178,12 +190,13 @@ class Chart:
         if unit == " %":
             self._range.end = 102
         kind = "log" if is_log else "linear"
-        plot = axis.figure(150, y_range=self._range, y_axis_type=kind)
+        self._plot = plot = axis.figure(title, 150, y_range=self._range, y_axis_type=kind)
         edges = [f"{which} {name}" for which in ("least", "most") for name in lines]
         for name in (*lines, *edges):
             if name not in axis.points.data:
                 axis.points.data[name] = [math.nan] * len(axis.points.data["time_s"])
         curves: list[Any] = []
+        self._points, self._nodes = axis.points, set[str]()
         for color, (name, label) in zip(_COLORS, lines.items(), strict=False):
             band = {"y1": f"least {name}", "y2": f"most {name}"}
             plot.varea("time_s", source=axis.points, color=color, alpha=0.22, **band)
@@ -191,15 +204,17 @@ class Chart:
             curves.append(curve)
         tips = [("", "$name $snap_y{0,0.[0000]}"), ("after", "$snap_x{%H:%M:%S}")]
         formatters: Any = {"$snap_x": "datetime"}
-        plot.add_tools(
-            HoverTool(renderers=curves, mode="vline", tooltips=tips, formatters=formatters)
+        self._hover = HoverTool(
+            renderers=curves, mode="vline", tooltips=tips, formatters=formatters
         )
+        plot.add_tools(self._hover)
         self.root = Column(self._head, plot, sizing_mode="stretch_width")
 
     def update(self, history: History) -> None:
         """Say how the curves stand."""
         columns = history.samples.series.columns
         self.root.visible = any(name in columns for name in self.lines)
+        self._draw_nodes(history)
         said, lowest, highest = [], math.inf, -math.inf
         for color, (name, label) in zip(_COLORS, self.lines.items(), strict=False):
             now = [_last(columns.get(f"{which}{name}", ())) for which in ("", "least ", "most ")]
@@ -215,6 +230,18 @@ class Chart:
         note = " <i>(logarithmic)</i>" if self.is_log else ""
         show_text(self._head, f"<h2>{escape(self._title)}{note}</h2> {' &ensp; '.join(said)}")
 
+    def _draw_nodes(self, history: History) -> None:
+        """Draw a thin curve for each node whose values the series holds."""
+        columns, (line, *_) = history.samples.series.columns, self.lines
+        for node in history.launched.nodes[:MAX_CURVES]:
+            name = f"{node} {line}"
+            if name in columns and name not in self._nodes:
+                self._nodes.add(name)
+                look: Any = {"color": _COLORS[0], "alpha": 0.6, "name": node}
+                self._plot.line("time_s", name, source=self._points, **look)
+                tips = [*self._hover.tooltips, (node, f"@{{{name}}}{{0,0.[0000]}}")]
+                self._hover.tooltips = tips
+
 
 class Stream:
     """Each node's phases over time: one lane a node, with a legend of the colors."""
@@ -227,7 +254,7 @@ class Stream:
         self._slow = ColumnDataSource({"y": [], "right": []})
         self._labels = ColumnDataSource({name: [] for name in ("x", "y", "align", "what")})
         self._range = Range1d(start=0, end=1)
-        self._plot = plot = axis.figure(100, y_range=self._range)
+        self._plot = plot = axis.figure("Nodes", 100, y_range=self._range)
         plot.ygrid.grid_line_color = None
         bar: Any = {"fill_color": "color", "line_color": None}
         lanes = plot.hbar("y", "height", "right", "left", source=self._bars, **bar)

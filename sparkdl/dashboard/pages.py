@@ -369,7 +369,7 @@ _NODE_COLUMNS = (
     Column("buffer", "Buffer", 60, _buffer, "0%"),
     Column("cores", "Cores", 55, _load("cores"), "0.0"),
     Column("memory", "Memory, GiB", 100, _load("memory_nbytes", 2**-30), "0,0.0"),
-    Column("gpu", "GPU", 45, _load("gpu"), "0%"),
+    Column("gpu", "GPU", 52, _load("gpu"), "0%"),
     Column("gpu_memory", "GPU, GiB", 70, _load("gpu_nbytes", 2**-30), "0,0.0"),
     Column("received", "In, MB/s", 75, _load("received_nbytes_s", 1e-6), "0,0.0"),
     Column("sent", "Out, MB/s", 80, _load("sent_nbytes_s", 1e-6), "0,0.0"),

@@ -25,7 +25,8 @@ CSS = """
 :host { color: var(--text); font: 15px/1.45 system-ui, sans-serif; }
 .bk-clearfix { font: inherit; width: 100%; }
 h2 { font-size: 1em; display: inline; margin: 0 1em 0 0; }
-table { border-collapse: collapse; min-width: min(100%, 40em); } .scroll { overflow-x: auto; }
+table { border-collapse: collapse; min-width: min(100%, 40em); }
+.scroll { overflow-x: auto; margin-bottom: .6em; }
 th, td { text-align: left; vertical-align: top; padding: .3em 1.2em .3em 0;
   border-bottom: 1px solid var(--line); } th { color: var(--soft); font-weight: 500; }
 p { margin: .2em 0; } h2, p, .tiles div { overflow-wrap: anywhere; }
@@ -40,7 +41,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.4 ui-monospac
   background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .6em;
   margin: .3em 0; max-height: 32em; overflow-y: auto; }
 .log { display: flex; flex-direction: column-reverse; max-height: 34em; overflow-y: auto; }
-.log pre { max-height: none; } summary { cursor: pointer; }
+.log pre { max-height: none; flex: none; } summary { cursor: pointer; }
 input, select, button, .bk-btn { background: var(--card) !important; color: var(--text) !important;
   border-color: var(--line) !important; } .bk-btn.bk-active { color: var(--busy) !important; }
 :focus-visible { outline: 2px solid var(--busy) !important; outline-offset: 1px; }

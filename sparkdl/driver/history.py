@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparkdl.driver.events import (
@@ -29,6 +29,8 @@ from sparkdl.driver.waits import Waited
 MAX_POINTS = 1000
 """Points of a curve. At twice as many, every other one is dropped: long runs need no more memory.
 """
+MAX_CURVES = 8
+"""Up to so many nodes have curves of their memory; more have their mean, least and most."""
 _MAX_SPANS = 20_000
 _MAX_EVENTS = 1000
 _MAX_CLUSTERS = 20
@@ -51,8 +53,7 @@ class Series:
         self.columns: dict[str, list[float]] = {"time_s": []}
         self.version = 0
         """Changes when points have been dropped."""
-        self._every = 1
-        self._skipped = 0
+        self._every, self._skipped = 1, 0
 
     def add(self, time_s: float, values: Mapping[str, float]) -> None:
         """Append a point; a column that it does not have gets no value (NaN)."""
@@ -172,8 +173,8 @@ class Samples:
         """Begin another generation, whose counts begin at 0."""
         self._recent.clear()
 
-    def add(self, event: Sampled) -> None:
-        """Take in a sample."""
+    def add(self, event: Sampled, names: Sequence[str] = ()) -> None:
+        """Take in a sample of the nodes of these names."""
         before, is_later = self.last, bool(self._recent)
         self.last = event
         self.waited.add(event.time_s, event.waited)
@@ -186,7 +187,7 @@ class Samples:
             now, then = _rows(event), _rows(before)
             for name, index in (("rows in", 0), ("rows used", 1)) if event.feeds else ():
                 values[name] = max(0.0, (now[index] - then[index]) / span_s)
-        self.series.add(event.time_s, {**values, **_values(event)})
+        self.series.add(event.time_s, {**values, **_values(event, names)})
 
     def left_s(self) -> float:
         """Return the seconds until the current call is read, by the last minute's rate, or NaN."""
@@ -280,7 +281,7 @@ class History:
             case Changed():
                 self._change(event)
             case Sampled():
-                self.samples.add(event)
+                self.samples.add(event, self.launched.nodes)
                 self._end_epochs(event)
                 for node_id, (state, step) in enumerate(
                     zip(event.states, event.steps, strict=True)
@@ -475,7 +476,7 @@ def _waiting(sample: Sampled) -> float:
     return statistics.fmean(known) if known else math.nan
 
 
-def _values(sample: Sampled) -> dict[str, float]:
+def _values(sample: Sampled, names: Sequence[str]) -> dict[str, float]:
     """Return a sample's points of the curves that need no earlier sample."""
     values: dict[str, float] = {}
     if steps := [step for step in sample.steps if step >= 0]:
@@ -484,6 +485,8 @@ def _values(sample: Sampled) -> dict[str, float]:
     for name in sample.load.keys() & _PLOTTED.keys():
         taken = zip(sample.load[name], sample.pids, strict=True)
         columns[name] = [_PLOTTED[name] * value if pid > 0 else None for value, pid in taken]
+        if name.endswith("_nbytes") and 1 < len(names) <= MAX_CURVES:
+            values |= {f"{n} {name}": v for n, v in zip(names, columns[name], strict=True) if v}
     for name, column in columns.items():
         if found := [value for value in column if value is not None]:
             values[name] = statistics.fmean(found)

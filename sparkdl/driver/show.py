@@ -36,6 +36,8 @@ _MAX_LINES = 20
 """Lines of the table: up to so many nodes are all shown."""
 _SOME = 3
 _GIB = 1 << 30
+_NARROW, _WITHOUT_RATE = 90, "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+"""In fewer columns a bar has no room for the rate beside the loss."""
 
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _LEFT = ' style="text-align:left"'
@@ -310,6 +312,8 @@ class FeedBar:
                 begun_s = bar.start_t
                 bar.reset(total)
                 bar.start_t = begun_s
+        if bar.total and not hasattr(bar, "container"):
+            bar.bar_format = _WITHOUT_RATE if bar.ncols and bar.ncols < _NARROW else None
         # The rate is that of the rows since the bar began, without those of an earlier run.
         bar.initial = min(bar.initial, rows_read) if self._is_begun else rows_read
         bar.n, self._is_begun = rows_read, True

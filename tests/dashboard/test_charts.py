@@ -12,6 +12,7 @@ from sparkdl.driver import events
 from sparkdl.driver.history import History
 
 pytest.importorskip("bokeh")
+from bokeh.models import Line
 
 from sparkdl.dashboard.charts import Chart, Stream, TimeAxis
 
@@ -81,7 +82,7 @@ def test_all_charts_of_a_page_have_one_axis_of_time_and_as_much_room_beside_them
 
 def test_time_that_a_reader_has_zoomed_to_stays_until_another_is_chosen() -> None:
     axis, made = TimeAxis(), history()
-    shown = axis.figure(100).x_range
+    shown = axis.figure("Step", 100).x_range
     axis.update(made)
     shown.update(start=2000, end=3000)
     for second in (100.0, 101.0):
@@ -105,6 +106,28 @@ def test_chart_says_the_mean_and_the_spread_of_the_nodes() -> None:
     assert "&lt;b&gt;loss" in said
     assert "mean of the nodes <b>3</b> <i>(2 to 4)</i>" in said
     assert axis.points.data["most metric loss"][-1] == 4.0
+
+
+@pytest.mark.parametrize(("size", "curves"), [(1, 1), (2, 3), (8, 9), (9, 1), (1000, 1)])
+def test_memory_of_few_nodes_is_a_curve_each_and_of_many_the_mean_and_the_spread(
+    size: int, curves: int
+) -> None:
+    axis, made = TimeAxis(), History("c", 0.0)
+    made.add(events.Launched("c", 0.0, "plain", tuple(f"worker:{n}" for n in range(size))))
+    chart = Chart(axis, "Memory of a node", {"memory_nbytes": "mean"}, " GiB")
+    for second in range(2, 5):
+        load = {"memory_nbytes": [2.0**30 * (number + 1) for number in range(size)]}
+        made.add(sample(second, [1.0] * size, load=load))
+        axis.update(made)
+        chart.update(made)
+    lines = [each for each in chart.root.children[1].renderers if isinstance(each.glyph, Line)]
+    assert len(lines) == curves
+    named = {line.name: axis.points.data[line.glyph.y] for line in lines}
+    assert named["mean"] == [(size + 1) / 2] * 3
+    if curves > 1:
+        assert named[f"worker:{size - 1}"] == [size] * 3
+    held = [name for name in made.samples.series.columns if name.startswith("worker:")]
+    assert len(held) == curves - 1
 
 
 def test_band_of_the_nodes_has_no_width_where_attempts_are_apart() -> None:

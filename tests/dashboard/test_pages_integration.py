@@ -44,7 +44,7 @@ def browser() -> Iterator[Any]:
 
 
 def train(args: Any, ctx: sparkdl.NodeContext) -> None:
-    print(EVIL, flush=True)
+    print(*range(100), EVIL, sep="\n", flush=True)
     epochs = (ctx.batches(10) for _ in range(EPOCHS))
     steps = count()
     for step, batch in zip(steps, chain.from_iterable(epochs), strict=False):
@@ -94,6 +94,9 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
             assert page.title() == f"{name.capitalize()} · sparkdl"
         page.wait_for_selector(f"pre:has-text({EVIL!r})", timeout=WAIT_MS)
         assert page.title() == "Logs · sparkdl", "what a node prints is text"
+        log = page.locator(".log")
+        size = log.evaluate("log => [log.scrollHeight > log.clientHeight, log.scrollTop]")
+        assert size == [True, 0], "its last lines are seen: it scrolls from its end"
         look_at(page, "feed")
         page.wait_for_selector("td:text-is('2,400')", timeout=WAIT_MS)
         page.wait_for_selector("td:text-is('partitions that were fed')", timeout=WAIT_MS)
@@ -126,7 +129,7 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
 def record(folder: Path) -> None:
     """Write the record of a run in which the second of two nodes raised."""
     places = tuple(events.Place(node_id, node_id, "host") for node_id in range(2))
-    load = {"cores": [1.0, 1.0], "memory_nbytes": [2.0**30] * 2}
+    load = {"cores": [1.0, 1.0], "memory_nbytes": [2.0**30, 2.0**31]}
     metrics: dict[str, list[float | None]] = {"loss": [0.5, 0.25], "balance": [-1.0, 0.0]}
     about = ["in map_fun"] * 2, [7, 8], [5, 5], metrics
     headline = "worker:1 (rank 1, pid 8) on host raised ValueError: no such column: price"
@@ -144,6 +147,44 @@ def record(folder: Path) -> None:
 def titles(page: Any) -> list[str]:
     """Return the titles of the metrics' charts, which say the kind of axis."""
     return page.locator("h2:text-matches('loss|balance')").all_inner_texts()  # type: ignore[no-any-return]
+
+
+def time_shown(page: Any) -> list[int]:
+    """Return the milliseconds where the charts begin and end."""
+    time = "Bokeh.documents[0].get_model_by_name('time')"
+    return [round(ms) for ms in page.evaluate(f"[{time}.start, {time}.end]")]
+
+
+def check_keys_move_in_time(page: Any) -> None:
+    """Go to a chart of a run of 6.1 s by the key Tab, and press its keys."""
+    chart = page.locator(".bk-Figure").first
+    page.focus("button:has-text('Last minute')")
+    page.keyboard.press("ArrowRight")
+    assert time_shown(page) == [0, 6100], "the keys of a chart are those of a chart"
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if "over time" in (page.evaluate(FOCUSED) or ""):
+            break
+    assert chart.evaluate("chart => getComputedStyle(chart).outlineStyle") == "solid"
+    seen = []
+    for key in ("+", "ArrowLeft", "ArrowRight", "ArrowRight", "ArrowRight", "-", "+", "Escape"):
+        page.keyboard.press(key)
+        seen.append(time_shown(page))
+    first, *_, last = seen
+    assert first == [1525, 4575]
+    assert seen[1:5] == [[915, 3965], [1525, 4575], [2135, 5185], [2745, 5795]]
+    assert seen[5:7] == [[0, 6100], [1525, 4575]]
+    assert last == [0, 6100]
+    page.keyboard.press("+")
+    page.wait_for_timeout(2500)  # the server looks every second
+    assert time_shown(page) == [1525, 4575], "it stays"
+    page.keyboard.press("0")
+    page.wait_for_selector("button.bk-active:has-text('Whole run')", timeout=WAIT_MS)
+
+
+FOCUSED = """(() => { let at = document.activeElement;
+  while (at?.shadowRoot?.activeElement) at = at.shadowRoot.activeElement;
+  return at?.getAttribute("aria-label"); })()"""
 
 
 @pytest.mark.timeout(120)
@@ -167,6 +208,7 @@ def test_recorded_run_that_failed_is_looked_at_with_the_keyboard(
             page.keyboard.press("Enter")
             page.wait_for_selector("h2:has-text('loss (logarithmic)')", timeout=WAIT_MS)
             assert titles(page) == ["loss (logarithmic)", "balance"], "a log of 0 is none"
+            check_keys_move_in_time(page)
             page.keyboard.press("4")
             page.wait_for_selector("p:has-text('A recorded run keeps no log')", timeout=WAIT_MS)
             page.click("summary:has-text('no such column: price')")

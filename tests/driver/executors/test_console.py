@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import struct
-import subprocess
-import sys
-import termios
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +13,7 @@ from pyspark import InheritableThread
 from sparkdl.core.jobs import named_jobs
 from sparkdl.driver.executors.console import ConsoleBar
 from tests.doubles.gates import Gate
-from tests.doubles.screen import on_screen
+from tests.doubles.screen import on_screen, written_by
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,18 +83,9 @@ spark.stop()
 @pytest.mark.deep  # a JVM of its own, whose standard error is a terminal
 @pytest.mark.spark
 def test_on_a_terminal_each_line_stands_alone() -> None:
-    main, side = pty.openpty()
-    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    command = [sys.executable, "-c", PROGRAM]
-    program = subprocess.Popen(command, stdin=side, stdout=side, stderr=side)
-    os.close(side)
-    written = b""
-    with open(main, "rb", buffering=0) as terminal, suppress(OSError):  # which is its end
-        while data := terminal.read(65536):
-            written += data
-    assert program.wait() == 0
-    assert b"[Stage" not in written, "all jobs are ours"
-    lines = on_screen(written.decode())
+    written = written_by(PROGRAM, 100)
+    assert "[Stage" not in written, "all jobs are ours"
+    lines = on_screen(written)
     told = [line for line in lines if "trains on" in line or "of the program" in line]
     assert set(told) == {"[worker:0] trains on", "[worker:1] trains on", "of the program"}
     assert sum("feed 'input': " in line and "1000" in line for line in lines) == 2, lines
