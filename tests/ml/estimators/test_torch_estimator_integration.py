@@ -21,11 +21,12 @@ from sparkdl import LightningEstimator, TorchEstimator, TorchModel
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators import training
 from tests.doubles import sessions
+from tests.doubles.lazy import Lazy
 from tests.doubles.sessions import SparkSessions
 from tests.ml.torch_fits import line, net
 from tests.ml.torch_models import two_in_two_out
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+torch: Any = Lazy("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("spark_ml"), pytest.mark.timeout(400)]
 
 loose: Any = TorchEstimator

@@ -12,10 +12,11 @@ import pytest
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark.common.store import FilesystemStore, LocalStore
 from tests.doubles.labs import Lab, lab
+from tests.doubles.lazy import Lazy, needs
 from tests.horovod.spark.common.linear import WEIGHTS, InLab, InThisProcess, fill
 
-pytestmark = pytest.mark.torch
-lightning = pytest.importorskip("lightning.pytorch")
+pytestmark = [pytest.mark.torch, needs("lightning")]
+lightning: Any = Lazy("lightning.pytorch")
 
 
 @pytest.fixture(scope="module")
