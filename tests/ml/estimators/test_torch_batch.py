@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,6 @@ pytestmark = [pytest.mark.torch]
 LOGITS = [[2.0, -1.0, 0.5], [0.0, 1.0, 3.0], [1.0, 1.0, -2.0], [0.0, 0.5, 0.0]]
 CLASSES = [0.0, 2.0, 1.0, 1.0]
 WEIGHTS = [1.0, 0.0, 2.0, 0.5]
-
-
-@pytest.fixture(autouse=True)
-def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PyTorch's optimizers set it in the environment where it is not set."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
 
 
 def t(values: Any, dtype: Any = None) -> Any:

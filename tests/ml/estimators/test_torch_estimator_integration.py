@@ -33,12 +33,6 @@ loose: Any = TorchEstimator
 """It, to be given what a type checker refuses."""
 
 
-@pytest.fixture(autouse=True)
-def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PyTorch's optimizers set it in the environment where it is not set."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
-
-
 @pytest.fixture(scope="module")
 def points(spark_sessions: SparkSessions) -> DataFrame:
     """Columns `a`, `b`, `label` (double, 0 to 2), `held`, `sample_weight`."""
@@ -170,9 +164,8 @@ def test_fits_at_once_have_models_of_their_own(points: DataFrame) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_lightning_module_is_fitted_as_it_is(
-    spark_ml: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
+    spark_ml: SparkSession, tmp_path: Path, nodes: int
 ) -> None:
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     rows = spark_ml.range(64, numPartitions=2).selectExpr(
         "array(id / 64, 1d, 0d) as features", "id / 32 as label", "id % 4 = 0 as held"
     )

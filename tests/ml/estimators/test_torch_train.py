@@ -25,12 +25,6 @@ torch: Any = Lazy("torch")
 pytestmark = [pytest.mark.torch]
 
 
-@pytest.fixture(autouse=True)
-def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PyTorch's optimizers set it in the environment where it is not set."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
-
-
 class Alone:
     """The context of a node without others, whose feeds are batches in memory."""
 
