@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 _IMPORT_ALL = """
@@ -16,6 +18,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
 """
 
 
+@pytest.mark.deep  # no benchmark is part of what users install
 def test_every_benchmark_imports_what_it_needs() -> None:
     """Each as `make` runs it: with its own folder and the repository on the path."""
     done = subprocess.run(

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, RemovedModuleError
+from tests.doubles.lazy import needs
 from tests.doubles.nodes import launch
 
 if TYPE_CHECKING:
     from sparkdl import NodeContext
 
-pytestmark = pytest.mark.torch
-pytest.importorskip("transformers")
+pytestmark = [pytest.mark.torch, needs("transformers")]
 _SOON_S = 200.0
 ROWS = 96
 

@@ -53,8 +53,8 @@ def _asked() -> list[str]:
 
 
 def _is_tensorflow(name: str) -> bool:
-    """Sorts it behind the others: its symbols crash a later import of Triton, which PyTorch has
-    on GPUs (https://github.com/tensorflow/tensorflow/issues/124205)."""
+    # Sorts it last: its symbols crash a later import of Triton, which PyTorch for GPUs brings
+    # (https://github.com/tensorflow/tensorflow/issues/124205).
     return name.partition(".")[0] == "tensorflow"
 
 

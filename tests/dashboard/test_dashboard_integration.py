@@ -25,10 +25,11 @@ from sparkdl.driver.events import Changed, Sampled, event_of
 from sparkdl.driver.options import Observe
 from sparkdl.driver.view import View, sampled
 from tests.doubles.gates import Gate
+from tests.doubles.lazy import needs
 from tests.doubles.nodes import SOON_S, launch
 from tests.doubles.programs import output_of
 
-pytest.importorskip("bokeh")
+pytestmark = needs("bokeh")
 
 
 @pytest.fixture

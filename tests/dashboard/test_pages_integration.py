@@ -23,12 +23,14 @@ from scripts import chromium
 from sparkdl import Observe
 from sparkdl.driver import events
 from sparkdl.driver.dashboard import end_dashboard
+from tests.doubles.lazy import needs
 from tests.doubles.nodes import launch, processes
 from tests.doubles.sessions import free_port, wait_for_server
 
-pytest.importorskip("bokeh")
-pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.skipif(chromium.find() is None, reason="there is no Chromium")
+pytestmark = [
+    needs("bokeh", "playwright"),
+    pytest.mark.skipif(chromium.find() is None, reason="there is no Chromium"),
+]
 
 EPOCHS = 3
 EVIL = "<img src=x onerror=\"document.title='stolen'\"> <b>bold</b>"

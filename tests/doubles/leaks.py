@@ -56,6 +56,7 @@ ALLOWED = (  # kind, pattern (fnmatch) of its description, why it is no leak
     ("environment variable", "HDF5_PLUGIN_PATH", "set when h5py is imported, by Keras"),
     ("environment variable", "KMP_*", "set when an OpenMP is loaded"),
     ("environment variable", "TORCHINDUCTOR_*", "set when PyTorch's compiler is imported"),
+    ("environment variable", "PYTORCH_NVML_*", "set when Lightning is imported"),
     ("environment variable", "TPU_*", "set when TensorFlow or JAX is imported"),
 )
 ALLOWED_WITH_SPARK = (

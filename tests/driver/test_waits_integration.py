@@ -245,6 +245,12 @@ def train_in_step(args: tuple[str, str], ctx: NodeContext) -> None:
     ctx.barrier()
 
 
+IN_STEP: dict[str, Any] = {
+    "recovery": Recovery(hang_timeout_s=30),
+    "feeding": Feeding(fed=False),
+}
+
+
 @pytest.fixture
 def short_minute(monkeypatch: pytest.MonkeyPatch) -> float:
     """Return how many seconds what is otherwise a minute takes now."""
@@ -267,12 +273,7 @@ def test_node_that_the_others_wait_for_in_each_step_is_named(
     framework: str, delay: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     end = tmp_path / "end"
-    options = {
-        "framework": framework,
-        "recovery": Recovery(hang_timeout_s=30),
-        "feeding": Feeding(fed=False),
-    }
-    with launch(train_in_step, (str(end), delay), 2, **options) as cluster:
+    with launch(train_in_step, (str(end), delay), 2, framework=framework, **IN_STEP) as cluster:
         text = "the others wait for worker:1 (rank 1) in collectives"
         assert looked(
             lambda: text in caplog.text or "Running" not in cluster.status(), within_s=120.0
@@ -300,12 +301,7 @@ def test_nobody_is_named_where_nodes_are_level(
     framework: str, tmp_path: Path, short_minute: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     end = tmp_path / "end"
-    options = {
-        "framework": framework,
-        "recovery": Recovery(hang_timeout_s=30),
-        "feeding": Feeding(fed=False),
-    }
-    with launch(train_in_step, (str(end), "nothing"), 2, **options) as cluster:
+    with launch(train_in_step, (str(end), "nothing"), 2, framework=framework, **IN_STEP) as cluster:
         look_at = cluster._controller.look
         assert looked(
             lambda: len(look_at(lambda view: view.waits.shares(in_step(view.state)))) == 2

@@ -78,9 +78,7 @@ def starting_line(text: str, script: str) -> re.Match[str]:
     return found
 
 
-TRAINS_FROM_RECORDS = Example(
-    "tfrecords/train.py", "tensorflow", "training accuracy > 0.8", small="--nodes=1 --epochs=4"
-)
+TRAINS_FROM_RECORDS = Example("tfrecords/train.py", "tensorflow", "training accuracy > 0.8")
 ALL = (
     Example("digits/train.py", "tensorflow", "test accuracy > 0.9"),
     Example("segmentation/single.py", "tensorflow", "over union > 0.6", "--images=1000"),
@@ -177,7 +175,6 @@ def here(
     def run(script: str, options: list[str]) -> str:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [script, *options])
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # else PyTorch sets it
         monkeypatch.setattr(SparkSession, "stop", lambda self: None)  # it is that of all tests
         runpy.run_path(str(EXAMPLES / script), run_name="__main__")
         return capsys.readouterr().out

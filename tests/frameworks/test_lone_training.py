@@ -85,6 +85,7 @@ def test_fit_on_several_nodes_without_a_strategy_is_an_error() -> None:
         cluster.results(60)
 
 
+@pytest.mark.deep  # how nodes are counted: tests/driver/test_collect.py
 @pytest.mark.tensorflow
 def test_fit_on_one_of_several_nodes_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
     with launch(fit, "first", framework="tensorflow") as cluster:
@@ -109,7 +110,11 @@ def connect(library: str, ctx: NodeContext) -> None:
 
 
 @pytest.mark.parametrize(
-    "library", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "jax")]
+    "library",
+    [
+        pytest.param("torch", marks=pytest.mark.torch),
+        pytest.param("jax", marks=[pytest.mark.jax, pytest.mark.deep]),
+    ],
 )
 def test_failure_of_code_of_another_framework_says_which_to_launch_with(library: str) -> None:
     advice = f"framework='plain': this code finds .*framework='{library}'"

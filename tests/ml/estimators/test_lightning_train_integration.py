@@ -23,7 +23,7 @@ from tests.doubles.nodes import launch
 from tests.ml.torch_fits import DATA, ROWS, SEED, alone, line, net, weights_of
 
 pytestmark = [
-    *(pytest.mark.torch, pytest.mark.timeout(300)),
+    *(pytest.mark.torch, pytest.mark.deep, pytest.mark.timeout(300)),
     pytest.mark.skipif(
         not (find_spec("lightning") and find_spec("pytorch_lightning")),
         reason="PyTorch Lightning is not installed",
@@ -47,14 +47,6 @@ def task(weighted: bool = False, **fields: Any) -> LightningTask:
     return LightningTask(columns=columns, name="fit", **given)
 
 
-@pytest.fixture(autouse=True)
-def torch_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PyTorch and Lightning set them in the environment where they are not set."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-
-
-@pytest.mark.deep
 def test_trainer_trains_as_the_module_alone_and_its_logs_are_the_history(nodes: Lab) -> None:
     nodes.begin(train_by_lightning, task(validates=True, weighted=True))
     validating = nodes.cluster.feed_async(SAME[:8], epochs=EPOCHS, feed="validation")
@@ -71,7 +63,6 @@ def test_trainer_trains_as_the_module_alone_and_its_logs_are_the_history(nodes: 
     assert all(map(partial(np.allclose, atol=1e-4), found, weights))
 
 
-@pytest.mark.deep
 def test_killed_node_costs_no_row_and_no_epoch(tmp_path: Path) -> None:
     marker = tmp_path / "died"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,19 +17,14 @@ from sparkdl.ml.estimators.torch_batch import (
     naming,
     optimizer_of,
 )
+from tests.doubles.lazy import Lazy
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+torch: Any = Lazy("torch")
 pytestmark = [pytest.mark.torch]
 
 LOGITS = [[2.0, -1.0, 0.5], [0.0, 1.0, 3.0], [1.0, 1.0, -2.0], [0.0, 0.5, 0.0]]
 CLASSES = [0.0, 2.0, 1.0, 1.0]
 WEIGHTS = [1.0, 0.0, 2.0, 0.5]
-
-
-@pytest.fixture(autouse=True)
-def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PyTorch's optimizers set it in the environment where it is not set."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
 
 
 def t(values: Any, dtype: Any = None) -> Any:
@@ -50,15 +44,16 @@ def of_reduction(output: Any, label: Any, reduction: str = "mean") -> Any:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "make",
     [
-        *("CrossEntropyLoss", "crossentropyloss", "cross_entropy"),
-        *(torch.nn.CrossEntropyLoss, torch.nn.CrossEntropyLoss()),
-        *(torch.nn.functional.cross_entropy, by_hand, of_reduction),
+        *(lambda: "CrossEntropyLoss", lambda: "crossentropyloss", lambda: "cross_entropy"),
+        *(lambda: torch.nn.CrossEntropyLoss, lambda: torch.nn.CrossEntropyLoss()),
+        *(lambda: torch.nn.functional.cross_entropy, lambda: by_hand, lambda: of_reduction),
     ],
-    ids=lambda given: getattr(given, "__name__", str(given)),
+    ids=["class", "lower case", "function", "type", "module", "callable", "by hand", "reduction"],
 )
-def test_loss_is_the_mean_over_the_rows_of_what_each_weighs(given: Any) -> None:
+def test_loss_is_the_mean_over_the_rows_of_what_each_weighs(make: Any) -> None:
+    given = make()
     loss = loss_of(given)
     label = fitted_label(loss, t(LOGITS), t(CLASSES, torch.float64), "y")
     expected = cross_entropy()
@@ -74,12 +69,15 @@ def test_loss_is_the_mean_over_the_rows_of_what_each_weighs(given: Any) -> None:
         ("MSE", "loss: PyTorch has no 'MSE'; did you mean 'MSELoss'"),
         ("cross_entropi", "did you mean 'cross_entropy'"),
         (7, "loss=7: give a name of torch.nn, a module, or function"),
-        (torch.nn.MSELoss(reduction="sum"), "a sum over the rows .* Give it reduction='mean'"),
+        (
+            lambda: torch.nn.MSELoss(reduction="sum"),
+            "a sum over the rows .* Give it reduction='mean'",
+        ),
     ],
 )
 def test_what_is_no_loss_is_refused(given: Any, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        loss_of(given)
+        loss_of(given() if callable(given) else given)
 
 
 def test_weights_need_the_loss_of_each_row() -> None:

@@ -21,21 +21,16 @@ from sparkdl import LightningEstimator, TorchEstimator, TorchModel
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators import training
 from tests.doubles import sessions
+from tests.doubles.lazy import Lazy
 from tests.doubles.sessions import SparkSessions
 from tests.ml.torch_fits import line, net
 from tests.ml.torch_models import two_in_two_out
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+torch: Any = Lazy("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("spark_ml"), pytest.mark.timeout(400)]
 
 loose: Any = TorchEstimator
 """It, to be given what a type checker refuses."""
-
-
-@pytest.fixture(autouse=True)
-def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PyTorch's optimizers set it in the environment where it is not set."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +164,8 @@ def test_fits_at_once_have_models_of_their_own(points: DataFrame) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_lightning_module_is_fitted_as_it_is(
-    spark_ml: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
+    spark_ml: SparkSession, tmp_path: Path, nodes: int
 ) -> None:
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     rows = spark_ml.range(64, numPartitions=2).selectExpr(
         "array(id / 64, 1d, 0d) as features", "id / 32 as label", "id % 4 = 0 as held"
     )

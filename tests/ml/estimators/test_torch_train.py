@@ -17,17 +17,12 @@ from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.estimators.torch_train import TorchTask, Watch, train
 from sparkdl.ml.scoring.torch import module_content, module_of
+from tests.doubles.lazy import Lazy
 from tests.ml.torch_fits import SEED, X, Y, alone, net, weights_of
 from tests.ml.torch_models import named, two_in_two_out
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+torch: Any = Lazy("torch")
 pytestmark = [pytest.mark.torch]
-
-
-@pytest.fixture(autouse=True)
-def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PyTorch's optimizers set it in the environment where it is not set."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
 
 
 class Alone:

@@ -46,12 +46,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield found
 
 
-@pytest.fixture(autouse=True)
-def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PyTorch's optimizers set it in the environment where it is not set."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
-
-
 def task(weighted: bool = False, **fields: Any) -> TorchTask:
     columns = Columns({"x": ""}, {"y": ""}, "w" if weighted else None)
     given = {"made": net, "batch_size": ALL, "epochs": EPOCHS, "loss": "MSELoss", **fields}

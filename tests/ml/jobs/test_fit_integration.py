@@ -40,12 +40,6 @@ def data(spark_ml: SparkSession) -> DataFrame:
     return data_of(spark_ml)
 
 
-@pytest.fixture(autouse=True)
-def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PyTorch's optimizers set it in the environment where it is not set."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
-
-
 def alone(optimizer_fn: Any, epochs: int, sizes: tuple[int, ...] = SIZES) -> list[Any]:
     """Train in this process on the very mini-batches that the partitions make together."""
     import torch

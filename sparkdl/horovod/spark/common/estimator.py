@@ -267,7 +267,7 @@ class HorovodModel(Model, ModelParams, _Saved):
 
 
 def _losses(history: Any) -> list[float]:
-    """Return the losses by epoch in a history of Keras or PyTorch; Lightning's has the last ones."""
+    """Return the losses by epoch of Keras or PyTorch; Lightning's history has the last values."""
     if isinstance(history, Mapping):
         losses = history.get("loss", ())
         return list(losses) if isinstance(losses, (list, tuple)) else [losses]

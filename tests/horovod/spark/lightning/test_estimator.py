@@ -12,10 +12,11 @@ import pytest
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark.common.store import FilesystemStore, LocalStore
 from tests.doubles.labs import Lab, lab
+from tests.doubles.lazy import Lazy, needs
 from tests.horovod.spark.common.linear import WEIGHTS, InLab, InThisProcess, fill
 
-pytestmark = pytest.mark.torch
-lightning = pytest.importorskip("lightning.pytorch")
+pytestmark = [pytest.mark.torch, pytest.mark.deep, needs("lightning")]
+lightning: Any = Lazy("lightning.pytorch")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,6 @@ def estimator(place: FilesystemStore, **options: Any) -> Any:
     return TorchEstimator(**given)
 
 
-@pytest.mark.deep
 def test_training_learns_and_leaves_its_files(
     nodes: Lab, store: FilesystemStore, tmp_path: Path
 ) -> None:
@@ -92,7 +92,6 @@ def test_training_learns_and_leaves_its_files(
     assert saved["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.05)
 
 
-@pytest.mark.deep
 def test_run_with_a_checkpoint_is_continued(nodes: Lab, store: FilesystemStore) -> None:
     options = {"backend": InLab(nodes), "shuffle": False}
     estimator(store, **options).fit_on_parquet()
@@ -103,7 +102,6 @@ def test_run_with_a_checkpoint_is_continued(nodes: Lab, store: FilesystemStore) 
     assert second.getHistory()["train_loss"] == pytest.approx(at_once.getHistory()["train_loss"])
 
 
-@pytest.mark.deep
 def test_plain_module_trains_as_well(nodes: Lab, store: FilesystemStore) -> None:
     import torch
 
@@ -122,7 +120,6 @@ def test_plain_module_trains_as_well(nodes: Lab, store: FilesystemStore) -> None
     assert np.allclose(model.getModel().weight.detach().numpy(), WEIGHTS, atol=0.2)
 
 
-@pytest.mark.deep
 def test_loss_that_is_no_number_ends_the_training(nodes: Lab, store: FilesystemStore) -> None:
     made = estimator(store, backend=InLab(nodes), model=linear(is_broken=True))
     made.setTerminateOnNan(True)
