@@ -122,7 +122,8 @@ def test_memory_of_few_nodes_is_a_curve_each_and_of_many_the_mean_and_the_spread
         made.add(sample(second, [1.0] * size, load=load))
         axis.update(made)
         chart.update(made)
-    lines = [each for each in chart.root.children[1].renderers if type(each.glyph).__name__ == "Line"]
+    drawn = chart.root.children[1].renderers
+    lines = [each for each in drawn if type(each.glyph).__name__ == "Line"]
     assert len(lines) == curves
     named = {line.name: axis.points.data[line.glyph.y] for line in lines}
     assert named["mean"] == [(size + 1) / 2] * 3
