@@ -75,7 +75,11 @@ def fit(args: None, ctx: NodeContext) -> dict[str, Any]:
         return model
 
     for way in WAYS:
-        pad = {"number": {"tokens": LONGEST + 2}, "longest": {"tokens": None}}.get(way)
+        pads: dict[str, dict[str, int | None]] = {
+            "number": {"tokens": LONGEST + 2},
+            "longest": {"tokens": None},
+        }
+        pad = pads.get(way)
         x = ["tokens", "tokens.mask"] if pad else "tokens"
         data = ctx.dataset(ROWS // 2, x=x, y="y", feed=way, pad=pad)
         if way == "map":
@@ -88,7 +92,7 @@ def fit(args: None, ctx: NodeContext) -> dict[str, Any]:
         compiled().fit(ragged, verbose=0)
     total, n = 0, 0
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def step(batch: Any) -> Any:
         def of_replica(tokens: Any, y: Any) -> Any:
             assert isinstance(tokens, tf.RaggedTensor)

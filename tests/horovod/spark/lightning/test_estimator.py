@@ -34,7 +34,7 @@ def linear(**options: Any) -> Any:
     """Return a module that is made here, so that it travels by value."""
     import torch
 
-    class Linear(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Linear(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
