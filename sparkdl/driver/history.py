@@ -27,8 +27,7 @@ from sparkdl.driver.events import (
 from sparkdl.driver.waits import Waited
 
 MAX_POINTS = 1000
-"""Points of a curve. At twice as many, every other one is dropped: long runs need no more memory.
-"""
+"""Points of a curve. At twice as many, every other one is dropped: memory stays bounded."""
 MAX_CURVES = 8
 """Up to so many nodes have curves of their memory; more have their mean, least and most."""
 _MAX_SPANS = 20_000
