@@ -142,7 +142,7 @@ def _unknown(node: ast.ImportFrom) -> Iterator[str]:
     if module.partition(".")[0] in FACES:
         yield from _missing(module)
         if path := _file(module):
-            source = path.read_text(encoding="utf-8")
+            source = _names_in(path)
             for name in (alias.name for alias in node.names):
                 is_there = _file(f"{module}.{name}") or re.search(rf"\b{name}\b", source)
                 if name != "*" and not is_there:
@@ -165,6 +165,15 @@ def _of_a_namesake(module: str, names: Sequence[str]) -> Iterator[str]:
                     advise(f"{module}.{name}")
             except ImportError as error:
                 yield str(error)
+
+
+def _names_in(path: Path) -> str:
+    """Return the source of a module, and of the one that makes Horovod's callbacks for it."""
+    source = path.read_text(encoding="utf-8")
+    if "callback_named" in source:
+        callbacks = _PACKAGE / "horovod" / "keras" / "callbacks.py"
+        source += callbacks.read_text(encoding="utf-8")
+    return source
 
 
 def _missing(module: str) -> Iterator[str]:

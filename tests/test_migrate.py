@@ -86,6 +86,10 @@ def test_second_run_changes_nothing_and_line_ends_and_marks_stay() -> None:
         ("from tensorflowonspark import TFEstimatr", "sparkdl.tfos has no TFEstimatr"),
         ("import horovod.torch\nhorovod = 1", "horovod is used here: see to it yourself"),
         ("from petastorm import make_batch_reader", "sparkdl.petastorm has no make_batch_reader"),
+        (
+            "from horovod.tensorflow.keras.callbacks import MetricsAverageCallback",
+            "callbacks has no MetricsAverageCallback",
+        ),
         ("from bigdl.orca.learn.tf2 import Estimator", "docs/migrating.md says what to write"),
         ("import bigdl.orca", "docs/migrating.md says what to write"),
         ("from sparkdl import DeepImageFeaturizer", "sparkdl.KerasEstimator and its KerasModel"),
@@ -99,6 +103,13 @@ def test_second_run_changes_nothing_and_line_ends_and_marks_stay() -> None:
 )
 def test_what_is_not_here_is_named(program: str, told: str) -> None:
     assert any(told in text for _, text in migrated(program).warnings)
+
+
+@pytest.mark.parametrize("path", ["horovod.keras", "horovod.tensorflow.keras"])
+def test_names_that_a_module_makes_when_asked_are_there(path: str) -> None:
+    names = "BestModelCheckpoint, MetricAverageCallback, LearningRateWarmupCallback"
+    done = migrated(f"from {path}.callbacks import {names}\nfrom {path}.elastic import KerasState")
+    assert (done.changes, done.warnings) == (2, ())
 
 
 def test_files_change_once_by_whatever_link_and_a_dry_run_changes_none(
