@@ -40,13 +40,16 @@ print("the program ends")
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("columns", [80, 200])
-def test_one_bar_goes_on_over_a_restart_and_all_other_lines_stand_alone_above_it(
+def test_one_bar_goes_on_over_a_restart_and_all_other_lines_stand_alone(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARKDL_DASHBOARD", "0")
     written = written_by(PROGRAM, columns)
-    *said, bar, end, rest = on_screen(written)
+    *said, end, rest = on_screen(written)
     assert (end, rest) == ("the program ends", "")
+    # A node's last lines may come after the feed, and so below its bar.
+    (bar,) = (line for line in said if line.startswith("feed 'input'"))
+    said.remove(bar)
     (restart,) = (line for line in said if "restart 1 of 1 because worker:1" in line)
     assert restart.endswith("was killed by SIGKILL.")
     said.remove(restart)

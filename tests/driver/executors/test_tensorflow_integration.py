@@ -29,7 +29,7 @@ def test_demo_reaches_its_accuracy_and_saves_a_model(
     assert demo.run(spark_local, args) >= 0.9
     assert model.exists()
     out = capsys.readouterr().out
-    assert "Epoch 6/6" in out
+    assert "epoch  6 of 6: loss" in out
     assert "demo: test accuracy 0.9" in out.splitlines()[-1]
 
 

@@ -245,6 +245,8 @@ def torn_files() -> Iterator[None]:
                 os.close(int(fd))
 
 
+# PyTorch's handler of SIGCHLD raises wherever the thread is: in the loader's __del__, too.
+@pytest.mark.filterwarnings("ignore:.*_MultiProcessingDataLoaderIter.__del__")
 @pytest.mark.usefixtures("torn_files")
 def test_worker_that_dies_is_an_error_and_the_feed_can_be_read_again() -> None:
     with Arrivals() as it:
