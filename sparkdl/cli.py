@@ -336,15 +336,12 @@ def _errors_of_children_in(file: Path) -> Iterator[None]:
 
     After an exception the file is shown.
     """
+    from sparkdl.diagnosis.command import printing_to
+
     file.parent.mkdir(parents=True, exist_ok=True)
-    terminal = os.dup(2)
     try:
-        with file.open("wb") as log:
-            os.dup2(log.fileno(), 2)
-        yield
+        with printing_to(file, 2):
+            yield
     except BaseException:
-        os.write(terminal, file.read_bytes())
+        os.write(2, file.read_bytes())
         raise
-    finally:
-        os.dup2(terminal, 2)
-        os.close(terminal)

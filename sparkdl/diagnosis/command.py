@@ -65,7 +65,10 @@ def diagnose(options: argparse.Namespace) -> Report:
         return examine(None, asked)
     found: list[SparkSession] = []
     began_s, where = time.monotonic(), options.master or options.remote
-    with _printing_to_file() as printed:
+    descriptor, name = tempfile.mkstemp(prefix="sparkdl-doctor-", suffix=".log")
+    os.close(descriptor)
+    printed = Path(name)
+    with printing_to(printed, 1, 2):  # without a master, the JVM's traces would bury the report
         problem = _within(_START_S, lambda: found.append(_start(options, settings)))
     if not found:
         finding = f"no session at {where}: {problem}{_last_error(printed)}"
@@ -96,22 +99,22 @@ def _start(options: argparse.Namespace, settings: dict[str, str]) -> SparkSessio
 
 
 @contextmanager
-def _printing_to_file() -> Iterator[Path]:
+def printing_to(file: Path, *numbers: int) -> Iterator[None]:
     """Redirect the output of started processes to a file; the JVM's stays there to its end.
 
-    Without a master, the JVM keeps printing traces, and they would bury the report.
+    Args:
+        numbers: the descriptors: 1 and 2 are the standard output and error.
     """
-    descriptor, name = tempfile.mkstemp(prefix="sparkdl-doctor-", suffix=".log")
-    kept = [(number, os.dup(number)) for number in (1, 2)]
+    kept = [(number, os.dup(number)) for number in numbers]
     try:
-        for number, _ in kept:
-            os.dup2(descriptor, number)
-        yield Path(name)
+        with file.open("wb") as log:
+            for number in numbers:
+                os.dup2(log.fileno(), number)
+        yield
     finally:
         for number, before in kept:
             os.dup2(before, number)
             os.close(before)
-        os.close(descriptor)
 
 
 def _last_error(printed: Path) -> str:

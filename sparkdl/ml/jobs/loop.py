@@ -124,7 +124,7 @@ class Loop:
         master.end()
         if checkpoints:
             checkpoints.delete()
-        warn_of_no_numbers(history["loss"])
+        warn_of_no_numbers(history.get("loss", ()))
         return Outcome(history, sum(kept.rows), iterations, time.monotonic() - start_s)
 
     def _epoch(
