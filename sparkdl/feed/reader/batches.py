@@ -118,6 +118,8 @@ class EpochBatches:
         return {**columns, SAMPLE_WEIGHT: weights}
 
     def __iter__(self) -> Iterator[Columns]:
+        # Not a generator itself: the feed is claimed when the loop begins, not at its first
+        # batch.
         self.reader.watch.iterate(self.reader.feed)
         return self._iteration(self.reader.claim())
 
@@ -192,6 +194,7 @@ class _Epoch:
             else:
                 self._is_over = True
                 self._mark = item if isinstance(item, EpochEnd) else None
+                # The window is not full, but no further rows come.
                 self._rows.flush()
         return True
 
@@ -199,6 +202,7 @@ class _Epoch:
         """Wait for the epoch, and prepare its random order; false once another has claimed."""
         epoch = self._reader.wait_epoch(self._owner, begins=not self._is_continued)
         if epoch is not None and self._of.shuffle:
+            # By seed and epoch alone, so that an epoch which begins again has the same order.
             random = np.random.default_rng((self._of.seed, epoch))
             self._reader.reorder(self._owner, random)
             self._rows.shuffle(random, self._of.shuffle)
@@ -219,6 +223,7 @@ class _Epoch:
             return self._steps > 0 or self._has_row_everywhere()
         if self._reader.is_granted(self._owner, (self._steps + 1) * self._of.batch_size):
             return True
+        # Without the grant the epoch is complete, and its mark has the rows of all nodes.
         mark = self._reader.known_mark(self._owner)
         return mark is not None and self._steps < self._agreed_steps(mark)
 
@@ -259,7 +264,9 @@ class _Epoch:
         """Yield a batch of `rows` rows and `repeated` more; return false if another has claimed."""
         parts: list[Part] = []
         if rows:
+            # The last batch stays here, because a step without a row repeats one of its rows.
             self._last, parts = self._rows.cut(rows)
+        # Counted before it is handed out: another iteration may have claimed the feed meanwhile.
         if not self._reader.give(self._owner, rows, repeated, parts=parts):
             return False
         self._steps += 1
@@ -295,6 +302,7 @@ class _Epoch:
         rest = self._rows.rest()
         dropped = 0 if carries else sum(part.rows for part in rest)
         parts = [] if carries else [each for part in rest for each in part.positions]
+        # An abandoned epoch carries nothing: it comes again, with the rows it had carried in.
         if self._reader.finish_epoch(self._owner, dropped, parts):
             self._of._carried = rest if carries else []
             self._carry(mark if carries else None, steps * size)
@@ -376,6 +384,7 @@ class GatheredRows:
             return
         assert self._random is not None
         order = self._random.permutation(rows)
+        # A window is copied twice, at the speed of memory. That is why windows are small (32 MB).
         together = concat([part.columns for part in parts])
         columns = {name: array[order] for name, array in together.items()}
         origin: Origin = None

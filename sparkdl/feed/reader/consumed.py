@@ -110,11 +110,15 @@ class ConsumedRows:
         turn, self.turn = self.turn, ()
         batch = _Batch(parts, turn)
         at = len(self._latest)
+        # Workers ask in any order. The batches come out by turn, and a position counts those that
+        # came out.
         while turn and at and self._latest[at - 1].turn > turn:
             at -= 1
         self._latest.insert(at, batch)
         self.count += 1
         self._held_positions += batch.num_positions
+        # At twice the limits, so that a fold, which merges all ranges, comes once in many
+        # batches.
         if len(self._latest) > 2 * MAX_BATCHES or self._held_positions > 2 * MAX_POSITIONS:
             self._fold(MAX_BATCHES, MAX_POSITIONS)
 
@@ -164,6 +168,7 @@ class ConsumedRows:
                     "Pass batches=: how many batches of the feed since map_fun began"
                 )
             batches = self.count - (self.ahead or 0)
+        # Folded batches are one set of rows, in which no single batch can be told any more.
         folded = self.count - len(self._latest)
         if not folded <= batches <= self.count:
             why = (
@@ -182,6 +187,7 @@ class ConsumedRows:
     def forget(self, epoch: int) -> None:
         """Forget the rows of epochs before `epoch`."""
         gone = 0
+        # The last segment stays, because the next one is numbered from its end.
         while gone < len(self._segments) - 1 and self._segments[gone][0] < epoch:
             gone += 1
         del self._starts[:gone], self._segments[:gone]
@@ -199,12 +205,15 @@ class ConsumedRows:
         ):
             batch = self._latest.popleft()
             self._held_positions -= batch.num_positions
+            # An abandoned iteration gives back the batches above the floor, so they are folded
+            # apart.
             (below if number < self._floor else since).extend(batch.parts)
             number += 1
         self._below_floor = _merged([self._below_floor, _ranges(below)])
         self._since_floor = _merged([self._since_floor, _ranges(since)])
 
     def _by_segment(self, ranges: Array) -> EpochRows:
+        # Arrays throughout: the ranges of shuffled rows are too many for a loop in Python.
         starts = np.array(self._starts, np.int64)
         ranges = _from(ranges, self._starts[0] if self._starts else 0)
         ranges = ranges[ranges[:, 0] < ranges[:, 1]]
@@ -253,6 +262,7 @@ def _merged(arrays: Sequence[Array]) -> Array:
     if len(ranges) < 2:
         return ranges
     ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
+    # A range may end before an earlier one does, so only the furthest end so far shows a gap.
     reach = np.maximum.accumulate(ranges[:, 1])
     breaks = np.flatnonzero(ranges[1:, 0] > reach[:-1])
     starts = ranges[np.concatenate([[0], breaks + 1]), 0]

@@ -156,6 +156,7 @@ class ReaderCursor:
     def call_off(self, last: int) -> list[int]:
         """Let no epoch after `last` reread the rows here; return the segments to release."""
         self._is_held = False
+        # An epoch that user code has begun cannot be taken back: it is the last one then.
         last = max([last, self.epoch] if self.is_begun else [last])
         self._marks = {e: mark for e, mark in self._marks.items() if e <= last}
         if last in self._marks:
@@ -226,6 +227,8 @@ class ReaderCursor:
         item = self._items[self._position]
         item.batch()  # here, under the lock: no other thread releases it meanwhile
         self._position += 1
+        # Numbered once for each epoch that reads it, and not again when an abandoned iteration
+        # does.
         if item.epoch != self.epoch:
             segment = item.segment
             item.origin = self.consumed.append_segment(self.epoch, segment.number, segment.rows)
@@ -235,6 +238,8 @@ class ReaderCursor:
     def reorder(self, random: np.random.Generator) -> None:
         """Put the segments of an epoch that is complete and was not begun into random order."""
         if self._position == 0 and self.mark is not None:
+            # By number first, so that the order depends on the seed and the epoch, not on earlier
+            # orders.
             items = sorted(self._items, key=lambda item: item.segment.number)
             self._passes[self._base] = [items[i] for i in random.permutation(len(items))]
 
@@ -285,6 +290,7 @@ class ReaderCursor:
                 self._given_rows = 0
                 self.raise_floor()
             return []  # or it was called off meanwhile
+        # The same segments again: nothing is released, and the position starts over.
         if self._marks[self.epoch].again:
             self._marks.pop(self.epoch)
             self.epoch += 1
@@ -314,7 +320,10 @@ class ReaderCursor:
         mark = self.mark
         if self._base != self.epoch or (mark is not None and mark.again):
             return []  # a later epoch reads them again
+        # The agent may free these files, while their rows stay mapped here until they are given.
         freed = _keep(self._items[self._given_items : self._position]) if is_waiting else []
+        # Code that looks at the first batches, as Keras does, begins again: these stay mapped
+        # until then.
         steps = self.counts.steps - self._counts_at_floor.steps
         unneeded = self._given_items if steps > HEAD_STEPS else self._floor_items
         freed += release_all(self._items[self._first : unneeded])

@@ -174,6 +174,8 @@ class FeedReader:
         Rows that it took from an unfinished epoch are given back.
         """
         with self._changed:
+            # An abandoned iteration may still be referenced, and must not take rows of the next
+            # one.
             self._owner += 1
             if not self._cursor.can_begin_anew:
                 _log.warning(
@@ -241,10 +243,14 @@ class FeedReader:
         cursor = self._cursor
         with self._changed:
             if self._pressed_epoch == self._cursor.epoch:
+                # The thread that waits for more has gathered the rows that it took before, so
+                # they may go.
                 self._release(cursor.releasable(not self._is_due(with_exchange)))
             self._wait_row(lambda: owner != self._owner or self._is_due(with_exchange))
             if owner != self._owner:
                 return None
+            # Training first: rows of inference belong to no epoch, and come when nothing else is
+            # due.
             if cursor.next_item is not None:
                 return cursor.take()
             if cursor.mark is not None:
@@ -341,6 +347,8 @@ class FeedReader:
         """
         with self._changed:
             consumed = self._cursor.consumed
+            # Unknown stays unknown: no later number says what an earlier iteration had read
+            # ahead.
             consumed.ahead = None if consumed.ahead is None else batches
             consumed.turn = turn
 
@@ -415,6 +423,7 @@ class FeedReader:
     def _consumed(self) -> Consumed:
         here, now = self._cursor, self._cursor.counts
         counts = (now.rows, here.epoch, now.steps, now.padded, now.dropped)
+        # Inference may wait for rows for any time, so the driver need not know of its wait.
         waits = self._is_waiting and not self._is_patient
         return Consumed(self.feed, *counts, self._held, here.reading, self._beyond, waits)
 
@@ -439,6 +448,7 @@ class FeedReader:
             self._begin_wait()
             with trace.span("feed", "wait for rows", feed=self.feed):
                 self.wait_until(is_over)
+        # Rows that are here can be read although the agent is gone or reading has failed.
         if is_ready():
             return
         if self._problem is not None:

@@ -87,6 +87,7 @@ class Supply:
         """
         if self._timeout_s is None or feed in self._begun:
             return None
+        # User code that is busy with another feed is not waiting in vain.
         return max(0.0, max(since_s, self._moved_s) + self._timeout_s - time.monotonic())
 
     def unfed(self, feed: str) -> SparkdlError:

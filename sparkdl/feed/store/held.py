@@ -105,6 +105,7 @@ class Budget:
         self.folder = folder
         self.limit_segments = limit_segments or _affordable_segments()
         self.used_disk_nbytes = 0
+        # Its lock is reentrant, so parts of a store may call each other while they hold it.
         self.lock = threading.Condition()
         self._nbytes: Counter[Use] = Counter()
         self._segments: Counter[tuple[Use, str]] = Counter()
@@ -135,6 +136,8 @@ class Budget:
 
     def wait(self, nbytes: int, deadline: Deadline) -> None:
         """Wait until something has changed for a segment; the caller holds the lock."""
+        # A segment that would fit waits because its spool has its half: rows released elsewhere
+        # do not help it.
         if not self._fits(nbytes):
             self._on_pressure()
         self.lock.wait(deadline.wait_s)
@@ -182,6 +185,7 @@ class Budget:
     def _room(self, use: Use, feed: str, nbytes: int, may_spill: Callable[[], bool]) -> Room:
         is_first = not self._segments[use, feed]
         may_stay = True
+        # Descriptors are halved as bytes are. Assigned rows need the other half.
         if use is Use.SPOOL and not is_first:
             spooled = sum(count for (held, _), count in self._segments.items() if held is use)
             if spooled >= self.limit_segments // 2:
@@ -318,6 +322,8 @@ class HeldSegments(ABC):
 
         def write(folder: Path | None) -> int:
             check_segment(fd, rows)
+            # A copy, because this is called again if descriptors ran short, and `adopt` closes
+            # `fd` in the end.
             return os.dup(fd) if folder is None else copy_segment(fd, folder)
 
         try:
@@ -337,6 +343,7 @@ class HeldSegments(ABC):
             outcome = self.append(batch, Deadline.after(_FULL_WAIT_S), request)
             if outcome in (Appended.STORED, Appended.CLOSED):
                 return outcome is Appended.STORED
+            # A full budget empties as user code reads, so only want of descriptors has a limit.
             if outcome is Appended.FULL:
                 is_too_long = Deadline.after(_SHORT_WAIT_S)
             elif is_too_long.has_passed:
@@ -369,6 +376,8 @@ class HeldSegments(ABC):
         """Try again while there is no descriptor."""
         while (outcome := store(deadline)) is Appended.SHORT and not deadline.has_passed:
             with self._budget.lock:
+                # Other parts of the process close descriptors without a notification, so the wait
+                # is short.
                 self._budget.lock.wait(min(_DESCRIPTOR_PAUSE_S, deadline.remaining_s))
         return outcome
 
@@ -403,6 +412,8 @@ class HeldSegments(ABC):
                 return Appended.SHORT
             if not is_on_disk or fd >= 0:
                 raise
+            # A full disk is like a full budget: the rows are tried again, and wait for memory
+            # then.
             budget.note_full_disk(nbytes)
             return Appended.FULL
         finally:
@@ -424,6 +435,8 @@ class HeldSegments(ABC):
                 )
                 if room is not Room.FULL or deadline.has_passed:
                     return room
+                # With `shuffle="global"` the driver deals rows once all are here. A full spool
+                # ends that wait.
                 self._note_full(request)
                 budget.wait(nbytes, deadline)
         return None

@@ -48,6 +48,7 @@ class Provenance:
 
     def settle(self, epoch: int) -> None:
         """Record that no later epoch reads segments that came in `epoch` or before."""
+        # Ascending, because `last_epoch` searches by bisection.
         if not self._settled or epoch > self._settled[-1]:
             self._settled.append(epoch)
 
@@ -154,6 +155,8 @@ class Log(HeldSegments):
         """
         with self._budget.lock:
             if not self.takes(segment.epoch):
+                # The child died while these rows were on their way to it, so they are the next
+                # child's.
                 if self.is_closed and self._is_retaining:
                     self._budget.retained.add(Use.LOG, segment, self)
                 else:
@@ -168,6 +171,7 @@ class Log(HeldSegments):
     def press(self) -> bool:
         """Let rows be released once they are read: room is wanted. False if they must stay."""
         with self._budget.lock:
+            # The driver was told that the epoch is whole, and may have all nodes read it again.
             if self._is_pinned:
                 return False
             self.is_whole = False
@@ -179,9 +183,13 @@ class Log(HeldSegments):
         If it is whole it stays so until `settle`.
         """
         with self._budget.lock:
+            # `EpochEnd` cuts again after `FeedCut`. The driver has used the first count, so it
+            # stands.
             if epoch > self.last_cut.epoch:
                 self.last_cut = EpochCount(epoch, self._rows[epoch], self.is_whole)
                 self.closed_to = max(self.closed_to, epoch)
+                # Until the driver says whether the epoch comes again, pressure must not release
+                # its rows.
                 self._is_pinned = self.is_whole
                 self._rows = Counter({e: rows for e, rows in self._rows.items() if e > epoch})
             self._budget.wake()
@@ -218,6 +226,7 @@ class Log(HeldSegments):
     def close_call(self) -> None:
         """Take no more rows of the current feeding, and free its rows that are here."""
         with self._budget.lock:
+            # Dropped on purpose: no restart asks for these rows, so none is retained.
             self.terminated_to = self._last_epoch
             self._close(self._last_epoch, retains=False)
 
@@ -244,6 +253,8 @@ class Log(HeldSegments):
             self.closed_to = max(self.closed_to, epoch)
             self._is_pinned = False
             self.is_whole = True
+            # Inference shares the log with training, but not its calls: its rows stay until all
+            # ends.
             gone = [s for s in self._segments.values() if self.is_closed or not s.exchange]
             for segment in gone:
                 del self._segments[segment.number]
@@ -261,6 +272,7 @@ class Log(HeldSegments):
         child_fd = os.dup(segment.fd)  # first: once the rows are recorded, nothing may fail
         segment = self._numbered(segment)
         self._segments[segment.number] = segment
+        # Rows of inference are answered, not trained on, so no checkpoint covers them.
         if not segment.exchange:
             self._provenance.add(segment.number, segment.epoch, segment.spans)
             self.rows_received += segment.rows
@@ -271,6 +283,8 @@ class Log(HeldSegments):
         """Retain segments that a call has brought, if any are retained; free the others."""
         for segment in segments:
             is_known = self._provenance.knows(segment.number)
+            # Rows that no job has brought are read from their files again. Rows whose provenance
+            # is forgotten are covered by a checkpoint.
             if retains and segment.run and (self._comes_again or (self._keeps and is_known)):
                 self._budget.retained.add(Use.LOG, segment, self)
             else:

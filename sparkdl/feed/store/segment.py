@@ -22,6 +22,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.row_ranges import Span, spans_within
 
+# EMFILE: this process may open no more files; ENFILE: the whole host may not.
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _NAME = "sparkdl-segment"
 
@@ -65,11 +66,14 @@ class StoredSegment:
     def share(self, skip: int, rows: int) -> int:
         """Return the bytes of a window; those of windows that make up the segment add up."""
         total = max(1, self.rows)
+        # The difference of two running totals: windows rounded one by one would leak bytes of the
+        # budget.
         return self.nbytes * (skip + rows) // total - self.nbytes * skip // total
 
 
 def segment_nbytes(batch: pa.RecordBatch) -> int:
     """Return how long the segment of `batch` will be, in bytes; nothing is copied."""
+    # `batch.nbytes` lacks the stream's headers and padding, which the budget has to count.
     sink = pa.MockOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as out:
         out.write_batch(batch)
@@ -90,9 +94,11 @@ def write_segment(batch: pa.RecordBatch, folder: Path | None = None) -> tuple[in
     fd = nameless_file(_NAME, folder)
     try:
         # pyarrow opens paths, not descriptors; `/dev/fd` is the path of a file without a name.
+        # The path opens the same file a second time, so `fd` itself stays open for the caller.
         with pa.OSFile(f"/dev/fd/{fd}", "wb") as sink, pa.ipc.new_stream(sink, batch.schema) as out:
             out.write_batch(batch)
         return fd, os.fstat(fd).st_size
+    # An interrupt too: the file has no name, so a forgotten descriptor keeps its memory in use.
     except BaseException:
         os.close(fd)
         raise
@@ -108,6 +114,7 @@ def copy_segment(fd: int, folder: Path | None) -> int:
     try:
         start, nbytes = 0, os.fstat(fd).st_size
         while start < nbytes:
+            # The kernel copies, past Python; one call of sendfile(2) moves 2 GiB at most.
             start += os.sendfile(copy, fd, start, nbytes - start)
         return copy
     except BaseException:
@@ -117,6 +124,7 @@ def copy_segment(fd: int, folder: Path | None) -> int:
 
 def read_segment(fd: int) -> pa.RecordBatch:
     """Map a segment and return its batch without copying; the caller still owns `fd`."""
+    # Buffers of the batch keep the mapping alive after the file object and `fd` are closed.
     with pa.memory_map(f"/dev/fd/{fd}", "r") as source, pa.ipc.open_stream(source) as reader:
         return reader.read_next_batch()
 
@@ -133,11 +141,15 @@ def check_segment(fd: int, rows: int) -> None:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ProtocolError("a segment that is no file")
         batch = read_segment(fd)
+        # The bytes come from another process. An offset beyond the buffers would end this one
+        # with SIGSEGV at the first read.
         batch.validate()
     except (pa.ArrowException, StopIteration, OSError) as error:
+        # Want of descriptors says nothing about the segment, and the feeder may send it again.
         if getattr(error, "errno", None) in NO_DESCRIPTORS:
             raise
         raise ProtocolError(f"not a segment: {error}") from None
+    # Rows are numbered by the announced count, so another count would shift all rows behind them.
     if batch.num_rows != rows:
         raise ProtocolError(f"a segment of {batch.num_rows} rows was announced with {rows}")
 
@@ -162,9 +174,11 @@ def join_small(
     small: list[pa.RecordBatch] = []
     small_nbytes, is_late = 0, Deadline.after(None)
     for batch in batches:
+        # A segment costs a descriptor, so none is made for an empty batch.
         if not batch.num_rows:
             continue
         nbytes = batch.nbytes
+        # Metadata is compared too, because it holds the codecs of an RDD's rows (`row_codec.py`).
         if small and (nbytes >= min_nbytes or not batch.schema.equals(small[0].schema, True)):
             yield join(small)
             small, small_nbytes = [], 0
@@ -187,6 +201,7 @@ def halve(batch: pa.RecordBatch, max_nbytes: int) -> Iterator[pa.RecordBatch]:
     if batch.num_rows <= 1 or batch.nbytes <= max_nbytes:
         yield batch
         return
+    # Slices share the buffers of the batch, and `nbytes` counts only the slice's part of them.
     middle = batch.num_rows // 2
     yield from halve(batch.slice(0, middle), max_nbytes)
     yield from halve(batch.slice(middle), max_nbytes)

@@ -77,6 +77,8 @@ class Spool(HeldSegments):
             fd = os.dup(spooled.segment.fd)
             window = spooled.segment.window(skip, rows, fd)
             spooled.cut(skip, rows)
+            # Windows of one file may be in the log while the spool still holds the rest. The
+            # spool gives its count of the segment up with the last window.
             self._budget.move(window, Use.SPOOL, Use.LOG, self._forget_empty(spooled))
             return window
 
@@ -89,12 +91,14 @@ class Spool(HeldSegments):
         """
         with self._budget.lock:
             segment = self._find(number, skip, rows).segment
+            # The mapping outlives the descriptor, so a `free` in between does no harm.
             return read_segment(segment.fd).slice(segment.start + skip, rows)
 
     def free(self, number: int, skip: int, rows: int) -> None:
         """Free rows that another node has, or none reads; rows already freed are ignored."""
         with self._budget.lock:
             spooled = self._segments.get(number)
+            # A confirmation is repeated if its connection broke, so the rows may be gone already.
             if spooled is None:
                 return
             for start, stop in overlap(skip, skip + rows, spooled.left):
@@ -106,6 +110,8 @@ class Spool(HeldSegments):
         with self._budget.lock:
             for segment in retained:
                 self._budget.move(segment, Use.RETAINED, Use.SPOOL)
+                # A lot has the epoch that it is for now, not the one in which the rows came
+                # first.
                 lots += self._lots(replace(segment, epoch=epoch))
         return lots
 
@@ -136,6 +142,7 @@ class Spool(HeldSegments):
         return request.keep and self._rows_may_spill()
 
     def _note_full(self, request: AppendRequest) -> None:
+        # Without lots this reports a full spool.
         self._on_spooled(self.feed, request.epoch, [])
 
     def _enter(self, segment: StoredSegment) -> None:
@@ -147,6 +154,8 @@ class Spool(HeldSegments):
         number = segment.number
         self._segments[number] = _Spooled(segment, [(0, segment.rows)])
         lots, skip = list[Lot](), 0
+        # After a restart the rows of one segment may lie apart in their partition: each run is a
+        # lot.
         for partition, start, stop in segment.spans:
             rows = stop - start
             lots.append(Lot(number, partition, start, skip, rows, segment.share(skip, rows)))
@@ -172,5 +181,6 @@ class Spool(HeldSegments):
         """Forget a segment without rows, and close its file; return how many were forgotten."""
         if spooled.left:
             return 0
+        # Windows have descriptors of their own, so the file stays as long as one of them is held.
         os.close(self._segments.pop(spooled.segment.number).segment.fd)
         return 1

@@ -105,6 +105,7 @@ class NodeStore:
             is_current = generation in (None, self.generation) and not self._has_shut_down
             if spool is None or not is_current:
                 log = self.log(feed)
+                # Rows go to disk only for an epoch that can still be read again as a whole.
                 spool = Spool(feed, self.budget, self._on_spooled, lambda: log.is_whole)
                 if is_current:
                     self._spools[feed] = spool
@@ -120,6 +121,7 @@ class NodeStore:
             OSError: if there is no descriptor for them.
         """
         with self.budget.lock:
+            # Under one lock, so that `close` never finds the rows between spool and log.
             self.log(feed).enter(self.spool(feed).take(number, skip, rows))
 
     def recall(self, feed: str, epoch: int, run: str) -> Sequence[Lot]:
@@ -167,6 +169,7 @@ class NodeStore:
             exchanges = list(self._exchanges.values())
             for log in self._logs.values():
                 log.close()
+        # After the budget's lock: an exchange has its own, and no thread may hold two.
         for exchange in exchanges:
             exchange.fail(reason)
 

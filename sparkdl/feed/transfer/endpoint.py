@@ -120,10 +120,12 @@ class NodeFeeds:
                     )
                 if not feeds:
                     self._loop.call_soon(self._end_all, self.store.generation)
+            # A call that ends early does not wait for fetches: the nodes count what they have.
             case msg.FeedCut(feed, epoch, is_short=True):
                 self.store.spool(feed).refuse(epoch)
                 self._loop.call_soon(self._in_order, message)
             case msg.FeedCut(feed, epoch) | msg.EpochEnd(feed, epoch):
+                # Feeders are refused at once, however long the count has to wait for fetches.
                 self.store.spool(feed).refuse(epoch)
                 self._after_fetches(feed, partial(self._in_order, message))
             case msg.FeedBegin(feed) | msg.ReadShare(feed) | msg.FeedHold(feed):
@@ -178,6 +180,7 @@ class NodeFeeds:
                 self._after_fetches(name, partial(self._end_all, generation))
                 return
         if generation == self.store.generation:
+            # Feeds may have waited for fetches, and another child may run by now.
             self._send_to_child(channel.EndMark(""), -1)
 
     def _assign(self, feed: NodeFeed, order: msg.Assign) -> None:
@@ -211,6 +214,7 @@ class NodeFeeds:
                 partial(self._soon, self._note_arrived, feed),
                 partial(self._soon, self._note_problem, feed),
             )
+            # `shut_down` joins these threads; the ended ones need not be remembered.
             self._fetchers = [each for each in self._fetchers if each.is_alive()]
             self._fetchers.append(feed.fetcher)
             feed.fetcher.start()
@@ -226,6 +230,7 @@ class NodeFeeds:
             if feed.consumed.epochs != message.epochs:
                 feed.is_reclaimed = False
                 self.store.budget.wake()  # what waits for room presses again
+            # Each report with `waits` is about another wait, and the driver has to hear of it.
             feed.consumed, feed.waits, feed.has_told_wait = message, message.waits, False
             if feed.direct is not None:
                 feed.direct.reached(message.epochs)
@@ -236,6 +241,7 @@ class NodeFeeds:
             feed.log.release(message.numbers)
         elif isinstance(message, channel.Terminated):
             log = self._feed(message.feed).log
+            # The log first: `terminated_to`, by which the spool refuses rows, is set there.
             log.close_call()
             self.store.spool(message.feed).refuse(log.terminated_to)
             self._send_to_child(channel.Reopened(message.feed, log.closed_to + 1), -1)
@@ -285,6 +291,8 @@ class NodeFeeds:
         self._has_failed = self._lacks_rows = False
         for feed in self._feeds.values():
             feed.stop()
+        # Zeros for each feed: a late report of the former child would count as the new one's
+        # otherwise.
         counts = tuple(msg.FeedCount(feed) for feed in self._feeds)
         self._report_to_driver(msg.FeedProgress(generation, counts))
         self._feeds.clear()
@@ -294,6 +302,7 @@ class NodeFeeds:
     def shut_down(self) -> None:
         """Stop receiving; a peer that stalls in the middle of a call is not waited for."""
         reason = "the node has ended"
+        # All that the threads wait for is closed before they are joined.
         self._close(reason)
         self.store.shut_down(reason)
         for feed in self._feeds.values():
@@ -354,6 +363,7 @@ class NodeFeeds:
 
     def _note_lots(self, generation: int, name: str, epoch: int, lots: list[msg.Lot]) -> None:
         feed = self._feed(name)
+        # Threads of Flight may be late with rows of a spool that is closed by now.
         if generation != self.store.generation or not (lots or epoch > feed.full):
             return
         if not lots:
@@ -362,6 +372,8 @@ class NodeFeeds:
         self._needs.request()
 
     def _note_arrived(self, feed: NodeFeed, fetches: int) -> None:
+        # After a problem `arrived` equals `ordered` already, and late arrivals must not exceed
+        # it.
         feed.arrived = min(feed.arrived + fetches, feed.ordered)
         feed.go_on()
 
@@ -400,12 +412,14 @@ class NodeFeeds:
 
     def _answer(self, message: channel.Results, fd: int) -> None:
         exchange = self.store.exchange(message.exchange)
+        # The kernel delivers a message without its descriptor when this process has none left.
         if fd < 0:
             if exchange:
                 exchange.fail(f"results are lost: {OUT_OF_DESCRIPTORS}")
             return
         try:
             with open(fd, "rb", closefd=False) as file:
+                # A descriptor that was passed on shares its position with the sender's.
                 file.seek(0)
                 data = file.read()
         finally:
@@ -417,6 +431,8 @@ class NodeFeeds:
         """Report counts that have changed: at once if the driver waits for them, or else soon."""
         if feed.direct is not None:  # the driver has no part in it
             return
+        # The driver waits for these counts in a step of its own, so no throttle may hold them
+        # back.
         if feed.awaited(feed.count(self._has_failed)) != feed.answered:
             self._progress.call()
             return
@@ -432,6 +448,8 @@ class NodeFeeds:
                 of = (self.store.generation, name, epoch)
                 is_full = epoch <= feed.full
                 self._report_to_driver(msg.Spooled(*of, tuple(found), self._memory_nbytes, is_full))
+        # `waits` travels with the counts. Rows cannot be assigned to a waiting node before it is
+        # known.
         if any(feed.waits and not feed.has_told_wait for feed in self._feeds.values()):
             self._progress.call()
 

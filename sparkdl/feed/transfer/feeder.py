@@ -86,6 +86,7 @@ class Feeder:
                 if self._stream.is_closed:
                     break
             else:
+                # Only a partition that was read to its end has a known number of rows.
                 num_rows = self._row
             self._stream.flush()
         except FeederError:
@@ -95,6 +96,7 @@ class Feeder:
                 raise
         finally:
             self._stream.close()
+        # `halved` goes on where the loop above left it.
         refused = self._stream.rows_left + self._count(halved)
         return FedPartition(self._partition, self._stream.rows_stored, refused, num_rows)
 
@@ -159,6 +161,7 @@ def choose_target(
 def _is_here(host: str) -> bool:
     """Whether an address is one of this machine's: only those can be bound."""
     with suppress(OSError):
+        # No packet is sent and no port is taken: a bind alone shows whose address it is.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((host, 0))

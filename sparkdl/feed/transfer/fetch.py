@@ -92,6 +92,7 @@ class Fetcher(threading.Thread):
         self._peers = peers
         self._log = log
         self._generation = generation
+        # Until the log has room, the rows of one call are in memory beside the budget.
         self._call_nbytes = min(_CALL_NBYTES, memory_nbytes // 16)
         self._on_fetched = on_fetched
         self._on_problem = on_problem
@@ -141,6 +142,7 @@ class Fetcher(threading.Thread):
             self._changed.wait_for(lambda: self._is_stopped or self._waiting)
             if self._is_stopped:
                 return []
+            # One call goes to one holder and becomes one segment of the log, which has one epoch.
             first = self._waiting[0]
             same = takewhile(lambda each: each[1].epoch == first[1].epoch, self._waiting)
             of_holder = (each for each in same if each[0].holder == first[0].holder)
@@ -154,12 +156,16 @@ class Fetcher(threading.Thread):
             if batch is None:  # it was stopped
                 return None
             up_to = [*accumulate(grant.rows for grant, _ in fetches)]
+            # The holder sends whole windows, as many as it likes. Part of one would shift the
+            # numbers of the rows.
             if batch.num_rows not in up_to:
                 raise ReadError(f"it sent {batch.num_rows} rows, and windows end at {up_to}")
             here = fetches[: up_to.index(batch.num_rows) + 1]
             spans = tuple(span for grant, _ in here for span in grant.spans)
             request = AppendRequest(order.epoch, keep=order.keep, spans=spans, run=order.run)
+            # Whether the log still wants the rows or not, the holder may free them.
             self._log.append_in_time(batch, request)
+            # Only now, because rows that were merely sent are lost if the connection breaks.
             self._call(here, _confirm)
         except (pa.ArrowException, ReadError, OSError) as error:
             return (
@@ -207,6 +213,7 @@ class Fetcher(threading.Thread):
     ) -> pa.RecordBatch:
         reader = client.do_get(flight.Ticket(ticket), options)
         with self._changed:
+            # `stop` cancels it, and so ends a read that would wait for a silent holder.
             self._reader = reader
         try:
             return reader.read_chunk().data

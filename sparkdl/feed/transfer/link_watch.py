@@ -85,9 +85,13 @@ class LinkWatch:
 
     def _watch(self) -> None:
         looked_s = time.monotonic()
+        # From look to look, not from end to look: a look takes up to a second for each silent
+        # host.
         while not self._has_ended.wait(max(0.0, looked_s + _LOOK_S - time.monotonic())):
             looked_s = time.monotonic()
+            # One look a host: its kernel answers for all its nodes.
             hosts = {target.host: target for target in self._awaited()}
+            # A host that owes nothing any more may fall silent later, as if for the first time.
             self._silences = {h: s for h, s in self._silences.items() if h in hosts}
             for target in hosts.values():
                 self._look(target)

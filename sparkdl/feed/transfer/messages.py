@@ -112,6 +112,7 @@ class FeedSpec:
             ConfigError: if they do not.
         """
         named = max(self.done, default=-1) + 1
+        # Rows are known by partition and number, so other partitions would mean other rows.
         if self.partitions not in (0, partitions) or named > partitions:
             raise other_data(self.feed, self.partitions or named, partitions)
 
@@ -166,6 +167,7 @@ class FedPartition:
 
 def flight_reason(error: BaseException) -> str:
     """Return Flight's message, without the details for its own developers."""
+    # Flight appends gRPC's own report of the call to the server's message.
     text = str(error).partition(". gRPC client debug context:")[0]
     return text.rpartition(". Detail:")[0] or text
 

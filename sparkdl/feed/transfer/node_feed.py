@@ -42,6 +42,7 @@ class NodeFeed:
     log: Log
     consumed: Consumed
     began: int = -1
+    # Before the first `EpochEnd` no end of an epoch is awaited: none is beyond this number.
     marked: int = sys.maxsize
     answered: tuple[int, ...] = ()
     waits: bool = False
@@ -58,6 +59,7 @@ class NodeFeed:
 
     def go_on(self) -> None:
         """Perform the actions that no fetch holds back any more."""
+        # In order, so an action without a fetch of its own still waits for those before it.
         while self.behind and self.behind[0][0] <= self.arrived:
             self.behind.popleft()[1]()
 
@@ -75,6 +77,8 @@ class NodeFeed:
         """
         log, read = self.log, self.consumed
         cut = log.last_cut
+        # The epoch that is received: the one after the last cut, unless the driver has skipped
+        # some.
         epoch = max(cut.epoch + 1, self.began, 0)
         return FeedCount(
             log.feed,

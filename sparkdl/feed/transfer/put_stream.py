@@ -223,6 +223,8 @@ class PutStream:
             self._call = call = _Call()
         name = f"sparkdl-puts-{self.target.name}"
         args = (self._client, schema, call)
+        # A daemon, because its write may never end (see above) and must not hold the Spark
+        # worker.
         call.writer = threading.Thread(target=self._run_call, args=args, name=name, daemon=True)
         call.writer.start()
 
@@ -244,6 +246,8 @@ class PutStream:
             with self._reporting():
                 while (piece := call.pieces.get()) is not None:
                     key = self._send_fd(piece.batch)
+                    # With a key the rows are in the segment, and the batch carries the metadata
+                    # alone.
                     batch = piece.batch.slice(0, 0) if key else piece.batch
                     what = PutPiece(piece.ranges, piece.batch.num_rows, key)
                     writer.write_with_metadata(batch, msgspec.json.encode(what))
@@ -288,6 +292,7 @@ class PutStream:
             self._heard_s, self._shortage = time.monotonic(), ack.shortage
             if self._phase is Phase.OPENING:
                 self._phase = Phase.READY
+                # None where the agent is on another machine, or in another network namespace.
                 if self._fd_sender is None:
                     self._fd_sender = FdSender.connect(ack.fd_socket, self._spec.token)
             else:
@@ -298,6 +303,8 @@ class PutStream:
                     # progress.
                     self._deadline = Deadline.after(self._spec.timeout_s)
                 else:
+                    # Pieces behind it may wait already. The lowest row goes first, as the
+                    # partition has it.
                     insort(self._waiting, piece, key=lambda each: each.ranges)
                     self._resume_s = self._heard_s + _PAUSE_S
             if ack.closed:
@@ -314,6 +321,7 @@ class PutStream:
 
     def _fail(self, error: Exception) -> None:
         is_unreachable = isinstance(error, (flight.FlightUnavailableError, OSError))
+        # An agent that answered before is reachable at its address, so the hint would mislead.
         is_new = self._phase is Phase.OPENING and not self.rows_stored
         hint = _UNREACHABLE if is_unreachable and is_new else ""
         self._break(f"{self.target.name}: {flight_reason(error)}{hint}", is_unreachable)
@@ -321,6 +329,7 @@ class PutStream:
     def _break(self, problem: str, is_unreachable: bool = False) -> None:
         """Note why the stream cannot go on, unless it need not; the first reason counts."""
         with self._changed:
+            # Once nothing more is wanted, an agent may end the connection as it likes.
             if self.is_closed and not self._unacknowledged:
                 return
             self.is_unreachable |= is_unreachable

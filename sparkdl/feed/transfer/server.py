@@ -104,11 +104,14 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.FlightMetadataWriter,
     ) -> None:
         """Append the batches of one feeder to the spool."""
+        # The middleware has checked the token, but pyarrow does not show it the peer.
         self._strangers.welcome(context.peer())
         header = _decode(descriptor.command, PutHeader)
         spool = self._store.spool(header.feed, header.generation)
         if not spool.is_closed:
             self._store.log(header.feed).expect(header.last_epoch)
+        # Answered before any batch: the feeder learns where to send descriptors, or to send
+        # nothing.
         first = PutAck(True, not spool.takes(header.epoch), self._fd_receiver.name)
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
@@ -126,6 +129,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     ) -> Appended:
         batch = None if piece.key else _rows(chunk)
         rows = piece.rows if batch is None else batch.num_rows
+        # The driver knows rows by these numbers alone: wrong ones would lose rows or give them
+        # twice.
         if not rows or any(stop <= start for start, stop in piece.ranges):
             raise ProtocolError("a piece without rows")
         if count_rows(piece.ranges) != rows:
@@ -214,6 +219,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             exchange = self._store.open_exchange(header.exchange)
         except FeedClosedError as error:
             raise flight.FlightServerError(_fitting(str(error))) from None
+        # Two threads, because `map_fun` may read any number of rows before it answers the first.
         is_answered = threading.Event()  # `Thread.join` would leave a note of gRPC's thread behind
 
         def answer() -> None:
@@ -273,6 +279,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                     }[outcome]
                 )
                 return
+        # An empty segment ends the partition for `next_batch`, which would wait for more rows of
+        # it.
         if last is not None:
             end = AppendRequest(exchange=header.exchange, is_last=True)
             log.append(last.slice(0, 0), Deadline.after(timeout_s), end)

@@ -78,11 +78,14 @@ class Strangers:
     def _look(self) -> None:
         """Find all connections; shut down each that has been without a call for too long."""
         with self._lock:
+            # A peer that is welcomed during the look is not among the sockets found: it must stay
+            # known.
             before = set(self._known)
         peers = self._peers()
         with self._lock:
             self._known -= before - peers.keys()
             strangers = peers.keys() - self._known
+        # Only present peers: a later connection may have the same port, and begins at 0.
         self._ages = Counter({peer: self._ages[peer] + 1 for peer in strangers})
         for peer in strangers:
             if self._ages[peer] >= _PATIENCE:
