@@ -95,6 +95,7 @@ class JaxBatches:
         for columns in self.batches:
             arrays = {name: self._put(name, column) for name, column in columns.items()}
             ahead.append(arrange(arrays, self.x, self.y))
+            # Views of a batch keep its segment mapped while the next one is waited for.
             del columns, arrays
             if len(ahead) > self.prefetch:
                 self.batches.reader.read_ahead(self.prefetch)
@@ -142,6 +143,7 @@ class GlobalRows:
         import jax
 
         parts: dict[int, set[int]] = {}
+        # An array of one row a device shows which rows each device holds.
         devices = len(sharding.device_set)
         for device, (rows,) in _of_rows(sharding).devices_indices_map((devices,)).items():
             parts.setdefault(device.process_index, set()).add(rows.start or 0)
@@ -191,6 +193,7 @@ class GlobalRows:
                 f"by {self.sharding}: it must split the first dimension, and it alone, and the "
                 f"batch size must be a multiple of a node's devices: {error}"
             ) from error
+        # A function of the module, because jit compiles again for each new function.
         return array if self.members == 1 else jax.jit(_same, out_shardings=self.sharding)(array)
 
     def held(self, name: str, column: np.ndarray, share: int) -> np.ndarray:
@@ -202,6 +205,7 @@ class GlobalRows:
         if self.members == 1 and len(column) == share:
             return column
         array = self.assemble(name, column, share)
+        # By start, because several devices of this process may hold the same rows.
         shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
         return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
 
@@ -218,6 +222,7 @@ def numbers(name: str, column: np.ndarray) -> np.ndarray:
     if array.dtype.kind not in "biufc":
         raise no_tensor(name, column, "JAX")
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    # Only times differ from `column` here: other integers lose their high bits, as documented.
     if array is not column and (array != array.astype(dtype)).any():
         raise FeedTypeError(
             f"column {name!r}: microseconds take 64 bits: set jax_enable_x64, or feed seconds"

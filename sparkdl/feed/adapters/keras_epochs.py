@@ -43,6 +43,7 @@ def let_epochs_differ() -> None:
         if library.name not in sys.modules:
             continue
         patches = library.patches()
+        # All patches or none: half of them would count epochs and not end them.
         if objections := [text for patch in patches if (text := patch.objection())]:
             _log.warning(
                 "fit does not follow its feed: all epochs must have as many rows as the first, "
@@ -122,6 +123,7 @@ class _Library:
         """Begin to iterate over an epoch, unless Keras continues one."""
         readers = readers_of(self.dataset_of(iterator))
         callbacks = _begun.get()
+        # Once: a validation within `fit` begins an iterator too, and is no training.
         _begun.set(None)
         if readers and callbacks is not None:
             readers[0].watch.fit_begins(callbacks.model, [reader.feed for reader in readers])
@@ -147,6 +149,7 @@ class _Library:
         readers = readers_of(self.dataset_of(iterator))
         if not readers:
             return
+        # Keras has set it to the length of this epoch, and would read the next ones no further.
         if before is None:
             setattr(iterator, self.length, None)
         has_rows = not has_ended or _steps(readers) != getattr(iterator, _STEPS)
@@ -201,6 +204,7 @@ def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
             "fit has nothing left to train on: an earlier run has used all of it. Choose another "
             "checkpoint_dir to train again"
         )
+        # By its own rules `fit` runs no epoch then.
         given["initial_epoch"] = given.get("epochs", 1)
     history = stock(*bound.args, **bound.kwargs)
     if model.stop_training:
@@ -247,6 +251,7 @@ def _train_ended(stock: Function, callbacks: Any, logs: Any = None) -> None:
     stock(callbacks, logs)
     if run := getattr(callbacks, _RUN, None):
         delattr(callbacks, _RUN)
+        # `has_ended` means that the feed ended `fit`, and not that `fit` stopped early.
         if callbacks.model.stop_training and not run.has_ended:
             _terminate(run.readers)
 

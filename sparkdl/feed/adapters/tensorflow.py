@@ -62,9 +62,11 @@ def tf_dataset(
     def epoch() -> Iterator[Any]:
         try:
             for columns in batches:
+                # tf.data may read any number of batches ahead, and does not say how many.
                 batches.reader.read_ahead(None)
                 yield arrange(tensors(columns, specs), x, y)
         except SparkdlError as problem:
+            # TensorFlow makes an error of its own of it, in which class and cause are lost.
             batches.reader.raised = problem
             raise
 
@@ -194,6 +196,7 @@ def _tensor(name: str, column: Array, spec: Any) -> Any:
     if column.dtype != dtype:
         column = column.astype(dtype)
     splits = [np.concatenate([[0], np.cumsum(lengths)]) for lengths in levels]
+    # The splits are sums of lengths, so there is nothing to validate with TensorFlow's operations.
     return tf.RaggedTensor.from_nested_row_splits(column, splits, validate=False)
 
 

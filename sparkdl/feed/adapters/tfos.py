@@ -86,8 +86,11 @@ class DataFeed:
                 segment, was = item.segment, self._exchange
                 self._item, self._exchange = item, segment.exchange
                 self._rows, self._next = rows(item.batch()), item.skip
+                # An empty segment marks the end of a partition of inference. It has no rows whose
+                # answer would release it.
                 if not segment.rows:
                     self._reader.answer_taken(item)
+                # A batch of one partition only: its results go back to the task that sent the rows.
                 is_other = segment.is_last or segment.exchange != was
                 if is_other and batch and not self.train_mode:
                     break
@@ -150,6 +153,8 @@ class DataFeed:
             if stop == len(self._rows) and self._item:
                 self._reader.answer_taken(self._item)
         else:
+            # For good: a second DataFeed of this name goes on behind these rows, as
+            # TensorFlowOnSpark's does.
             self._reader.give_for_good(self._owner, moved)
             if self._item:
                 self._parts += part_of(self._item.origin, stop - moved, stop)

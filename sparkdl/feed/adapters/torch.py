@@ -107,6 +107,7 @@ def _prepare(stock: Function, dataloader: Any, *args: Any, **kwargs: Any) -> Any
         dataloader = _loader_of_rows(dataset, dataloader)
     bound = inspect.signature(stock).bind(dataloader, *args, **kwargs)
     alone = {"num_processes": 1, "process_index": 0, "torch_device_mesh": None}
+    # As the only process it reads all of the dataset, which is this node's share.
     bound.arguments.update(alone, dispatch_batches=False, split_batches=False)
     return stock(*bound.args, **bound.kwargs)
 
@@ -144,6 +145,7 @@ def _loader_of_rows(dataset: _FeedDataset, loader: Any) -> Any:
 
 def _is_called_by(module: str) -> bool:
     frame: FrameType | None = sys._getframe(1)
+    # PyTorch's fetcher may stand between Accelerate's loader and this dataset: all callers count.
     while frame and frame.f_globals.get("__name__") != module:
         frame = frame.f_back
     return frame is not None
@@ -190,6 +192,8 @@ class _FeedDataset:
                 "cannot: use num_workers=0, and transform the batches in the training loop"
             )
         if worker is not None:
+            # PyTorch's seed of a worker is its loader's plus its id: the difference names the
+            # loader.
             loader = worker.seed - worker.id
             hello = Hello(loader, worker.num_workers, worker.id, self._iterations)
             self._iterations += 1
@@ -243,6 +247,7 @@ def _make(*parts: Any) -> IterableDataset[Any]:
 def _plain(name: str, column: np.ndarray) -> np.ndarray | list[Any]:
     column = as_numbers(name, column)
     if column.dtype.kind in "biufc":
+        # PyTorch knows this machine's byte order alone.
         return column.astype(column.dtype.newbyteorder("="), copy=False)
     if column.dtype.kind not in "OSU" or (column.dtype.kind == "O" and not is_text(column)):
         raise no_tensor(name, column, "PyTorch")
@@ -350,6 +355,7 @@ class SharedRows:
         if self.members == 1:
             return columns
         sent = {name: _packed(column) for name, column in columns.items()}
+        # Lengths first: only the sender knows how long its packed strings are.
         own = np.array([[len(array) for array in sent.values()]], np.int64)
         lengths = np.concatenate(self._gathered(own, [1] * self.members))
         found: Plain = {}
@@ -369,6 +375,7 @@ class SharedRows:
         """
         from torch import distributed
 
+        # The collective wants arrays of one size, so shorter ones are filled up and cut again.
         sent = np.zeros((max(counts), *array.shape[1:]), array.dtype)
         sent[: len(array)] = array
         found = np.empty((self.members, *sent.shape), array.dtype)

@@ -55,6 +55,7 @@ Columns = dict[str, np.ndarray]
 """Arrays by column name, `[rows, …]`, of any type."""
 Plain = dict[str, np.ndarray | list[Any]]
 """Columns by name: arrays of numbers `[rows, …]`, or lists of other values."""
+# A cache line: arrays of any dtype are aligned in it.
 _ALIGNED_NBYTES = 64
 _ERRORS = {
     kind.__name__: kind
@@ -96,6 +97,7 @@ class BatchServer:
     """
 
     def __init__(self, batches: EpochBatches, prepare: Callable[[Columns], Plain]) -> None:
+        # Datagrams keep the messages of several workers apart in one inherited socket.
         own, self.inherited = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         serving = _Serving(own, batches, prepare)
         threading.Thread(target=serving.accept, name="sparkdl-batches", daemon=True).start()
@@ -112,6 +114,7 @@ class _Epoch:
         self._reader, self._batches = batches.reader, iter(batches)
         self._number = number
         self._rounds: Counter[int] = Counter()
+        # An iterator of Python fails if two threads ask at once, and a turn belongs to its batch.
         self._lock = threading.Lock()
 
     def takes(self, hello: Hello) -> bool:
@@ -156,6 +159,7 @@ class _Serving:
                     return
                 worker = socket.socket(fileno=fds[0])
                 with self._lock:
+                    # A worker that connects while the dataset is closed would wait for ever.
                     if self._is_closed:
                         worker.close()
                         continue
@@ -208,6 +212,7 @@ class _Serving:
             if epoch is not None and epoch.takes(hello):
                 epoch.joined.add(hello.worker)
                 return epoch
+            # The new iteration claims the feed, and so ends the epoch of the workers before it.
             self._epoch = _Epoch(hello, self._batches, next(self._epochs))
             return self._epoch
 
@@ -236,6 +241,8 @@ def batches_from(inherited: socket.socket, hello: Hello) -> Iterator[Plain]:
     """
     own, theirs = socket.socketpair()
     with own:
+        # A process forked from the node's may hold a copy of the other end, so the end of this
+        # socket does not show that the node's process is dead.
         own.settimeout(_LOOK_S)
         with theirs:
             _ask(

@@ -37,6 +37,7 @@ _SPARKS = {
     "int16": "smallint",
     "int32": "int",
     "int64": "bigint",
+    # Spark has no unsigned integers and no half floats: the next wider type holds the values.
     "uint8": "smallint",
     "uint16": "int",
     "uint32": "bigint",
@@ -211,6 +212,8 @@ def _cast(array: pa.Array, codec: Codec, to: pa.DataType) -> pa.Array | None:
     """Convert a whole array; None if it takes a closer look at the values."""
     name, detail = codec.name, codec.detail
     if name in ("float", "int") or (name == "scalar" and detail and detail[1] in "iuf"):
+        # Arrow's safe cast refuses fractions and overflow. The values are then looked at one by
+        # one.
         is_number = pa.types.is_integer(to) or pa.types.is_floating(to)
         plain = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
         return array.cast(to) if is_number and plain else None
@@ -219,6 +222,7 @@ def _cast(array: pa.Array, codec: Codec, to: pa.DataType) -> pa.Array | None:
     if name in _SAME:
         return array.cast(to) if _SAME[name](to) else None
     if name == "datetime" and pa.types.is_timestamp(to):
+        # A naive time is local time in a `timestamp`, as `_scalar` has it.
         return array.cast(to) if bool(detail) == (to.tz is not None) else None
     if name in ("list", "tuple") and pa.types.is_list(to) and not array.null_count:
         return _list(array, codec.of[0], to)
@@ -240,6 +244,7 @@ def _list(array: pa.Array, element: Codec, to: pa.DataType) -> pa.Array | None:
     values = _cast(array.flatten(), element, to.value_type)
     if values is None or (values.null_count and not to.value_field.nullable):
         return None
+    # Offsets anew, because those of a slice do not begin at 0.
     ends = np.concatenate([[0], np.cumsum(lengths(array))])
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=to)
 
@@ -259,6 +264,7 @@ def build(
     try:
         return pa.array([_plain(value, field.type) for value in values], field.type)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        # Value by value only after the fast way has failed, to name the one that does not fit.
         value, error = _culprit(values, field.type)
     text = repr(value)
     text = text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}…"
@@ -308,8 +314,10 @@ def _plain(value: Any, to: pa.DataType) -> Any:
 def _scalar(value: Any, to: pa.DataType) -> Any:
     kinds = pa.types
     is_bool = isinstance(value, bool)
+    # A bool is an int to Python, and `pa.array` makes 1.0 of it in a column of floats.
     _expect(is_bool == kinds.is_boolean(to), "a bool is no number" if is_bool else "no bool")
     if kinds.is_integer(to) and isinstance(value, float):
+        # `pa.array` would cut the fraction off.
         _expect(value.is_integer(), "it has a fraction")
         return int(value)
     if kinds.is_string(to) or kinds.is_large_string(to):

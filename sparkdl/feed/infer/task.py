@@ -98,6 +98,8 @@ class InferColumns:
                 columns = result_columns(batch, self.results)
                 results.append(pa.RecordBatch.from_arrays(columns, schema=self.results))
                 rows += batch.num_rows
+            # Results come in other batches than the rows went out: a batch is joined once all of
+            # its rows have one.
             while sent and rows >= (count := sent[0].num_rows):
                 table = pa.Table.from_batches(results)
                 yield self._joined(sent.popleft(), table.slice(0, count))
@@ -109,6 +111,7 @@ class InferColumns:
     ) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
+                # As they came: map_fun may see other names than the columns of the result have.
                 sent.append(batch.select(list(self.kept)) if self.kept else batch)
                 yield batch.rename_columns(self.names)
 
@@ -149,6 +152,7 @@ def answers(
         FeederError: see `exchange`.
     """
     target = spec.targets[(partition + attempt) % len(spec.targets)]
+    # A Flight stream has one schema, and rows of an RDD may have several.
     for _schema, group in groupby(batches, key=lambda batch: batch.schema):
         yield from exchange(spec, f"{partition}.{uuid.uuid4().hex[:12]}", target, group)
 
@@ -177,11 +181,13 @@ def exchange(
             cluster's root cause as soon as it has failed for good.
     """
     partition = _Partition(batches)
+    # An empty partition needs no node, and so none that is alive.
     if partition.at(0) is None:
         return
     nodes = [target, *(node for node in spec.targets if node != target)]
     answered = -1
     for tries in itertools.count():
+        # Each result that is passed on renews the patience.
         if partition.answered > answered:  # so far the nodes have got
             answered = partition.answered
             patience = Deadline.after(min(spec.patience_s, spec.timeout_s))
@@ -195,11 +201,14 @@ def exchange(
             return
         except FeederError as error:
             is_there = is_there or not isinstance(error.__cause__, flight.FlightUnavailableError)
+            # Another node has the same map_fun and would answer as wrongly; a failed cluster has
+            # none.
             if Code.WRONG_ANSWER.is_in(error) or Code.CLUSTER_FAILED.is_in(error):
                 raise
             if partition.at(partition.answered) is None:
                 return  # it was lost with nothing left to answer
             deadline = patience if is_there else unreachable
+            # A pause only after all nodes have been asked.
             if (tries + 1) % len(nodes) == 0:
                 if deadline.has_passed or (not is_there and tries < len(nodes)):
                     _raise_cause(spec, error, is_final=deadline.has_passed)
@@ -279,6 +288,7 @@ class _Call:
                 )
             except (pa.ArrowException, OSError) as error:
                 raise self._error(error) from error
+            # Rows go out in a thread of their own, or both ends could wait for room to send.
             pump = self._start(self._pump, writer, reader)
             self._start(self._watch, reader)
             try:
@@ -287,13 +297,16 @@ class _Call:
                     rows = _rows_of(data)
                     with self._changed:
                         self._rows.answer(rows, time.monotonic())
+                    # Before the `yield`: no other node may be asked for what Spark has got.
                     self._partition.pass_on(rows)
                     yield data
                 pump.join(self._spec.timeout_s)
                 writer.close()
             except (pa.ArrowException, OSError) as error:
                 if self._partition.error is not None:
+                    # Spark's error is the cause; Flight's is about the stream that it has ended.
                     raise self._partition.error from None
+                # This end has cancelled the call: the reason for that is the error.
                 is_ours = self._problems and isinstance(error, flight.FlightCancelledError)
                 cause = self._problems[0] if is_ours else error
                 if not isinstance(cause, (pa.ArrowException, OSError)):
@@ -318,6 +331,7 @@ class _Call:
                 if row == first:
                     writer.begin(batch.schema)
                 with self._changed:
+                    # Counted first: the answer may come before `write_batch` returns.
                     self._rows.send(batch.num_rows, time.monotonic())
                 writer.write_batch(batch)
                 row += batch.num_rows

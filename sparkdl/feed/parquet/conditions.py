@@ -59,6 +59,7 @@ def fulfil(condition: Condition, column: Callable[[Condition], pa.Array]) -> pa.
     if condition.what == "not":
         return pc.invert(fulfil(condition.parts[0], column))
     if condition.what in ("and", "or"):
+        # SQL's logic of three values: false AND null is false, true OR null is true.
         join = pc.and_kleene if condition.what == "and" else pc.or_kleene
         return reduce(join, (fulfil(part, column) for part in condition.parts))
     values = column(condition)
@@ -68,5 +69,6 @@ def fulfil(condition: Condition, column: Callable[[Condition], pa.Array]) -> pa.
         return values
     wanted = pa.array(condition.values, type_of(condition.kind))
     if condition.what == "in":
+        # `is_in` answers false for a null, and Spark null.
         return pc.if_else(pc.is_valid(values), pc.is_in(values, wanted), None)
     return COMPARISONS[condition.what](values, wanted[0])

@@ -56,10 +56,12 @@ class ParquetLoader(threading.Thread):
         # Imported here, because agents that read no files do not need it.
         from sparkdl.feed.parquet.read import BATCH_NBYTES, PREFETCH_NBYTES, read_share
 
+        # Fractions, so that several batches and the rows read ahead fit beside other feeds.
         batch_nbytes = max(_MIN_BATCH_NBYTES, min(BATCH_NBYTES, self._memory_nbytes // 16))
         prefetch_nbytes = max(batch_nbytes, min(PREFETCH_NBYTES, self._memory_nbytes // 4))
         numbers = deque(part.numbers for part in share.ranges)
         batches = read_share(share, batch_nbytes=batch_nbytes, prefetch_nbytes=prefetch_nbytes)
+        # Ends the decoding threads when the rows are not wanted any more.
         with closing(batches):
             for batch in batches:
                 spans = tuple((0, *rows) for rows in take_rows(numbers, batch.num_rows))
@@ -149,8 +151,10 @@ class DirectLoader(ParquetLoader):
             )
         has_begun = is_whole = False
         rows: dict[int, int] = {}
+        # `epochs` may be None, which no number equals: the loop is endless then.
         for epoch in itertools.takewhile(lambda e: e != order.epochs, itertools.count()):
             done = order.done.get(epoch, {}).get(0, ())
+            # A checkpoint covers the whole epoch, so the child goes on to the next one.
             if done == ((0, source.num_rows),):
                 self._send_to_child(self, FeedBegin(log.feed, epoch + 1, epoch + 1))
                 continue
@@ -165,6 +169,7 @@ class DirectLoader(ParquetLoader):
                 if len(rows) > 1:
                     self._send_to_child(self, Granted(log.feed, epoch, min(rows.values())))
                 share = shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
+                # An epoch of which a checkpoint covers a part cannot be read again as a whole one.
                 request = AppendRequest(epoch, keep=not (is_last or done))
                 if not (self._read(share, log, request) and log.takes(epoch)):
                     return

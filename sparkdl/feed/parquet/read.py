@@ -89,6 +89,7 @@ def read_share(
     """
     reader = _Reader(open_storage(share.storage), share, batch_nbytes)
     largest = max([batch_nbytes, *(file.row_nbytes for file in share.files)])
+    # Closed at once when the caller stops, and not when the garbage collector finds the generator.
     with closing(_in_order(_pieces(share), reader.read, largest, prefetch_nbytes)) as batches:
         yield from join_small(batches, batch_nbytes // _SMALL)
 
@@ -138,6 +139,7 @@ class _Reader:
         self._own = list(dict.fromkeys(".".join(path) for path in (*(p for _, p in own), *asked)))
         self._has_text = any(has_text(field.type) for field, _ in own)
         self._batch_nbytes = batch_nbytes
+        # For the footers: several threads read pieces of one file.
         self._lock = threading.Lock()
         self._footers: dict[str, pq.FileMetaData] = {}  # of the files read last
 
@@ -168,6 +170,7 @@ class _Reader:
         for batch in _select(kept_rows(self._condition, batches), wanted):
             rows += batch.num_rows
             yield batch
+        # The driver has shared out the counted rows, so the other nodes rely on these.
         if rows < count_rows(wanted):
             raise ReadError(
                 f"{piece.file.path} has fewer rows in row group {piece.ranges[0].row_group} that "
@@ -176,6 +179,7 @@ class _Reader:
 
     def _open(self, wanted: DataFile) -> pq.ParquetFile:
         path = wanted.path
+        # The length and not the time, because hosts may have copies of their own.
         if wanted.nbytes >= 0 and self._system.get_file_info(path).size != wanted.nbytes:
             raise ReadError(
                 f"{path} has changed since Spark has listed it for the DataFrame, or is not the "
@@ -287,6 +291,7 @@ def _in_order(
     Raises:
         Exception: what `read` raises, after the batches before it.
     """
+    # Two pieces are decoded at a time, and each gets half of what may be ahead.
     ahead_of_each = max(1, prefetch_nbytes // 2 // batch_nbytes)
     waiting, started = deque(pieces), deque[_Ahead]()
     try:
@@ -296,6 +301,7 @@ def _in_order(
             yield from started[0]
             started.popleft().join()
     finally:
+        # All are stopped before any is joined: they end side by side.
         for ahead in started:
             ahead.stop()
         for ahead in started:
@@ -305,6 +311,7 @@ def _in_order(
 def _may_start(started: Iterable[_Ahead], piece: _Piece, prefetch_nbytes: int) -> bool:
     sizes = [ahead.nbytes for ahead in started]
     is_small = len(sizes) < _MAX_READERS and sum(sizes) + piece.nbytes <= prefetch_nbytes
+    # The second piece is decoded while the first is delivered, whatever its size.
     return len(sizes) < 2 or is_small
 
 
@@ -331,6 +338,7 @@ class _Ahead:
     def stop(self) -> None:
         """Decode no more."""
         self._is_stopped = True
+        # The thread may be waiting for room: it wakes up, and finds that it is stopped.
         self._room.release()
 
     def join(self) -> None:
@@ -342,6 +350,7 @@ class _Ahead:
         try:
             with closing(read(piece)) as batches:
                 for batch in batches:
+                    # Room first: the batch in hand is the only one beyond the limit.
                     self._room.acquire()
                     if self._is_stopped:
                         break

@@ -123,6 +123,7 @@ def source_of(scan: Scan) -> ParquetSource:
     listed = {path: file for (_, path), file in zip(located, scan.files, strict=True)}
     if len(listed) < len(located):
         raise ConfigError("it reads a file twice")
+    # Sorted, because the rows' numbers must not depend on the order of Spark's listing.
     paths = sorted(listed)
     found = read_footers(paths, partial(_read_footer, system, listed, scan))
     row_groups = [footer.row_groups for footer in found]
@@ -167,6 +168,7 @@ def _check_columns(columns: Sequence[ScannedColumn], condition: Condition | None
         raise ConfigError("none of its columns is in the files")
     picked = {column.pick.path for column in columns if column.pick is not None}
     for asked in _asked(condition):
+        # A test for null names no type, so only a selected column has been checked.
         if asked.pick is not None and asked.stored == _ANY and asked.pick.path not in picked:
             raise ConfigError(f"its filter is about {asked.name!r}, which is not selected")
     for column in columns:
@@ -198,6 +200,7 @@ def _read_footer(
     names = {".".join(column.pick.path) for column in scan.columns if column.pick is not None}
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     names_to_count = _names(scan.condition)
+    # Compressed bytes of all columns whose names begin so: too many, perhaps, for what is a limit.
     to_count = (
         leaf.total_compressed_size
         for group in groups
@@ -269,6 +272,7 @@ def _is_corrected(tags: Mapping[bytes, bytes], is_int96: bool, mode: str) -> boo
     since, legacy = (b"3.1.0", b"INT96") if is_int96 else (b"3.0.0", b"DateTime")
     if _VERSION not in tags:
         return mode.upper() == _CORRECTED
+    # Spark compares these versions as text, too.
     return tags[_VERSION] >= since and b"org.apache.spark.legacy" + legacy not in tags
 
 

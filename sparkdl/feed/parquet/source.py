@@ -29,7 +29,9 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.row_ranges import Range, uncovered
 from sparkdl.storage import find_files, locate, open_storage
 
+# Reading a footer is waiting for the storage, so there may be more threads than cores.
 _FOOTER_THREADS = 16
+# Arrow's offset of a string, binary or list, beside its bytes.
 _VARIABLE_NBYTES = 4
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
 _NAME_THEM = "Name the columns that all files have, once each"
@@ -152,6 +154,7 @@ def _find(system: pafs.FileSystem, asked: Sequence[str], paths: Sequence[str]) -
                 "folders, give a pattern, such as path/*/*.parquet"
             )
         found.update(here)
+    # Sorted, because nodes that list by themselves must number the rows alike.
     return dict(sorted(found.items()))
 
 
@@ -176,6 +179,7 @@ def partition_fields(found: Mapping[str, Values]) -> pa.Schema:
 def _narrowest(values: set[str | None]) -> pa.DataType:
     """Return the first type that all values fit, as Spark does; strings if there is none."""
     present = [value for value in values if value is not None]
+    # Up to 18 digits always fit an int64.
     if present and all(re.fullmatch(r"[+-]?\d{1,18}", value) for value in present):
         is_small = all(-(2**31) <= int(value) < 2**31 for value in present)
         return pa.int32() if is_small else pa.int64()
@@ -198,6 +202,7 @@ def read_footers(files: Sequence[T], read: Callable[[T], F]) -> list[F]:
     try:
         return list(pool.map(read, files))
     finally:
+        # After the first error the other footers are not needed.
         pool.shutdown(cancel_futures=True)
 
 
@@ -302,6 +307,7 @@ def plan(
         raise ValueError(f"num_nodes is {num_nodes}; it must be at least 1")
     groups = list(_groups(row_groups))
     if seed is not None:
+        # Python seeds by a text's SHA-512, so every node and every run gets the same order.
         random.Random(f"{seed}/0").shuffle(groups)
     left = [
         FileRange(part.file, part.row_group, first - part.first, last - part.first, first)
@@ -314,6 +320,7 @@ def plan(
     for part in left:
         rows, start = part.num_rows, 0
         while start < rows:
+            # From the total, not node by node: totals then differ by one row at most.
             end = total * (node + 1) // num_nodes - offset  # of this node, within this range
             stop = min(rows, end)
             if start < stop:
@@ -334,6 +341,7 @@ def _groups(row_groups: Sequence[Sequence[int]]) -> Iterator[FileRange]:
         for group, rows in enumerate(counts):
             if rows:
                 yield FileRange(file, group, 0, rows, first)
+            # Groups that are empty or done count too: numbers do not depend on what is skipped.
             first += rows
 
 
@@ -384,6 +392,7 @@ def spark_type(kind: pa.DataType) -> pa.DataType:
         return spark_type(kind.value_type)
     if types.is_timestamp(kind):
         is_instant = kind.tz is not None or kind.unit == INT96_UNIT
+        # Spark writes INT96 as an instant, without a time zone in the file.
         return pa.timestamp("us", "UTC" if is_instant else None)
     if types.is_map(kind):
         return pa.map_(spark_type(kind.key_type), spark_type(kind.item_type))
@@ -417,6 +426,7 @@ def convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """
     if column.type.equals(kind):
         return column
+    # Arrow refuses integers that a float cannot hold exactly; Spark takes the nearest float.
     is_rounded = pa.types.is_integer(_element(column.type)) and pa.types.is_floating(_element(kind))
     return pc.cast(
         column,

@@ -127,6 +127,7 @@ def is_within(name: str, wanted: str) -> bool:
 
 
 def _join(arrays: list[Array], name: str) -> Array:
+    # Without rows a part has no shape or dtype of its own, and must not change those of the others.
     arrays = [array for array in arrays if len(array)] or arrays[:1]
     if len({array.shape[1:] for array in arrays}) > 1:
         arrays = [objects(list(array)) for array in arrays]
@@ -185,6 +186,7 @@ def convert(column: pa.Array, codec: Codec | None = None, where: str = "the colu
     Raises:
         FeedTypeError: for a null, and for what the table says is refused.
     """
+    # Before anything else: once converted, a null is a NaN, NaT or None like any other.
     if column.null_count:
         raise _nulls(column.null_count, len(column), column.type, where)
     if codec is not None and codec.name in _BY_CODEC:
@@ -194,6 +196,7 @@ def convert(column: pa.Array, codec: Codec | None = None, where: str = "the colu
     if is_list(kind):
         return _lists(column, codec.of[0] if codec is not None and codec.of else None, where)
     if types.is_time(kind):
+        # numpy has no time of day: it becomes the time since midnight, by way of its integers.
         column = column.cast(pa.time64("ns")).cast(pa.int64()).cast(pa.duration("ns"))
     if types.is_struct(kind) or types.is_map(kind) or types.is_union(kind):
         return _structs(column, where)
@@ -204,6 +207,7 @@ def convert(column: pa.Array, codec: Codec | None = None, where: str = "the colu
 
 def objects(values: Sequence[Any]) -> Array:
     """Return an object array [rows], also where the values are sequences themselves."""
+    # `np.array` would make one array of several dimensions of equal sequences.
     return np.fromiter(values, object, len(values))
 
 
@@ -239,6 +243,7 @@ def _lists(column: pa.Array, element: Codec | None, where: str) -> Array:
     flat = convert(column.flatten(), element, where)
     if (counts == counts[:1]).all():
         width = column.type.list_size if pa.types.is_fixed_size_list(column.type) else -1
+        # Without rows only the type can say the width, and only a fixed-size list does.
         width = int(counts[0]) if len(counts) else max(width, 0)
         return flat.reshape(len(column), width, *flat.shape[1:])
     return objects(split(flat, counts))

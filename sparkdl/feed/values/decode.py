@@ -61,6 +61,7 @@ def _decode_arrays(array: pa.Array, codec: Codec) -> list[Any]:
     if pa.types.is_struct(array.type):
         return [value.copy() for value in load_ragged(array, codec.detail)]
     stacked = load(array, codec.detail)
+    # Copies, because views would keep the whole batch in memory and are read-only.
     return [np.array(value, stacked.dtype) for value in stacked]
 
 
@@ -187,6 +188,7 @@ def tagged(kind: pa.DataType) -> tuple[str, tuple[str, str]] | None:
 def _values(column: pa.Array) -> list[Any]:
     kind = column.type
     if column.null_count and pa.types.is_nested(kind):
+        # The buffers below a nested null hold anything, so only the others are decoded.
         present = iter(_values(column.drop_null()))
         return [next(present) if is_valid else None for is_valid in column.is_valid().to_pylist()]
     if is_vector(kind):
@@ -205,6 +207,7 @@ def _values(column: pa.Array) -> list[Any]:
     if is_list(kind):
         return _lists(column.flatten(), lengths(column))
     if pa.types.is_timestamp(kind) and kind.tz is not None:
+        # By way of integers: `to_pylist` would need the zone's data, and give aware datetimes.
         instants = plain_values(column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()))
         return [None if us is None else _local(us) for us in instants]
     return plain_values(column)
@@ -229,4 +232,5 @@ def _maps(column: pa.Array) -> list[Any]:
 
 
 def _local(us: int) -> datetime:
+    # As pyspark converts: a float of seconds would round the microseconds.
     return datetime.fromtimestamp(us // 1_000_000).replace(microsecond=us % 1_000_000)

@@ -75,13 +75,16 @@ _BY_NAME = dict.fromkeys(("DenseVector", "SparseVector"), "vector") | dict.fromk
     ("DenseMatrix", "SparseMatrix"), "matrix"
 )
 _LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+# A character of UTF-8 has four bytes at most: an upper bound without encoding the text.
 _UTF8_MAX_NBYTES = 4
+# Arrow's type ids are signed bytes.
 _MAX_UNION = 127
 _WIDE = 16
 _PACKED = {
     float: (ord("g"), np.dtype([("tag", "u1"), ("value", "<f8")])),
     int: (ord("i"), np.dtype([("tag", "u1"), ("value", "<i4")])),
 }
+# A byte for the type and four for the length.
 _HEADER_NBYTES = 5
 
 
@@ -142,6 +145,7 @@ def _encode_objects(values: Sequence[Any], where: str) -> Encoded:
     if not kinds:
         return pa.nulls(len(values)), Codec("null")
     kind = next(iter(kinds))
+    # The common case first: Arrow converts a column of one plain type by itself.
     if len(kinds) == 1 and kind in _NATIVE:
         return _encode_native(values, kind, where)
     if types <= _KEYS.keys():
@@ -150,6 +154,7 @@ def _encode_objects(values: Sequence[Any], where: str) -> Encoded:
         keys = [_key(value, where) for value in values]
     members = list(dict.fromkeys(keys))
     name, detail = next(member for member in members if member[0] != "null")
+    # Beside the native types above, only datetimes share their column with None.
     if len(members) > (2 if name == "datetime" and NoneType in types else 1):
         return _encode_union(values, keys, members, where)
     return _ENCODERS[name](values, detail, where)
@@ -194,6 +199,7 @@ def _dtype_detail(dtype: np.dtype[Any], where: str) -> str:
 def _encode_native(values: Sequence[Any], kind: type, where: str) -> Encoded:
     native = _NATIVE[kind]
     if native in _LARGE:
+        # Beyond 2 GiB 32-bit offsets do not reach, and Arrow would split the array.
         nbytes = sum(map(len, filter(None, values))) * (_UTF8_MAX_NBYTES if kind is str else 1)
         native = _LARGE[native] if nbytes > INT32_MAX else native
     try:
@@ -322,9 +328,11 @@ def pack_rows(rows: Any, max_runs: int) -> list[Array] | None:
     fields = [(f"run{i}", _PACKED[kind][1], (width,)) for i, (kind, width) in enumerate(runs)]
     layout = np.dtype([("header", f"V{_HEADER_NBYTES}"), *fields])
     try:
+        # Version 2 has no references: from 3 on an object that occurs twice is written once.
         data = marshal.dumps(rows, 2)
     except ValueError:  # something in there is no plain value
         return None
+    # Larger integers and most other types have another length; the tags below find the rest.
     if len(data) != _HEADER_NBYTES + len(rows) * layout.itemsize:
         return None
     items = np.frombuffer(data, layout, offset=_HEADER_NBYTES)

@@ -60,6 +60,7 @@ def store(arrays: Sequence[Array], dtype: str) -> pa.Array:
         arrays = [_as_bytes(array) for array in arrays]
     shapes = {array.shape for array in arrays}
     sizes = next(iter(shapes))
+    # Arrow has no fixed-size lists of length 0, and none beyond 32 bits.
     if len(shapes) == 1 and 0 not in sizes and max(sizes, default=1) <= INT32_MAX:
         return nest(np.stack(arrays))
     flat = np.concatenate([array.reshape(-1) for array in arrays])
@@ -110,10 +111,12 @@ def lengths(array: pa.Array) -> Array:
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         return np.full(len(array), kind.list_size, np.int64)
+    # The fast way below reads the offsets, which know no nulls and may be missing without rows.
     if array.null_count or not len(array):
         counts = array.value_lengths()
         return np.asarray(counts.fill_null(0) if counts.null_count else counts).astype(np.int64)
     dtype = np.dtype(np.int64 if pa.types.is_large_list(kind) else np.int32)
+    # A slice has the buffers of the whole array, and says where in them it begins.
     start = array.offset * dtype.itemsize
     ends = np.frombuffer(array.buffers()[1], dtype, len(array) + 1, start)
     return np.diff(ends).astype(np.int64)
@@ -149,6 +152,7 @@ def _is_native(name: str) -> bool:
 
 
 def _as_bytes(array: Array) -> Array:
+    # A copy that can be written to: `tobytes` makes the strides and the order plain.
     flat = np.frombuffer(bytearray(array.tobytes()), np.uint8)
     return flat.reshape(*array.shape, array.dtype.itemsize)
 
@@ -159,6 +163,7 @@ def _typed(array: Array, dtype: str) -> Array:
         return array
     itemsize = array.shape[-1]
     if dtype[1] in "SU":
+        # numpy's text has four bytes a character, its bytes one.
         dtype += str(itemsize // (4 if dtype[1] == "U" else 1))
     if 0 in array.shape:
         return np.empty(array.shape[:-1], dtype)
@@ -193,6 +198,7 @@ def store_vectors(values: Sequence[Any]) -> pa.Array:
     """Return vectors as an Arrow array; `vectors` gives them back."""
     indices = [getattr(value, "indices", _NONE) for value in values]
     items = [value.values for value in values]
+    # Only a sparse vector has indices, of whatever length: an empty one is no dense vector.
     is_dense = [each is _NONE for each in indices]
     sizes = [None if dense else each.size for dense, each in zip(is_dense, values, strict=True)]
     parts = [
@@ -276,11 +282,13 @@ def dense_matrices(column: pa.Array) -> Array:
     height, width = map(int, shapes[0]) if len(shapes) else (0, 0)
     is_sparse = column.field("type").to_numpy() == _SPARSE
     along_rows = column.field("isTransposed").to_numpy(zero_copy_only=False)
+    # Mixed kinds and orders are rare, so these go one by one through pyspark's own conversion.
     if is_sparse.any() or (along_rows != along_rows[:1]).any():
         return np.stack([matrix.toArray() for matrix in matrices(column)])
     values = _flat(column.field("values"))
     if along_rows[:1].all():
         return values.reshape(len(column), height, width)
+    # Column by column in memory: the transpose of a reshaped view, without a copy.
     return np.swapaxes(values.reshape(len(column), width, height), 1, 2)
 
 
@@ -302,6 +310,7 @@ def _flat(lists: pa.Array) -> Array:
 
 def _pieces(lists: pa.Array) -> list[Array]:
     """Return each list as an array of its own that can be written to; empty where null."""
+    # Arrow's memory is read-only, and user code may change a vector in place.
     return [piece.copy() for piece in split(_flat(lists), lengths(lists))]
 
 

@@ -24,11 +24,14 @@ from sparkdl.feed.values.decode import decode, frame_rows, make_rows
 from sparkdl.feed.values.encode import MISSING, Codec, Values, encode, pack_rows, row_fields
 
 _KEY = b"sparkdl.rows"
+# With more changes of kind or type than this, a batch would be cut into tiny ones.
 _MAX_CUTS = 8
 _FIXED = frozenset({NoneType, bool, int, float, date, datetime, timedelta})
 _ANY_TYPE = frozenset({NoneType, type(MISSING)})
 _SAMPLE = 32
+# A column may have so many places for each value that it holds.
 _SPARSE = 4
+# Narrower rows gain nothing by `pack_rows`.
 _WIDE = 16
 
 
@@ -117,6 +120,7 @@ def _parse_schema(data: bytes) -> RowSchema:
 
 def _encode_batch(rows: list[Any]) -> Iterator[pa.RecordBatch]:
     layouts = _layouts(rows)
+    # Rows of optional keys would alternate in their layout, so they share columns instead.
     if len(set(layouts)) > 1 and {kind for kind, _ in layouts} == {"dict"}:
         names = _common_keys(rows)
         if names:
@@ -124,6 +128,7 @@ def _encode_batch(rows: list[Any]) -> Iterator[pa.RecordBatch]:
             yield from _encode_columns("dict", names, columns)
             return
     cuts = [i for i, (a, b) in enumerate(pairwise(layouts), start=1) if a != b]
+    # Rows that alternate are the values of one column: a batch for each run would have a few rows.
     if len(cuts) > _MAX_CUTS:
         yield from _encode_columns("value", ["value"], [rows])
         return
@@ -144,6 +149,7 @@ def _encode_columns(
     kind: str, names: Sequence[str], columns: Sequence[Values]
 ) -> Iterator[pa.RecordBatch]:
     cuts = sorted({cut for column in columns for cut in _type_cuts(column)})
+    # A column of mixed types is a union then, and the batch stays whole.
     if len(cuts) > _MAX_CUTS:
         cuts = []
     for start, stop in pairwise([0, *cuts, len(columns[0])]):
@@ -163,6 +169,7 @@ def _transpose(rows: list[Any]) -> Sequence[Values]:
     width = len(rows[0])
     packed = pack_rows(rows, _MAX_CUTS) if width > _WIDE else None
     if packed is not None:
+        # Transposed at once, so that `pa.array` takes each column as it lies, without a copy.
         return [column for part in packed for column in np.ascontiguousarray(part.T)]
     cuts = [i for i, (a, b) in enumerate(pairwise(map(type, rows[0])), start=1) if a is not b]
     if width <= _WIDE or not 0 < len(cuts) <= _MAX_CUTS:
@@ -178,12 +185,14 @@ def _common_keys(rows: list[dict[str, Any]]) -> list[str]:
 
     Empty also where most rows lack most keys: a column would be a waste for each.
     """
+    # The widest first, so its order of keys is the one that the others have to keep.
     kinds = sorted(set(map(tuple, rows)), key=lambda kind: (-len(kind), kind))
     keys = list(dict.fromkeys(chain.from_iterable(kinds)))
     place = {key: i for i, key in enumerate(keys)}
     if len(keys) * len(rows) > _SPARSE * sum(map(len, rows)):
         return []
     places = ([place[key] for key in kind] for kind in kinds)
+    # A dict keeps its order of keys, which is lost if another order names the columns.
     return keys if all(each == sorted(each) for each in places) else []
 
 
@@ -214,6 +223,7 @@ def _layout(row: Any) -> tuple[str, Any]:
 
 def _type_cuts(column: Values) -> list[int]:
     """Return where the type changes along a column; None, or no value, goes with any."""
+    # The common case first: one pass in C finds a column of one type.
     if isinstance(column, np.ndarray) or len(set(map(type, column)) - _ANY_TYPE) <= 1:
         return []
     cuts: list[int] = []

@@ -119,6 +119,7 @@ def _column(name: str, series: Any) -> pa.Array | pa.ChunkedArray:
 def _read(dataset: Any) -> Iterator[pa.Table]:
     """Yield the rows in the order that `shuffle`, `select` and others gave them."""
     columns: Sequence[str] = dataset.format["columns"]
+    # In Arrow's format no row becomes Python objects, and `iter` follows the dataset's indices.
     yield from dataset.with_format("arrow", columns=columns).iter(_DATASET_ROWS)
 
 
@@ -130,6 +131,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 def _unwrapped(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
+        # As by the other ways to a node (`spark_type`): values, not dictionaries.
         return column.cast(column.type.value_type)
     if not isinstance(column.type, pa.BaseExtensionType):
         return column

@@ -120,6 +120,7 @@ def unnest(name: str, column: Array, levels: int | None = None) -> tuple[Array, 
                 "in all rows, or leave it out of pad="
             )
         counts.append(np.fromiter(map(len, column), np.int64, len(column)))
+        # An empty row says nothing of the shape behind its first dimension.
         parts = [part for part in column if len(part)] or [column[0]]
         if len({part.shape[1:] for part in parts}) > 1:
             raise FeedTypeError(
@@ -148,5 +149,6 @@ def _filled(name: str, column: Array, length: int | None) -> tuple[Array, Array,
     mask = np.arange(longest if length is None else length) < lengths[:, None]
     shape = (*mask.shape, *flat.shape[1:])
     rows = np.full(shape, "", object) if is_object else np.zeros(shape, flat.dtype)
+    # The mask is filled row by row, as `flat` lies.
     rows[mask] = flat
     return rows, lengths, mask
