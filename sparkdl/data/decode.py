@@ -90,6 +90,7 @@ class _Slots:
         self, values: pa.Array, sizes: Ints, missing: Bools, kind: pa.DataType
     ) -> pa.ListArray:
         """Return lists of `sizes` values each; null where they are missing."""
+        # Inner lists come here too, and their nulls are checked by `_array`.
         if kind is self.column.type:
             self._refuse(missing)
         offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
@@ -142,10 +143,12 @@ class _Slots:
         try:
             if not pa.types.is_boolean(leaf):
                 return values.cast(leaf)
+            # Arrow would make true of any other number.
             if set(values.unique().to_pylist()) <= {0, 1}:
                 return values.cast(leaf)
         except pa.ArrowInvalid:
             pass
+        # Arrow does not say which value failed, so it is looked for one by one.
         bad = next(i for i, value in enumerate(values) if not _fits(value.as_py(), leaf))
         slot = int(np.searchsorted(ends, bad, side="right"))
         value = values[bad].as_py()

@@ -24,6 +24,7 @@ from sparkdl.data.wire import (
     prefixed,
 )
 
+# Offsets of 64 bits, which `wire.py` works with throughout.
 _WIDE = {Kind.BYTES: pa.large_binary(), Kind.INT64: pa.int64()}
 _FILL = {Kind.BYTES: b"", Kind.FLOAT: 0.0, Kind.INT64: 0}
 """The placeholder of a null, which is then left out."""
@@ -111,6 +112,7 @@ def _lists(
         data, places = encode_varints(values.cast(_WIDE[column.kind]).to_numpy())
         return from_contents(places[offsets], data, is_valid)
     numbers = values.to_numpy()
+    # An overflow is an error below, with the column's name, and not numpy's warning.
     with np.errstate(over="ignore"):
         floats = numbers.astype("<f4")
     if numbers.dtype != floats.dtype and (np.isinf(floats) & ~np.isinf(numbers)).any():

@@ -136,6 +136,7 @@ def take_apart(chunk: Chunk, record_type: str, use: Callable[[Records], T]) -> T
     try:
         return use(_parse(chunk, record_type))
     except IrregularError:
+        # The error does not say which record is odd, so protobuf gets the whole chunk.
         return use(_parse(_normal(chunk, record_type), record_type))
 
 
@@ -173,6 +174,7 @@ def _normal(chunk: Chunk, record_type: str) -> Chunk:
                 f"the record is no {record_type}, though its checksum is right: {error}. The "
                 "option recordType says which messages a file holds",
             ) from error
+        # Fields that are not features would make the record irregular a second time.
         message.DiscardUnknownFields()
         written.append(message.SerializeToString())
     ends = np.cumsum([len(record) for record in written])

@@ -69,6 +69,7 @@ def write_tfrecords(frame: DataFrame, path: str, mode: str = "append", **options
         with named_jobs(frame.sparkSession, "sparkdl", "write TFRecords"):
             rows = numbered.mapInArrow(partial(_write, writer), "name string").collect()
     except BaseException:
+        # An interrupt too: the tasks' files would stay in the hidden folder.
         writer.abort([])
         raise
     writer.commit([Written(row.name) for row in rows])

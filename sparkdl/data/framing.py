@@ -32,6 +32,7 @@ _READ_NBYTES = 64 * 1024 * 1024
 HEAD_NBYTES = 12
 _FOOT_NBYTES = 4
 _LENGTH = struct.Struct("<Q")
+# TensorFlow's kMaskDelta (tensorflow/core/lib/hash/crc32c.h).
 _MASK_DELTA = np.uint32(0xA282EAD8)
 
 Checksums = npt.NDArray[np.uint32]
@@ -40,6 +41,7 @@ NONE = "none"
 GZIP = "gzip"
 ZLIB = "zlib"
 SUFFIXES = {NONE: "", GZIP: ".gz", ZLIB: ".zlib"}
+# zlib takes 16 more for gzip's header and trailer instead of its own.
 _WINDOW_BITS = {GZIP: 16 + zlib.MAX_WBITS, ZLIB: zlib.MAX_WBITS}
 
 
@@ -99,6 +101,7 @@ def read_chunks(stream: Readable, path: str, nbytes: int = CHUNK_NBYTES) -> Iter
                     "Was it copied whole, and had its writer closed it?",
                 )
             return
+        # A record that is longer than a chunk needs a longer read.
         wanted = max(nbytes, needed)
 
 
@@ -126,6 +129,7 @@ def _walk(data: bytes, path: str, offset: int) -> tuple[Ints, int, int]:
             needed = stop + _FOOT_NBYTES - at
             break
         positions.append(at)
+        # Only computed here: numpy masks and compares the sums of all records at once.
         computed.append(checksum(data[at : at + 8]))
         computed.append(checksum(data[at + HEAD_NBYTES : stop]))
         at = stop + _FOOT_NBYTES
@@ -138,6 +142,8 @@ def _walk(data: bytes, path: str, offset: int) -> tuple[Ints, int, int]:
             record, of_data = divmod(int(wrong[0]), 2)
             what = "data" if of_data else "length"
             place = offset + positions[record]
+            # A file of another kind fails at its first record, as a damaged one may: it gets a
+            # hint.
             raise RecordError(path, place, _wrong_checksum(what, place == 0))
     if at + HEAD_NBYTES <= size:  # a length that leads beyond `data` must be true
         head = data[at : at + HEAD_NBYTES]
@@ -208,6 +214,7 @@ def compression_of(head: bytes) -> str:
         return NONE
     if head.startswith(b"\x1f\x8b"):
         return GZIP
+    # RFC 1950: the low bits name deflate, and both bytes are a multiple of 31.
     is_zlib = len(head) > 1 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
     return ZLIB if is_zlib else NONE
 

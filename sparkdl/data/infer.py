@@ -53,6 +53,7 @@ class Seen(msgspec.Struct, frozen=True):
     def add(self, other: Seen) -> Seen:
         """Return the sum of both summaries."""
         return Seen(
+            # This one's places win: errors name the first list of each kind.
             other.kinds | self.kinds,
             self.hollow or other.hollow,
             min(self.low, other.low),
@@ -172,6 +173,7 @@ def _seen(records: Records, lists: Lists) -> Seen:
             is_text = kind != Kind.BYTES or _is_text(values)
             total = total.add(Seen(kinds, low=low, high=high, is_text=is_text))
         else:
+            # An empty list says little: another kind may have values elsewhere.
             total = total.add(Seen(hollow=kind, low=low))
     return total
 

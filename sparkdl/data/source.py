@@ -72,6 +72,7 @@ class TFRecordDataSource(datasource.DataSource):
         try:
             seen = add_up(pool.map(look, [file.path for file in data.files]))
         finally:
+            # A file that fails ends the look at once; the others need not be read.
             pool.shutdown(cancel_futures=True)
         return from_arrow_schema(whole_schema(Rules(), seen, data.partitions, options))
 
@@ -243,6 +244,7 @@ class Destination:
         name = f"part-{number:05}-{uuid.uuid4().hex}.tfrecord{SUFFIXES[compression]}"
         system, path = open_storage(self.storage), f"{self.staging}/{name}"
         try:
+            # Without `None` pyarrow would compress by the name's suffix a second time.
             with system.open_output_stream(path, compression=None) as sink:
                 deflater = Deflater(sink, compression)
                 yield name, deflater
@@ -261,11 +263,13 @@ class Destination:
             WriteError: if one cannot be moved, and then none is; or if old ones cannot be removed.
         """
         system = open_storage(self.storage)
+        # Listed before the move, after which old files could not be told from new ones.
         old = self._present(system) if is_overwrite else []
         self._move(system, names)
         try:
             _delete(system, old)
             system.delete_dir(self.staging)
+            # Last, as Hadoop's committers do: its presence says that the write is complete.
             with system.open_output_stream(f"{self.folder}/{_SUCCESS}", compression=None):
                 pass
         except _FAILURES as error:

@@ -24,6 +24,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 _FEW = 16
 """Up to so many messages are read faster one by one."""
+# 64 bits, seven in a byte.
 _MAX_VARINT_NBYTES = 10
 _NOTHING = pa.scalar(b"", pa.large_binary())
 
@@ -57,9 +58,11 @@ def fields(data: Bytes, starts: Ints, ends: Ints) -> Fields:
     parent = np.flatnonzero(starts < ends)
     cursor, stop = starts[parent], ends[parent]
     while len(parent) > _FEW:
+        # A broken length leads beyond the bytes: clipped here, and refused by the check of `end`.
         tag = data.take(cursor, mode="clip")
         length, start = _lengths(data, cursor + 1)
         end = start + length
+        # A tag of one byte (fields 1 to 15) and of wire type 2, which has a length.
         if (end > stop).any() or (tag & 0x87 != 2).any():
             raise IrregularError
         rounds.append(Fields(parent, tag, start, end))
@@ -76,6 +79,7 @@ def fields(data: Bytes, starts: Ints, ends: Ints) -> Fields:
         return Fields(none, np.empty(0, np.uint8), none, none)
     if len(rounds) == 1:
         return rounds[0]
+    # All messages have as many fields, as records of one writer do: no sort is needed.
     if is_even:
         return Fields._make(
             np.stack(arrays, axis=1).ravel() for arrays in zip(*rounds, strict=True)
@@ -92,6 +96,7 @@ def _lengths(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
     more = np.flatnonzero(byte >= 0x80)
     shift = 7
     while len(more):
+        # Messages of protobuf have 2 GiB at most, so a longer number is no length.
         if shift > 35:
             raise IrregularError
         byte = data.take(at[more], mode="clip")
@@ -147,6 +152,7 @@ def gather(data: Bytes, starts: Ints, ends: Ints) -> pa.LargeBinaryArray:
     """Return the bytes of these spans, as one array without gaps."""
     if not len(starts):
         return pa.array([], pa.large_binary())
+    # Spans are every other element of an array with these offsets: Arrow copies them in one call.
     offsets = np.empty(2 * len(starts), np.int64)
     offsets[0::2], offsets[1::2] = starts, ends
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
@@ -178,6 +184,7 @@ def from_contents(offsets: Ints, data: Any, is_valid: Bools | None = None) -> pa
 def prefixed(array: pa.LargeBinaryArray, prefix: Callable[[int], bytes]) -> pa.LargeBinaryArray:
     """Put `prefix(length)` before each value that is not null."""
     offsets, _ = contents(array)
+    # Values have few different lengths, so each prefix is made once.
     lengths, which = np.unique(np.diff(offsets), return_inverse=True)
     prefixes = pa.array([prefix(length) for length in lengths.tolist()], pa.large_binary())
     return join([prefixes.take(pa.array(which)), array], nulls="emit_null")
@@ -205,6 +212,7 @@ def field(number: int, length: int) -> bytes:
 
 def encode_varints(values: Ints) -> tuple[Bytes, Ints]:
     """Return the bytes of 64-bit numbers, and the n + 1 offsets of each in them."""
+    # As unsigned, because protobuf writes a negative int64 as ten bytes.
     rest = values.view(np.uint64)
     lengths = np.ones(len(values), np.int64)
     for nbytes in range(1, _MAX_VARINT_NBYTES):
