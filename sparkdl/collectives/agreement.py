@@ -57,6 +57,7 @@ class Call:
 
     def announcement(self) -> Announcement:
         """Return what the other members are sent of it."""
+        # Python's own `hash` of a text differs between processes.
         digest = hashlib.blake2b(self.what.encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "little", signed=True)
         rest = (self.extra, self.on_device, self.is_sum, self.since_ns)

@@ -101,6 +101,7 @@ class Announcer:
     ) -> None:
         """Accept the members that send to this one; silent connections do not delay them."""
         missing, silent = {each.source for each in self._rounds}, set[socket.socket]()
+        # A connection may be gone between `select` and `accept`, which would then wait for ever.
         listener.settimeout(_HELLO_S)
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ, listener)
@@ -131,8 +132,10 @@ class Announcer:
         """Connect with a member at the address that it has published."""
         nonce, port, host = told.split(" ", 2)
         link = socket.create_connection((host, int(port)), max(_LAST_S, deadline.remaining_s))
+        # Nagle's algorithm would hold a small message back until the one before is acknowledged.
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.settimeout(self._timeout_s)
+        # Sealed with the other member's nonce: a recorded hello opens no other connection.
         link.sendall(_HELLO.pack(self._rank, _seal(self._rank, bytes.fromhex(nonce), key)))
         return link
 
@@ -159,6 +162,7 @@ class Announcer:
             for target, source, messages in self._rounds:
                 data = b"".join(known[:messages])
                 peer = target
+                # All write before they read, so a round must fit into the buffers of a socket.
                 self._to[target].sendall(_HEAD.pack(self._count, len(data), is_answer) + data)
                 peer = source
                 known += self._heard(source, is_answer, deadline)
@@ -213,6 +217,7 @@ def _seal(rank: int, nonce: bytes, key: bytes) -> bytes:
 def _greeted_by(link: socket.socket, nonce: bytes, key: bytes) -> int | None:
     """Return the rank of the member that has connected; `None` for a stranger."""
     try:
+        # Not a byte more: what follows belongs to the first exchange.
         hello = _read(link, b"", _HELLO.size, Deadline.after(_HELLO_S), ahead=0)
     except OSError:
         return None

@@ -43,6 +43,7 @@ def connect(
         return Group(0, (rank,), Alone())
     note_exchange()
     has_torch = find_spec("torch") is not None
+    # First, so that its port can travel with the other values.
     store = _store(host, 0, rank, timeout_s) if has_torch and rank == 0 else None
     hello = {"torch": has_torch, "key": secrets.token_bytes(32), "host": host}
     everyone = all_gather({**hello, "port": store.port if store else 0})
@@ -58,6 +59,7 @@ def connect(
     def wire(number: str, rank: int, size: int) -> Transport:
         from torch.distributed import PrefixStore
 
+        # Groups share the store, and each has names of its own in it.
         return Transport(rank, size, PrefixStore(number, store), host, key, timeout_s)
 
     return Group(rank, range(size), wire("world", rank, size), key, wire)

@@ -229,10 +229,12 @@ class Group(SerialExecutor):
         shape = list(tensor.shape[1:])
         what = f"{what}, {tensor.dtype} [rows, {shape}]"
         call = Call(Kind.ALL_TO_ALL, what, on_device=tensor.is_cuda)
+        # A member must know how many rows each of the others sends it.
         agreed = self._agree(call, torch.tensor(sent), is_needed=True)
         counts = [torch.frombuffer(bytearray(d), dtype=torch.int64) for d in agreed.data]
         got = [int(each[self.rank]) for each in counts]
         out = tensor.new_empty((sum(got), *shape))
+        # All members know all counts, so either all enter gloo or none does.
         if any(map(torch.any, counts)):
             with self._wire.named_errors("all_to_all"):
                 self._wire.exchange(tensor, out, sent, got)
@@ -273,6 +275,7 @@ class Group(SerialExecutor):
             join_step: takes part in the reductions of a member that has joined; called once the
                 members have agreed on the step.
         """
+        # Weakly, so that an optimizer can be deleted although the group remembers its step.
         self._steps.append(join_step)
         return len(self._steps) - 1
 
@@ -344,6 +347,7 @@ class Group(SerialExecutor):
         with self._wire.named_errors(what), trace.span("collective", "wait for members", call=what):
             everyone = self._wire.announce(message)
         parts = [each[WORDS.size :] for each in everyone]
+        # The common case, without decoding: all members have announced the same words.
         if all(each.startswith(mine) for each in everyone):
             return Agreed([announcement] * self.size, parts)
         calls = [Announcement(*WORDS.unpack_from(each)) for each in everyone]
@@ -352,6 +356,7 @@ class Group(SerialExecutor):
         return Agreed(calls, parts)
 
     def _refuse(self, call: Call, why: str) -> None:
+        # Short, because all texts together must fit into the buffers of a socket.
         text = f"{call.kind.name.lower()} {call.what}".encode()[:256]
         with self._wire.named_errors(call.kind.name.lower()):
             told = self._wire.announce(text, is_answer=True)

@@ -71,6 +71,7 @@ class SerialExecutor:
         if self._owner == threading.get_ident():
             return work()
         with self._state:
+            # Work that waits was given before, and must not be overtaken.
             mine = not self._waiting and self._turn.acquire(blocking=False)
             if mine:
                 self._claim(name)
@@ -111,6 +112,7 @@ class SerialExecutor:
         with self._state:
             self._waiting -= 1
             self._under_way.discard(name or "")
+        # Last: whoever waits may give work of the same name at once, and callbacks run in here.
         report(outcome)
 
     def _claim(self, name: str | None) -> None:

@@ -159,6 +159,7 @@ class Transport:
         largest = max(nbytes)
         if min(nbytes) == largest:
             self._gather_even(mine, out)
+        # Padding doubles the bytes at most; one large member does not inflate all others.
         elif largest * self.size <= 2 * sum(nbytes):
             padded = torch.empty(largest, dtype=torch.uint8, device=mine.device)
             padded[: mine.numel()] = mine
@@ -301,6 +302,7 @@ def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> torch.Tenso
     if tensor.is_floating_point() or tensor.is_complex():
         return tensor.mul_(factor / divisor)
     if factor == 1.0:
+        # As whole numbers: float64 is exact only up to 2**53.
         return tensor.copy_(torch.div(tensor, divisor, rounding_mode="trunc"))
     return tensor.copy_((tensor.to(torch.float64) * factor / divisor).trunc())
 
@@ -310,6 +312,7 @@ def reduced(parts: torch.Tensor, op: Op) -> torch.Tensor:
     import torch
 
     if op.is_sum:
+        # PyTorch adds small whole numbers up in int64 unless it is told the dtype.
         return parts.sum(0, dtype=parts.dtype)
     if op is Op.PRODUCT:
         return parts.prod(0, dtype=parts.dtype)
