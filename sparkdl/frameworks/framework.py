@@ -25,6 +25,7 @@ from sparkdl.core.world import Member, World
 if TYPE_CHECKING:
     from sparkdl.feed.reader.batches import EpochBatches
 
+# gloo raises a plain RuntimeError, so only its words tell a lost peer from another error.
 _BROKEN = re.compile(
     r"(gloo/transport/|sparkdl\.collectives: ).*(closed|reset) by peer", re.IGNORECASE
 )
@@ -148,6 +149,7 @@ def shared_cores(world: World, member: Member) -> int | None:
     on_host = sum(other.host == member.host for other in world.members)
     if on_host == 1:
         return None
+    # Not the host's cores: a container or taskset may allow this process fewer of them.
     cores = len(psutil.Process().cpu_affinity()) if psutil.LINUX else psutil.cpu_count() or 1
     return max(1, cores // on_host)
 

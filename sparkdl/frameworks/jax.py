@@ -58,6 +58,7 @@ class Jax(Framework):
             FrameworkMissingError: if it cannot be imported, or is too old.
         """
         jax = imported("jax", "JAX", "jax (or 'jax[cuda13]')")
+        # JAX's default would end a node for which sparkdl still waits.
         if "heartbeat_timeout_seconds" not in signature(jax.distributed.initialize).parameters:
             raise FrameworkMissingError(
                 f"JAX {jax.__version__} on this executor has no setting for how long to wait for a "
@@ -80,6 +81,7 @@ class Jax(Framework):
         import jax
         from jax._src import xla_bridge
 
+        # No public function tells this without beginning the backend.
         if not xla_bridge.backends_are_initialized():
             raise ConfigError(
                 "tool='jax' needs a device, and JAX has not computed anything yet: profile after "
@@ -106,6 +108,7 @@ class Jax(Framework):
             return
         import jax
 
+        # JAX has read its variables at the import, so the options are set directly.
         for variable, (option, value) in _OPTIONS.items():
             if variable not in os.environ:
                 jax.config.update(option, value)
@@ -114,6 +117,7 @@ class Jax(Framework):
             coordinator_address=leader.address,
             num_processes=len(world.trainers),
             process_id=member.rank,
+            # All is said here: JAX would look for a cluster of Slurm, MPI or others on its own.
             cluster_detection_method="deactivate",
             coordinator_bind_address=leader.address,
             initialization_timeout=_INIT_TIMEOUT_S,
@@ -137,6 +141,7 @@ class Jax(Framework):
         import jax
         import numpy as np
 
+        # `jax.devices()` need not be in this order, and a node's devices must be neighbours.
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         nodes = len(world.trainers)
         what = f"devices ({nodes} nodes that train, {len(jax.local_devices())} devices each)"
@@ -161,4 +166,5 @@ def _leave_without_goodbye() -> None:
     atexit.unregister(import_module("jax._src.api").clean_up)
     state = import_module("jax._src.distributed").global_state
     for held in (state.client, state.service):
+        # References that are never given back: the destructors would wait for the other nodes.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))

@@ -46,6 +46,7 @@ def apply_shim() -> None:
     """
     if import_module("keras").backend.backend() != "tensorflow":
         return
+    # All or none, because the changes rely on one another.
     objections = [text for patch in _PATCHES if (text := patch.objection())]
     if objections:
         _logger.warning("this Keras cannot be used with several workers: %s", objections[0])
@@ -160,6 +161,7 @@ def _predict(stock: Function, model: Any, x: Any, *args: Any, **kwargs: Any) -> 
         return stock(model, x, *args, **kwargs)
     # Variables have to be created under the strategy, in the rare case that there are none yet.
     scope = contextlib.nullcontext() if model.built else strategy.scope()
+    # Keras looks the strategy up by this attribute whenever it makes a function or a dataset.
     model._distribute_strategy = _ThisProcess()
     try:
         with scope:
@@ -176,6 +178,7 @@ def _private_path(path: Any) -> Iterator[str]:
 
 
 def _save(stock: Function, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    # A file object is each worker's own, so nothing can be overwritten.
     if _writes(model) or not isinstance(filepath, (str, os.PathLike)):
         return stock(model, filepath, *args, **kwargs)
     with _private_path(filepath) as private:
@@ -187,6 +190,7 @@ def _checkpoint(stock: Function, callback: Any, *args: Any, **kwargs: Any) -> An
         return stock(callback, *args, **kwargs)
     filepath = callback.filepath
     with _private_path(filepath) as private:
+        # Keras formats the name itself, and this is the only place where it takes the path from.
         callback.filepath = private
         try:
             return stock(callback, *args, **kwargs)
@@ -241,6 +245,7 @@ _TO_FILE = ("model", "filepath")
 _COMPILE = Patch("keras.src.trainers.trainer:Trainer.compile", ("self",), _compile)
 _PATCHES = (
     _COMPILE,
+    # Without a replacement nothing changes: a Keras on which the others cannot work is refused.
     Patch(f"{_MODEL}._make_function", ("self",), None, _STEP),
     Patch(f"{_MODEL}.make_predict_function", ("self",), None, _STEP),
     Patch(f"{_MODEL}.predict", ("self", "x"), _predict),

@@ -86,6 +86,7 @@ def callback_for(
     class Checkpoint(*bases):  # type: ignore[misc]
         """A Keras callback that saves and restores; `_Saver` holds its state."""
 
+        # tf_keras sets these in `__init__`, which Keras 3 does not call if it is the first base.
         _chief_worker_only = None
         _supports_tf_logs = False
 
@@ -112,6 +113,7 @@ def _bases() -> tuple[type, ...]:
     """Return the base classes that Keras 3 and tf_keras want, whichever have been imported."""
     names = [name for name in ("keras", "tf_keras") if name in sys.modules]
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        # `tf.keras` is tf_keras then, although nothing may have imported it yet.
         names = [*dict.fromkeys((*names, "tf_keras"))]
     return tuple(import_module(name).callbacks.Callback for name in names or ["keras"])
 
@@ -161,7 +163,9 @@ class _Saver:
         self._in_epoch = batch + 1
         used = self._used()
         every, step = self._every_steps, self._step + used
+        # `is_draining` is asked in every step: nodes agree on a step by the number of their calls.
         is_asked = not self._has_length and self._ctx.is_draining and step > self._saved
+        # Keras may count several steps at once, so a multiple of `every` may be stepped over.
         if is_asked or (every and step // every > self._saved // every):
             self._save(model, Progress(step, self._epoch or 0), used)
 
@@ -173,6 +177,7 @@ class _Saver:
         used = self._used()
         step = self._step + used
         every = self._every_epochs
+        # Asked first, for the same reason as above.
         is_time = self._ctx.is_draining or (every and (epoch + 1) % every == 0)
         if is_time and step > self._saved:
             self._save(model, Progress(step, epoch + 1), used)
@@ -252,6 +257,7 @@ def _restore(model: Any, path: Path) -> None:
     strategy = _strategy(model)
     try:
         with nullcontext() if strategy is None else strategy.scope():
+            # An optimizer makes its variables at its first step: there are none to fill before.
             model.optimizer.build(model.trainable_variables)
         if _is_legacy(model):
             _objects(model).read(str(path)).assert_existing_objects_matched()

@@ -118,6 +118,7 @@ def _has_server(context: Any) -> bool:
     https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/eager/context.py
     """
     now = context.context_safe()
+    # `context_safe` does not make a context, which would take the GPUs.
     return now is not None and bool(now._server_def or now._collective_ops_server_def)
 
 
@@ -298,6 +299,7 @@ class LoneTraining(TrainingWatch):
             return
         backend = _backend_of(model)
         library = "tensorflow" if backend == "tensorflow" else f"keras on {backend}"
+        # One node may be meant to train alone, such as a chief.
         if self._ask(feeds, library) < 2:
             return
         names = ", ".join(map(repr, feeds))
@@ -311,6 +313,7 @@ class LoneTraining(TrainingWatch):
         """Notice the steps of the libraries that have been imported since the last time."""
         for name, hook in _HOOKS.items():
             if name in sys.modules and name not in self._hooked:
+                # Before the hook: one that failed would fail again in each epoch.
                 self._hooked.add(name)
                 try:
                     hook(self._stepped)
@@ -329,6 +332,7 @@ class LoneTraining(TrainingWatch):
     def _look(self) -> None:
         if self._is_settled or not self._steps or not self._feeds:
             return
+        # Before the report, which is made once whatever becomes of it.
         self._is_settled = True
         if not is_connected():
             self._report(tuple(self._feeds), self._library)

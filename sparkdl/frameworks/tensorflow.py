@@ -104,6 +104,7 @@ class TensorFlow(Framework):
         from tensorflow.experimental import dtensor
 
         sizes = axis_sizes(axes, len(world.trainers), "nodes that train")
+        # Once in a process: this variable shows that an earlier call has connected the nodes.
         if "DTENSOR_CLIENT_ID" not in os.environ:
             os.environ["DTENSOR_CLIENT_ID"] = str(member.rank)
             if len(world.trainers) > 1:

@@ -104,6 +104,7 @@ class FedWorkers:
         """
         last = self._last.get(wanted.feed)
         number = last.number if last else 0
+        # The same request means the same stream: validation makes its dataset anew in each epoch.
         if last != msgspec.structs.replace(wanted, number=number):
             number += 1
         wanted = self._last[wanted.feed] = msgspec.structs.replace(wanted, number=number)
@@ -119,6 +120,7 @@ class FedWorkers:
         """Call a method of a worker's stream; return its result, in JSON."""
         import tensorflow as tf
 
+        # The worker's server runs the operation, and finds the function in its own process.
         with tf.device(f"/job:worker/replica:0/task:{task}/device:CPU:0"):
             (answer,) = tf.raw_ops.PyFunc(
                 input=[tf.constant(verb), tf.constant(stream), tf.constant(b"")],
@@ -140,6 +142,7 @@ class FedWorkers:
     def _described(self, stream: bytes, feed: str) -> tuple[Column, ...]:
         waiting = list(self._tasks)
         while waiting:
+            # In turn: each waits a moment, and the first worker with rows answers for all.
             for task in tuple(waiting):
                 described = msgspec.json.decode(self.ask(task, "describe", stream), type=Described)
                 if described.columns is not None:
@@ -159,6 +162,7 @@ class FedWorkers:
                     if all(answer == b"true" for answer in self.ask_all("is_drained", stream)):
                         self.ask_all("finish", stream)
                         with self._lock:
+                            # A newer dataset may have taken the feed's place meanwhile.
                             if self._watched.get(feed) == stream:
                                 del self._watched[feed]
             except tf.errors.OpError as error:  # that worker's agent reports its failure
@@ -184,6 +188,7 @@ class FedDatasetFn:
 
         _let_fit_end()
         take = tf.autograph.experimental.do_not_convert(self._take)
+        # A graph and no generator of Python: a worker that runs it has no objects of the chief.
         dataset = tf.data.Dataset.from_tensors(self._stream).repeat().map(take)
         dataset = dataset.take_while(lambda kind, *_: tf.not_equal(kind, OVER))
         options = tf.data.Options()
@@ -205,6 +210,7 @@ class FedDatasetFn:
             token=TOKEN,
             Tout=[tf.int64, *(spec.dtype for spec in specs)],
         )
+        # PyFunc loses shapes, which Keras needs to build a model.
         kind.set_shape(())
         with tf.control_dependencies([tf.cond(tf.equal(kind, NO_ROW), _give_back, _go_on)]):
             kind = tf.identity(kind)

@@ -43,6 +43,7 @@ AHEAD = 2
 PATIENCE_S = 1.0
 """How long a step waits for rows before another worker gets it."""
 
+# The remaining rows are at other workers then, so a step is passed on soon.
 PATIENCE_AT_END_S = 0.05
 FLUSHED = 8
 """Answers without rows after which no batch is on its way between a dataset and its step."""
@@ -177,6 +178,7 @@ class Stream:
     def _has_more(self) -> bool:
         """Wait for what begins the next epoch; false at the feed's end, and when closed."""
         reader = self._batches.reader
+        # Only a look: the iteration that follows claims the feed again, and gets this segment back.
         has_ended = self._is_closed or isinstance(reader.take(reader.claim()), EndMark)
         return not (has_ended or self._is_closed)
 
@@ -184,6 +186,7 @@ class Stream:
         with self._changed:
             self._first = self._first or columns
             self._changed.wait_for(lambda: self._is_closed or len(self._ahead) < AHEAD)
+            # The batch was made before `terminate`, and its rows are dropped with the others.
             if not self._is_closed and turn == self._turn:
                 self._ahead.append(columns)
             self._changed.notify_all()
@@ -275,6 +278,7 @@ def _register(answer: Callable[..., list[Any]]) -> None:
             f"TensorFlow {tf.__version__} keeps its Python functions in a way that sparkdl does "
             "not know, so it cannot feed workers of parameter servers; install TensorFlow 2.21"
         )
+    # TensorFlow makes tokens of its own with a prefix, so this one is never taken.
     functions[TOKEN] = answer
 
 

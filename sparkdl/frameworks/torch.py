@@ -92,6 +92,7 @@ class Torch(Framework):
             "TORCHELASTIC_MAX_RESTARTS": spec.settings.max_restarts,
             "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 listens at MASTER_PORT itself
         }
+        # As torchrun sets it: an error of NCCL ends the process, which would wait for ever.
         chosen = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
         if interface := interface_of(member.host):
             chosen |= {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface}
@@ -139,6 +140,7 @@ def _group(world: World, member: Member) -> dict[str, int]:
     """Return the place in what torchrun calls a node: processes that share a host's devices."""
     on_host = sum(trainer.host == member.host for trainer in world.trainers)
     gpus = visible_gpus()
+    # Each node sees only some of the host's GPUs, so its place on the host would be no index.
     if gpus and len(gpus) < on_host:
         place = (0, 1, member.rank, len(world.trainers))
     else:
