@@ -100,6 +100,7 @@ def search(  # noqa: PLR0913 (one option, one name)
         spark = active_session()  # which other threads do not know
     options["feeding"] = reads_own_data(options.get("feeding", Feeding()))
     options.setdefault("framework", "plain")
+    # An interrupt comes in the main thread alone, and trials run in others.
     stop = threading.Event()
 
     def run(params: dict[str, Any], report: Callable[[int, float], bool]) -> float:
@@ -309,6 +310,7 @@ def _distributions(space: Mapping[str, Any]) -> dict[str, Any]:
         try:
             if isinstance(values, kinds.BaseDistribution):
                 found[name] = values
+            # Whole numbers first: they are floats to the next check as well.
             elif is_pair and all(isinstance(value, int) for value in values):
                 found[name] = kinds.IntDistribution(*values)
             elif is_pair and all(isinstance(value, int | float) for value in values):
@@ -365,6 +367,7 @@ def _watch(
             if metric in metrics and report(step, metrics[metric]):
                 raise PrunedError
             continue
+        # Nothing was reported for a while: look whether the nodes have returned.
         with suppress(TimeoutError):
             cluster.wait(0.0)
             return
@@ -379,6 +382,7 @@ def value_of(result: Any, metric: str) -> float:
     value: Any = result.get(metric) if isinstance(result, Mapping) else result
     if hasattr(value, "item") and getattr(value, "size", 1) == 1:
         value = value.item()
+    # A bool is a Real to Python, and no metric.
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ResultError(
             f"the objective returned {result!r} on rank 0: a number is needed, or a dict with "

@@ -174,6 +174,7 @@ def fit_keras(
         master = KerasMaster(task, is_local)
         content, small = None, task
         if isinstance(task.recipe.made, bytes):
+            # As a broadcast: within the task it would travel again in every iteration.
             content = stack.enter_context(jobs.sent(task.recipe.made))
             small = replace(task, recipe=replace(task.recipe, made=b""))
         spec = KerasSpec(small, content, is_local, backend())

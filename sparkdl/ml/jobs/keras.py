@@ -77,6 +77,7 @@ class KerasLearner:
         self._task, self._model, self._is_local = task, model, is_local
         if not is_local:
             model.optimizer = _keeper(model.optimizer.name)
+        # Built now, so that its variables exist before `load` sets them.
         model.optimizer.build(model.trainable_variables)
         self._seeds = [v for v in model.variables if "seed_generator_state" in v.name]
 
@@ -225,6 +226,7 @@ class KerasMaster(Master):
 
     def begin(self, sample: dict[str, Array]) -> None:
         """Build all, from one row."""
+        # A batch through the model builds layers, loss and metrics without a training step.
         self.model.test_on_batch(*batch_of(self.task, self.model, sample))
         self.model.optimizer.build(self.model.trainable_variables)
         self._list.on_train_begin()
@@ -288,6 +290,7 @@ class KerasMaster(Master):
         for stopping in self._stopping():
             best, wait, best_epoch = rest.pop(0)
             stopping.wait, stopping.best_epoch = int(wait), int(best_epoch)
+            # NaN stands for an early stopping that has seen no epoch yet.
             if not np.isnan(best):
                 stopping.best, stopping.best_weights = float(best), rest
             stopping._set_monitor_op()

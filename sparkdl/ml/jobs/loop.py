@@ -189,6 +189,7 @@ class Loop:
         if self._plan.checkpoint_dir is None:
             return None
         url = absolute_url(self._plan.checkpoint_dir, default_fs(data.sparkSession), os.getcwd())
+        # Where the folder is and how many jobs may fail do not make it another training.
         plan = replace(self._plan, checkpoint_dir=None, retries=0)
         shapes = [array.shape for array in self._master.state()]
         return Checkpoints(url, [plan, kept.rows, kept.digests, shapes])
@@ -238,6 +239,7 @@ class Checkpoints:
                 return None
             with self._system.open_input_file(path) as file:
                 content = file.read()
+            # The folder may be writable for others, and a pickle is code.
             with np.load(io.BytesIO(content), allow_pickle=False) as found:
                 about, *arrays = (found[f"arr_{n}"] for n in range(len(found.files)))
             epochs, history = msgspec.msgpack.decode(about.tobytes(), type=_ABOUT)
@@ -261,6 +263,7 @@ class Checkpoints:
         np.savez(file, np.frombuffer(about, np.uint8), *progress.arrays, allow_pickle=False)
         try:
             self._system.create_dir(self._folder, recursive=True)
+            # Renamed once it is whole, so a crash leaves the checkpoint before.
             draft = f"{self._folder}/draft"
             with self._system.open_output_stream(draft) as stream:
                 stream.write(file.getvalue())

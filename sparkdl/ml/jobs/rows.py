@@ -96,6 +96,7 @@ class Rows:
         start, stop = (at * self.num_rows // steps for at in (step, step + 1))
         if order is None:
             return {name: np.asarray(a[start:stop]) for name, a in self._arrays.items()}
+        # Ascending, as the mapped file has them: a gradient does not depend on their order.
         places = np.sort(self._places(order)[start:stop])
         return {name: np.asarray(array[places]) for name, array in self._arrays.items()}
 
@@ -131,6 +132,7 @@ def store(folder: Path, columns: Sequence[Column], batches: Iterable[pa.RecordBa
         batches: each is written before the next is asked for.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a rename does not cross file systems.
     draft = Path(tempfile.mkdtemp(prefix="draft-", dir=folder.parent))
     try:
         stored = _write(draft, columns, batches)

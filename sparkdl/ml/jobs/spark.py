@@ -109,6 +109,7 @@ class Jobs:
             again = data.mapInArrow(store, STORED_SCHEMA).rdd
             if partitions is not None and again.getNumPartitions() != partitions:
                 again = data.repartition(partitions).mapInArrow(store, STORED_SCHEMA).rdd
+        # A step of its own: `again` stays unpersisted, or its tasks would not bring rows along.
         kept: RDD[Any] = again.mapPartitions(lambda rows: rows).persist(
             StorageLevel.MEMORY_AND_DISK
         )

@@ -79,6 +79,7 @@ class Sum:
 
 def total(sums: Iterable[Sum]) -> Sum:
     """Return the sum, added in the order of partitions, whatever order they came in."""
+    # Floating-point sums depend on the order, and the order of tasks' ends is a matter of chance.
     first, *others = sorted(sums, key=lambda each: each.first)
     return reduce(lambda a, b: a + b, others, first)
 
@@ -286,11 +287,13 @@ class Work:
     def _learn(self, number: int, rows: Rows) -> Sum:
         learner = _learner(self)
         weight, sums = 0, [Sum(number)]
+        # numpy takes no negative seeds.
         order = ((self.seed + number) % 2**32, self.epoch) if self.shuffle else None
         for step in self.steps:
             batch = rows.batch(step, self.num_steps, order)
             size = len(next(iter(batch.values()), ()))
             if size:
+                # Once: further local steps go on from the weights of the step before.
                 if not weight:
                     learner.load(self.state.value)
                 metrics = learner.learn(batch, self._random_seed(number, step))
@@ -327,6 +330,7 @@ class Forget:
 
     def __call__(self, records: Iterable[Any]) -> Iterator[Any]:
         """Forget; yields nothing."""
+        # All are read, or Spark ends this Python worker.
         list(records)
         shutil.rmtree(folder_of(work_root(), self.job, ""), ignore_errors=True)
         _learners.pop(self.job, None)

@@ -94,6 +94,7 @@ class _Trained:
         for (number, name, is_tensor, *_), array in zip(places, arrays[count:-1], strict=True):
             value = torch.from_numpy(np.array(array)) if is_tensor else array.item()
             state.setdefault(number, {})[name] = value
+        # The groups stay this optimizer's own: only what it remembers of the parameters travels.
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 

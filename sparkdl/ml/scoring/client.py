@@ -97,6 +97,7 @@ class ScorerClient:
         )
         join = protocol.Join(batch_size, tuple(outputs))
         deadline = Deadline.after(_START_S)
+        # Repeated: a scorer that was found or started may end before this task has joined.
         while not deadline.has_passed:
             if (found := cls._joined(name, join, source.format == "function")) is not None:
                 return found
@@ -131,6 +132,7 @@ class ScorerClient:
             close_fd(log)
             sock.close()
             return None
+        # Without a limit from here on: an answer takes as long as the model does.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, 0))
         return cls(sock, log, is_slow)
 
@@ -221,6 +223,7 @@ def _start(start: protocol.Start, device: str, deadline: Deadline) -> None:
                 stderr=log,
                 pass_fds=[is_ready],
                 env=_environment(device),
+                # Out of the process group in which Spark's daemon ends its workers by SIGHUP.
                 start_new_session=True,
             )
         except BaseException:

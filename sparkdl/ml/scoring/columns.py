@@ -322,6 +322,7 @@ def _softmax(values: Array) -> Array:
     logits = values.reshape(len(values), -1).astype(np.float64)
     if logits.shape[1] == 1:  # of the second class; that of the first is 0
         logits = np.hstack([np.zeros_like(logits), logits])
+    # Less the largest one, or large logits would overflow.
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 

@@ -92,6 +92,7 @@ class FileRows:
                 raise self._unreadable(error) from error
             count = int(np.searchsorted(numbers[done:], self._stop))
             wanted = numbers[done : done + count] - self._start
+            # Rows in a row are a view; others are copied.
             if wanted[-1] - wanted[0] + 1 == count:
                 columns = tuple(column.slice(wanted[0], count) for column in self._here)
             else:
@@ -106,6 +107,7 @@ class FileRows:
         group = int(np.searchsorted(self._ends, number, side="right"))
         if group == len(self._ends):
             raise KeyError(f"it has no row {number}")
+        # Decoding only goes forward, so an earlier row begins its row group again.
         if group != self._group or number < self._start:
             self._batches = self._file.iter_batches(
                 self._rows, [group], self._names, use_threads=False
@@ -153,6 +155,7 @@ def runs(paths: pa.Array, numbers: Array) -> Iterator[tuple[str, Array]]:
         return
     codes = paths.dictionary_encode()
     files = codes.indices.to_numpy()
+    # A file may come again from an earlier row, as in a union of a DataFrame with itself.
     cuts = np.flatnonzero((np.diff(files) != 0) | (np.diff(numbers) <= 0)) + 1
     for start, stop in pairwise([0, *cuts, len(numbers)]):
         yield codes.dictionary[int(files[start])].as_py(), numbers[start:stop]

@@ -37,6 +37,7 @@ def predictor(source: ModelSource) -> Predictor:
             gc.unfreeze()
             gc.collect()
         with quick_imports():
+            # Equal without the content, of which the loaded model has no need any more.
             _held[replace(source, content=None)] = load(source, task_share())
         # Spark's workers collect garbage after each task: half a second for a framework's objects,
         # unless these are frozen. To look for garbage among them first takes as long, and finds
@@ -116,6 +117,7 @@ def outputs_of(
             check_rows(found[-1], stop - start)
         start, stop = 0, rows
         return [_column(each, [part[each.tensor] for part in found]) for each in outputs]
+    # A function of the user's may exit, which would end the worker without a reason.
     except (Exception, SystemExit) as error:
         raise RowsFailedError(in_words(error), number, start, stop) from error
 

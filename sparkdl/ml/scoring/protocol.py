@@ -34,6 +34,7 @@ from sparkdl.ml.scoring.columns import OutputColumn, type_decoded, type_encoded
 _PREFIX = "sparkdl-scorer-"
 _NAMES = Path("/proc/net/unix")
 _MAX_NBYTES = 1 << 20
+# A packet goes out as a whole, so it must fit into the buffer.
 _SEND_BUFFER = struct.pack("i", _MAX_NBYTES)
 
 
@@ -112,6 +113,7 @@ def send(sock: socket.socket, message: Message, fd: int = -1) -> None:
     Raises:
         OSError: if the other side is gone, or its socket's buffer is full.
     """
+    # A task that does not read must not hold up the scorer, and so all other tasks.
     flags = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
     socket.send_fds(sock, [_encode(message)], [fd] if fd >= 0 else [], flags)
 
@@ -134,6 +136,7 @@ def receive(sock: socket.socket) -> tuple[Message | None, int]:
 
 def name_of(executor: int, device: str, source: ModelSource) -> str:
     """Return the name of the scorer for a model on a device of an executor, a process."""
+    # With its start time, because the number of a process is used again.
     where = _digest(os.geteuid(), executor, psutil.Process(executor).create_time(), device)
     model = _digest(*(getattr(source, each.name) for each in fields(source) if each.compare))
     return f"{_PREFIX}{where}-{model}"
@@ -144,6 +147,7 @@ def siblings(name: str) -> Iterator[str]:
     beginning = name.rpartition("-")[0] + "-"
     with suppress(OSError):
         for line in _NAMES.read_text().splitlines():
+            # The kernel lists abstract names with an @ for the zero byte.
             found = line.rpartition("@")[2]
             if found.startswith(beginning) and found != name:
                 yield found

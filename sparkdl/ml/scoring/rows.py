@@ -129,4 +129,5 @@ def ahead(source: Generator[T, None, None]) -> Generator[T, None, None]:
     finally:
         is_over.set()
         room.release()
+        # Within limits: the source may stand in a read that no one can interrupt.
         thread.join(_END_S)

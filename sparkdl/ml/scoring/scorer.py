@@ -93,6 +93,7 @@ class Scorer:
         for target in (self._accept, self._watch):
             threading.Thread(target=target, name=f"sparkdl{target.__name__}", daemon=True).start()
         try:
+            # Before loading, because two models may not fit into the memory of one GPU.
             self._make_room()
             try:
                 share = Share(self._start.cores, ("0",) if self._start.is_on_gpu else None)
@@ -116,6 +117,7 @@ class Scorer:
                 sock, _ = self._listener.accept()
             except OSError as error:
                 with self._changed:
+                    # Want of descriptors passes, and tasks wait in the backlog meanwhile.
                     if self._is_closed or error.errno not in (errno.EMFILE, errno.ENFILE):
                         return
                     self._changed.wait(_TICK_S)
@@ -157,6 +159,7 @@ class Scorer:
                 raise ConnectionAbortedError  # it starts another scorer
             self._count += 1
             self._tasks[self._count] = _Task(sock, message)
+            # With the file of the error stream, which the task reads by itself after a crash.
             protocol.send(sock, protocol.Welcome(), _STDERR)
             return self._count
 
@@ -211,6 +214,7 @@ class Scorer:
     def _score(self, model: Predictor, piece: _Piece) -> None:
         with self._changed:
             task = self._tasks.get(piece.task)
+        # The task has ended, and no other needs this answer.
         if task is None:
             return
         try:
@@ -220,6 +224,7 @@ class Scorer:
         except RowsFailedError as error:
             self._fail(piece.task, error)
             return
+        # An answer in between shows that the model is well, and that those tasks' rows were not.
         self._failed.clear()
         fd = protocol.write_answer(columns)
         try:
@@ -249,6 +254,7 @@ class Scorer:
             if not self._is_closed:
                 self._is_closed = True
                 with suppress(OSError):
+                    # Wakes the thread in `accept`, which a `close` alone leaves waiting.
                     self._listener.shutdown(socket.SHUT_RDWR)
                 self._listener.close()  # from here on the name is free
             self._changed.notify_all()
@@ -259,6 +265,7 @@ class Scorer:
             with protocol.new_socket() as sock, suppress(OSError, ProtocolError):
                 sock.settimeout(_END_S)
                 sock.connect(f"\0{name}")
+                # Any user may take an abstract name.
                 if peer_of(sock).uid == os.geteuid():
                     protocol.send(sock, protocol.Leave())
                     protocol.receive(sock)
@@ -314,8 +321,10 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
+        # Several tasks may start one at once: the kernel gives the name to the first.
         is_first = False
     with os.fdopen(int(sys.argv[1]), "wb") as ready:
+        # Also if another was first, because tasks can connect to that one.
         ready.write(b"1")
     if is_first:
         Scorer(start, listener).run()

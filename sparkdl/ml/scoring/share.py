@@ -19,6 +19,7 @@ MODEL_PER = ("auto", "slot", "executor")
 """The unit that has a copy of the model: each task slot, or each executor or each of its GPUs."""
 
 _DEVICES = Path("/dev")
+# Not `nvidiactl` and others, which are no GPUs.
 _NUMBERED = "nvidia[0-9]*"
 
 
@@ -121,6 +122,7 @@ def sharing_of(spark: Any, model_per: str) -> Sharing:
         cores = int(setting("spark.executor.cores"))
     elif master.startswith("local-cluster["):
         cores = int(master.split(",")[1])
+    # Spark's default there; a standalone worker gives an executor all of its cores.
     elif master.startswith(("yarn", "k8s:")):
         cores = 1
     slots = None if cores is None else max(1, cores // cpus)

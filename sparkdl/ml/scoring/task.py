@@ -133,6 +133,7 @@ class Score:
             closing(self._chunks(first, pieces, scorer, is_remote)) as found,
         ):
             for chunk in found:
+                # Chunks without a row to score have no answer, and wait only for those before them.
                 sent.append((count if chunk.values else -1, chunk))
                 if chunk.values:
                     count += 1
@@ -207,6 +208,7 @@ class Score:
             if valid is not None:
                 given = tuple(column.filter(pa.array(valid)) for column in given)
             is_empty = valid is not None and not valid.any()
+            # After the nulls are gone: a text without a value has no length.
             order = _by_length(given) if is_sorted else None
             if order is not None:
                 given = tuple(column.take(pa.array(order)) for column in given)

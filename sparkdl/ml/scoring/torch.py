@@ -112,6 +112,7 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
         signature, call, dtypes = _exported(source, device)
     else:
         module, signature = _module(source, device)
+        # It may be in training mode, where dropout and batch normalization change results.
         module.eval()
         own = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
         dtypes = dict.fromkeys((t.name for t in (*signature.inputs, *signature.optional)), own)
