@@ -106,6 +106,7 @@ def check_rows(task: Task, inputs: Inputs, nodes: int, rows: DataFrame, feed: st
         for place, (name, kind) in enumerate(kinds.items())
         for what, part in (("null", _has_null(column(name), kind)), ("size", _size(name, kind)))
     ]
+    # Only sizes and nulls come to the driver, and not the values.
     found = rows.select(*wanted).take(max(SAMPLE_ROWS, nodes))
     if len(found) < nodes:
         what = "rows to validate with" if feed == VALIDATION else "rows to train on"
@@ -151,6 +152,7 @@ def _size(name: str, kind: t.DataType) -> Column:
     """Return how many values a row holds; null where only the nodes can know."""
     values: Any = column(name)
     if isinstance(kind, VectorUDT):
+        # `size` of a null is -1 in Spark, or null, as a setting says.
         return f.when(values.isNotNull(), f.size(vector_to_array(values)))
     while isinstance(kind, t.ArrayType) and isinstance(kind.elementType, t.ArrayType):
         values, kind = f.flatten(values), kind.elementType

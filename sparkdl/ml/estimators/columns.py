@@ -167,6 +167,7 @@ def check_travels(nbytes: int, model_dir: str | None) -> None:
     Raises:
         ConfigError: if it is too large, and has no folder.
     """
+    # A tenth is left for what stands beside the weights: configuration, history, signature.
     if model_dir is None and nbytes > MAX_VALUE_NBYTES * 9 // 10:
         raise ConfigError(
             f"the model's weights take {nbytes} bytes, and {MAX_VALUE_NBYTES} at most can travel "

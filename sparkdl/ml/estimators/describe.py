@@ -61,6 +61,7 @@ def signature_of(source: ModelSource) -> Signature:
         ConfigError: if the model cannot be loaded.
         FrameworkMissingError: if TensorFlow is not installed for the driver.
     """
+    # A URL has no fingerprint, so its model may change unnoticed.
     return _known(source) if source.fingerprint else _ask(source)
 
 
@@ -169,6 +170,7 @@ def _saved_answer(source: ModelSource) -> Answer:
 
 def _run_process(kind: str, given: bytes, timeout_s: float) -> Answer:
     """Run this module as a process that reads `given` and sees no GPU; return its answer."""
+    # Without GPUs: TensorFlow would take their memory from a node on this machine.
     own = {"PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
@@ -182,6 +184,7 @@ def _run_process(kind: str, given: bytes, timeout_s: float) -> Answer:
     except subprocess.TimeoutExpired:
         return Answer(failed=f"not within {timeout_s:g} s; is its storage slow?")
     if done.returncode:
+        # The last line of Python's traceback has the error; the rest is about this process.
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         return Answer(failed=lines[-1] if lines else f"exit code {done.returncode}")
     return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Answer)

@@ -43,6 +43,7 @@ def as_file(model: Any) -> tuple[bytes, Objects]:
     try:
         objects = objects_of(model)
         content = as_content(model)
+        # Models of Keras' own parts need no trial: they load wherever this Keras is.
         if objects or not architecture(model):
             with scope(objects):
                 from_content(content, compiles=True)
@@ -136,6 +137,7 @@ class Recipe:
             raise ConfigError(NO_LOSS)
         check_inputs(model)
         if self.learning_rate is not None:
+            # After `compile`, so that it also holds for an optimizer given by its name.
             model.optimizer.learning_rate = self.learning_rate
         return model
 
@@ -143,6 +145,8 @@ class Recipe:
         """Return a copy of what `model` has made, with other weights and without optimizer."""
         import keras
 
+        # Where possible from the configuration: a second call of the function may number layers
+        # anew.
         if config := architecture(model):
             return keras.saving.deserialize_keras_object(config)
         with scope(self.objects):
@@ -234,6 +238,7 @@ def costs_nothing(made: Made) -> bool:
         return False
     import tensorflow as tf
 
+    # Making a model would take the GPU's memory from a node on this machine.
     return not tf.config.list_physical_devices("GPU")
 
 

@@ -71,7 +71,9 @@ def objects_of(model: Any) -> dict[str, Any]:
 
     classes = [type(layer) for layer in model._flatten_layers()]
     known = {keras.saving.get_registered_name(kind): kind for kind in classes}
+    # No other process can import the main program or a notebook's cells.
     main = {name: each for name, each in vars(sys.modules["__main__"]).items() if callable(each)}
+    # The surest last: the class of a layer that is in the model.
     known = {**main, **keras.saving.get_custom_objects(), **known}
     config = [json.loads(model.to_json()), model.get_compile_config() or {}]
     return {name: known[name] for name in foreign_names(config) if name in known}

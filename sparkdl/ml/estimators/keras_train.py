@@ -89,6 +89,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
         _data(task, ctx, model),
         validation_data=_data(task, ctx, model, VALIDATION) if task.validates else None,
         epochs=task.epochs,
+        # The feed shuffles: Keras has no say in the order of a dataset.
         shuffle=False,
         callbacks=[
             *callbacks_of(task, ctx.is_chief),
@@ -234,6 +235,7 @@ def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:
                 restore_best_weights=True,
             )
         )
+    # Metrics are those of all nodes, so one log is enough.
     if task.tensorboard_dir and is_chief:
         found.append(keras.callbacks.TensorBoard(task.tensorboard_dir, write_graph=False))
     return found

@@ -106,7 +106,9 @@ def _arguments(task: LightningTask, ctx: NodeContext, notes: Any, home: Any) -> 
         "logger": logger,
         "enable_progress_bar": False,
         "enable_model_summary": False,
+        # A look at validation rows before the training would take them from the feed.
         "num_sanity_val_steps": 0,
+        # The user's arguments win over those above, and not over those below, which nodes rely on.
         **given,
         "devices": 1,
         "num_nodes": ctx.num_workers,
@@ -212,6 +214,7 @@ def _means(gathered: list[Any]) -> dict[str, float]:
     names = dict.fromkeys(name for _, logs in gathered for name in logs)
     found = {}
     for name in names:
+        # A training step that returns no loss counts no rows: nodes weigh the same then.
         parts = [(rows or 1, logs[name]) for rows, logs in gathered if name in logs]
         found[name] = sum(rows * value for rows, value in parts) / sum(rows for rows, _ in parts)
     return found

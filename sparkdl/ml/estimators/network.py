@@ -173,6 +173,7 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         model = self._copyValues(model)
         model.clear(model.batch_size)  # what trains well need not score well
         model._setDefault(batch_size=SCORE_ROWS)
+        # The results hold the model itself, which the stage has already.
         model._summary = replace(summary, results=())
         return model
 

@@ -172,6 +172,7 @@ def fingerprint(path: str) -> str:
     digest = hashlib.sha256()
     for file in files:
         stat = os.stat(file)
+        # Not the content: models have gigabytes, and this is asked at every transform.
         line = f"{file.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n"
         digest.update(line.encode())
     return digest.hexdigest()

@@ -47,10 +47,12 @@ class RemoteStorage:
 
     def write(self, content: bytes, name: str) -> None:
         """Write a file."""
+        # An empty file has one piece as well, or no task would make it.
         offsets = range(0, len(content) or 1, _NBYTES)
         pieces = [content[at : at + _NBYTES] for at in offsets]
         rows = pa.table({"offset": pa.array(offsets, pa.int64()), "content": pieces})
         frame = self._spark.createDataFrame(rows)
+        # One task writes the file, and Spark keeps no order of rows by itself.
         ordered = frame.repartition(1).sortWithinPartitions("offset")
         ordered.mapInArrow(_Write(self.location(name)), _CONTENT).collect()
 
@@ -100,6 +102,7 @@ def _copy(source: str, url: str, batches: Iterable[Any]) -> Iterator[pa.RecordBa
 def _read(url: str, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     system, path = _open(url)
     if system.get_file_info(path).type == pafs.FileType.File:
+        # First, so that an empty file differs from a missing one.
         yield pa.record_batch({"content": [b""]})
         with system.open_input_stream(path) as file:
             while piece := file.read(_NBYTES):

@@ -109,6 +109,7 @@ def _module_loss(module: Any) -> Loss:
         )
     by_row = None
     if module.reduction != "batchmean":
+        # A copy, because the module is the user's, and its reduction is read at every call.
         by_row = copy.copy(module)
         by_row.reduction = "none"
     is_own = type(module).__name__ != name
@@ -267,6 +268,7 @@ def naming(what: str, **given: Any) -> Iterator[None]:
 
     try:
         yield
+    # A RuntimeError too, and no matter of shapes.
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:

@@ -83,6 +83,7 @@ def made(task: ModuleTask, ctx: NodeContext) -> Any:
             "torch.nn.Module"
         )
     if task.seed is not None and ctx.rank:
+        # Otherwise dropout would leave out the same places on all nodes.
         torch.manual_seed(task.seed + ctx.rank)
     return module
 
@@ -173,9 +174,11 @@ def wrapped(module: Any, strategy: str, ctx: NodeContext, device: torch.device) 
         return DistributedDataParallel(module, ids, find_unused_parameters=finds)
     from torch.distributed.fsdp import fully_shard
 
+    # FSDP does not do this, as DDP does: nodes without a seed have made different weights.
     broadcast([*module.parameters(), *module.buffers()])
     mesh = ctx.mesh(data=-1)
     for part in module.modules():
+        # Block by block, so that only one block's whole weights are in memory at a time.
         for block in part if isinstance(part, ModuleList) else ():
             fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)

@@ -145,6 +145,7 @@ class _Loop:
         self._dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
         self._world = ctx.num_workers
         self._wrapped = wrapped(module, task.strategy, ctx, device)
+        # After the wrapping: FSDP replaces the parameters by shards.
         self._optimizer = optimizer_of(
             task.optimizer, task.optimizer_args, task.learning_rate, module.parameters()
         )
@@ -190,6 +191,7 @@ class _Loop:
             rows, batch = real_rows(padded)
             if not self._sample:
                 self._begin_with(batch)
+            # Begun before the forward pass, so that it travels meanwhile.
             total = self._summed(rows)
             self._optimizer.zero_grad()
             with self._kept_norms(rows):
@@ -203,8 +205,10 @@ class _Loop:
     def _validated(self, batches: Any) -> dict[str, float]:
         import torch
 
+        # DDP copies the chief's buffers at the next training step, which may not come any more.
         if self._world > 1:
             broadcast(self._module.buffers())
+        # The module itself: DDP would broadcast the buffers again with each batch.
         module = self._wrapped if self._task.strategy == "fsdp" else self._module
         module.eval()
         means = self._means()
@@ -265,6 +269,7 @@ class _Loop:
 
         inputs = self._arranged(batch)
         self._sample = {name: x[:SAMPLE_ROWS].cpu() for name, x in inputs.items()}
+        # A sharded module runs on all nodes together, or not at all.
         if self._task.strategy == "fsdp" and self._world > 1:
             return
         self._module.eval()
@@ -281,6 +286,7 @@ class _Loop:
         try:
             output = module(**inputs)
         except RuntimeError as error:
+            # DDP raises a plain RuntimeError: only its advice tells it from the user's errors.
             if "find_unused_parameters" not in str(error):
                 raise
             raise ConfigError(
@@ -325,6 +331,7 @@ class _Loop:
         epoch = Epoch(number, logs, self._module, self._optimizer, self._ctx)
         for callback in self._callbacks:
             callback(epoch)
+        # All nodes stop, or none: one that stopped alone would leave the others in a collective.
         stops = torch.tensor([float(epoch.stops)], device=self._device)
         self._reduce(stops)
         return bool(stops.item())
@@ -338,6 +345,7 @@ class _Loop:
                     writer.add_scalar(name, value, number)
 
     def _save(self, epochs: int) -> None:
+        # On all nodes: reading shards is a collective.
         model, optimizer = full_state(self._module), optimizer_state(self._module, self._optimizer)
         with self._ctx.checkpoint(epochs) as folder:
             if self._ctx.is_chief:
@@ -386,6 +394,7 @@ class Watch:
         metric = self.metrics.get(name.removeprefix("val_"))
         value = -logs[name] if is_greater_better(name, metric) else logs[name]
         best, waited = self.state
+        # NaN is never the best: it does not equal itself.
         is_best = value == value and (best is None or value < best - self.stopping.min_delta)
         self.state = (value, 0) if is_best else (best, waited + 1)
         return is_best
@@ -408,6 +417,7 @@ def real_rows(batch: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Return how many rows of a padded batch count, and these; one row where none does."""
     rows = int(batch[SAMPLE_WEIGHT].sum())
     kept = {name: values for name, values in batch.items() if name != SAMPLE_WEIGHT}
+    # A node without rows takes part in the step all the same, with weight 0.
     return rows, {name: values[: max(rows, 1)] for name, values in kept.items()}
 
 

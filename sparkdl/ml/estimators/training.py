@@ -125,6 +125,7 @@ class Training:
         training, validation = rows, None
         try:
             if mark is not None:
+                # A null is neither true nor false to Spark: such rows would be in no part.
                 mark = functions.coalesce(functions.col(_MARK), functions.lit(False))
                 training, validation = rows.where(~mark).drop(_MARK), rows.where(mark).drop(_MARK)
             with named_jobs(dataset.sparkSession, "sparkdl", "fit, first rows"):
@@ -226,6 +227,7 @@ def _own_checkpoints(dataset: DataFrame, options: Mapping[str, Any]) -> Iterator
     yield {**options, "checkpoint_dir": url}
     storage, path = locate(url)
     try:
+        # Only after success: `yield` raises otherwise, and the folder stays for a look.
         open_storage(storage).delete_dir(path)
     except (OSError, ConfigError) as error:
         _log.warning(
@@ -251,6 +253,7 @@ def without_nulls(field: StructField) -> Column:
     if not field.nullable:
         return column(field.name)
     text = f"{Code.NULL_VALUE.mark(field.name)} {null_advice(field.name)}"
+    # Within the query, so that no further pass over the rows is needed to find nulls.
     failing = functions.raise_error(functions.lit(text))
     return functions.coalesce(column(field.name), failing).alias(field.name)
 

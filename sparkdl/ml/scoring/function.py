@@ -68,4 +68,5 @@ def take_share(share: Share) -> None:
     if share.gpus:
         own |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(share.gpus)}
     for name, value in own.items():
+        # Before `make` runs: libraries read these when they are imported.
         os.environ.setdefault(name, value)

@@ -67,6 +67,7 @@ class Predictor:
                 f"the model gave no output {', '.join(map(repr, unknown))}, but "
                 f"{', '.join(map(repr, found))}"
             )
+        # Only the wanted outputs: each costs a copy from the device.
         return {name: self._to_values(found[name]) for name in names}
 
 
