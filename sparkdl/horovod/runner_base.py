@@ -45,6 +45,7 @@ class HorovodRunner:
         driver_log_verbosity: Literal["log_callback_only", "all"] = "log_callback_only",
         **options: Any,
     ) -> None:
+        # A bool is an int to Python.
         if isinstance(np, bool) or not isinstance(np, int):
             raise ConfigError(f"np={np!r}: must be a whole number of processes")
         if driver_log_verbosity not in _VERBOSITIES:

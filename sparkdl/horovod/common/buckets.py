@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from sparkdl.horovod.common.util import split_list
 
+# PyTorch's own sizes, of DistributedDataParallel's first bucket and its others.
 FIRST_NBYTES = 1 << 20
 NBYTES = 25 << 20
 

@@ -47,6 +47,7 @@ class _Cast(Compressor):
             return tensor.to(getattr(torch, cls.dtype)), tensor.dtype
         import tensorflow as tf
 
+        # float16 and bfloat16 have two bytes already.
         if not tensor.dtype.is_floating or tensor.dtype.size <= 2:
             return tensor, None
         return tf.cast(tensor, cls.dtype), tensor.dtype

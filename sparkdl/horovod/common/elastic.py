@@ -48,6 +48,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
         ctx = current()
         place()  # which raises before hvd.init()
         if ctx is not None:
+            # Before the reset callbacks, which may depend on what was restored.
             state._resume(ctx)
             if ctx.restarts:
                 state.on_reset()
@@ -93,6 +94,7 @@ class WorkerNotificationManager:
 
     def handle_hosts_updated(self, timestamp: float, update_res: Any) -> None:
         """Notify all listeners of a change."""
+        # A listener may remove itself, or others, when it is called.
         for listener in tuple(self._listeners.values()):
             listener.on_hosts_updated(timestamp, update_res)
 
@@ -152,6 +154,7 @@ class State:
                 )
             self._commits += 1
             return
+        # Checkpoints are numbered on over restarts: a smaller number would not be the newest.
         self._commits = max(self._commits, ctx.last_checkpoint.step if ctx.last_checkpoint else 0)
         self._commits += 1
         with ctx.checkpoint(self._commits) as folder:
@@ -240,6 +243,7 @@ class ObjectState(State):
 
     def sync(self) -> None:
         """Make the attributes of all processes those of rank 0, and keep them."""
+        # Kept first: `restore` sets the attributes to what has been kept.
         self.save()
         self._saved_state = group_of().broadcast_object(self._saved_state)
         self.restore()

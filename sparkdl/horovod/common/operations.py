@@ -90,6 +90,7 @@ class Call:
 
     def gradient(self, group: Group, grads: Tensors, counts: Counts) -> Tensors:
         """Return the gradients of the tensors; the members call it alike, as they do `move`."""
+        # Without the user's name, which the operation itself may still have under way.
         call = replace(self, name=None)
         return group.run(partial(self.row.gradient, group, call, grads, counts))
 
@@ -119,6 +120,7 @@ def _reduce(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tuple
     """Reduce tensors; those of one dtype and device travel as one."""
     check_reducible(tensors)
     results: dict[int, torch.Tensor] = {}
+    # In the order of the tensors, so that all members reduce the kinds in the same order.
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
         numbers = [i for i, t in enumerate(tensors) if (t.dtype, t.device) == kind]
         alike = [tensors[i] for i in numbers]
@@ -166,6 +168,7 @@ def _broadcast(
 
 def _broadcast_gradient(group: Group, call: Call, grads: Tensors, counts: Counts) -> Tensors:
     is_root = group.rank == root_in(group, call.root)
+    # Only the root's tensor went into the results.
     return [grad if is_root else grad.zero_() for grad in _mean(group, grads)]
 
 
@@ -251,6 +254,7 @@ def spread(row: torch.Tensor, tensors: Tensors) -> None:
     if len(tensors) == 1 and row.data_ptr() == tensors[0].data_ptr():
         return
     for tensor, part in zip(tensors, _unflat(row, tensors), strict=True):
+        # A part may be the tensor's own memory already.
         if part.data_ptr() != tensor.data_ptr():
             tensor.copy_(part)
 

@@ -47,6 +47,7 @@ class Seat:
         host = ctx.member.host
         on_host = sum(trainer.host == host for trainer in ctx.world.trainers)
         has_own = 0 < len(visible_gpus() or ()) < on_host
+        # The rank makes a host of its own of each such node.
         hosts = ctx.all_gather(f"{host} rank {ctx.rank}" if has_own else host)
         return cls(ctx.rank, tuple(hosts))
 
@@ -262,6 +263,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
                 f"{number} has these ranks. Use that one"
             )
     number = here.next_id
+    # Counted by processes outside of the set as well, so that ids are the same on all.
     here.next_id += 1
     here.groups[number] = here.world.subgroup(ranks)
     here.ranks[number] = ranks
@@ -282,6 +284,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     del here.ranks[number]
     group = here.groups.pop(number)
     if group is not None:
+        # All have called this then, and none reduces in the set any more.
         group.barrier()
         group.close()
     process_set.process_set_id = None

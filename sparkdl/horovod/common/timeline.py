@@ -72,6 +72,7 @@ class _Timeline:
             name = threads.get(span.track, "thread") if isinstance(span.track, int) else ""
             events += self._ids.named(_PID, span.track, name)
             tid, start_us = self._ids.tid(_PID, span.track), span.start_us - self._zero_us
+            # A span may have begun before the file: only its part from then on is shown.
             at = (_PID, tid, max(0, start_us), span.duration_us + min(0, start_us))
             events.append(complete(span.name, span.category, *at, span.args))
         self._dropped += dropped

@@ -157,6 +157,7 @@ def load(
     if getattr(model, "optimizer", None) is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
         if getattr(model, "jit_compile", False):
+            # The step exchanges gradients by Python, which XLA cannot compile.
             model.jit_compile = False
     return model
 

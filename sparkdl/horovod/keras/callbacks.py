@@ -73,6 +73,8 @@ class Broadcast:
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast, if the model has been built."""
         if not self.broadcast_done and self.model.built:
+            # Keras makes these with the first step, and members would then begin with different
+            # ones.
             build(self.model.optimizer, self.model.trainable_variables)
             self._send()
 
@@ -105,6 +107,7 @@ class MetricAverage:
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average the metrics; all members have the same ones."""
+        # Sorted, because members may have logged them in different orders.
         names = sorted(logs or {})
         if logs is None or not names:
             return
@@ -113,6 +116,7 @@ class MetricAverage:
             return
         import torch
 
+        # All in one reduction, and in float64, which holds counts exactly.
         values = torch.tensor([float(logs[name]) for name in names], dtype=torch.float64)
         means = group.all_reduce_(values, what=f"the metrics {', '.join(names)}")
         logs.update(zip(names, means.tolist(), strict=True))
@@ -174,6 +178,7 @@ class Schedule:
                     "steps_per_epoch, or give that to fit"
                 )
         if hasattr(self.model.optimizer, "_create_hypers"):
+            # Legacy optimizers make their momentum a variable only now.
             self.model.optimizer._create_hypers()
         if self.momentum_correction and self._momentum_variable() is None:
             self.momentum_correction = False
@@ -245,6 +250,7 @@ class Warmup(Schedule):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
+            # By the end of the batch, so that the last one of the warm-up reaches the full rate.
             done = (epoch + 1.0 / (self.steps_per_epoch or 1)) / warmup_epochs
             return (done * (size() - 1) + 1) / size()
 
@@ -284,6 +290,7 @@ class BestModel:
     ) -> None:
         name = "best.weights.h5" if save_weights_only else "best.keras"
         super().__init__(  # type: ignore[call-arg]
+            # Keras checks the path at once, and programs may set it later.
             filepath=filepath or name,
             monitor=monitor,
             verbose=verbose,
@@ -419,6 +426,7 @@ class UpdateEpochState:
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Learn how Keras numbers the epochs."""
         if self._is_first:
+            # `fit` counts from 0 or from `initial_epoch`, at a constant distance to the state.
             self._is_first, self._ahead = False, self.state.epoch - epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

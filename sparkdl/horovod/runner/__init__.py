@@ -138,6 +138,7 @@ class Command:
     def __call__(self) -> None:
         """Run it here."""
         sys.argv = [self.target, *self.arguments]
+        # As Python does: of `-m` the working directory, of a script its own folder.
         found_in = os.getcwd() if self.is_module else str(Path(self.target).absolute().parent)
         sys.path.insert(0, found_in)
         try:
@@ -146,6 +147,7 @@ class Command:
             else:
                 runpy.run_path(self.target, run_name="__main__")
         except SystemExit as stop:
+            # A program may end by `sys.exit(0)`, which is no failure.
             if stop.code not in (None, 0):
                 raise
 
@@ -219,6 +221,7 @@ def is_here(host: str) -> bool:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except OSError:  # an unknown name
         return False
+    # Only an address of this machine can be bound.
     for family, kind, _, _, address in found:
         with suppress(OSError), socket.socket(family, kind) as probe:
             probe.bind(address)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 __getattr__ = partial(missing_name, __name__)
 _START_TIMEOUT_S = 600.0
+# Horovod's default is no limit; sparkdl still gives up what fails the same way twice.
 _ENDLESS_RESTARTS = 1000
 _DYNAMIC = "dynamic"
 """The value of `HOROVOD_TIMELINE` with which Horovod allows `hvd.start_timeline`."""
@@ -220,10 +221,12 @@ class _Where:
 
 def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
     feeding = reads_own_data(options.get("feeding", Feeding()))
+    # Horovod's functions connect by `hvd.init`, so no framework need be prepared.
     options = {"framework": "plain", **options, "feeding": feeding}
     with ExitStack() as stack:
         if where.is_one_machine:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-"))
+            # On one machine a file is the way for results of any size; connections limit a message.
             task = replace(task, folder=folder)
         with _in_horovods_words():
             launched = launch(where.spark, task, None, where.num_proc, **options)
@@ -240,6 +243,7 @@ def _in_horovods_words() -> Iterator[None]:
         text = "Timed out waiting for Spark tasks to start."
         if isinstance(error, NodeFailedError):
             text = _exited(error.root_cause)
+        # The same error object, so that its type and its failures stay.
         error.args = (f"{text}\n{error}",)
         raise
 
@@ -247,6 +251,7 @@ def _in_horovods_words() -> Iterator[None]:
 def _exited(first: Failure) -> str:
     code = first.exit_code
     if first.signal_number is not None:
+        # Horovod reports what `subprocess` does: a signal as a negative exit code.
         code = -first.signal_number
     elif first.kind in ("exception", "setup"):
         code = 1
@@ -268,6 +273,7 @@ def _options(
     if start_timeout is None:
         start_timeout = _seconds("HOROVOD_SPARK_START_TIMEOUT", _START_TIMEOUT_S)
     observe = options.get("observe", Observe())
+    # The user's own choice of lines wins over Horovod's printing.
     if observe.log_to_driver is None and observe.on_log is None:
         observe = replace(observe, log_to_driver=False, on_log=printer)
     timeline = {**os.environ, **(env or {})}.get("HOROVOD_TIMELINE", "")
@@ -288,6 +294,7 @@ class _Printer:
     def __call__(self, line: LogLine) -> None:
         now = time.asctime() if self.with_time else ""
         name = "stderr" if line.is_error else "stdout"
+        # Looked up at each line, because notebooks and tests replace `sys.stdout`.
         stream = (self.stderr if line.is_error else self.stdout) or getattr(sys, name)
         stream.write(f"{now}[{line.node.removeprefix('worker:')}]<{name}>:{line.text}\n")
         stream.flush()

@@ -47,6 +47,7 @@ class Task:
         """Call it; return its result, pickled by value, or the name of the file that has it."""
         os.environ.update(self.env)
         if ctx.member.role.is_trainer:
+            # Programs read these before they call `hvd.init`, as Horovod's launcher sets them.
             os.environ.update(Seat.of(ctx).variables)
         if self.marks_errors:
             mark_error_lines()

@@ -44,6 +44,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
         except HorovodInternalError:
             raise
         except tf.errors.OpError as error:
+            # Within a graph only the text of an error remains, so a code in it tells what failed.
             if Code.COLLECTIVE_FAILED.is_in(str(error.message)):
                 raise HorovodInternalError(error.message) from error
             raise
@@ -122,6 +123,7 @@ class TensorFlowKerasState(_VariablesState):
         if not model.built:
             raise ConfigError("the model is not built: call model.build(input_shape) before")
         if self.optimizer is not None:
+            # Now, so that all processes have the same variables to restore and to broadcast.
             build(self.optimizer, model.trainable_variables)
         super().__init__(**kwargs)
 

@@ -61,6 +61,7 @@ def operate(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[lis
 
         own = call if splits is None else replace(call, splits=given[-1].tolist())
         results, counts = group.run(lambda: own.move(group, given[: len(tensors)]))
+        # The counts come along as a tensor: in a graph they are known in its run alone.
         return [*results, torch.tensor(counts, dtype=torch.int64)]
 
     def back(*given: torch.Tensor) -> list[torch.Tensor]:
@@ -129,13 +130,16 @@ def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, An
             raise as_tensorflow_error(wrong)
     if tf.executing_eagerly():
         with tensorflow_errors(), tf.device("CPU:0"):
+            # On the CPU, where PyTorch can take the memory over.
             return _moved(work, *map(tf.identity, tensors))
+    # The variable is read first and written last: TensorFlow keeps such accesses in program order.
     with tf.device("CPU:0"), tf.control_dependencies([turn().read_value()]):
         coded = _coded(functools.partial(_moved, work))
         results = tf.py_function(coded, list(tensors), [dtype for dtype, _ in like])
     with tf.control_dependencies(list(results)):
         turn().assign_add(1)
     for result, (_, shape) in zip(results, like, strict=True):
+        # `py_function` loses shapes, which layers need.
         result.set_shape(shape)
     return list(results)
 

@@ -99,6 +99,7 @@ class Reduction:
         groups = self.groups or 0
         if not isinstance(groups, int):
             left = {key_of(variables[i]): n for n, i in enumerate(shared)}
+            # A variable in two groups counts in the first; those in none follow by size.
             groups = [
                 [left.pop(key) for key in map(key_of, group) if key in left] for group in groups
             ]
@@ -112,6 +113,7 @@ def key_of(variable: Any) -> Any:
     import tensorflow as tf
 
     own = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+    # TensorFlow's variables cannot be hashed; their references can.
     return own.ref() if hasattr(own, "ref") else id(own)
 
 
@@ -254,6 +256,7 @@ def _gradient(
     import tensorflow as tf
 
     found = tape._sparkdl_stock(tape, target, sources, output_gradients, **options)
+    # `IndexedSlices` stay whole: they are reduced as one gradient.
     flat = tf.nest.flatten(found, expand_composites=False)
     reduced = tape._sparkdl_reduction.reduce(flat, tf.nest.flatten(sources), tape._sparkdl_local)
     return tf.nest.pack_sequence_as(found, reduced)

@@ -102,11 +102,13 @@ def distributed(optimizer: Any, how: Reduction, passes: Passes) -> Any:
         "__doc__": base.__doc__,
     }
     kind: Any = type(base.__name__, (base,), members)
+    # A built optimizer has variables, which a new one made of its configuration would lack.
     if any(getattr(optimizer, name, None) for name in ("built", "_built", "_slots")):
         result: Any = object.__new__(kind)
         vars(result).update(vars(optimizer))
     else:
         result = kind.from_config(optimizer.get_config())
+    # Past Keras' `__setattr__`, which tracks what it is given and would save it.
     vars(result)["_sparkdl"] = _Settings(how, passes)
     if library == "keras":
         _keep_out_of_xla()
@@ -169,6 +171,7 @@ def _apply(
         trainable_variables = self._trainable_variables
     variables = list(trainable_variables)
     if self._sparkdl.passes.count > 1:
+        # Before `tf.cond`, in whose branches no variable can be made.
         build(self, variables)
     _reduce_and(self, gradients, variables, lambda reduced: stock(self, reduced, variables))
 
@@ -184,6 +187,7 @@ def _apply_gradients(
         return stock(self, pairs, *args, **kwargs)
     gradients, variables = (list(part) for part in zip(*pairs, strict=True))
     if self._sparkdl.passes.count > 1:
+        # As above, before `tf.cond`.
         build(self, variables)
 
     def step(reduced: list[Any]) -> None:
@@ -306,6 +310,7 @@ class Passes:
                     total.assign(tf.zeros_like(total))
             return self._done.assign(0)
 
+        # In the graph, because it is traced once for all passes.
         tf.cond(tf.equal(self._done, self.count), last, self._done.read_value)
 
     def _make_variables(self, gradients: Sequence[Any]) -> None:

@@ -37,12 +37,14 @@ def layer_class() -> type[Any]:
                 return mean, variance
             own = tf.cast(mean, tf.float32)
             square = tf.cast(variance, tf.float32) + tf.square(own)
+            # Weighted by rows, because members may have batches of different sizes.
             rows = tf.cast(tf.shape(inputs)[0], tf.float32)
             packed = tf.concat([_flat(own) * rows, _flat(square) * rows, [rows]], 0)
             total = allreduce(packed, op=Sum)
             means, squares = tf.split(total[:-1] / total[-1], 2)
             whole = tf.reshape(means, tf.shape(own))
             spread = tf.reshape(squares, tf.shape(own)) - tf.square(whole)
+            # Rounding may make a variance of almost 0 negative.
             return tf.cast(whole, mean.dtype), tf.cast(tf.nn.relu(spread), variance.dtype)
 
     return SyncBatchNormalization

@@ -78,6 +78,7 @@ def broadcast_parameters(
     import torch
 
     if isinstance(params, Mapping):
+        # A dict's order may differ between processes.
         pairs = sorted(params.items())
     elif isinstance(params, Iterable):
         pairs = [param if isinstance(param, tuple) else ("", param) for param in params]
@@ -134,6 +135,7 @@ def broadcast_optimizer_state(
         tensors.append(torch.empty(value.shape, dtype=value.dtype, device=place))
         return tensors[-1]
 
+    # The state without its tensors, which travel by themselves and are not pickled.
     state = mapped(optimizer.state_dict(), outlined) if is_root else None
     state = broadcast_object(state, root_rank, None, process_set)
     if not is_root:

@@ -36,6 +36,7 @@ def reduce_sparse(group: Group, tensor: torch.Tensor, call: Call) -> torch.Tenso
             f"a {tensor.layout} tensor by {op.value}: must be a sparse tensor in COO layout, "
             "by hvd.Sum or hvd.Average"
         )
+    # Coalesced, because indices and values are readable only then.
     mine = tensor.detach().coalesce()
     places, _ = group.all_gather(mine.indices().t().contiguous(), f"{call.what}.indices")
     values, _ = group.all_gather(mine.values(), f"{call.what}.values")
@@ -65,6 +66,7 @@ def _function() -> Any:
             results, ctx.counts = group.run(work, operation.full_name)
             ctx.call, ctx.group, ctx.shapes = operation.call, group, [t.shape for t in tensors]
             operation.counts[:] = ctx.counts
+            # Autograd refuses gradients of whole numbers.
             whole = [r for r in results if not (r.is_floating_point() or r.is_complex())]
             ctx.mark_non_differentiable(*whole)
             return tuple(results)
@@ -182,6 +184,7 @@ def after_stream_of(tensor: torch.Tensor, work: Callable[[], T]) -> Callable[[],
         return work
     import torch
 
+    # The thread has another stream, which does not wait for this one by itself.
     made = torch.cuda.Event()
     made.record(torch.cuda.current_stream(tensor.device))
 

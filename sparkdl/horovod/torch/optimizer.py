@@ -171,12 +171,15 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
     reducer = None
     if has_peers(process_set):
         everybody = group_of(process_set)
+        # Connections of its own, so that other operations may come between its buckets.
         group = everybody.subgroup(range(everybody.size))
         assert group is not None, "a group of all its members has this one"
         reducer = Reducer(trained, group, options)
         _own([param for _, param in trained], reducer)
+        # By a weak reference: an optimizer that is deleted need not be joined for.
         _OPTIMIZERS.setdefault(everybody, []).append((group, ref(reducer)))
     base = type(optimizer)
+    # Not by its constructor, whose arguments are unknown: it shares the state of the other one.
     distributed: Any = object.__new__(type(base.__name__, (Distributed, base), {}))
     own = {name: value for name, value in vars(optimizer).items() if name != "step"}
     vars(distributed).update(own)  # except a scheduler's wrapper, which steps the old one
@@ -276,6 +279,7 @@ def join(device: int = -1) -> int:
         reducer = weak()
         if reducer is not None and not reducer.is_replaced:
             reducer.prepare_to_join()
+    # In their threads, because all of them and the world wait for the others at the same time.
     waits = [group.submit(group.join) for group, _ in mine]
     last = world.join()
     for wait in waits:

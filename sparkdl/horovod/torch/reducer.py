@@ -65,6 +65,7 @@ class Bucket:
         self._has[place] = float(grad is not None)
         self.waits_for -= 1
         if not self.waits_for:
+            # Written once, with the last gradient: single elements would be a kernel each on a GPU.
             self._presence.copy_(torch.tensor(self._has))
 
     def spread(self, reduced: torch.Tensor, can_be_absent: bool) -> None:
@@ -73,6 +74,7 @@ class Bucket:
 
         *rows, presence = reduced.split(self._sizes)
         is_there = [True] * len(rows)
+        # Reading `presence` waits for the GPU, so only where a gradient may be missing.
         if can_be_absent and any(param.grad is None for param in self.params):
             is_there = (presence > 0).tolist()
         grads, results = [], []
@@ -84,11 +86,13 @@ class Bucket:
             if was_sparse if grad is None else grad.is_sparse:
                 param.grad = result.to_sparse(1)
             elif grad is None:
+                # A copy, because the bucket is filled again in the next step.
                 param.grad = result.to(param.dtype, copy=True)
             else:
                 grads.append(grad)
                 results.append(result)
         if grads:
+            # One kernel for many gradients, as PyTorch's optimizers do.
             torch._foreach_copy_(grads, results)
         self.waits_for = len(rows)
 
@@ -135,6 +139,7 @@ class Reducer:
         self.is_replaced = False
         self._futures: list[Future[Any]] = []
         self.reset()
+        # After the accumulation, because `grad` holds the sum of several passes only then.
         self._hooks = [
             param.register_post_accumulate_grad_hook(self._hook(number))
             for number, param in enumerate(self._params)
@@ -202,8 +207,10 @@ class Reducer:
         with torch.no_grad():
             layout = self._layout or self._agree()
             for number in range(len(self._params)):
+                # Parameters without a gradient in this step: the other processes may have one.
                 if number in self._places and number not in self._filled:
                     self._fill(number)
+            # Started before the waits below, so that all of it is under way at once.
             sparse = [self._group.submit(self._sparse(number)) for number in layout.sparse]
             for bucket, future in zip(self._buckets, self._futures, strict=True):
                 bucket.spread(future.result(), self._options.call.how.op.is_sum)
@@ -240,6 +247,7 @@ class Reducer:
         which, place = self._places[number]
         self._buckets[which].fill(place, self._params[number].grad)
         self._filled.add(number)
+        # In order: all members must reduce the same bucket, whatever was ready first.
         while self._next < len(self._buckets) and not self._buckets[self._next].waits_for:
             work = self._reduction(self._buckets[self._next].flat, is_first=self._next == 0)
             self._futures.append(self._group.submit(work))
@@ -249,6 +257,7 @@ class Reducer:
         how, compression = self._options.call.how, self._options.compression
 
         def work() -> torch.Tensor:
+            # The members agree once a step, with its first bucket, and not for each of them.
             if is_first:
                 self._announce_step()
             narrow, ctx = compression.compress(flat)
@@ -275,6 +284,7 @@ class Reducer:
                 "dimensions; only rows can be: use sparse_as_dense=True"
             )
         assert self._layout is not None
+        # Without a dense bucket the first sparse gradient announces the step.
         first = not self._buckets and number == self._layout.sparse[0]
         call = self._options.call
 
@@ -330,6 +340,7 @@ class Reducer:
                     f"in the same order: {sorted(different)[:4] or 'the order differs'}. Make the "
                     "optimizer of the same parameters on all ranks"
                 )
+        # The first process that has an order decides: all buckets must be the same.
         order: list[int] = next((other["order"] for other in everyone if other["order"]), [])
         sparse = {number for other in everyone for number in other["sparse"]}
         gathered = set() if self._options.sparse_as_dense else sparse

@@ -41,13 +41,16 @@ def sync_batch_norm() -> Any:
                 return super().forward(input)
             self._check_input_dim(input)
             over = [dim for dim in range(input.dim()) if dim != 1]
+            # Sums of many squares overflow float16.
             wide = input.float() if input.dtype.itemsize < 4 else input
             count = wide.new_full((1,), input.numel() // input.shape[1])
+            # One reduction for both, because a small one costs its way alone.
             sums = torch.cat([wide.sum(over), count])
             total = allreduce(sums, op=Sum)
             mean, count = total[:-1] / total[-1], total[-1].detach()
             shape = [1, -1] + [1] * (input.dim() - 2)
             centred = wide - mean.view(shape)
+            # Of centred values, in a second reduction: a difference of large squares loses digits.
             variance = allreduce(centred.square().sum(over), op=Sum) / count
             if self.training and self.track_running_stats:
                 self._track(mean.detach(), (variance * count / (count - 1)).detach())

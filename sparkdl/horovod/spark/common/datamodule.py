@@ -169,6 +169,7 @@ def _stream(
                 yield {name: each[places[start : start + size]] for name, each in chunk.items()}
                 start, size = start + size, next(left, 0)
             rest = {name: each[places[start:]] for name, each in chunk.items()}
+            # One chunk was all of the rows: it stays in memory, and is not read again.
             if count == 1:
                 first = columns
         kept = first if count == 1 else None

@@ -184,6 +184,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         store = self._store()
         unique = uuid.uuid4().hex
         run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}_{unique[:6]}"
+        # Unique, because runs may have one name, and two fits may run at once.
         folder = f"{store.get_runs_path()}/_model-{unique}"
         has_val = self.getValidation() is not None and self.getValidation() != 0.0
         columns = [*self.getFeatureCols(), *self.getLabelCols()]
@@ -207,6 +208,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
             with work.received("result") as file:
                 return self._create_model(results[0], file, run_id, metadata)
         finally:
+            # The models in it have been read by now, or nobody will read them.
             store.delete(folder)
 
     def _env(self) -> dict[str, str]:

@@ -97,6 +97,7 @@ class AbstractFilesystemStore(Store):
 
     def get_full_path(self, path: str) -> str:
         """Return a path as Spark and other processes find it: a URL."""
+        # A URL, or Spark would take the path for one of Hadoop's default file system.
         return path if "://" in path else Path(os.path.abspath(path)).as_uri()
 
     def get_localized_path(self, path: str) -> str:
@@ -219,6 +220,7 @@ class _Sync:
     def __call__(self, folder: str) -> None:
         for path in sorted(Path(folder).rglob("*")):
             modified = path.stat().st_mtime_ns
+            # Only what has changed: this is called after each epoch, with all earlier files.
             if path.is_file() and self._sent.get(path) != modified:
                 self.store.upload(path, f"{self.target}/{path.relative_to(folder)}")
                 self._sent[path] = modified

@@ -57,6 +57,7 @@ class _Cache:
     """Which DataFrames have been written where. A dataset that no fit uses may be overwritten."""
 
     def __init__(self) -> None:
+        # Fits may run in several threads, as in a CrossValidator with parallelism.
         self.lock = threading.RLock()
         self.datasets: dict[tuple[str, int], _Written] = {}
         self.in_use: Counter[tuple[str, int]] = Counter()
@@ -149,11 +150,13 @@ def prepare_data(  # noqa: PLR0913 (Horovod's arguments)
     names = _checked(df, feature_columns, label_columns, sample_weight_col)
     check_validation(validation, df)
     place = store.get_train_data_path()
+    # Weakly: a DataFrame that nobody has any more must not stay in memory for this.
     key = (weakref.ref(df), tuple(names), validation, store.get_val_data_path())
     with _cache.lock:
         index = _cache.find(store, key)
         if index is None:
             index = _cache.free(place)
+            # Before the write: one that fails leaves files that are of no DataFrame.
             _cache.datasets.pop((place, index), None)
             frames = _train_val_split(_plain(df, names, validation), validation)
             _write(store, index, frames, num_files, verbose)
@@ -277,6 +280,7 @@ def _train_val_split(
     if isinstance(validation, str):
         column = f.col(f"`{validation}`")
         is_val = column if isinstance(df.schema[validation].dataType, BooleanType) else column > 0
+        # A null is neither true nor false to Spark: such rows would be in no part.
         is_val = f.coalesce(is_val, f.lit(False))
         return df.where(~is_val).drop(validation), df.where(is_val).drop(validation)
     train, val = df.randomSplit([1.0 - validation, validation])
@@ -297,6 +301,7 @@ def _write(
             continue
         if verbose:
             say(f"Writing the {what} data to {path}")
+        # Without a shuffle, which `repartition` would be: rows are shared out one by one anyway.
         frame.coalesce(num_files).write.mode("overwrite").parquet(path)
 
 
@@ -320,6 +325,7 @@ def _properties(
 
 def _shapes(source: ParquetSource) -> dict[str, int | None]:
     """Return how many numbers each column has in the first row; None where that is not known."""
+    # Some files may have no rows.
     place = next(i for i, groups in enumerate(source.row_groups) if sum(groups))
     path, system = source.files[place].path, open_storage(source.storage)
     own = [name for name in source.schema.names if name not in source.partitions]

@@ -103,11 +103,13 @@ class LightningTrainer:
             "max_epochs": params.epochs,
             "logger": params.logger or _logger(lightning, logs),
             "log_every_n_steps": params.log_every_n_steps,
+            # A look at validation batches before the training would take them from the stream.
             "num_sanity_val_steps": 0,
             "limit_train_batches": train,
             "limit_val_batches": val,
             "enable_progress_bar": False,
             "enable_model_summary": bool(params.verbose),
+            # The rows are this process's share already.
             "use_distributed_sampler": False,
             "profiler": params.profiler,
             "default_root_dir": str(folder),

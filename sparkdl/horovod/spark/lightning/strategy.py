@@ -64,11 +64,13 @@ class _Horovod:
             multiply_rates(optimizer.param_groups, self.world_size)
         for config in self.lr_scheduler_configs:  # type: ignore[attr-defined]
             if (rates := getattr(config.scheduler, "base_lrs", None)) is not None:
+                # Schedulers have noted the rates before they were multiplied.
                 config.scheduler.base_lrs = [rate * self.world_size for rate in rates]
         module = self.lightning_module  # type: ignore[attr-defined]
         self._hvd.broadcast_parameters(module.state_dict(), root_rank=0)
         for optimizer in optimizers:
             self._hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        # After the broadcasts, which need the optimizers themselves.
         self.optimizers = [self._distributed(o, trainer) for o in optimizers]
         for optimizer in optimizers:
             optimizer._opt_called = True  # schedulers look whether the one they know has stepped
@@ -84,6 +86,7 @@ class _Horovod:
             )
         passes = trainer.accumulate_grad_batches
         made = self._hvd.DistributedOptimizer(optimizer, own, backward_passes_per_step=passes)
+        # For all steps: `post_backward` synchronizes, so that gradients are clipped after it.
         self._stack.enter_context(made.skip_synchronize())
         self._own.append(made)
         return made
@@ -115,6 +118,7 @@ class _Horovod:
         word = str(reduce_op or "mean").lower().rpartition(".")[2]
         is_mean = word in ("mean", "avg", "average")
         if is_mean and not tensor.is_floating_point():
+            # A mean of whole numbers would be rounded.
             tensor = tensor.float()
         return self._hvd.allreduce(tensor, op=self._hvd.Average if is_mean else self._hvd.Sum)
 

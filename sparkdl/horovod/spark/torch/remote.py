@@ -71,6 +71,7 @@ class _Training:
         self.model: Any = unpacked_module(start["model"]).to(self.device)
         self.state: OptimizerState = start["optimizer"]
         optimizer = self.state.optimizer_for(self.model)
+        # As in Horovod: the batch of all processes is so many times larger (Goyal et al., 2017).
         multiply_rates(optimizer.param_groups, hvd.size())
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -110,6 +111,8 @@ class _Training:
             self.work.describe(size)
         history: list[dict[str, Any]] = []
         with self.work.data_module(self.hvd.rank(), size) as rows:
+            # One iterator for all epochs, as the readers of Horovod have it: epochs go on where the
+            # last one ended.
             train = iter(rows.train_data())
             val = iter(rows.val_data()) if self.work.val is not None else None
             for epoch in range(self.params.epochs):
@@ -156,6 +159,7 @@ class _Training:
             measure.add(loss, *self._outputs(outputs, labels))
             if self.is_root and self.params.verbose and step and not step % _STEPS_PER_LINE:
                 say(f"epoch {epoch}, batch {step} of {steps}: loss {measure.loss_here:.6g}")
+        # Gradients that no step has used must not be added to the next epoch's.
         self.pending.step()
         return measure.over_all("train", epoch, self.writer)
 
@@ -193,6 +197,7 @@ class _Training:
 
         # A copy, because the values may be Arrow's memory, which must not change.
         found = values if isinstance(values, torch.Tensor) else torch.tensor(values)
+        # Horovod gives models float32, whatever the columns hold.
         return found.to(self.device, torch.float32)
 
     def _outputs(self, outputs: Any, labels: Tensors) -> tuple[list[Any], list[Any]]:
@@ -220,6 +225,7 @@ def chosen_device(hvd: Any, use_gpu: bool) -> torch.device:
     import torch
 
     has_gpu = use_gpu and torch.cuda.is_available()
+    # All ask, because a member on a CPU and one on a GPU would wait for each other.
     found = hvd.allgather_object(has_gpu, name="device type")
     if len(set(found)) > 1:
         without = [rank for rank, each in enumerate(found) if not each]

@@ -65,6 +65,7 @@ class SamplerStateHandler(StateHandler):
 
     def save(self) -> None:
         """Keep a copy in memory, of tensors on the CPU."""
+        # On the CPU: a commit must not take the GPU's memory a second time.
         self._saved = mapped(self.value.state_dict(), _copied)
 
     def restore(self) -> None:
@@ -143,6 +144,7 @@ class TorchState(ObjectState):
         found = {name: _handler(value) for name, value in everything.items()}
         self._handlers = {name: handler for name, handler in found.items() if handler is not None}
         for name, handler in self._handlers.items():
+            # Past `__setattr__`, which would save each value at once.
             object.__setattr__(self, name, handler.value)
         super().__init__(**{n: v for n, v in everything.items() if n not in self._handlers})
         self.save()
