@@ -74,6 +74,7 @@ def diagnose(options: argparse.Namespace) -> Report:
         finding = f"no session at {where}: {problem}{_last_error(printed)}"
         advice = _START_ADVICE["remote" if options.remote else "master"]
         return examine(None, asked, Check("Spark", "problem", finding, advice), began_s)
+    # Kept only after a failure, whose finding names the file.
     printed.unlink()
     try:
         return examine(found[0], asked, began_s=began_s)
@@ -105,6 +106,7 @@ def printing_to(file: Path, *numbers: int) -> Iterator[None]:
     Args:
         numbers: the descriptors: 1 and 2 are the standard output and error.
     """
+    # Descriptors and not `sys.stdout`, because the JVM writes past Python.
     kept = [(number, os.dup(number)) for number in numbers]
     try:
         with file.open("wb") as log:
@@ -135,6 +137,7 @@ def _within(limit_s: float, does: Callable[[], object]) -> str:
         except Exception as error:  # noqa: BLE001 (py4j's, Spark's, anybody's)
             problem[0] = raised_in_task(error)
 
+    # A daemon, because a call of py4j cannot be interrupted.
     thread = threading.Thread(target=run, name="sparkdl-doctor-spark", daemon=True)
     thread.start()
     thread.join(limit_s)

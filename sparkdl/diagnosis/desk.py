@@ -27,6 +27,7 @@ from sparkdl.diagnosis.facts import Facts
 
 _HELLO_S = 15.0
 _MAX_NBYTES = 1 << 20
+# Ways between all pairs would grow with their square: each executor tries the next few in a ring.
 _PEERS = 8
 _BACKLOG = 1024
 
@@ -122,6 +123,7 @@ class Desk:
         self._server = await asyncio.start_server(
             self._visit, sock=sock, limit=_MAX_NBYTES, backlog=_BACKLOG
         )
+        # The first executors wait no longer, even if some never come.
         self._loop.call_later(self.wait_s, self._go)
 
     async def _close(self) -> None:
@@ -147,6 +149,7 @@ class Desk:
             if visitor is not None:
                 visitor.facts = msgspec.convert(await _hear(reader), Facts)
                 self._look_who_has_told()
+                # Its task, and so its listener, must stay until the others have tried to reach it.
                 await self._all_told.wait()
                 _say(writer, {})
             await writer.drain()
@@ -164,6 +167,7 @@ class Desk:
     ) -> Visitor | None:
         """Let a task in; return its executor, if it is the task that looks around there."""
         hello = await asyncio.wait_for(_hear(reader), _HELLO_S)
+        # In constant time, and before anything else of the message is used.
         if not hmac.compare_digest(str(hello.pop("token", "")), self.token):
             return None
         port = int(hello.pop("port", 0))
@@ -188,6 +192,7 @@ class Desk:
         return [[visitor.hello.address, visitor.port] for visitor in them]
 
     def _look_who_has_told(self) -> None:
+        # Executors that have left count as done, or the wait for them would not end.
         is_done = all(v.facts is not None or v.has_left for v in self.visitors.values())
         if self._all_there.is_set() and is_done:
             self._all_told.set()

@@ -208,6 +208,7 @@ def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
         found.append(check)
         yield check
     is_lost = any(each.verdict == "problem" and each.name in _FATAL for each in found)
+    # A launch that must fail would only repeat these problems, after its whole timeout.
     if asked.is_quick or is_lost or not sizes:
         why = "not wanted" if asked.is_quick else "a launch would fail, see the problems above"
         yield Check("feed and all-reduce", "skipped", why)
@@ -230,6 +231,7 @@ def _looked_at(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterato
     yield from _guarded("package", judges.judge_packages, [driver])
     yield from _guarded("Spark", lambda: _judge_spark(spark, driver))
     yield from _guarded("slots", _judge_slots, spark, asked, sizes)
+    # Without an answer from Spark, one task for each node that is asked for.
     size = sizes[0] if sizes else _Size(None, asked.nodes or 1, asked.nodes or 1)
     tls: list[Tls | None] = []
     yield from _guarded("TLS", lambda: _judge_tls(asked, encrypting_setting(spark), tls))
@@ -377,6 +379,7 @@ def _survey(
     yield from _guarded("addresses", judges.judge_addresses, told.facts, told.url)
     yield from _judge_facts(told.facts, paths, asked, size.topology)
     bad = [url for url, error in driver.storage.items() if error]
+    # Only what fails there: that the driver finds a path says nothing of the executors.
     at_driver = msgspec.structs.replace(driver, host="the driver")
     yield from _guarded("paths", machine_judges.judge_storage, [at_driver], bad, paths.default_fs)
 

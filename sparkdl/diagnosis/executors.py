@@ -97,6 +97,7 @@ def survey(
         max(desk.tasks, job.tasks),
         desk.expected,
         host_port(host, port) if host else "",
+        # A job that was cancelled here has failed for that reason alone.
         job.error if is_over else None,
     )
 
@@ -135,8 +136,10 @@ class _Job:
             with (
                 tagged_jobs(self._spark, self._tag),
                 named_jobs(self._spark, "sparkdl doctor", "looking at the executors"),
+                # By value, because an executor may lack sparkdl, or have another one.
                 by_value(probe),
             ):
+                # As many tasks as slots, so that each executor gets one.
                 frame = self._spark.range(tasks, numPartitions=tasks)
                 rows = frame.mapInArrow(partial(probe.answer, self._order), "facts string")
                 found = [json.loads(row.facts) for row in rows.collect()]
@@ -145,4 +148,5 @@ class _Job:
         except Exception as error:  # noqa: BLE001 (whatever it is, it is what the report says)
             self.error = error
         finally:
+            # Whatever became of the job, tasks that wait at the desk must not wait for it.
             self._desk.begin()

@@ -62,6 +62,7 @@ def _versions_of(name: str, driver: Facts, executors: Sequence[Facts]) -> Iterat
         return
     finding = f"{here} on the driver; {there}"
     if name == "Python":
+        # pyspark and pickled code work across patch releases, and not across minor ones.
         minors = {_first(version, 2) for version in (here, *them)}
         advice = "Set PYSPARK_PYTHON (or spark.pyspark.python) to the same version on all machines"
         yield Check(title, "problem" if len(minors) > 1 else "warning", finding, advice)
@@ -73,6 +74,7 @@ def _versions_of(name: str, driver: Facts, executors: Sequence[Facts]) -> Iterat
         yield Check(title, "problem", finding, advice)
     else:
         majors = {_first(version, 1) for version in (here, *them)}
+        # numpy 1 cannot read arrays that numpy 2 has pickled.
         is_bad = "none" in them or (name == "numpy" and len(majors) > 1)
         advice = f"Install {name} {here} in the executors' Python" if here != "none" else advice
         yield Check(title, "problem" if is_bad else "warning", finding, advice)
@@ -159,6 +161,7 @@ def judge_addresses(facts: Sequence[Facts], url: str) -> Iterator[Check]:
 def _judge_ways_between(facts: Sequence[Facts]) -> Iterator[Check]:
     hosts = {one.host for one in facts}
     looping = [one for one in facts if one.address.startswith("127.") or one.address == "::1"]
+    # On one machine loopback reaches everything.
     if looping and len(hosts) > 1:
         yield Check(
             "addresses",

@@ -191,6 +191,7 @@ def _each(
 
 
 def _judge_memory(machine: Machine, on_host: int) -> Judged | None:
+    # Nodes of one host share its memory.
     wanted = machine.feed_nbytes * on_host
     if machine.free_nbytes >= wanted:
         return None
@@ -232,6 +233,7 @@ def _judge_shm(machine: Machine, needs_shm: bool) -> Judged | None:
 
 
 def _judge_descriptors(machine: Machine) -> Judged | None:
+    # -1 stands for no limit.
     if machine.descriptors < 0 or machine.descriptors >= _MIN_DESCRIPTORS:
         return None
     return (

@@ -71,6 +71,7 @@ def measure(spark: SparkSession, nodes: int, tls: bool | TlsFiles | None) -> Ite
 
 def _feed(spark: SparkSession, cluster: Cluster) -> tuple[int, float]:
     """Return how many rows the nodes read in how many seconds, after calls that warm up."""
+    # The first call starts Spark's Python workers, which says nothing about the feed.
     _fed(spark, cluster, _FIRST_ROWS)
     rows, took_s = _FIRST_ROWS, _fed(spark, cluster, _FIRST_ROWS)
     while took_s < FEED_S / 2 and rows < _MOST_ROWS:
@@ -148,9 +149,11 @@ def _reduce(ctx: NodeContext) -> float | str:
         import torch
 
         numbers, total = torch.ones(_REDUCED_NBYTES // 4), Reduction(Op.SUM)
+        # The first one connects and allocates, so it is not timed.
         group.all_reduce_(numbers, total)
         began_s = time.monotonic()
         group.all_reduce_(numbers, total)
+        # All nodes must repeat it equally often, so the slowest one's time decides.
         slowest_s = max(ctx.all_gather(time.monotonic() - began_s))
         times = max(1, min(100, int(REDUCE_S / slowest_s)))
         began_s = time.monotonic()

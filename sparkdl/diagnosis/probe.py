@@ -84,6 +84,7 @@ def facts_of(order: dict[str, Any]) -> dict[str, Any]:
         found.update(look_around(order["looks"], order["limit_s"]))
         if stream is not None:
             with suppress(OSError, ValueError):  # Spark carries it, too
+                # The desk answers once all have reported, which takes as long as the slowest may.
                 desk.settimeout(order["wait_s"] + order["limit_s"] + _MARGIN_S)
                 _say(stream, found)
                 _hear(stream)  # others may not have tried to reach this one yet
@@ -109,6 +110,7 @@ def _is_first_here(token: str, held: ExitStack) -> bool:
     """Whether no other task of the executor is at it, where the driver cannot say so."""
     claim = held.enter_context(socket.socket(socket.AF_UNIX))
     try:
+        # The kernel gives an abstract name to one process of the host; the token keeps runs apart.
         claim.bind(f"\0sparkdl-doctor {token} {os.getppid()} {_boot_id()}")
     except OSError as error:
         return error.errno != errno.EADDRINUSE
@@ -171,6 +173,7 @@ def look_around(looks: dict[str, list[str]], limit_s: float) -> dict[str, Any]:
 def _begin(words: list[str], limit_s: float, stack: ExitStack) -> tuple[Any, Any, Any]:
     """Start a process; return it, and the files that it writes to."""
     with ExitStack() as files:
+        # Files, because a pipe that is not read would stop a process that prints much.
         out = files.enter_context(tempfile.TemporaryFile())
         err = files.enter_context(tempfile.TemporaryFile())
         stack.push(files.pop_all())
@@ -179,7 +182,9 @@ def _begin(words: list[str], limit_s: float, stack: ExitStack) -> tuple[Any, Any
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=err,
+        # `sys.path` has what Spark has added for this worker, and the child must import the same.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        # A group of its own, so that `_kill` also ends what it has started.
         start_new_session=True,
     )
     stack.callback(_kill, process)
@@ -194,6 +199,7 @@ def _end(look: tuple[Any, Any, Any], deadline_s: float, limit_s: float) -> tuple
         process.wait(max(0.0, deadline_s - time.monotonic()))
     except subprocess.TimeoutExpired:
         return None, late
+    # Its own alarm, see `look.py`.
     if process.returncode == -signal.SIGALRM:
         return None, late
     out.seek(0)
