@@ -131,6 +131,7 @@ class TimeAxis:
         """Show the points and marks that have come, and the time until now."""
         self._stream(history)
         show_data(self.marks, _marks(history))
+        # Another range than the one set here: the reader has chosen it.
         if (self._range.start, self._range.end) != self._shown:
             self.windows.active = None
         end_s = max(1.0, history.now_s - history.launched.time_s)
@@ -151,13 +152,16 @@ class TimeAxis:
         """Copy the points of the series into the source; only new ones are sent to the browser."""
         series = history.samples.series
         have = len(self.points.data["time_s"])
+        # The series was rewritten, so what the browser has is no beginning of it any more.
         if series.version != self._version or have > len(series.columns["time_s"]):
             self._version, have = series.version, 0
             self.points.data = {name: [] for name in self.points.data}
         for name in series.columns.keys() - self.points.data.keys():
+            # A new column has no values for the points before it.
             self.points.data[name] = [math.nan] * have
         new = {name: _values(series.columns, name)[have:] for name in series.columns}
         for name in self.points.data.keys() - new.keys():
+            # All columns of a source must have one length.
             new[name] = [math.nan] * len(new["time_s"])
         new["time_s"] = [_MS * (time_s - history.launched.time_s) for time_s in new["time_s"]]
         if new["time_s"]:
@@ -301,6 +305,7 @@ class Stream:
             self._range.end, self._plot.height = size + head, height + 50
         named = enumerate(names if size <= _MANY else ())
         lanes = {size - ranks[node_id] - 0.5: name[:12] for node_id, name in named}
+        # Only if they differ: each assignment is a message to the browser.
         if self._plot.yaxis.ticker.ticks != list(lanes):
             self._plot.yaxis.ticker = list(lanes)
             self._plot.yaxis.major_label_overrides = lanes

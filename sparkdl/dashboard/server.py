@@ -70,10 +70,12 @@ class _Token(AuthProvider):
 
     def __init__(self, token: str) -> None:
         self._token = token
+        # Named by the token: a browser sends the cookies of a host to all its dashboards.
         self._cookie = f"sparkdl-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
         super().__init__()
 
     def is_right(self, token: str | None) -> bool:
+        # In constant time, so that the time of an answer gives nothing away.
         return token is not None and hmac.compare_digest(token.encode(), self._token.encode())
 
     def let_in(self, handler: RequestHandler) -> None:
@@ -179,6 +181,7 @@ def read_records(path: Path) -> Clusters:
     Raises:
         ConfigError: if there is no record.
     """
+    # Oldest first, as the clusters ran.
     files = sorted(path.glob(f"*{SUFFIX}"), key=os.path.getmtime) if path.is_dir() else [path]
     clusters = Clusters()
     for file in files:
@@ -234,13 +237,16 @@ def main() -> None:
     token = next(lines).decode().strip()
 
     def ask(question: Ask) -> None:
+        # Whole lines, because several pages may ask at once.
         with lock:
             sys.stdout.buffer.write(line_of(question))
             sys.stdout.buffer.flush()
 
     def read() -> None:
         for line in lines:
+            # On the loop, which alone reads and changes the clusters.
             loop.add_callback(clusters.add, event_of(line))
+        # The driver has closed its end, so its program is over.
         loop.add_callback(loop.stop)
 
     serve(loop, listener, sys.argv[2], token, Source(clusters, ask))

@@ -79,6 +79,7 @@ def show_data(source: ColumnDataSource, data: Mapping[str, Any]) -> None:
     }
     if not changed:
         return
+    # Columns of a source must have one length at any moment, so another length replaces all.
     if {len(column) for column in then.values()} == {len(column) for column in data.values()}:
         then.update(changed)
     else:
@@ -87,6 +88,7 @@ def show_data(source: ColumnDataSource, data: Mapping[str, Any]) -> None:
 
 def _is_same(column: Any, other: Any) -> bool:
     if isinstance(column, np.ndarray):
+        # NaN stands for an unknown value, and would differ from itself.
         return np.array_equal(column, other, equal_nan=True)
     return bool(column == other)
 
