@@ -71,6 +71,7 @@ class Writer(threading.Thread):
 
     def metric(self, run: Run, name: str, value: float, step: int, time_s: float) -> None:
         """Queue a metric, unless too much waits already."""
+        # Metrics alone are dropped: parameters, tags and ends of runs are few.
         if self._jobs.qsize() >= _MAX_WAITING:
             _lose(run, 1, "MLflow is slower than the training reports")
             return
@@ -117,6 +118,7 @@ class Writer(threading.Thread):
                 taken = self._jobs.get_nowait()
             except Empty:
                 break
+            # The order stays: metrics go together only with their neighbours.
             if taken is None or taken[0] is not run or callable(taken[1]):
                 return metrics, taken
             metrics.append(taken[1])

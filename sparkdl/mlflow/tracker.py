@@ -133,6 +133,7 @@ class _Tracker:
         model = facts.get("model")
         if model is not None and hasattr(model, "history"):
             for name, values in model.history.items():
+                # A metric that was reported step by step already has another axis.
                 key = f"epoch_{name}" if name in run.reported else name
                 for epoch, value in enumerate(values):
                     self._writer.metric(run, key, value, epoch, now_s)
@@ -186,6 +187,7 @@ class _Tracker:
         spark = dataset.sparkSession
         context = context_of(spark)
         tags = spark.getTags() if context is None else context.getJobTags()
+        # The innermost search, which began last.
         return next((run for tag, run in reversed(self._searches.items()) if tag in tags), None)
 
 
@@ -256,6 +258,7 @@ class _Follower:
 
     def _end(self, controller: Controller, event: Changed | Ended) -> None:
         """Record the cluster's outcome once it has ended."""
+        # Once: `Ended` follows the `Changed` with which the cluster was over.
         if self._is_over or (isinstance(event, Changed) and not event.is_over):
             return
         self._is_over = True
@@ -301,6 +304,7 @@ class _Program:
             self._writer = Writer()
             self._writer.start()
             self._patch()
+            # The writing thread is a daemon, so waiting writes would be lost at the program's end.
             atexit.register(self.end)
         self._tracker = _Tracker(self._writer, options)
         track_by(self._tracker)

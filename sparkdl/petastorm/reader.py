@@ -76,6 +76,7 @@ class Reading:
                     rows.add(columns, added)
                     while rows.count >= self.batch_size:
                         yield rows.cut(self.batch_size)[0]
+            # Without an end of epochs, a loop over no rows would never yield.
             if not num_rows:
                 raise ConfigError(
                     f"shard {self.shard} of {self.shards} has no rows in epoch {epoch}: "
@@ -104,6 +105,7 @@ def _transformed(
     try:
         for batch in batches:
             ahead.append(pool.submit(transform.columns, batch))
+            # As many batches as threads are under way, and they come out in order.
             if len(ahead) > threads:
                 yield ahead.popleft().result()
         while ahead:
@@ -150,6 +152,7 @@ class _Stream:
         return self
 
     def __next__(self) -> Columns:
+        # A generator cannot be closed while another thread runs it.
         with self._lock:
             return next(self._batches)
 

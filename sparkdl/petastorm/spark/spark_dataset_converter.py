@@ -258,6 +258,7 @@ class _Written:
             return False
         storage, path = locate(self.converter.cache_dir_url)
         is_there = open_storage(storage).get_file_info(path).type == pafs.FileType.Directory
+        # The plan stays the same when files are added to a folder that it reads.
         return is_there and self.files == frozenset(df.inputFiles())
 
 
@@ -274,10 +275,12 @@ def _write(df: DataFrame, nbytes: int, codec: str, dtype: str | None) -> SparkDa
         )
     name = f"{time.strftime('%Y%m%d%H%M%S')}-{uuid.uuid4()}"
     url = f"{_checked_url(parent, conf).rstrip('/')}/{name}"
+    # Counted within the write, so that no further job reads the rows.
     seen = Observation()
     observed = _with_dtype(df, dtype).observe(seen, count(lit(1)).alias("rows"))
     writer = observed.write.option("compression", codec).option("parquet.block.size", nbytes)
     writer.parquet(url)
+    # Before the check below, so that files which fail it are deleted as well.
     atexit.register(_delete_at_exit, url)
     source = list_files(url)
     if source.num_rows != seen.get["rows"]:
@@ -372,6 +375,7 @@ def _tf_dataset(reading: Reading, prefetch: int | None) -> Iterator[tf.data.Data
 
     from sparkdl.feed.adapters.tensorflow import spec_of, tensors
 
+    # A reading of its own for the types, so that the dataset begins at the first row.
     with Streams(replace(reading, epochs=1)) as sample:
         first = next(iter(sample))
     with Streams(reading) as streams:
