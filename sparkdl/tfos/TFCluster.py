@@ -333,6 +333,7 @@ def run(
     try:
         return TFCluster(active_session() if sc is None else sc, cluster, queues)
     except BaseException:
+        # The nodes run already, and without this nobody could end them.
         cluster.abort()
         raise
 
@@ -405,6 +406,7 @@ def await_end(ssc: Any, server: Server, feeds: list[DStreamFeed]) -> None:
     Raises:
         SparkdlError: if feeding failed.
     """
+    # In turns, because a node or a client may end the stream meanwhile.
     while not ssc.awaitTerminationOrTimeout(_TURN_S):
         if server.done or not all(feed.is_wanted() for feed in feeds):
             for feed in feeds:

@@ -108,6 +108,7 @@ class Run:
         alone.num_workers = self.num_workers
         returned = {"value": self.map_fn(args, alone)}
         try:
+            # Tried here, because a value that cannot travel must not fail the run that made it.
             encode_value(returned)
         except ResultError as error:
             return {"problem": str(error)}

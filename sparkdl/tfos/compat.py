@@ -43,6 +43,7 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
         _export(model, folder)
         return
     whole = os.path.abspath(folder)
+    # Beside the target, because a rename does not cross file systems.
     partial = f"{whole}.{uuid.uuid4().hex}"
     try:
         _export(model, partial)

@@ -57,6 +57,7 @@ def get_gpus(
     if num_gpu < 0:
         raise ConfigError(f"num_gpu={num_gpu} must be 0 or more")
     deadline, pause = Deadline.after(timeout_s), threading.Event()
+    # The caller's own GPUs are claimed as well, by its agent.
     own = visible_gpus() or ()
     with open_nvml() as nvml:
         while True:

@@ -223,6 +223,7 @@ class _HttpServer(ThreadingTCPServer):
 
     def __init__(self, owner: Server, sock: socket.socket, tls: Tls | None) -> None:
         super().__init__(sock.getsockname()[:2], _Handler, bind_and_activate=False)
+        # The base class has made a socket of its own; `sock` listens already.
         self.socket.close()
         self.socket = sock
         self.owner = owner
@@ -232,6 +233,7 @@ class _HttpServer(ThreadingTCPServer):
         """Accept a connection; its thread shakes hands, when it reads."""
         sock, address = super().get_request()
         if self._context is not None:
+            # Without the handshake, in which a silent client would hold up the accepting thread.
             sock = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         return sock, address
 
@@ -248,6 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer a message."""
         length = self.headers.get("Content-Length", "")
+        # Before the body is read: its length is the client's word.
         if not length.isdecimal() or int(length) > _MAX_NBYTES:
             return self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         body = self.rfile.read(int(length))
