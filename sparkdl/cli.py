@@ -63,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     explain.add_argument("name", nargs="?", metavar="ERROR",
         help="FeedTimeoutError or SPARKDL-FEED-LOST, say; without it, all are listed")  # fmt: skip
     commands.add_parser("version", help="print the versions of sparkdl, Spark and the frameworks")
+    # The demo parses options of its own.
     options, rest = parser.parse_known_args(argv)
     if options.command == "demo":
         _demo(rest)
@@ -90,6 +91,7 @@ def _status(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:  # the reader has ended, like `| head`
+        # Python flushes the stream once more at its end, which would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SparkdlError as error:

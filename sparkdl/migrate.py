@@ -75,12 +75,14 @@ def migrated(text: str, outer: frozenset[str] = frozenset()) -> Migrated:
         SyntaxError: if it is no Python.
     """
     head = "\ufeff" if text.startswith("\ufeff") else ""
+    # Bytes, because `ast` counts columns in bytes of UTF-8.
     lines = text[len(head) :].encode().splitlines(keepends=True)
     tree = ast.parse(b"".join(lines))
     bound = imported_by_name(tree) | outer
     found = [each for node in ast.walk(tree) for each in _found(node, lines, bound)]
     edits = {each for each in found if isinstance(each, _Edit)}
     warnings = {each for each in found if not isinstance(each, _Edit)}
+    # From the end, so that the positions before an edit stay right.
     for number, column, old, new in sorted(edits, reverse=True):
         line = lines[number - 1]
         assert line[column:].startswith(old.encode()), (number, old)

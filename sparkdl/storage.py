@@ -53,6 +53,7 @@ def locate(path: str, options: dict[str, Any] | None = None) -> tuple[Storage, s
         return Storage(f"{scheme_name}://", options or {}), inner
     match = _URI.fullmatch(path)
     if not match:
+        # With one slash, as in dbfs:/path, it is no local path either.
         scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
         if scheme and scheme[1] != "file":
             raise _unknown_scheme(scheme[1], path)
@@ -88,6 +89,7 @@ def open_storage(storage: Storage) -> pafs.FileSystem:
         if uri.scheme == "file":
             return pafs.LocalFileSystem(**options)
         if not options and (uri.netloc or uri.scheme != "hdfs"):
+            # Arrow finds credentials by itself from a URI; only options need the class.
             return pafs.FileSystem.from_uri(f"{storage.uri}/")[0]
         if uri.scheme == "s3":
             return pafs.S3FileSystem(**options)
@@ -124,6 +126,7 @@ def open_file(
         filesystem=system,
         pre_buffer=not is_local,  # fewer and larger requests
         buffer_size=READ_NBYTES if is_local else 0,
+        # Nanoseconds, Arrow's default, end in 2262.
         coerce_int96_timestamp_unit="us",
     )
 
@@ -183,6 +186,7 @@ def _exists(info: pafs.FileInfo) -> bool:
 
 
 def _is_hidden(name: str) -> bool:
+    # Spark's rule: `_SUCCESS` is hidden, and a partition column may begin so.
     is_marker = name.startswith("_") and "=" not in name
     return is_marker or name.startswith(".") or name.endswith((".crc", "._COPYING_"))
 
@@ -199,6 +203,7 @@ Found = tuple[pafs.FileInfo, dict[str, str | None]]
 
 def _children(system: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
     infos = system.get_file_info(pafs.FileSelector(folder or "/"))
+    # Sorted, because nodes that list by themselves must number the rows alike.
     return sorted((i for i in infos if not _is_hidden(i.base_name)), key=lambda info: info.path)
 
 

@@ -51,6 +51,7 @@ class Script:
         path, argv, found_in = Path(self.path), list(sys.argv), list(sys.path)
         with scratch_folder() as folder:
             program = folder / path.name
+            # A copy, because the driver's folder need not exist here.
             program.write_bytes(self.text)
             sys.argv = [str(program), *arguments]
             sys.path[0:0] = [str(path.parent)] if path.parent.is_dir() else []
@@ -147,6 +148,7 @@ def _packed(value: Any, folder: str | None) -> Any:
 
     A value that cannot be pickled is returned as it is: the check of results rejects it by name.
     """
+    # Plain values first: they need no unpickling at the driver.
     with suppress(ResultError):
         encode_value(value)
         return [value]
