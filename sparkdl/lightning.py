@@ -46,6 +46,7 @@ class Adopted:
         bases = tuple(getattr(import_module(home), name) for home in homes)
         body = {"__module__": cls.__module__, "__doc__": cls.__doc__}
         kind: Any = types.new_class(cls.__name__, (cls, *bases), None, lambda ns: ns.update(body))
+        # A subclass of `cls`, so Python calls `__init__` on it.
         return object.__new__(kind)
 
 
@@ -85,6 +86,7 @@ class Environment(Adopted):
         ctx = ctx or current()
         if ctx is not None and not ctx.member.role.is_trainer:
             raise ConfigError(f"{ctx.member.node.name} does not train: use Lightning on workers")
+        # Outside of a node, as in a notebook, this process trains alone.
         self._rank = ctx.rank if ctx else 0
         self._size = ctx.num_workers if ctx else 1
         leader = ctx.world.trainers[0] if ctx else None
@@ -256,6 +258,7 @@ class FeedDataModule(Adopted):
 
         x, y = self._names
         data = self._ctx.torch_dataset(self.batch_size, x, y, **self._feeds[stage])
+        # The dataset gives whole batches, so the loader makes none.
         return DataLoader(
             data, batch_size=None, num_workers=self._workers, collate_fn=self._collate
         )
@@ -273,6 +276,7 @@ class _UntilFeedEnds:
         for batch in self.loader:
             has_rows = True
             yield batch
+        # Lightning would go through empty epochs, until `max_epochs`.
         if not has_rows:
             trainer = self.data.trainer
             _log.warning(

@@ -182,6 +182,7 @@ class TorchDistributor:
                 f"train_object must be a function or a path, not {type(train_object).__name__}"
             )
         pickled(partial(train_object, *args, **kwargs), None)  # names what cannot be
+        # Executors do not see the driver's folder, so there values travel as results.
         return Program(train_object, args, kwargs, returned, None if is_away else folder, is_away)
 
     def _launch(self, program: Program, *, is_fed: bool) -> Cluster:
@@ -210,6 +211,7 @@ def check_encryption(spark: SparkSession, ignore: str, framework: str) -> None:
     Raises:
         SparkConfigError: if Spark's `spark.ssl.enabled` is true, and `ignore` is not.
     """
+    # As pyspark's distributors do.
     if spark.conf.get("spark.ssl.enabled", "false") != "true":
         return
     text = (
@@ -262,6 +264,7 @@ def _with_gpus(spark: SparkSession, num_processes: int, local_mode: bool) -> int
                 "processes run. Lower num_processes, or set use_gpu=False",
                 *(num_processes, there),
             )
+        # Fewer processes and no error, as in pyspark.
         return min(num_processes, there)
     keys = ("spark.task.resource.gpu.amount", "spark.executor.resource.gpu.amount")
     task, executor = (float(spark.conf.get(key, "0") or 0) for key in keys)

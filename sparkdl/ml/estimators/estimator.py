@@ -80,6 +80,7 @@ class TFEstimator(
         args: Any = self.merge_args_params()
         training = Training(
             map_fun=self.train_fn,
+            # Programs of TensorFlowOnSpark parse their command line in `train_fn`.
             args=args.argv if args.argv else args,
             nodes=_value(args, "cluster_size"),
             epochs=_value(args, "epochs"),
@@ -111,6 +112,7 @@ class TFEstimator(
         }
 
     def _columns(self, args: Any) -> tuple[str, ...]:
+        # In the order of names, as TensorFlowOnSpark feeds them.
         columns = sorted(args.input_mapping)
         weight = args.weight_col
         return (*columns, weight) if columns and weight not in (None, *columns) else tuple(columns)

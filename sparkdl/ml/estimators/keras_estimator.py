@@ -130,6 +130,7 @@ class KerasEstimator(
         check_mode(self)
         task = self._task()
         check_schema(task, dataset.schema)  # before anything that takes time
+        # The driver takes the steps itself, so it makes the model anyway.
         is_made_here = self.getMode() == "jobs"
         by_column = {}
         if signature := keras_signature(task.recipe, is_made_here):

@@ -20,6 +20,7 @@ from sparkdl.ml.estimators.keras_objects import Objects, architecture, objects_o
 from sparkdl.ml.estimators.source import Signature, Tensor
 
 Made = bytes | Callable[[], Any]
+# A `.keras` file is a ZIP archive.
 _ZIP = b"PK"
 NO_LOSS = "the model has no loss: set loss=, or compile the model"
 _METRICS_BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
@@ -172,6 +173,7 @@ class Recipe:
     def _compile(self, model: Any) -> None:
         import keras
 
+        # Keras itself looks losses and metrics up only at the first batch.
         _check_names("loss", self.loss, keras.losses)
         _check_names("metrics", self.metrics, keras.metrics)
         _check_names("optimizer", self.optimizer, keras.optimizers)
@@ -331,6 +333,7 @@ def tensor_of(tensor: Any, name: str) -> Tensor:
     import keras
 
     dtype = keras.backend.standardize_dtype(tensor.dtype)
+    # numpy has no bfloat16.
     dtype = "float32" if dtype == "bfloat16" else dtype
     return Tensor(name, dtype, (None, *tensor.shape[1:]))
 

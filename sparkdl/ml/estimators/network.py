@@ -84,6 +84,7 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         if not callable(callbacks):
             self._check_callbacks(callbacks)
         try:
+            # Tried here, so that the error names the callbacks, and not the whole task.
             cloudpickle.dumps(callbacks)
         except Exception as error:
             raise ConfigError(
@@ -165,6 +166,7 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         if not summary.results:
             raise ResultError("the chief's model did not reach the driver; see the log above")
         chief: dict[str, Any] = summary.results[0]
+        # With `model_dir` the chief has written the model there instead of sending it.
         content = chief.get("content") or _read(dataset.sparkSession, chief["path"])
         return content, msgspec.json.decode(chief["signature"], type=Signature), summary
 
@@ -189,6 +191,7 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
     def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> Any:
         estimator: Any = cls()
         content = storage.read(cls._file)
+        # A model's file needs no pickle; callbacks, custom objects and functions do.
         if content is None or storage.read(CODE) is not None:
             estimator._made, callbacks, estimator._objects = load_code(storage)
             estimator.setCallbacks(callbacks)

@@ -43,6 +43,7 @@ class HadoopStorage:
 
     def add(self, path: str, name: str) -> None:
         """Copy a file or folder into the stage's folder."""
+        # Hadoop would look for a plain path in its default file system.
         self._copy(path if urlsplit(path).scheme else f"file://{path}", f"{self._folder}/{name}")
 
     def write(self, content: bytes, name: str) -> None:
@@ -117,6 +118,7 @@ class StageWriter(MLWriter):
         with named_jobs(spark, "sparkdl", f"save {stage.uid}"):
             known = metadata_session(spark)
             DefaultParamsWriter.saveMetadata(stage, path, known, stage._extra(), params)
+        # Last, because Spark makes the folder when it writes the metadata.
         stage._save_files(storage)
 
 
@@ -146,6 +148,7 @@ class StageReader(MLReader[Any]):
         stage = self._kind._load_files(storage, metadata)
         stage._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(stage, metadata)
+        # After the parameters, among which may be a path from before the saving.
         stage._after_load(storage)
         return stage
 

@@ -104,6 +104,7 @@ class ModelSource:
     signature_def_key: str | None = None
     tag_set: tuple[str, ...] = ()
     config: str | None = None
+    # The fingerprint is its digest.
     content: bytes | None = field(default=None, compare=False)
 
 
@@ -120,6 +121,7 @@ def source_of(
     """
     path = local_path(path)
     tags = tuple(tag.strip() for tag in (tag_set or "").split(",") if tag.strip())
+    # First, because such a name also ends in `.h5`.
     if path.endswith(_WEIGHTS):
         if not config:
             raise ConfigError(

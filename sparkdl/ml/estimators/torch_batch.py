@@ -62,6 +62,7 @@ class Loss:
         """
         found = (self.by_row or self.call)(output, label) if weight is not None else None
         if found is None:
+            # A function of the user's may return the loss of each row.
             return self.call(output, label).mean()
         if not found.ndim:
             raise ConfigError(
@@ -69,6 +70,7 @@ class Loss:
                 "each row: return a tensor [rows], or give a loss of torch.nn"
             )
         assert weight is not None
+        # A row may have several values, as an image has.
         return (found.reshape(len(weight), -1).mean(1) * weight).mean()
 
 
@@ -93,6 +95,7 @@ def loss_of(given: Any) -> Loss:
     if isinstance(found, nn.modules.loss._Loss):
         return _module_loss(found)
     name = getattr(found, "__name__", type(found).__name__)
+    # Some functions of `torch.nn.functional` are C's, and say so.
     if getattr(found, "__module__", "") in ("torch.nn.functional", "torch._C._nn"):
         by_row = partial(found, reduction="none")
         return Loss(name, found, by_row, name in _CLASSES, _SCORES.get(name, ""))
@@ -101,6 +104,7 @@ def loss_of(given: Any) -> Loss:
 
 
 def _module_loss(module: Any) -> Loss:
+    # PyTorch's class, because a subclass takes the same labels.
     name = next(kind.__name__ for kind in type(module).__mro__ if kind.__module__ == _HOME)
     if module.reduction == "sum":
         raise ConfigError(
@@ -108,6 +112,7 @@ def _module_loss(module: Any) -> Loss:
             "Give it reduction='mean'"
         )
     by_row = None
+    # It adds a row's values up, and `Loss.of` would take their mean.
     if module.reduction != "batchmean":
         # A copy, because the module is the user's, and its reduction is read at every call.
         by_row = copy.copy(module)
@@ -338,6 +343,7 @@ def accuracy(loss: Loss, output: torch.Tensor, label: torch.Tensor) -> torch.Ten
     if output.ndim > 1 and output.shape[1] > 1 and (loss.takes_classes or not is_own_shape):
         found = output.argmax(1)
         return found == (label.argmax(1) if is_own_shape else label.reshape(found.shape))
+    # A logit of 0 is a probability of 0.5.
     is_likely = output > (0.0 if loss.scores == "logit" else 0.5)
     return is_likely == (label.reshape(output.shape) > 0.5)
 
@@ -362,9 +368,11 @@ class Means:
         import torch
 
         kept = {name: each for name, each in self.metrics.items() if hasattr(each, "compute")}
+        # Copies, because a metric keeps its state, and each epoch begins anew.
         self._kept = {name: copy.deepcopy(each).to(self.device) for name, each in kept.items()}
         self._names = [name for name in self.metrics if name not in kept]
         size = 2 + len(self._names)
+        # float32 would no longer count single rows beyond 16.8 million.
         self._sums = torch.zeros(size, dtype=torch.float64, device=self.device)
 
     def add(self, loss: torch.Tensor, output: Any, label: Any, rows: int) -> None:
@@ -377,6 +385,7 @@ class Means:
             means = [self._mean(name, output, label) for name in self._names]
             values = torch.stack([torch.as_tensor(v).detach().double() for v in (loss, *means)])
             self._sums[0] += rows
+            # Times the rows, because the last batch may be smaller.
             self._sums[1:] += rows * values.to(self.device)
             for metric in self._kept.values():
                 metric.update(output, self._target(label))

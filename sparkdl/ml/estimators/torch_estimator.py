@@ -55,6 +55,8 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         Raises:
             ConfigError: if it is neither, or cannot travel to the nodes.
         """
+        # Not imported here, because the driver may lack it; then `model` can be no module of it
+        # either.
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(model, torch.nn.Module):
             self._made = module_content(model, "Give a function that makes it on each node")
@@ -80,6 +82,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
                 f"a column of features or labels is called {SAMPLE_WEIGHT!r}, as are the weights "
                 "that batches have: rename it"
             )
+        # Batches have a column of weights by this name already.
         if task.columns.weight == SAMPLE_WEIGHT:
             dataset = dataset.withColumnRenamed(SAMPLE_WEIGHT, _WEIGHT)
             task = replace(task, columns=replace(task.columns, weight=_WEIGHT))
@@ -109,12 +112,14 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
             )
         features = dict.fromkeys(task.columns.features.values())
         signature = Signature(tuple(Tensor(name, NUMBER, None) for name in features), ())
+        # Without PyTorch on the driver, the nodes check it.
         if isinstance(task.made, bytes) and find_spec("torch"):
             check_travels(len(task.made), task.model_dir)
             signature = module_signature(module_of(task.made))
         return inputs_of(signature, task)
 
     def _to_save(self) -> dict[str, Any]:
+        # JSON cannot hold them, so `_save_files` pickles them.
         return {name: value for name, value in super()._to_save().items() if name not in _OBJECTS}
 
     def _save_files(self, storage: Storage) -> None:
@@ -196,6 +201,7 @@ class TorchEstimator(ModuleEstimator, params=[*_SHARED, "learning_rate", "optimi
             args=self._values() if self._train_fn else Namespace(),
             **self._task_fields(),
         )
+        # An early check, without an import of PyTorch: the nodes check again.
         if "torch" in sys.modules and self._train_fn is None:
             check_optimizer(task.optimizer)
             loss_of(task.loss)

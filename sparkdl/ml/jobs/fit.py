@@ -180,6 +180,7 @@ def fit_keras(
         spec = KerasSpec(small, content, is_local, backend())
         plan = replace(plan, identity=_identity(task, master))
         outcome = Loop(jobs, plan, master, spec).run(rows, validation)
+    # Without the optimizer, whose state may be larger than the weights.
     copy = task.recipe.copy_of(master.model)
     copy.set_weights(master.model.get_weights())
     signature = with_softmax(signature_of(copy), copy)

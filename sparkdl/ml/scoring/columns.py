@@ -33,9 +33,11 @@ _BY_DTYPE: dict[str, t.DataType] = {
     "i2": t.ShortType(),
     "i4": t.IntegerType(),
     "i8": t.LongType(),
+    # Spark has no unsigned types: the next larger one holds all values.
     "u1": t.ShortType(),
     "u2": t.IntegerType(),
     "u4": t.LongType(),
+    # Nor half precision.
     "f2": t.FloatType(),
     "f4": t.FloatType(),
     "f8": t.DoubleType(),
@@ -118,6 +120,7 @@ class OutputColumn:
             or (kind == "b" and pa.types.is_boolean(leaf))
             or (kind != "b" and (is_number or pa.types.is_decimal(leaf)))
         )
+        # An output of [rows, 1], as most models of one number have, fits a plain column.
         is_single = not depth and prod(values.shape[1:]) == 1
         if not is_alike or (values.ndim - 1 != depth and not is_single):
             raise InferenceError(
@@ -203,6 +206,7 @@ def mapped_outputs(
         ConfigError: if there is no such output, or it cannot be of that type.
     """
     by_name = {tensor.name: tensor for tensor in signature.outputs}
+    # Names of TensorFlow 1 end in the place of the operation's output.
     chosen = {tensor.removesuffix(":0"): column for tensor, column in mapping.items()}
     if only := only_one(list(chosen), signature.outputs):
         chosen = dict.fromkeys([only.name], *chosen.values())
@@ -301,6 +305,7 @@ def _dims(tensor: Tensor, min_rank: int) -> tuple[int | None, ...]:
             f"the model's output {tensor} has no fixed shape for each row, so no type can be "
             "declared for it. Leave it out of output_mapping, or save the model with fixed shapes"
         )
+    # With a fixed number of rows the last batch could not be scored.
     if shape[0] is not None:
         raise ConfigError(
             f"the model's output {tensor} does not have the rows as its first axis. Leave it out "
@@ -314,6 +319,7 @@ def _code(tensor: Tensor) -> str:
 
 
 def _scores(values: Array, complement: float) -> Array:
+    # Spark's vectors hold doubles.
     scores = values.reshape(len(values), -1).astype(np.float64)
     return scores if scores.shape[1] > 1 else np.hstack([complement - scores, scores])
 
@@ -345,6 +351,7 @@ def _vectors(values: Array, kind: pa.DataType) -> pa.Array:
     rows = len(values)
     fields = {field.name: field.type for field in kind}
     parts = [
+        # Type 1 of Spark's vectors: dense, without size and indices.
         pa.array(np.ones(rows, np.int8)),
         pa.nulls(rows, fields["size"]),
         pa.nulls(rows, fields["indices"]),

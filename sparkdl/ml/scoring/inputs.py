@@ -199,6 +199,7 @@ def _cast(values: Array, tensor: Tensor, where: str) -> Array:
     if values.dtype == dtype:
         return values
     if dtype.kind in _WHOLE:
+        # NaN and numbers out of range become arbitrary ones here; the comparison finds them.
         with np.errstate(invalid="ignore"):
             whole = values.astype(dtype)
         if np.array_equal(whole, values):
@@ -207,6 +208,7 @@ def _cast(values: Array, tensor: Tensor, where: str) -> Array:
             f"{where} holds numbers that do not fit in {tensor.dtype}, the dtype of the model's "
             f"input {tensor}. Cast the column first"
         )
+    # Floats may lose digits, but not become another kind of number.
     if np.can_cast(values.dtype, dtype, "same_kind"):
         return values.astype(dtype)
     raise FeedTypeError(
@@ -224,6 +226,7 @@ def _shaped(values: Array, tensor: Tensor, where: str) -> Array:
     own, wanted = values.shape[1:], tensor.shape[1:]
     if own == wanted:
         return values
+    # Vectors of Spark ML and stored images are flat.
     if None not in wanted and prod(own) == prod(n or 0 for n in wanted):
         return values.reshape(len(values), *(n or 0 for n in wanted))
     is_alike = len(own) == len(wanted) and all(

@@ -175,6 +175,7 @@ class TFModel(
         return {
             param.name: merged[param.name]
             for param in self.params
+            # Arguments of `tf_args` become parameters, because a loaded model has no `tf_args`.
             if param in self._paramMap or merged[param.name] != self._defaultParamMap[param]
         }
 
@@ -252,6 +253,7 @@ class NetworkModel(FittedModel, params=COLUMNS):
             if column:
                 return class_outputs(output, column, prediction, complement)
         if output.shape is not None and output.shape[1:] in ((), (1,)) and output.dtype != TEXT:
+            # Spark ML's evaluators and stages expect a prediction that is a double.
             types = {prediction: "double", **types}
         return mapped_outputs({output.name: prediction}, types, self._signature)
 

@@ -18,6 +18,7 @@ from sparkdl.data.protos import message_class
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 
 _DEFAULT_KEY = "serving_default"
+# The file also has TensorFlow's own signatures, such as the initializer's.
 _INTERNAL = "__saved_model_"
 _DTYPES = {  # by their numbers in types.proto; bfloat16 (14) is returned as float32
     **{1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string"},
@@ -41,6 +42,7 @@ def signature_in_file(source: ModelSource) -> Signature | None:
     except (OSError, DecodeError):
         return None
     tags = set(source.tag_set)
+    # A file may hold several graphs, for training and for serving.
     graphs = [graph for graph in graphs if not tags or tags == set(graph.meta_info_def.tags)]
     if len(graphs) != 1:
         return None
@@ -70,6 +72,7 @@ def signature_key(source: ModelSource, keys: Sequence[str]) -> str:
 
 def _tensors(infos: Mapping[str, Any]) -> tuple[Tensor, ...] | None:
     found = []
+    # Sorted, because a map of protobuf has no order.
     for name, info in sorted(infos.items()):
         if info.WhichOneof("kind") != "name" or info.dtype not in _DTYPES:
             return None  # sparse, ragged, or of a type that is not numpy's

@@ -69,6 +69,7 @@ class Chunk:
             columns = [column.take(back) for column in columns]
         if self.valid is None:
             return list(columns)
+        # Each valid row takes the next output; a place that is masked takes null.
         taken = pa.array(np.cumsum(self.valid) - 1, mask=~self.valid)
         return [column.take(taken) for column in columns]
 
@@ -231,6 +232,7 @@ class Score:
         Raises:
             FeedTypeError, InferenceError: see `answered`.
         """
+        # So that a partition without rows is answered by an array of the right type.
         held = [pa.nulls(0, self.struct_type)]
         fields = list(self.struct_type)
         for chunk, columns in self.answered(pieces, is_remote):
@@ -297,6 +299,7 @@ class ScoreBatches:
 
         def columns() -> Iterator[tuple[pa.Array, ...]]:
             for batch in given:
+                # Kept with their metadata and nullability, as Spark gave them.
                 fields[:] = [batch.schema.field(place) for place in self.kept]
                 yield tuple(batch.column(place) for place in (*self.places, *self.kept))
 
@@ -348,6 +351,7 @@ class ScoreFiles:
             for paths, numbers in given:
                 for path, rows in runs(paths, numbers.to_numpy()):
                     if path != opened:
+                        # Closed stacks can be filled again: one file is open at a time.
                         stack.close()
                         file = stack.enter_context(
                             FileRows(path, self.columns, self.score.batch_size)

@@ -34,6 +34,7 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
     found = _loaded(source)
     import tensorflow as tf
 
+    # A CPU's work is this process's own; only a GPU works beside it.
     found.is_waited_for = bool(tf.config.list_logical_devices("GPU"))
     return found
 
@@ -84,9 +85,11 @@ def keras_predictor(model: Any, signature: Signature | None = None) -> Predictor
 
     @tf.function(input_signature=specs, autograph=False)  # type: ignore[untyped-decorator]
     def run(*tensors: Any) -> Any:
+        # By identity, because the inputs may be nested, and `struct` holds the same tensors.
         given = {id(t): value for t, value in zip(flat, tensors, strict=True)}
         return model(tf.nest.map_structure(lambda t: given[id(t)], struct), training=False)
 
+    # Traced here and not at the first rows, because its outputs are part of the signature.
     concrete = run.get_concrete_function()
     traced = concrete.structured_outputs
     found = list(traced.values()) if isinstance(traced, dict) else tf.nest.flatten(traced)
@@ -126,6 +129,7 @@ def _saved_model(source: ModelSource) -> Predictor:
 
     return Predictor(
         Signature(
+            # Sorted, as `saved_model.py` has them, which reads the file without TensorFlow.
             tuple(_tensor(name, spec) for name, spec in sorted(inputs.items())),
             tuple(_tensor(name, spec) for name, spec in sorted(outputs.items())),
         ),
@@ -140,6 +144,7 @@ def _tensor(name: str, spec: Any) -> Tensor:
     dtype = tf.as_dtype(spec.dtype)
     name_of = "float32" if dtype == tf.bfloat16 else dtype.name
     shape = spec.shape
+    # Iterating over a shape of unknown rank would raise.
     is_known = not isinstance(shape, tf.TensorShape) or shape.rank is not None
     return Tensor(name, name_of, tuple(shape) if is_known else None)
 
@@ -147,6 +152,7 @@ def _tensor(name: str, spec: Any) -> Tensor:
 def _numpy(tensor: Any) -> Array:
     import tensorflow as tf
 
+    # numpy has no bfloat16, and float32 holds each of its values.
     values: Array = (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
     return np.asarray(values)
 
@@ -157,6 +163,7 @@ def prepare_worker(share: Share | None) -> None:
     TensorFlow takes all cores and all memory of all GPUs otherwise, in each of Spark's workers. Its
     level of logging is 2, unless `TF_CPP_MIN_LOG_LEVEL` is set.
     """
+    # Before the import, at which TensorFlow reads it.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if share is None:
         return

@@ -57,6 +57,7 @@ def module_content(module: Any, advice: str = _SAVE) -> bytes:
         raise ConfigError(f"a module of TorchScript does not travel by pickle. {advice}")
     buffer = io.BytesIO()
     try:
+        # cloudpickle, so that classes of a notebook travel too.
         torch.save(module, buffer, pickle_module=cloudpickle)
     except Exception as error:
         raise ConfigError(
@@ -114,6 +115,7 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
         module, signature = _module(source, device)
         # It may be in training mode, where dropout and batch normalization change results.
         module.eval()
+        # PyTorch's layers raise for floats of another dtype than their weights.
         own = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
         dtypes = dict.fromkeys((t.name for t in (*signature.inputs, *signature.optional)), own)
 
@@ -137,6 +139,7 @@ def _module(source: ModelSource, device: Any) -> tuple[Any, Signature]:
     module = torch.jit.load(_file(source.path), device)
     required: list[Tensor] = []
     optional: list[Tensor] = []
+    # The first one is `self`.
     for argument in module.forward.schema.arguments[1:]:
         has_default = argument.has_default_value()
         if str(argument.type) in _TENSORS:
@@ -158,6 +161,7 @@ def _exported(source: ModelSource, device: Any) -> tuple[Signature, Call, dict[s
     if device.type != "cpu":
         from torch.export.passes import move_to_device_pass
 
+        # The graph names the device of the export wherever it makes a tensor.
         program = move_to_device_pass(program, device)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     names = program.graph_signature.user_inputs
@@ -167,6 +171,7 @@ def _exported(source: ModelSource, device: Any) -> tuple[Signature, Call, dict[s
             "a module that takes tensors only"
         )
     inputs = tuple(_described(name, values[name]) for name in names)
+    # The last rows of a partition are fewer than a batch.
     if fixed := [t for t in inputs if t.shape and t.shape[0] is not None]:
         raise ConfigError(
             f"{source.path} was exported for a fixed number of rows: {fixed[0].name} "
@@ -188,6 +193,7 @@ def _exported(source: ModelSource, device: Any) -> tuple[Signature, Call, dict[s
 def _described(name: str, value: Any) -> Tensor:
     dtype = str(value.dtype).removeprefix("torch.")
     shape = tuple(size if isinstance(size, int) else None for size in value.shape)
+    # numpy has no bfloat16, see `_numpy`.
     return Tensor(name, "float32" if dtype == "bfloat16" else dtype, shape)
 
 

@@ -89,6 +89,7 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
         signature = self._signature if self._content else signature_of(source)
         args.input_mapping = inputs = self._inputs(signature)
         known = {tensor.name for tensor in signature.inputs}
+        # Parameters with a default are fed only if they are mapped.
         chosen = tuple(t for t in signature.optional if t.name in inputs.values())
         if unknown := set(inputs.values()) - known - {t.name for t in chosen}:
             raise ConfigError(
@@ -100,6 +101,7 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
             replace(t, shape=shapes[t.name]) if t.name in shapes else t
             for t in (*signature.inputs, *chosen)
         )
+        # A fitted model knows its outputs, so Spark ML's usual columns do.
         is_plain = not (self.getOutputCols() or self.getOutputMapping())
         is_fitted = bool(self._content and signature.outputs)
         outputs = self._outputs() if is_plain and is_fitted else self._mapped(signature)
