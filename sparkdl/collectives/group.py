@@ -175,6 +175,7 @@ class Group(SerialExecutor):
         parts = joined(agreed, nbytes)
         if parts is not None:
             bytes_of(out).copy_(parts)
+        # All know that there are no rows, so then none enters gloo.
         elif out.numel():
             with self._wire.named_errors("all_gather"):
                 self._wire.gather(bytes_of(tensor), bytes_of(out), nbytes)
@@ -437,6 +438,7 @@ class Group(SerialExecutor):
         Raises:
             ConfigError: if it is empty, or has a duplicate or a rank that is no member.
         """
+        # Sorted, so that all members number them alike.
         wanted = sorted(ranks)
         if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= {*range(self.size)}:
             raise ConfigError(

@@ -234,6 +234,7 @@ def joined(agreed: Agreed, nbytes: int | Sequence[int]) -> torch.Tensor | None:
         nbytes = [nbytes] * len(data)
     if [*map(len, data)] != nbytes:
         return None
+    # PyTorch warns of memory that cannot be written to, as that of `bytes`.
     whole = bytearray().join(data)
     return (
         torch.frombuffer(whole, dtype=torch.uint8) if whole else torch.empty(0, dtype=torch.uint8)
@@ -347,6 +348,7 @@ def _gloo_backend(store: Store, rank: int, size: int, host: str, timeout_s: floa
     except RuntimeError:  # the address is not one of this machine's own, as behind a NAT
         device = ProcessGroupGloo.create_default_device()
     options._devices = [device]
+    # A prefix, so that keys of gloo and NCCL cannot be the same.
     return ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
 
 

@@ -37,6 +37,7 @@ T = TypeVar("T")
 _FIRST = 1 << 3 | 2  # the tag of field 1, as of those below
 _SECOND = 2 << 3 | 2
 _UNKNOWN = 255
+# A table, so that an array of tags is looked up at once.
 _KIND_OF_TAG = np.full(256, _UNKNOWN, np.uint8)
 _KIND_OF_TAG[[0, *(kind << 3 | 2 for kind in Kind)]] = [0, *Kind]
 
@@ -124,6 +125,7 @@ class Records:
             return pa.array(numbers), np.diff(before)
         if (np.diff(offsets) % 4).any():
             raise IrregularError
+        # protobuf's floats are little-endian on any machine.
         return pa.array(packed.view("<f4")), np.diff(offsets) // 4
 
 
@@ -145,6 +147,7 @@ def _parse(chunk: Chunk, record_type: str) -> Records:
     found = fields(data, chunk.starts, chunk.ends)
     by_tag: dict[int, dict[str, Spans]] = {}
     known = (_FIRST, _SECOND) if record_type == SEQUENCE_EXAMPLE else (_FIRST,)
+    # An `Example` has no field 2; in a `SequenceExample` it holds the feature lists.
     if record_type != SEQUENCE_EXAMPLE and (found.tag == _SECOND).any():
         record = int(found.parent[np.argmax(found.tag == _SECOND)])
         raise chunk.error(
@@ -155,6 +158,7 @@ def _parse(chunk: Chunk, record_type: str) -> Records:
     for tag in known:
         of_tag = found.tag == tag
         parts = Spans(found.parent[of_tag], found.start[of_tag], found.end[of_tag])
+        # A message that comes twice in a record has to be merged.
         if not (np.diff(parts.record) > 0).all():
             raise IrregularError
         by_tag[tag] = _entries(data, parts)
@@ -193,6 +197,7 @@ def _entries(data: Bytes, maps: Spans) -> dict[str, Spans]:
     """Return the values of a map<string, message> of each record, by key."""
     entries = _all_first(fields(data, maps.start, maps.end))
     pairs = fields(data, entries.start, entries.end)
+    # Serialisers write each key before its value, so the two alternate.
     keys, values = (Fields._make(array[half::2] for array in pairs) for half in (0, 1))
     each = np.arange(len(entries.parent))
     if not (

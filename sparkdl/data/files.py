@@ -134,6 +134,7 @@ def find(options: Options) -> DataSet:
             f"{', '.join(options.paths)} are in different storages; load them one by one"
         )
     system = open_storage(storage)
+    # By path, because two patterns may find the same file, which counts once.
     found: dict[str, Mapping[str, str | None]] = {}
     for asked, (_, path) in zip(options.paths, located, strict=True):
         here = dict(find_files(system, path))

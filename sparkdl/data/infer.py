@@ -163,6 +163,7 @@ def _look(records: Records) -> Features:
 
 def _seen(records: Records, lists: Lists) -> Seen:
     total = Seen()
+    # 0 is a feature without any list, which says nothing of its type.
     for kind in np.unique(lists.kind[lists.kind != 0]).tolist():
         mine = lists.where(lists.kind == kind)
         values, counts = records.values(Kind(kind), mine)

@@ -8,7 +8,7 @@ A write is atomic: all of its files appear, or none:
 2. Each task writes a file of its own there. The driver never renames files of failed or repeated
    tasks.
 3. The driver renames the files of successful tasks into the folder. If one cannot be renamed, it
-   moves all of them back.
+   deletes the renamed ones.
 4. To overwrite, the driver now removes the previous files; `_SUCCESS` comes last.
 
 https://spark.apache.org/docs/latest/api/python/tutorial/sql/python_data_source.html
@@ -241,6 +241,7 @@ class Destination:
         Raises:
             WriteError: if it cannot be written.
         """
+        # A repeated or speculative task has the same number.
         name = f"part-{number:05}-{uuid.uuid4().hex}.tfrecord{SUFFIXES[compression]}"
         system, path = open_storage(self.storage), f"{self.staging}/{name}"
         try:
@@ -286,6 +287,7 @@ class Destination:
         """
         try:
             open_storage(self.storage).delete_dir(self.staging)
+        # Spark also calls this after a failed `commit`, which may have removed it.
         except FileNotFoundError:
             return
         except _FAILURES as error:
@@ -304,6 +306,7 @@ class Destination:
                 system.move(f"{self.staging}/{name}", f"{self.folder}/{name}")
                 moved.append(name)
         except _FAILURES as error:
+            # Deleted, because Spark aborts the write and removes the rest, too.
             for name in moved:
                 with suppress(*_FAILURES):
                     system.delete_file(f"{self.folder}/{name}")
