@@ -364,6 +364,7 @@ class DStreamFeed:
         if self.has_ended.is_set():
             return
         with named_jobs(rdd.context, "sparkdl", "stream, first rows"):
+            # A DStream has an RDD for each interval, whether rows came or not.
             is_empty = rdd.isEmpty()
         if is_empty:
             return
@@ -410,6 +411,7 @@ def await_end(ssc: Any, server: Server, feeds: list[DStreamFeed]) -> None:
     while not ssc.awaitTerminationOrTimeout(_TURN_S):
         if server.done or not all(feed.is_wanted() for feed in feeds):
             for feed in feeds:
+                # First, because a graceful stop still hands out the RDDs that have come.
                 feed.has_ended.set()
             ssc.stop(stopSparkContext=False, stopGraceFully=True)
             break

@@ -125,6 +125,7 @@ class QueueFeed:
             raise FeedTimeoutError(
                 f"no row came into the queue for {self._timeout_s:g} s; put None at its end"
             ) from None
+        # So that a test may wait by `queue.join()`, as TensorFlowOnSpark's feeders did.
         self._in.task_done()
         return row
 

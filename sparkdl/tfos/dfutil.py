@@ -65,6 +65,7 @@ def saveAsTFRecords(df: DataFrame, output_dir: str) -> None:
     session = df.sparkSession
     folder = _url(session, output_dir)
     storage, path = locate(folder)
+    # As Hadoop's output format, with which TensorFlowOnSpark wrote.
     if open_storage(storage).get_file_info(path).type.name != "NotFound":
         raise ConfigError(
             f"{folder} is there already. Remove it, or write with "
@@ -88,6 +89,7 @@ def loadTFRecords(
     """
     session = session_of(sc)
     folder = _url(session, input_dir)
+    # TensorFlowOnSpark's types: null for an empty list, doubles for floats.
     rules = Rules(is_empty_null=True, floats=pa.float64(), binary=tuple(binary_features))
     schema = infer_by_job(session, Options((folder,)), rules)
     df = read_tfrecords(session, folder, schema)
@@ -111,6 +113,7 @@ def toTFExample(dtypes: Sequence[tuple[str, str]]) -> Callable[[Iterable[Row]], 
     """
     fields = [spark.StructField(name, _parsed(kind)) for name, kind in dtypes]
     schema = arrow_schema(StructType(fields))
+    # An error for a type without a place comes here then, and not in the tasks.
     columns_of(schema, EXAMPLE)
     return _ToExample(schema)
 
@@ -129,6 +132,7 @@ class _ToExample:
             ]
             batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
             for record in encode(batch, columns, EXAMPLE).to_pylist():
+                # Hadoop's output format takes pairs, and writes the keys.
                 yield bytearray(record), None
 
 
