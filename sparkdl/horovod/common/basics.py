@@ -106,6 +106,7 @@ def init(
     try:
         for process_set in () if process_sets == "dynamic" else process_sets or ():
             add_process_set(process_set)
+    # So that a further `init` does not take the world for complete.
     except ConfigError:
         leave()
         raise

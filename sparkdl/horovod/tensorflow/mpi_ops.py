@@ -116,6 +116,7 @@ def broadcast(
 
     call = Call(BROADCAST, process_set, name, root=root_rank)
     with tensorflow_errors():
+        # Here, because in a graph the errors of `operate` come only when it runs.
         root_in(group_of(process_set), root_rank)
     return operate(call, [tf.convert_to_tensor(tensor)])[0][0]
 

@@ -117,6 +117,7 @@ def _told(form: Any, name: str, build: Callable[..., Operation], do: Callable[..
     (first, *_), (_, *rest) = (
         [*inspect.signature(function).parameters.values()] for function in (form, build)
     )
+    # For `help()` and editors: the function itself takes any arguments.
     form.__name__ = form.__qualname__ = name
     how, _, _ = (do.__doc__ or "").partition("\n")
     form.__doc__ = f"{inspect.getdoc(build)}\n\n{how}"

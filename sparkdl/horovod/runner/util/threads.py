@@ -114,6 +114,7 @@ def on_event(
             event.wait()
         else:
             while not event.is_set() and not stop.is_set():
+                # In turns, because a thread cannot wait for two events at once.
                 event.wait(check_stop_interval_s)
         if stop is None or not stop.is_set():
             func(*args)

@@ -112,11 +112,13 @@ class ParquetDataModule(DataModule):
     def _batches(
         self, source: ParquetSource, batch_size: int, seed: int | None
     ) -> Iterator[Columns]:
+        # One chunk is then all rows, which `_stream` keeps.
         chunk_nbytes = sys.maxsize if self.inmemory_cache_all else CHUNK_NBYTES
         share = own_rows(source, self.cur_shard, self.shard_count)
         rows = rows_each(source.num_rows, self.shard_count)
         sizes = batch_sizes(rows, batch_size)
         for batch in _stream(share, sizes, seed, chunk_nbytes):
+            # Threads of the framework may still read when the training has ended.
             if self._is_closed.is_set():
                 return
             yield transformed(batch, self.transform_fn) if self.transform_fn else batch
@@ -143,6 +145,7 @@ def own_rows(source: ParquetSource, rank: int, processes: int) -> Share:
     if share.num_rows == rows_each(source.num_rows, processes):
         return share
     some = share if share.ranges else source.shares(1)[0]  # fewer rows than processes
+    # All processes must take as many steps, or one would wait for the others' reductions.
     first = some.ranges[0]
     again = msgspec.structs.replace(first, stop=first.start + 1)
     return msgspec.structs.replace(some, ranges=(*share.ranges, again))
@@ -156,6 +159,7 @@ def _stream(
 ) -> Iterator[Columns]:
     kept: Columns | None = None
     for epoch in itertools.count():
+        # By epoch: each has another order, and the same one in a repeated run.
         numbers = None if seed is None else np.random.default_rng((seed, epoch))
         left = iter(sizes)
         size, rest, count = next(left), None, 0
@@ -165,6 +169,7 @@ def _stream(
             rows = len(next(iter(chunk.values())))
             places = np.arange(rows) if numbers is None else numbers.permutation(rows)
             start = 0
+            # `size` is 0 after the epoch's last batch.
             while start + size <= rows and size:
                 yield {name: each[places[start : start + size]] for name, each in chunk.items()}
                 start, size = start + size, next(left, 0)
@@ -206,6 +211,7 @@ def transformed(batch: Columns, function: Callable[[Any], Any]) -> Columns:
     """
     import pandas as pd
 
+    # A column of pandas has one dimension.
     frame = pd.DataFrame({n: x if x.ndim == 1 else list(x) for n, x in batch.items()})
     found = function(frame)
     columns = {str(name): _stacked(name, found[name]) for name in found.keys()}  # noqa: SIM118

@@ -266,6 +266,7 @@ class HDFSStore(AbstractFilesystemStore):
         parts = urlsplit(url)
         if not self.matches(url) or not parts.path:
             raise ConfigError(f"{prefix_path!r} is no path in HDFS: write hdfs://host:port/path")
+        # Before the base's constructor, which calls `get_full_path`.
         self._authority = parts.netloc
         given = {
             "host": host or parts.hostname,

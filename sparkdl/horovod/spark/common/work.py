@@ -48,6 +48,7 @@ class Work:
     def start(self) -> None:
         """Apply the settings that must come before anything else in a process."""
         if self.params.mp_start_method:
+            # Forced, because Python refuses to set it a second time.
             multiprocessing.set_start_method(self.params.mp_start_method, force=True)
 
     @contextmanager

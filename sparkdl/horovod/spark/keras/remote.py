@@ -112,6 +112,7 @@ class KerasTrainer:
         optimizer.restore(model.optimizer, model.trainable_variables)
         rate = rate_of(model.optimizer)
         if rate is not None:
+            # As in Horovod's: the batch of all processes is so much larger.
             model.optimizer.learning_rate = rate * hvd.size()
         elif hvd.rank() == 0:
             say("The learning rate is a schedule: it is not multiplied by the number of processes")
@@ -127,6 +128,7 @@ class KerasTrainer:
         board = [each for each in params.callbacks if isinstance(each, keras.callbacks.TensorBoard)]
         found = [
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            # Before the user's callbacks, which then see the averages.
             hvd.callbacks.MetricAverageCallback(),
             *(each for each in params.callbacks if each not in board),
         ]
@@ -151,10 +153,12 @@ class KerasTrainer:
         import tensorflow as tf
 
         stream = batches()
+        # TensorFlow needs the types beforehand, and a transformation's are known only from rows.
         first = next(stream)
         begun = [itertools.chain([first], stream)]
 
         def generate() -> Iterator[Any]:
+            # The first start goes on with the stream that `first` comes from; others begin anew.
             for batch in begun.pop() if begun else batches():
                 yield self._arrays(batch)
 
