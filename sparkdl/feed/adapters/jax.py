@@ -146,6 +146,7 @@ class GlobalRows:
         # An array of one row a device shows which rows each device holds.
         devices = len(sharding.device_set)
         for device, (rows,) in _of_rows(sharding).devices_indices_map((devices,)).items():
+            # A device with all rows has a slice without a start.
             parts.setdefault(device.process_index, set()).add(rows.start or 0)
         groups = Counter(frozenset(held) for held in parts.values())
         own = frozenset(parts.get(jax.process_index(), ()))

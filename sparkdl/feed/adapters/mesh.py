@@ -30,6 +30,7 @@ def axis_sizes(axes: Mapping[str, int], there: int, what: str) -> dict[str, int]
     asked = ", ".join(f"{name}={size}" for name, size in axes.items())
     if not axes:
         raise ConfigError("a mesh needs axes: ctx.mesh(data=2, model=2)")
+    # Not by `isinstance`, for which True is a number.
     if any(type(size) is not int or (size < 1 and size != -1) for size in axes.values()):
         raise ConfigError(f"mesh({asked}): each axis must be 1 or more, or -1 for the rest")
     free = [name for name, size in axes.items() if size == -1]
@@ -69,6 +70,7 @@ def same_rows(ranks: np.ndarray, names: Sequence[str], data_axes: Sequence[str])
     order = [names.index(name) for name in data_axes]
     order += [axis for axis in range(len(names)) if axis not in order]
     groups = math.prod(ranks.shape[names.index(name)] for name in data_axes)
+    # The axes of the data come first, so each line of the new shape is a group.
     found: list[list[int]] = ranks.transpose(order).reshape(groups, -1).tolist()
     return found
 

@@ -139,6 +139,7 @@ def _loader_of_rows(dataset: _FeedDataset, loader: Any) -> Any:
     dataset.gives_rows = True
     names = ("num_workers", "collate_fn", "prefetch_factor", "persistent_workers")
     options = {name: getattr(loader, name) for name in names}
+    # PyTorch warns of it where there is no GPU, and a Trainer sets it by default.
     options["pin_memory"] = loader.pin_memory and torch.cuda.is_available()
     return torch.utils.data.DataLoader(dataset, batch_size=None, **options)
 
@@ -219,6 +220,7 @@ class _FeedDataset:
             yield columns
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # A worker that is being started inherits the socket; no other pickle can carry it.
         assert_spawning(self)
         if self._shared is not None:
             raise ConfigError("with mesh=... a DataLoader must have num_workers=0")

@@ -52,6 +52,7 @@ def parquet(
     named = _named(paths)
     if not named:
         raise ConfigError(f"paths={paths!r} must be a path or a list of paths")
+    # A text is a sequence, too: of its letters.
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r} must be a list of names")
     names = None if columns is None else tuple(columns)

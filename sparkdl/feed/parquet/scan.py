@@ -270,6 +270,7 @@ def _problem(
 def _is_corrected(tags: Mapping[bytes, bytes], is_int96: bool, mode: str) -> bool:
     """Whether Spark takes dates as they are, see its `DataSourceUtils.getRebaseSpec`."""
     since, legacy = (b"3.1.0", b"INT96") if is_int96 else (b"3.0.0", b"DateTime")
+    # Another program wrote it: Spark goes by its setting then.
     if _VERSION not in tags:
         return mode.upper() == _CORRECTED
     # Spark compares these versions as text, too.
@@ -298,9 +299,11 @@ def is_read_as(found: pa.DataType, spark: pa.DataType) -> bool:
     if types.is_nested(spark):
         return _is_nested_read_as(found, spark)
     if types.is_string(spark) or types.is_binary(spark):
+        # Arrow may give texts as a dictionary, of the same values.
         kind = found.value_type if types.is_dictionary(found) else found
         return not isinstance(kind, pa.BaseExtensionType) and spark_type(kind).equals(spark)
     if types.is_timestamp(spark) and types.is_timestamp(found):
+        # INT96 is always an instant; of others the file says it by a zone.
         is_instant = found.tz is not None or found.unit == INT96_UNIT
         return found.unit in ("ms", "us", INT96_UNIT) and is_instant == (spark.tz is not None)
     return bool((spark in _PLAIN or types.is_decimal128(spark)) and found.equals(spark))
@@ -320,6 +323,7 @@ def _is_nested_read_as(found: pa.DataType, spark: pa.DataType) -> bool:
 
 
 def _is_field_read_as(found: pa.Field, spark: pa.Field) -> bool:
+    # Where Spark expects no nulls, the file must not be able to hold any.
     is_nullable = spark.nullable or not found.nullable
     return is_nullable and is_read_as(found.type, spark.type)
 

@@ -174,9 +174,7 @@ class FeedReader:
         Rows that it took from an unfinished epoch are given back.
         """
         with self._changed:
-            # An abandoned iteration may still be referenced, and must not take rows of the next
-            # one.
-            self._owner += 1
+            self._owner += 1  # an abandoned iteration must not take rows of the next one
             if not self._cursor.can_begin_anew:
                 _log.warning(
                     "Feed %r: an iteration was abandoned after %d rows. The next one goes on "
@@ -243,15 +241,12 @@ class FeedReader:
         cursor = self._cursor
         with self._changed:
             if self._pressed_epoch == self._cursor.epoch:
-                # The thread that waits for more has gathered the rows that it took before, so
-                # they may go.
+                # Who waits for more has gathered the rows that it took before, so they may go.
                 self._release(cursor.releasable(not self._is_due(with_exchange)))
             self._wait_row(lambda: owner != self._owner or self._is_due(with_exchange))
             if owner != self._owner:
                 return None
-            # Training first: rows of inference belong to no epoch, and come when nothing else is
-            # due.
-            if cursor.next_item is not None:
+            if cursor.next_item is not None:  # before inference, which belongs to no epoch
                 return cursor.take()
             if cursor.mark is not None:
                 return cursor.mark
@@ -347,8 +342,6 @@ class FeedReader:
         """
         with self._changed:
             consumed = self._cursor.consumed
-            # Unknown stays unknown: no later number says what an earlier iteration had read
-            # ahead.
             consumed.ahead = None if consumed.ahead is None else batches
             consumed.turn = turn
 
@@ -423,8 +416,7 @@ class FeedReader:
     def _consumed(self) -> Consumed:
         here, now = self._cursor, self._cursor.counts
         counts = (now.rows, here.epoch, now.steps, now.padded, now.dropped)
-        # Inference may wait for rows for any time, so the driver need not know of its wait.
-        waits = self._is_waiting and not self._is_patient
+        waits = self._is_waiting and not self._is_patient  # inference may wait for any time
         return Consumed(self.feed, *counts, self._held, here.reading, self._beyond, waits)
 
     def _report_if_due(self) -> None:

@@ -126,6 +126,7 @@ class Exchange:
     def fail(self, reason: str) -> None:
         """End the wait with an error, unless all results are there."""
         with self._changed:
+            # Results that are all here count, whatever becomes of the node.
             if not self._rows.is_over:
                 self._failure = self._failure or reason
             self._changed.notify_all()
@@ -149,10 +150,12 @@ class Exchange:
                 if self._failure:
                     raise InferenceError(self._failure)
                 data = self._ready.popleft()
+            # Without the lock, because Flight may wait for the task while it sends.
             yield data
 
     def _wait(self, timeout_s: float) -> None:
         if self._rows.owed <= 0:
+            # Without a limit: Spark may need long for more rows, and `fail` ends this wait, too.
             self._changed.wait()
             return
         left_s = timeout_s - self._rows.owed_s(self._clock())

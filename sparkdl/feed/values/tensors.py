@@ -29,6 +29,7 @@ def as_numbers(name: str, column: Array) -> Array:
     if np.isnat(column).any():
         raise FeedTypeError(f"column {name!r} holds NaT, which is no time: drop or fill such rows")
     is_date = column.dtype.kind == "M" and np.datetime_data(column.dtype)[0] == "D"
+    # Spark's own units.
     unit = "D" if is_date else "us"
     return column.astype(f"{column.dtype.kind}8[{unit}]", copy=False).view(np.int64)
 
@@ -111,6 +112,7 @@ def unnest(name: str, column: Array, levels: int | None = None) -> tuple[Array, 
         if not is_nested and levels is None:
             break
         if column.ndim > 1:
+            # Rows of equal length are one array, and not an array of arrays.
             counts.append(np.full(len(column), column.shape[1], np.int64))
             column = column.reshape(-1, *column.shape[2:])
             continue
