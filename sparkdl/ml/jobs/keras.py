@@ -79,6 +79,7 @@ class KerasLearner:
             model.optimizer = _keeper(model.optimizer.name)
         # Built now, so that its variables exist before `load` sets them.
         model.optimizer.build(model.trainable_variables)
+        # Each random layer of Keras has such a variable, from which it draws.
         self._seeds = [v for v in model.variables if "seed_generator_state" in v.name]
 
     def load(self, state: Sequence[Array]) -> None:
@@ -88,6 +89,7 @@ class KerasLearner:
     def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
         """Compute a gradient, or take a step."""
         for place, variable in enumerate(self._seeds):
+            # Half the range, so that the numbers fit into signed types, too.
             state = np.random.SeedSequence([seed, place]).generate_state(2) >> 1
             variable.assign(state.astype(str(variable.dtype)))  # its type differs by backend
         if backend() == "torch":
@@ -198,6 +200,7 @@ class KerasMaster(Master):
     def __init__(self, task: KerasTask, is_local: bool) -> None:
         import keras
 
+        # Before the model is made, whose initial weights it decides.
         if task.seed is not None:
             keras.utils.set_random_seed(task.seed)
         self.task, self.model, self._is_local = task, task.recipe.model(), is_local
@@ -222,6 +225,7 @@ class KerasMaster(Master):
         found += map(Column, columns.labels)
         if columns.weight:
             found.append(Column(columns.weight, dtype="float32"))
+        # One column may be several things; the first, with the model's input, says its type.
         return tuple({column.name: column for column in reversed(found)}.values())
 
     def begin(self, sample: dict[str, Array]) -> None:

@@ -117,6 +117,7 @@ class Loop:
             iterations += self._epoch(epoch, kept, held, history)
             is_last = master.epoch_ended(epoch, {name: v[-1] for name, v in history.items()})
             if checkpoints:
+                # A fit that resumes after an early end must not train on.
                 done = plan.epochs if is_last else epoch + 1
                 checkpoints.write(Progress(done, master.save(), history))
             if is_last:
@@ -146,7 +147,9 @@ class Loop:
                 work = self._work(kept, state, epoch, taken, steps)
                 found = self._jobs.run(kept, work, what)
             assert found.vector is not None
+            # By the rows, of which partitions have different numbers.
             self._master.apply(replace(found, vector=found.vector / found.weight))
+            # The metrics alone: they are of the epoch, and the vector is of these steps.
             sums = [total([*sums, Sum(0, metrics=found.metrics)])]
         logs = self._master.metrics(sums[0].metrics)
         if held is not None:
@@ -191,6 +194,7 @@ class Loop:
         url = absolute_url(self._plan.checkpoint_dir, default_fs(data.sparkSession), os.getcwd())
         # Where the folder is and how many jobs may fail do not make it another training.
         plan = replace(self._plan, checkpoint_dir=None, retries=0)
+        # Functions that make models cannot be compared, but the shapes of their weights can.
         shapes = [array.shape for array in self._master.state()]
         return Checkpoints(url, [plan, kept.rows, kept.digests, shapes])
 

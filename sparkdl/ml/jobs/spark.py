@@ -193,6 +193,7 @@ class Jobs:
             except (Py4JJavaError, PySparkException) as error:
                 if was_shut_down(error) or not self._retries:
                     raise _explained(error) from None
+                # For all jobs of the training together.
                 self._retries -= 1
                 _log.warning("A job of the training failed and is run again: %s", _explained(error))
 

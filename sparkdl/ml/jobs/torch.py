@@ -50,6 +50,7 @@ class _Trained:
         self.optimizer = spec.optimizer_fn(self.trainable)
         trainable = {id(parameter) for parameter in self.trainable}
         tensors = [*self.model.parameters(), *self.model.buffers()]
+        # Frozen weights and buffers; those of batch normalization change without a gradient.
         self.others = [tensor for tensor in tensors if id(tensor) not in trainable]
 
     def weights(self) -> list[Array]:
@@ -113,6 +114,7 @@ class TorchLearner:
         """Compute a gradient, and take a step where steps are local."""
         import torch
 
+        # So that a repeated task computes the same, with dropout as well.
         torch.manual_seed(seed)
         trained = self._trained
         trained.model.train()
@@ -129,6 +131,7 @@ class TorchLearner:
         if self._spec.is_local:
             return [*trained.weights(), *trained.memory()]
         gradients = [
+            # A parameter that the loss of these rows does not depend on has no gradient.
             np.zeros(tuple(p.shape), _array(p).dtype) if p.grad is None else _array(p.grad)
             for p in trained.trainable
         ]
@@ -145,6 +148,7 @@ class TorchLearner:
     def _loss(self, batch: dict[str, Array]) -> torch.Tensor:
         import torch
 
+        # Copies, because PyTorch warns of arrays that cannot be written to.
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in batch.items()}
         loss = self._spec.loss_fn(self._trained.model, tensors)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -231,9 +235,11 @@ def _array(tensor: Any) -> Array:
     tensor = tensor.detach()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()  # numpy has no such type
+    # A copy, because `numpy()` shares the memory, which the next step changes.
     return np.array(tensor.cpu().numpy())
 
 
 def _metrics(loss: Any, batch: dict[str, Array]) -> tuple[Array, ...]:
     rows = len(next(iter(batch.values())))
+    # Sums, because batches differ in their rows.
     return (np.array([loss.item() * rows, rows], np.float64),)
