@@ -101,6 +101,7 @@ class Page:
         self._select.on_change("value", self._choose)
         doc.title = f"{self.title} · sparkdl"
         doc.template = _template
+        # What a reader's address asks for goes into the page's links, and could be anything.
         query = f"?cluster={self._asked}" if self._asked.isalnum() else ""
         doc.template_variables.update(
             {"base": FILE, "pages": PAGES, "path": self.path, "query": query}
@@ -140,6 +141,7 @@ class Page:
             self._select.options = list(names)
         self._select.visible = len(names) > 1
         if self._select.value != history.launched.cluster and history.launched.cluster in names:
+            # Not a choice of the reader's, which would begin another turn.
             self._select.remove_on_change("value", self._choose)
             self._select.value = history.launched.cluster
             self._select.on_change("value", self._choose)
@@ -192,6 +194,7 @@ class Overview(Page):
         self._charts = [self._stream, *self._metrics.values(), *self._fixed]
         self._log.visible = bool(self._metrics)
         roots = [chart.root for chart in (*self._metrics.values(), *self._fixed)]
+        # Only if they differ: the browser makes all charts anew.
         if self._curves.children != roots:
             self._curves.children = roots
 
@@ -240,6 +243,7 @@ class Nodes(Page):
         if self._table.height != _table_height(len(rows)):
             self._table.height = _table_height(len(rows))
         for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
+            # Once shown it stays, or the table would jump with each sample.
             model.visible = model.visible or bool(np.nan_to_num(data[column.name]).any())
         show_data(self._source, data)
         self._table.view.tags = [history.now_s]  # Bokeh's table looks again when its view changes

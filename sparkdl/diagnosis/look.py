@@ -88,6 +88,7 @@ def look_at_framework(name: str, is_wanted: str) -> Imported | dict[str, Any]:
     if problem is not None:
         return Imported(problem.text, is_missing=True) if is_wanted == "wanted" else {}
     framework = framework_named(name)
+    # Before the import, at which frameworks read it; what is set on the executor wins.
     os.environ.update({**framework.import_environment, **os.environ})
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # others may compute there
     began_s = time.monotonic()
@@ -101,12 +102,14 @@ def look_at_framework(name: str, is_wanted: str) -> Imported | dict[str, Any]:
 
 def look_at_storage(url: str) -> dict[str, str]:
     """Find a path or URL as a node does; return why it cannot."""
+    # libhdfs needs the paths of Hadoop's jars in CLASSPATH.
     if (jars := HadoopClasspath.begin()) is not None:
         jars.finish()
     try:
         storage, path = locate(url)
         system = open_storage(storage)
         is_there = system.get_file_info(path).type != FileType.NotFound
+        # A pattern is no file of its own.
         if not is_there and next(iter(find_files(system, path)), None) is None:
             return {"error": "there is no such file or folder, and nothing that fits a pattern"}
     except (ConfigError, OSError, ValueError) as error:

@@ -41,6 +41,7 @@ class Check:
     def of_error(cls, name: str, error: BaseException | str) -> Check:
         """Return the problem that a launch would raise; its last sentences are the advice."""
         text = error if isinstance(error, str) else in_words(error)
+        # Errors of this library say what is wrong first, and then what to do.
         finding, _, advice = text.partition(". ")
         return cls(name, "problem", finding, advice)
 
@@ -101,6 +102,7 @@ _COUNTED = ("problem", "warning")
 
 def _wrapped(text: str, head: str, margin: str) -> list[str]:
     options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    # Line by line, because `textwrap` would join them.
     lines = text.splitlines() or [""]
     found = textwrap.wrap(
         lines[0], _COLUMNS, initial_indent=head, subsequent_indent=margin, **options
