@@ -68,6 +68,7 @@ class TensorFlow(Framework):
             return {}
         chiefs = {m.role.name for m in world.members if m.role.is_chief}
         cluster = {
+            # TensorFlow knows this name alone; users may call the role `master`.
             CHIEF.name if role in chiefs else role: addresses
             for role, addresses in world.cluster_spec().items()
             if role != EVALUATOR.name or member.role.name == role

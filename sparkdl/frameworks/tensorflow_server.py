@@ -225,6 +225,7 @@ class Streams:
             raise
 
     def _stream(self, wanted: bytes) -> Stream:
+        # TensorFlow runs these operations in several threads.
         with self._lock:
             stream = self._streams.get(wanted)
             if stream is None:

@@ -131,6 +131,7 @@ def broadcast_optimizer_state(
     def allocated(value: Any) -> Any:
         if not isinstance(value, _Place):
             return value
+        # The number of a GPU is the root's own; here it may be another.
         place = device if value.is_on_gpu else "cpu"
         tensors.append(torch.empty(value.shape, dtype=value.dtype, device=place))
         return tensors[-1]

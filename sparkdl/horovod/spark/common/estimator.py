@@ -260,6 +260,7 @@ class HorovodModel(Model, ModelParams, _Saved):
             for name, kind, width in zip(names, kinds, widths, strict=False)
         ]
         make = Scoring(call, self.getFeatureColumns(), fields)
+        # A column may feed several inputs, and goes to the workers once.
         features = list(dict.fromkeys(self.getFeatureColumns()))
         return predict(df, make, features, StructType(fields), batch_size=_SCORE_ROWS)
 
@@ -288,6 +289,7 @@ def _column(kind: DataType, output: Any, rows: int) -> Any:
         return array.reshape(rows, -1).astype(np.float64)
     if not isinstance(kind, BooleanType | IntegralType):
         return array.reshape(rows)
+    # Rounded, because a cast would cut 0.99 to 0.
     return np.rint(array.reshape(rows)).astype(bool if isinstance(kind, BooleanType) else np.int64)
 
 

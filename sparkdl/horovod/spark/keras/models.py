@@ -116,6 +116,7 @@ class OptimizerState:
         """Take an optimizer, or one by its name."""
         optimizers = import_module(library).optimizers
         optimizer = optimizers.get(optimizer)
+        # `built` in Keras 3, `_built` in tf_keras.
         has_trained = getattr(optimizer, "built", False) or getattr(optimizer, "_built", False)
         has_trained = has_trained or not hasattr(optimizer, "build")  # of tf_keras' legacy
         values = [np.asarray(v) for v in variables_of(optimizer)] if has_trained else []
@@ -130,6 +131,7 @@ class OptimizerState:
     def restore(self, optimizer: Any, variables: list[Any]) -> None:
         """Give an optimizer its values, if there are any."""
         if self.values:
+            # Keras makes an optimizer's variables only with those that it trains.
             build(optimizer, variables)
             for variable, value in zip(variables_of(optimizer), self.values, strict=True):
                 variable.assign(value)
@@ -184,5 +186,6 @@ def batch_of(values: Any, shape: Sequence[int]) -> Any:
     array = np.asarray(values)
     if array.dtype == np.float64:
         array = array.astype(np.float32)
+    # With two open sizes numpy could not tell the shape.
     is_open = sum(size < 0 for size in shape) > 1
     return array if is_open else array.reshape([len(array), *shape[1:]])

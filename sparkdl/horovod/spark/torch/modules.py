@@ -53,6 +53,7 @@ def packed_module(module: Any) -> Any:
     if not isinstance(module, torch.jit.ScriptModule):
         return module
     buffer = io.BytesIO()
+    # pickle refuses TorchScript.
     torch.jit.save(module, buffer)
     return buffer.getvalue()
 
@@ -102,6 +103,7 @@ class OptimizerState:
     def optimizer_for(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer for a copy of the model."""
         params = list(model.parameters())
+        # In PyTorch's state the groups have numbers in the place of parameters.
         saved: list[dict[str, Any]] = self.state["param_groups"]
         groups = [
             {
@@ -112,6 +114,7 @@ class OptimizerState:
         ]
         rate = {"lr": saved[0]["lr"]} if "lr" in saved[0] else {}  # some classes demand one
         made = self.kind(groups, **rate)
+        # Momenta and counts of steps, so that the training goes on and does not begin.
         made.load_state_dict(self.state)
         return made
 
@@ -189,6 +192,7 @@ class TorchScoring:
             ]
             with torch.inference_mode():
                 outputs = as_list(module(*map(_as_float, inputs)))
+            # numpy has no bfloat16.
             return [output.float().cpu().numpy() for output in outputs]
 
         return score

@@ -70,6 +70,7 @@ class SamplerStateHandler(StateHandler):
 
     def restore(self) -> None:
         """Load what `save` has kept."""
+        # A copy, because PyTorch's optimizers go on with the tensors that they are given.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
