@@ -53,6 +53,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
             if value < 1:
                 raise ConfigError(f"{name}={value}: must be at least 1")
         self.deepspeed_config = deepspeedConfig
+        # The text itself, because the nodes may not see the driver's file.
         self._config = _text_of(deepspeedConfig)
         super().__init__(
             *(numGpus * nnodes, localMode, useGpu, "deepspeed.spark.distributor.ignoreSsl"),

@@ -96,6 +96,7 @@ class MirroredStrategyRunner:
         pickled(partial(train, **kwargs), None)  # names what cannot be
         is_here = self._is_here
         with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+            # Executors do not see the driver's folder, so there values travel as results.
             program = Program(train, (), kwargs, "first", folder if is_here else None, False)
             launched = launch(
                 *(None if is_here else self._spark, program, None, self._num_tasks),
@@ -122,6 +123,7 @@ def _shared_out(spark: SparkSession, num_slots: int) -> tuple[int, int]:
             f"use_gpu=True needs GPUs for Spark's tasks, and {key} is below 1 or unset. Set it "
             f"({docs_page('gpus')}), or use_gpu=False"
         )
+    # A single task has more GPUs than are asked for.
     if num_slots < amount:
         return 1, num_slots
     if num_slots % amount:

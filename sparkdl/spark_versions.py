@@ -46,6 +46,7 @@ def collect_in_arrow(
     frame: DataFrame, task: Callable[..., Any], schema: str, profile: ResourceProfile | None
 ) -> list[Row]:
     """Return the rows that `task` makes of each partition, with the resources of `profile`."""
+    # `mapInArrow` has no `profile` before Spark 4.
     if profile and IS_SPARK_3:
         return frame.mapInArrow(task, schema).rdd.withResources(profile).collect()
     more: dict[str, Any] = {"profile": profile} if profile else {}

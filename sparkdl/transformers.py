@@ -87,12 +87,14 @@ class Checkpoint(Adopted):
             CheckpointError: see `NodeContext.checkpoint`.
         """
         step = state.global_step
+        # A Trainer may save a step twice, by its interval and at its end.
         if step == self._saved:
             return
         saved = Path(args.output_dir, f"checkpoint-{step}")
         self._ctx.barrier()  # several nodes may share a folder, and have all written to it now
         by_rank = self._ctx.all_gather(sorted(_files(saved)))
         rank = self._ctx.world.trainers.index(self._ctx.member)
+        # Of files that several nodes see, the first one copies each.
         own = set(by_rank[rank]).difference(*by_rank[:rank])
         if not any(by_rank):
             raise ConfigError(
