@@ -225,6 +225,7 @@ class Schedule:
 
     def _momentum_variable(self) -> Any:
         optimizer = self.model.optimizer
+        # Legacy optimizers alone have their momentum as a variable.
         found = getattr(optimizer, "_hyper", {}).get("momentum")
         return found if hasattr(found, "assign") else None
 

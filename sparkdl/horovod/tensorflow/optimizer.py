@@ -125,6 +125,7 @@ def build(optimizer: Any, variables: list[Any]) -> None:
     """Make an optimizer's variables now, if there are none yet."""
     import tensorflow as tf
 
+    # Out of a graph that is being traced, in which variables can be made only once.
     with tf.init_scope():
         if not hasattr(optimizer, "build"):  # of tf_keras.optimizers.legacy
             optimizer._create_all_weights(variables)
@@ -133,6 +134,7 @@ def build(optimizer: Any, variables: list[Any]) -> None:
         elif not optimizer.built:
             import keras
 
+            # As Keras does, or the variables would have other paths.
             with keras.name_scope(optimizer.name):
                 optimizer.build(variables)
 
@@ -180,6 +182,7 @@ def _apply_gradients(
     self: Any, stock: Function, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any
 ) -> Any:
     pairs = list(grads_and_vars)
+    # The arguments by which Keras is told that gradients are reduced already.
     is_reduced = kwargs.get("skip_gradients_aggregation", False) or not kwargs.get(
         "experimental_aggregate_gradients", True
     )

@@ -158,8 +158,10 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
         raise ConfigError(
             f"num_groups={num_groups} and groups cannot both be given: leave out num_groups"
         )
+    # `Average` divides by the number of processes between the two.
     factors = 1 / gradient_predivide_factor, gradient_predivide_factor
     call = reduction(ALL_REDUCE, op, None, None, factors, process_set)
+    # The others have no gradients that could be waited for.
     trained = [(name, param) for name, param in named if param.requires_grad]
     options = Options(
         call,
@@ -301,5 +303,6 @@ def _own(params: Sequence[torch.Tensor], reducer: Reducer) -> None:
 def _owners() -> MutableMapping[torch.Tensor, ref[Reducer]]:
     from torch.utils.weak import WeakIdKeyDictionary
 
+    # By identity, because tensors compare element by element.
     owners: MutableMapping[torch.Tensor, ref[Reducer]] = WeakIdKeyDictionary()
     return owners

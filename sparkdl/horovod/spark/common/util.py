@@ -263,6 +263,7 @@ def _files(store: AbstractFilesystemStore, index: int, validation: Any) -> list[
 def _plain(df: DataFrame, columns: Sequence[str], validation: Any) -> DataFrame:
     """Return the columns, vectors as arrays."""
     names = [*columns, *([validation] if isinstance(validation, str) else [])]
+    # A column may be a feature and a label.
     chosen = [
         vector_to_array(f.col(f"`{name}`")).alias(name)
         if isinstance(df.schema[name].dataType, VectorUDT)
@@ -397,6 +398,7 @@ def check_shape_compatibility(
                 f"{what} column count {len(names)} must equal {other}s count {len(shapes)}"
             )
         for place, (name, shape) in enumerate(zip(names, shapes or [], strict=False)):
+            # A single -1 stands for the rows.
             known, wanted = metadata[name]["shape"], abs(int(np.prod(shape)))
             is_open = sum(size < 0 for size in shape) > 1
             if known is not None and not is_open and known != wanted:

@@ -79,6 +79,7 @@ class LightningTrainer:
         saver_class = lightning.callbacks.ModelCheckpoint
         own = [each for each in params.callbacks if isinstance(each, saver_class)]
         saver = own[0] if own else saver_class()
+        # A local folder, whose files `sync_fn` copies into the store.
         saver.dirpath, saver.filename = str(folder / "run"), store.get_checkpoint_filename()
         found = [*params.callbacks, *([] if own else [saver])]
         if params.terminate_on_nan:
@@ -105,6 +106,7 @@ class LightningTrainer:
             "log_every_n_steps": params.log_every_n_steps,
             # A look at validation batches before the training would take them from the stream.
             "num_sanity_val_steps": 0,
+            # The batches of a data module have no end.
             "limit_train_batches": train,
             "limit_val_batches": val,
             "enable_progress_bar": False,
@@ -166,6 +168,7 @@ class _Loader:
 
         for batch in itertools.islice(self._batches, self._steps):
             tensors = {name: torch.tensor(values) for name, values in batch.items()}
+            # Doubles as well, because weights are float32 as a rule.
             yield {n: x.float() if x.is_floating_point() else x for n, x in tensors.items()}
 
 
