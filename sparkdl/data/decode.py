@@ -110,6 +110,7 @@ class _Slots:
         if (sizes == 1).all():
             return values
         self._refuse(sizes == 0)
+        # Each record with a value takes the next one.
         return values.take(pa.array(np.cumsum(sizes) - 1, mask=sizes == 0))
 
     def _refuse(self, missing: Bools) -> None:
@@ -119,8 +120,10 @@ class _Slots:
 
     def _fill(self, lists: Lists, count: int) -> tuple[pa.Array, Ints, Bools]:
         """Return all values, how many each place has, and which places hold nothing at all."""
+        # 0 is a feature that holds nothing at all: it stays missing.
         if not lists.kind.all():
             lists = lists.where(lists.kind != 0)
+        # An empty list may be of any kind, for it has no value.
         is_other = (lists.kind != self.column.kind) & (lists.end > lists.start)
         if is_other.any():
             slot = int(np.argmax(is_other))

@@ -84,6 +84,7 @@ class Reservations:
     def add(self, meta: Any) -> None:
         """Add a node; one that comes again under its `executor_id` takes its own place."""
         is_known = isinstance(meta, Mapping) and "executor_id" in meta
+        # Nobody else has an object's name, so such a node takes no other's place.
         name = repr((meta.get("host"), meta["executor_id"])) if is_known else object()
         self._nodes[name] = meta
 
@@ -308,6 +309,7 @@ class Client:
             )
         self._headers = {"Authorization": bearer(token)}
         self._trust = getattr(server_addr, "trust", None) or _trust_from_file()
+        # A wrong address or token shows here, and not in a later wait.
         self._request("QUERY")
 
     def register(self, reservation: Any) -> str:
@@ -345,6 +347,7 @@ class Client:
         connection = HTTPConnection(host, port, timeout=_ANSWER_S)
         try:
             if self._trust is not None:
+                # `HTTPConnection` would connect without TLS.
                 connection.sock = self._trust.connect(host, port, _ANSWER_S)
             message = encode_value({"type": kind, "data": data})
             connection.request("POST", "/", message, self._headers)

@@ -114,6 +114,7 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
         shuffle=task.shuffle and is_training,
         seed=task.seed or 0,
     )
+    # Keras weighs classes in the training alone.
     class_weight = task.class_weight if is_training else {}
     by_column = keras_inputs_by_column(task.columns.features, inputs_of(model))
     parts = by_tensor(by_column)

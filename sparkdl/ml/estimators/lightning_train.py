@@ -54,11 +54,13 @@ def train_by_lightning(task: LightningTask, ctx: NodeContext) -> dict[str, Any]:
     check_board(task)
     module = made(task, ctx)
     home = _home(module)
+    # `nn.Module` itself has one, which only raises.
     if type(module).forward is import_module("torch").nn.Module.forward:
         raise ConfigError(
             f"{type(module).__name__} has no forward, by which the trained model scores: define it"
         )
     arrange = _Arrange(task, inputs_of(module_signature(module), task), _dtype(module))
+    # First, so that a module that cannot travel fails before any row.
     content = module_content(module)
     check_travels(len(content), task.model_dir)
     notes = Notes(task, ctx)
@@ -183,6 +185,7 @@ class Notes(Checkpoint):
         """Record all nodes' metrics, stop the training if they no longer improve, and save."""
         own = {"loss": float(self._loss) / self._rows} if self._rows else {}
         own |= {name: float(value) for name, value in trainer.callback_metrics.items()}
+        # Lightning reduces a metric over nodes only if it is logged with `sync_dist=True`.
         logs = _means(self._ctx.all_gather([self._rows, own]))
         self._loss, self._rows = 0.0, 0
         for name, value in logs.items():

@@ -336,6 +336,7 @@ class HasParams(Params):
         rows = [TABLE[each] if isinstance(each, str) else each for each in params]
         cls._rows = {**cls._rows, **{row.name: row for row in rows}}
         for row in rows:
+            # As Spark ML's own classes do: each stage copies it, with itself as the parent.
             param = Param(Params._dummy(), row.name, row.doc, row.converted)
             setattr(cls, row.name, param)
             setattr(cls, f"set{row.accessor}", _setter(row))

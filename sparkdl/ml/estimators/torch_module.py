@@ -60,6 +60,7 @@ def join(ctx: NodeContext) -> torch.device:
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        # NCCL, and user code that names no GPU, use the current one.
         torch.cuda.set_device(device)
     if ctx.num_workers > 1 and not torch.distributed.is_initialized():
         torch.distributed.init_process_group()
@@ -277,6 +278,7 @@ def returned(
         content: the module before the training, and `state` its weights after it.
         sample: rows of its inputs, by which its outputs are found.
     """
+    # A new one: the trained one has hooks, and wrappers of the training.
     module = module_of(content)
     module.load_state_dict(state)
     signature = traced(module.eval(), sample, scores)
@@ -325,5 +327,6 @@ def _scored(output: Tensor, values: torch.Tensor, scores: Scores) -> Tensor:
     several = values.ndim == 2 and values.shape[1] > 1
     if not several:
         return replace(output, is_softmax=scores == "sigmoid", is_logits=scores == "logit")
+    # By the values, because a module of PyTorch does not say what its last layer is.
     is_whole = bool((values >= 0).all()) and bool(((values.sum(1) - 1).abs() < 1e-3).all())
     return replace(output, is_softmax=is_whole, is_logits=scores == "logits" and not is_whole)

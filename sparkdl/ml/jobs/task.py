@@ -104,6 +104,7 @@ def parts(found: Sum, aggregation: Aggregation, groups: int) -> Iterator[tuple[i
     cuts: Sequence[Array | None] = [None] * groups
     if found.vector is not None:
         cuts = np.array_split(found.vector, groups)
+    # Weight and metrics go with the first slice, or they would count several times.
     yield 0, replace(found, vector=cuts[0])
     for number, cut in enumerate(cuts[1:], start=1):
         yield number, Sum(found.first, vector=cut)
@@ -273,6 +274,7 @@ class Work:
             try:
                 found = self._learn(number, rows) if self.steps else self._evaluate(number, rows)
             except ConfigError as error:
+                # Spark hands on the text alone; the driver makes the error again of it.
                 raise Problem(ConfigError.__name__, str(error)).error() from error
         yield from parts(found, self.aggregation, self.groups)
 
@@ -313,6 +315,7 @@ class Work:
         return total([Sum(number), *(Sum(number, metrics=metrics) for metrics in found)])
 
     def _random_seed(self, number: int, step: int) -> int:
+        # Another one for each partition and step, the same one in a repeated task.
         sequence = np.random.SeedSequence([self.seed % 2**32, self.epoch, step, number])
         return int(sequence.generate_state(1)[0])
 
@@ -357,6 +360,7 @@ def _learner(work: Work) -> Learner:
     """Return the model of a job: this process's, or a new one. The least used one is let go."""
     global _has_settled
     if work.job not in _learners:
+        # A model that was frozen and is let go below would never be collected.
         gc.unfreeze()
         with quick_imports():
             _learners[work.job] = work.spec.learner()
