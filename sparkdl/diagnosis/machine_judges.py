@@ -55,6 +55,7 @@ def judge_gpus(
             f"no NVIDIA driver on {places(without)}, and other executors have one",
             "Keep the nodes on alike hosts, or train with num_gpus=0",
         )
+    # One line for all that are alike: a cluster may have hundreds of executors.
     for has, them in grouped(with_driver, lambda pair: _describe_gpus(pair[1])).items():
         yield _judge_gpus_of(them, has, num_gpus)
     yield from _judge_seen_gpus(with_driver, num_gpus)

@@ -179,6 +179,7 @@ def _exchange(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tup
 
 def _exchange_gradient(group: Group, call: Call, grads: Tensors, counts: Counts) -> Tensors:
     pairs = zip(grads, counts, strict=True)
+    # The gradients of rows go back to the members that had sent them.
     return [group.all_to_all(grad, got)[0] for grad, got in pairs]
 
 
