@@ -84,7 +84,7 @@ class Reservations:
     def add(self, meta: Any) -> None:
         """Add a node; one that comes again under its `executor_id` takes its own place."""
         is_known = isinstance(meta, Mapping) and "executor_id" in meta
-        # Nobody else has an object's name, so such a node takes no other's place.
+        # A new object equals no other, so such a node takes no other's place.
         name = repr((meta.get("host"), meta["executor_id"])) if is_known else object()
         self._nodes[name] = meta
 

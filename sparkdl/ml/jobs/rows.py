@@ -166,7 +166,7 @@ def _write(draft: Path, columns: Sequence[Column], batches: Iterable[pa.RecordBa
                         f"{array.dtype} {list(array.shape[1:])}; make all rows the same shape"
                     )
                 data = np.ascontiguousarray(array).data
-                # It recognizes other rows; nobody gains by forging it.
+                # A checksum is enough: nobody has a reason to forge it.
                 digest = zlib.crc32(data, digest)
                 file.write(data)
             rows += batch.num_rows
