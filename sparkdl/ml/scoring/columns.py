@@ -37,7 +37,7 @@ _BY_DTYPE: dict[str, t.DataType] = {
     "u1": t.ShortType(),
     "u2": t.IntegerType(),
     "u4": t.LongType(),
-    # Nor half precision.
+    # Spark has no half precision either.
     "f2": t.FloatType(),
     "f4": t.FloatType(),
     "f8": t.DoubleType(),
