@@ -70,6 +70,7 @@ class Reading:
             rows.shuffle(np.random.default_rng(self.seed), self.window)
         for epoch in count() if self.epochs is None else range(self.epochs):
             num_rows = 0
+            # A loop that is left early also ends the threads that read and transform.
             with closing(self._epoch(epoch)) as parts:
                 for columns in parts:
                     num_rows += (added := len(next(iter(columns.values()), ())))
@@ -83,6 +84,7 @@ class Reading:
                     f"{self.source.num_rows} rows are in the files, before a transform_spec. Take "
                     "fewer shards, or make the DataFrame larger"
                 )
+        # Until then the last rows wait in the window, to be mixed with more.
         rows.flush()
         while rows.count:
             yield rows.cut(min(self.batch_size, rows.count))[0]

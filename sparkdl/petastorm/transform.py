@@ -66,6 +66,7 @@ def _array(name: str, series: Any, dtype: Any = None, shape: Any = ()) -> np.nda
     values = list(series) if series.dtype == object else series.to_numpy()
     if isinstance(values, list):
         is_nested = all(isinstance(value, (np.ndarray, list)) for value in values)
+        # pandas has arrays as objects, one a row.
         parts = list(map(np.asarray, values)) if is_nested else []
         is_even = len({part.shape for part in parts}) == 1
         values = np.stack(parts) if is_even else objects(parts or values)
