@@ -13,7 +13,6 @@ import re
 from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
 from sparkdl.control.auth import bearer
@@ -67,6 +66,9 @@ def fetch_cause(
     Raises:
         OSError: if the coordinator does not answer: the cluster was shut down, as a rule.
     """
+    # Few feeders ever ask: the import would cost every one of them 50 ms at its first row.
+    from http.client import HTTPConnection, HTTPException
+
     url, path = urlsplit(coordinator), CAUSE_PATH
     assert url.hostname
     assert url.port
