@@ -8,6 +8,7 @@ https://optuna.readthedocs.io/en/stable/tutorial/20_recipes/009_ask_and_tell.htm
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -231,11 +232,15 @@ class _Search:
             with tracked("trial", number=trial.number, params=params) as note:
                 value = self._run(params, report)
                 note(value=value)
+            if math.isnan(value):
+                # Optuna refuses it, and a sampler could not compare it.
+                raise ResultError("the value is NaN: the objective must return a number")
         except PrunedError:
             state = optuna.trial.TrialState.PRUNED
-            value = reports[-1][1]
+            value = reports[-1][1] if reports else None  # none if another trial stopped the search
         except Exception as problem:  # noqa: BLE001 (a trial may fail in any way)
-            state, error = optuna.trial.TrialState.FAIL, f"{type(problem).__name__}: {problem}"
+            state, value = optuna.trial.TrialState.FAIL, None
+            error = f"{type(problem).__name__}: {problem}"
             _log.warning("Trial %d with %s failed: %s", trial.number, params, error)
         seconds = time.monotonic() - start_s
         with self._lock:

@@ -120,7 +120,31 @@ def local_steps_are_steps_and_what_is_random_is_repeated() -> None:
     assert not np.array_equal(vectors[0], vectors[1])
 
 
+def early_stoppings_continue_with_their_own_best_epoch_and_weights() -> None:
+    import keras
+
+    def callbacks() -> list[Any]:
+        stop = keras.callbacks.EarlyStopping
+        options: Any = {"monitor": "loss", "patience": 9}
+        return [stop(**options), stop(restore_best_weights=True, **options), stop(**options)]
+
+    asked = replace(task(model()), callbacks=callbacks)
+    master, other = (KerasMaster(asked, is_local=False) for _ in range(2))
+    for each in (master, other):
+        each.begin(rows(1))
+    for epoch, loss in enumerate((0.5, 0.25, 0.75)):
+        master.epoch_begins(epoch)
+        master.epoch_ended(epoch, {"loss": loss})
+    other.restore(master.save())
+    for mine, theirs in zip(other._stopping(), master._stopping(), strict=True):
+        assert (mine.best, mine.wait, mine.best_epoch) == (0.25, 1, 1)
+        assert (mine.best_weights is None) == (theirs.best_weights is None)
+    kept = [each.best_weights for each in (other._stopping()[1], master._stopping()[1])]
+    assert all(np.array_equal(a, b) for a, b in zip(*kept, strict=True))
+
+
 PROOFS = (
+    early_stoppings_continue_with_their_own_best_epoch_and_weights,
     gradients_of_two_partitions_are_those_of_all,
     local_steps_are_steps_and_what_is_random_is_repeated,
 )

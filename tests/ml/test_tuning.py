@@ -9,6 +9,7 @@ import pytest
 
 from sparkdl import search
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
+from sparkdl.ml.tuning import PrunedError, _Search
 from tests.ml.train_fns import curve
 
 pytestmark = pytest.mark.timeout(200)
@@ -52,6 +53,29 @@ def test_trials_run_in_parallel_are_pruned_and_fail_each_for_itself() -> None:
     assert list(frame["state"]) == [t.state for t in found.trials]
     assert list(frame["params_kind"]) == kinds
     assert frame["error"].str.contains("no such kind").tolist() == [False, True, False, False]
+
+
+def test_trial_whose_value_is_nan_fails_and_the_others_go_on() -> None:
+    def objective(params: dict[str, Any], _ctx: Any) -> float:
+        return float("nan") if params["n"] == 1 else 2.0
+
+    study = optuna.create_study()
+    for n in (1, 2):
+        study.enqueue_trial({"n": n})
+    found = search(None, objective, {"n": (1, 2)}, trials=2, study=study, **LOCAL)
+    assert [(t.state, t.value) for t in found.trials] == [("fail", None), ("complete", 2.0)]
+    assert found.trials[0].error.startswith("ResultError: the value is NaN")
+
+
+def test_trial_that_another_ones_error_ends_before_its_first_report_is_pruned() -> None:
+    def run(_params: dict[str, Any], _report: Any) -> float:
+        raise PrunedError
+
+    study = optuna.create_study()
+    found = _Search(study, {"n": (1, 2)}, run, trials=1, parallelism=1, spark=None)
+    found._try(*found._ask())
+    assert [(t.state, t.value) for t in found._records] == [("pruned", None)]
+    assert study.trials[0].state is optuna.trial.TrialState.PRUNED
 
 
 def test_the_seed_is_the_samplers() -> None:

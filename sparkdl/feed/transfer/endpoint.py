@@ -343,7 +343,7 @@ class NodeFeeds:
             segment.is_on_disk,
             segment.start,
         )
-        self._loop.call_soon_threadsafe(self._pass_segment, message, fd)
+        self._soon(self._pass_segment, message, fd)
 
     def _on_spooled(self, feed: str, epoch: int, lots: list[msg.Lot]) -> None:
         self._soon(self._note_lots, self.store.generation, feed, epoch, lots)

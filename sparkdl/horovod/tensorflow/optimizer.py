@@ -55,6 +55,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
             process_set, scale_local_gradients: see `DistributedGradientTape`.
         name, use_locking: accepted for compatibility with Horovod.
+
+    Raises:
         RemovedError: for an optimizer of TensorFlow 1.
     """
     how = Reduction(

@@ -47,6 +47,9 @@ def sync_batch_norm() -> Any:
             # One reduction for both, because a small one costs its way alone.
             sums = torch.cat([wide.sum(over), count])
             total = allreduce(sums, op=Sum)
+            # Looked at where it can be so alone: reading the sum waits for a GPU.
+            if self.training and count < 2 and total[-1] < 2:
+                raise ValueError("expected more than 1 value per channel over all processes")
             mean, count = total[:-1] / total[-1], total[-1].detach()
             shape = [1, -1] + [1] * (input.dim() - 2)
             centred = wide - mean.view(shape)

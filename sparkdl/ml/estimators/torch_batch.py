@@ -382,8 +382,11 @@ class Means:
         if not rows:
             return
         with torch.no_grad():
-            means = [self._mean(name, output, label) for name in self._names]
-            values = torch.stack([torch.as_tensor(v).detach().double() for v in (loss, *means)])
+            means = [self._value(name, output, label) for name in self._names]
+            # A metric may return a number, or an array of the rows' values, of PyTorch or NumPy.
+            values = torch.stack(
+                [torch.as_tensor(v).detach().double().mean() for v in (loss, *means)]
+            )
             self._sums[0] += rows
             # Times the rows, because the last batch may be smaller.
             self._sums[1:] += rows * values.to(self.device)
@@ -396,12 +399,11 @@ class Means:
             return label
         return label.long()
 
-    def _mean(self, name: str, output: Any, label: Any) -> Any:
+    def _value(self, name: str, output: Any, label: Any) -> Any:
         metric = self.metrics[name]
         if metric == ACCURACY:
-            return accuracy(self.loss, output, label).double().mean()
-        value = metric(output, label)
-        return value.double().mean() if hasattr(value, "mean") else value
+            return accuracy(self.loss, output, label)
+        return metric(output, label)
 
     def result(self) -> dict[str, float]:
         """Return `loss` and the metrics, the same on all nodes; call it on all of them."""

@@ -205,9 +205,8 @@ class KerasMaster(Master):
             keras.utils.set_random_seed(task.seed)
         self.task, self.model, self._is_local = task, task.recipe.model(), is_local
         _check(self.model)
-        self._callbacks = callbacks_of(task, is_chief=True)
         self._list = keras.callbacks.CallbackList(
-            [*self._callbacks, *own_callbacks(task)],
+            [*callbacks_of(task, is_chief=True), *own_callbacks(task)],
             add_history=True,
             model=self.model,
             epochs=task.epochs,
@@ -281,9 +280,10 @@ class KerasMaster(Master):
         """Return all that a checkpoint needs, of the early stopping too."""
         found = list(as_arrays(_state(self.model, True)))
         for stopping in self._stopping():
-            has_best = stopping.best is not None and stopping.best_weights is not None
-            numbers = [stopping.best if has_best else np.nan, stopping.wait, stopping.best_epoch]
-            found += [np.array(numbers, np.float64), *(stopping.best_weights or ())]
+            weights = stopping.best_weights or ()
+            best = np.nan if stopping.best is None else stopping.best
+            numbers = [best, stopping.wait, stopping.best_epoch, len(weights)]
+            found += [np.array(numbers, np.float64), *weights]
         return found
 
     def restore(self, saved: Sequence[Array]) -> None:
@@ -292,15 +292,16 @@ class KerasMaster(Master):
         assign(variables, saved[: len(variables)])
         rest = list(saved[len(variables) :])
         for stopping in self._stopping():
-            best, wait, best_epoch = rest.pop(0)
+            best, wait, best_epoch, num_weights = rest.pop(0)
             stopping.wait, stopping.best_epoch = int(wait), int(best_epoch)
             # NaN stands for an early stopping that has seen no epoch yet.
             if not np.isnan(best):
-                stopping.best, stopping.best_weights = float(best), rest
+                stopping.best, stopping.best_weights = float(best), rest[: int(num_weights)] or None
+            del rest[: int(num_weights)]
             stopping._set_monitor_op()
 
     def _stopping(self) -> list[Any]:
-        return [each for each in self._callbacks if hasattr(each, "best_weights")]
+        return [each for each in self._list.callbacks if hasattr(each, "best_weights")]
 
 
 def _check(model: Any) -> None:

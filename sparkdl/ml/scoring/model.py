@@ -94,12 +94,12 @@ class FittedModel(ScoringModel):
         """The history, rows and time of the training.
 
         Raises:
-            ConfigError: if the model does not come from a `fit`.
+            ConfigError: if there is none, see `hasSummary`.
         """
         if self._summary is None:
             raise ConfigError(
-                f"{self.uid} has no summary: only a model that fit returned has one, and a loaded "
-                "one has none"
+                f"{self.uid} has no summary, which only a `fit` makes: take the model that fit "
+                "returned, or load one that was saved after a fit"
             )
         return self._summary
 

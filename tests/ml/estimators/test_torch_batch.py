@@ -209,6 +209,16 @@ def test_metrics_with_states_take_integers_for_classes() -> None:
         Means(loss_of(by_hand), {"a": "accuracy"}, lambda sums: None).add(t(0.0), (), t(0.0), 1)
 
 
+@pytest.mark.parametrize("value", [2.0, np.float32(2), np.array([1.0, 3.0]), t([1.0, 3.0])])
+def test_metric_returns_a_number_of_python_numpy_or_pytorch(value: Any) -> None:
+    def own(_output: Any, _label: Any) -> Any:
+        return value
+
+    means = Means(loss_of("MSELoss"), {"own": own}, reduce=lambda sums: None)
+    means.add(t(0.0), t([[0.1], [0.2]]), t([[0.0], [0.0]]), 2)
+    assert means.result()["own"] == 2.0
+
+
 def test_metrics_are_called_by_their_names() -> None:
     given = ["accuracy", "l1_loss", largest]
     assert list(metrics_of(given)) == ["accuracy", "l1_loss", "largest"]

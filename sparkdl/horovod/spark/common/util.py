@@ -195,9 +195,18 @@ def _checked(
 
 
 def get_dataset_properties(dataset_idx: int) -> Properties:
-    """Return the properties of the dataset that was written last with this index."""
-    newest = reversed(_cache.datasets.items())
-    return next(written.properties for (_, index), written in newest if index == dataset_idx)
+    """Return the properties of the dataset that was written last with this index.
+
+    Raises:
+        ConfigError: if none was written with it.
+    """
+    for (_, index), written in reversed(_cache.datasets.items()):
+        if index == dataset_idx:
+            return written.properties
+    raise ConfigError(
+        f"dataset_idx={dataset_idx}: no dataset was written with this index: call prepare_data "
+        "first"
+    )
 
 
 def prepared(store: AbstractFilesystemStore, dataset_idx: int) -> Properties:

@@ -51,3 +51,8 @@ def test_one_value_is_for_all_outputs() -> None:
     assert util.to_list(["x", "y"], 2) == ["x", "y"]
     with pytest.raises(ConfigError, match="must be length 3"):
         util.to_list(["x", "y"], 3)
+
+
+def test_dataset_that_nobody_wrote_is_named() -> None:
+    with pytest.raises(ConfigError, match="dataset_idx=7: no dataset was written with this index"):
+        util.get_dataset_properties(7)
