@@ -155,6 +155,7 @@ class ClusterSpec:
                     f"num_gpus={self.num_gpus} names {name!r}: must name roles of the cluster, "
                     f"which are {', '.join(sorted(names))}"
                 )
+            # `isinstance` would accept True, which is an int: one GPU.
             if count is not None and (type(count) is not int or count < 0):
                 raise ConfigError(
                     f"num_gpus={self.num_gpus!r} must be a whole number, 0 or more, or left out"

@@ -62,6 +62,8 @@ class Throttle:
     def call(self) -> None:
         """Call `action` now, in the place of the call that is due."""
         self.cancel()
+        # Before the action: a request made within it waits for the next period, and does not
+        # recurse.
         self._rests_until_s = self._loop.time() + self._period_s
         self._action()
 
