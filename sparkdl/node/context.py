@@ -207,6 +207,8 @@ class NodeContext(LegacyContext):
         sharers = self.world.trainers if is_trainer else (self.member,)
         nodes = tuple(sharer.node.node_id for sharer in sharers)
         own, row_seed = self.member.node.node_id, seed if shuffle else None
+        # The driver takes no part: each agent lists the files and makes the same plan of these
+        # values.
         done = self._checkpoints.covered(reader.feed) if is_trainer else {}
         share = (nodes, own, batches.stored, dict(files.options), epochs, row_seed, done)
         self._link.send(ReadParquet(reader.feed, paths, *share))
@@ -428,6 +430,7 @@ class NodeContext(LegacyContext):
         """
         self._check_trains("ctx.all_gather and ctx.barrier")
         timeout_s = self._spec.settings.feeding.timeout_s if timeout_s is None else timeout_s
+        # A barrier carries no values: nodes that only wait for each other may still train alone.
         if value is not None:
             note_exchange()
         return self._link.all_gather(value, timeout_s, self.member.node.name, self.generation)

@@ -56,6 +56,8 @@ class FeedReaders:
                 supply = None if feed in self._own else self._supply
                 reader = self._readers[feed] = FeedReader(feed, self._send, supply=supply)
                 reader.begin(self.watch, self._tracks, self._is_resumed)
+                # A reader that is asked for after the end would otherwise wait for rows that never
+                # come.
                 if self._has_ended and feed not in self._own:
                     reader.hear(EndMark(feed))
                 if self._is_lost:

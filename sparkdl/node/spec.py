@@ -117,6 +117,7 @@ def start_agent(
         stdout=subprocess.PIPE,
         stderr=stderr,
         env=_of_agent(environment),
+        # Ctrl-C and other signals for its starter's group do not reach the agent.
         start_new_session=True,
     )
     assert process.stdin is not None

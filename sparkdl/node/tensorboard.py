@@ -83,6 +83,7 @@ class TensorBoard:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
+                # TensorBoard imports TensorFlow, which must not take memory of the node's GPUs.
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
                 start_new_session=True,
             )
