@@ -193,7 +193,7 @@ class Controller:
     def close(self) -> None:
         """Close all connections and end the thread."""
         if len(self.spec.nodes) >= _MANY:
-            gc.unfreeze()
+            gc.unfreeze()  # `gather` has frozen the connections
         if not self._thread.is_alive():
             self.events.end()
             self._loop.close()
@@ -378,7 +378,7 @@ class Controller:
     def _broadcast(self, message: msg.ToAgent, node_ids: set[int], generation: int | None) -> None:
         if generation not in (None, generation_of(self.view.state)):
             return
-        if message == msg.FeedEnd(()):
+        if message == msg.FeedEnd(()):  # of all feeds: the hang watch expects no more rows then
             with self.changed:
                 self.view.have_feeds_ended = True
         for node_id, agent in self._agents.items():

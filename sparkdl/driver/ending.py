@@ -140,6 +140,7 @@ class Ending:
             with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
+            # Ends the loop of `_own`.
             self._asks.put(None)
 
     def _close_controller(self) -> None:
@@ -154,6 +155,7 @@ class Ending:
         if controller is None or not controller.submit(StopAsked(grace_s, margin_s)):
             return
         is_stopped = controller.wait_for(
+            # A second more than the state's own deadline, which names the agents that are left.
             lambda view: isinstance(view.state, Stopped), Deadline.after(margin_s + 1)
         )
         left = controller.look(lambda view: getattr(view.state, "left_behind", ()))

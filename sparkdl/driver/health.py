@@ -187,6 +187,7 @@ def compare(
         return Stragglers(generation, unit, steps, now_s), ""
     busy = [node.node_id for node in nodes if not node.is_idle]
     awaited = dict(before.awaited)
+    # With two or more nodes that have rows, the feed waits for none of them alone.
     if len(busy) == 1 < len(nodes):
         awaited[busy[0]] = awaited.get(busy[0], 0) + 1
     before = replace(before, looks=before.looks + 1, awaited=awaited)
@@ -313,6 +314,7 @@ def look(
     judged = [node for node in nodes if node.has_reported] or list(nodes)
     signs = {node.node_id: _sign(node) for node in judged}
     is_waiting = all(node.is_idle for node in judged)
+    # Nodes without rows wait for the feed, and the feed has a timeout of its own.
     if is_waiting or generation != watch.generation or signs != watch.signs:
         return Watch(generation, signs, now_s, now_s), None
     watch = replace(watch, looked_s=now_s)
@@ -367,6 +369,8 @@ class HangWatch:
             )
             if slow:
                 _log.warning("Cluster %s: %s", self._controller.spec.cluster_id, slow)
+        # A look costs more, the more nodes there are, so the pause follows its CPU time. The upper
+        # limit keeps a hang from being noticed late.
         wait_s = max(self._period_s, rest_s(time.thread_time() - begun_s))
         self._controller.later(min(wait_s, self._timeout_s / 8), self._turn)
 
@@ -380,6 +384,7 @@ class HangWatch:
     def _report(self, hang: Hang) -> None:
         settings = self._controller.spec.settings
         found_s = self._controller.events.now_s()
+        # Asked for before anything is decided: the stacks of a blamed node end with its child.
         stacks = self._controller.questions.fetch_stacks(Deadline.after(STACKS_S))
         spec = self._controller.spec
         vain = self._controller.look(lambda view: waits_in_vain(spec, view.feeds))

@@ -209,6 +209,8 @@ class CallHistory:
         Raises:
             ConfigError: if an earlier run has fed a part of it, and it had other data.
         """
+        # Negative numbers keep micro-batches apart from calls, which a later run counts again from
+        # 0.
         if request.is_micro_batch:
             number, self._next_micro_batch = self._next_micro_batch, self._next_micro_batch - 1
         else:
@@ -296,6 +298,7 @@ class CallHistory:
         batches = self._batches(used if generation == self._generation else {})
         found: dict[int, list[EpochRows]] = {}
         reached = -1
+        # Epochs are numbered in each generation: those of another one name other rows.
         for part in parts if generation == self._generation else ():
             reached = max(reached, *part, -1)
             for epoch, rows in part.items():
@@ -307,6 +310,7 @@ class CallHistory:
             now = Call(number, call.request, call.run, call.shape, call.whole)
             now.covered = merge_epochs([call.covered, *found.get(number, ())])
             left = [] if self._is_passed(call, reached) else now.left()
+            # Only calls without a gap between them can be left out of the coverage.
             if not left and number == first:
                 first += 1
             elif left and (left[0].epoch or now.covered):
@@ -316,6 +320,8 @@ class CallHistory:
                 }
                 shapes[number] = call.shape
             elif not left:
+                # Covered as a whole, behind a call that is not: the epoch behind its last one says
+                # so.
                 rows_by_call[number] = {call.request.epochs: {}}
         by_call = {number: by_node for number, by_node in batches.items() if by_node}
         return FeedCoverage(first, rows_by_call, shapes, by_call)
@@ -358,6 +364,7 @@ class CallHistory:
         for number, call in list(self._calls.items()):
             is_over = call.fed_in == self._generation or call.is_broken or not call.left()
             if is_over and (call.request.is_micro_batch or not self._keeps or not call.left()):
+                # Data of the driver's own may be large, and nothing reads them again.
                 call.request = replace(call.request, data=None, frame=None)
             is_done = not call.left() and number <= self._first
             if is_done or (is_over and not self._keeps):

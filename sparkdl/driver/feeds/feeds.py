@@ -151,6 +151,7 @@ class StreamFeed:
             return True
         if not self.feed(data):
             return False
+        # Only now: a micro-batch that was interrupted must be fed when Spark repeats it.
         fed_batches[query_id] = batch_id
         return True
 
@@ -184,13 +185,16 @@ class StreamFeed:
             if self._query is not None:
                 self._query.stop()
         finally:
+            # Also if Spark refuses: the nodes would wait for the next micro-batch for ever.
             self.end()
+            # The watching thread may be the one that stops the stream, and cannot join itself.
             if self._thread not in (None, threading.current_thread()):
                 self._thread.join(_JOIN_S)
 
     def end(self) -> None:
         """End the nodes' iteration over the stream; does nothing the second time."""
         self._stop_feeding()
+        # The query's watcher, the user and the cluster's end may all end the stream at once.
         with self._end_lock:
             if self._has_ended:
                 return
@@ -254,6 +258,8 @@ class Feeds:
             trust=controller.server.tls.trust if controller.server.tls else None,
         )
         if settings.max_restarts:
+            # Feeders of inference wait for the next generation: its back-off, and the wait for lost
+            # nodes.
             patience_s = settings.recovery.wait_s + 2 * MAX_BACKOFF_S
             self._feed_spec = replace(self._feed_spec, patience_s=patience_s)
         self._runner: FeedRunner | None = None
@@ -408,6 +414,7 @@ class Feeds:
         """
         files, frame = request.data, None
         if parquet_paths(files) is not None:
+            # In a thread, so that Ctrl-C ends the wait: a storage may not answer for long.
             files = begin(partial(listed, files, self._spec), f"sparkdl-files-{name}").result()
         if isinstance(files, ParquetSource):
             if request.reader == "spark":

@@ -178,11 +178,13 @@ class FeedRunner:
         """
         ticket = next(self._tickets)
         if carrier is not None:
+            # Before the request: the loop may start the job as soon as it has that.
             self._carriers[ticket] = carrier
         self._controller.soon(self._handle, feed, fs.Requested(request(ticket)))
         while not self._controller.wait_for(
             lambda view: ticket in self._answers, Deadline.after(_MEANWHILE_S)
         ):
+            # A closed loop answers no more, so the wait looks up now and then.
             if self._controller.is_closed:
                 raise FeedClosedError("the cluster has been shut down")
             meanwhile()
@@ -261,6 +263,7 @@ class FeedRunner:
         would be more of them, and each takes longer.
         """
         self._is_looking, in_vain_s, first_s = False, 0.0, time.thread_time()
+        # All reports that have come, in one event for each feed: a look at all nodes serves many.
         spooled: dict[str, list[tuple[int, Spooled]]] = {}
         while self._controller.view.spooled:
             node_id, report = self._controller.view.spooled.popleft()
@@ -316,7 +319,10 @@ class FeedRunner:
             case fs.StartJob():
                 self._start(name, action)
             case fs.CancelJob(job):
+                # A job that still waits in its thread is unknown to Spark. `_run_job` finds it
+                # here.
                 self._cancelled.add((name, job))
+                # Not on the loop: py4j blocks until the JVM answers.
                 self._spawner.submit(partial(self._executor.cancel_feeds, name))
             case fs.FetchLines(node_id):
                 threading.Thread(
@@ -436,6 +442,7 @@ def failure_behind(controller: Controller, error: BaseException) -> SparkdlError
     """
     if not Code.FEED_LOST.is_in(error):
         return None
+    # A wrong answer is the program's own error: no failure of a node will explain it.
     if not Code.WRONG_ANSWER.is_in(error):
         controller.wait_for(lambda view: has_ended(view.state), Deadline.after(REASON_S))
     failure, state = controller.look(lambda view: (failure_of(view.state), view.state))

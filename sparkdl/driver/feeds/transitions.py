@@ -152,7 +152,7 @@ def _look_idle(
         return _idle(state, feed), []
     generation = nodes.world.generation
     actions = warn_of_lost(feed.name, feed.history.begin(generation))
-    if call := feed.history.next():
+    if call := feed.history.next():  # after a restart, rows of earlier calls come first
         try:
             return _then(actions, _begin(feed, nodes.world, call, now_s))
         except SparkdlError as error:
@@ -232,7 +232,7 @@ def _begin(
         *(_brought_before(feed, members), first, feed.nodes.progress, now_s + timeout_s),
         expected=dict.fromkeys(before, 0),
     )
-    if call.jobs.get(left[0].epoch):
+    if call.jobs.get(left[0].epoch):  # agents may still have rows of that job
         return _open(feed, run, now_s)
     said: list[Action] = [_to_nodes(run, _beginning(run))]
     if run.is_micro_batch:
@@ -259,7 +259,7 @@ def _look_opening(
     state: Opening, now_s: float
 ) -> Step[Opening | Delivering | Explaining | Cutting | CuttingShort]:
     counts = state.feed.nodes.staying(state.run.node_ids)
-    is_over = now_s >= state.deadline_s
+    is_over = now_s >= state.deadline_s  # rows that no agent reports are brought again
     run = state.run
     if not is_over and not all(count.began >= run.epoch for count in counts.values()):
         return state, []
@@ -466,7 +466,7 @@ def _delivering_broke(
         return state, []
     if after := _after_job(state, now_s):
         return after
-    if event.is_of_data:
+    if event.is_of_data:  # no failure of a node explains it, so none is awaited
         return _cut_short(state.feed, state.run, event.error, now_s)
     wait_s = state.feed.reason_s if event.is_cut_off else REASON_S
     return Explaining(state.feed, state.run, now_s + wait_s, event.error), []
@@ -557,7 +557,7 @@ def _go_on(
     if run.is_unwanted:
         end = _cut_short if run.epoch <= run.last else _hold
         return end(feed, run, None, now_s)
-    if run.epoch <= run.last and not run.is_shuffled:
+    if run.epoch <= run.last and not run.is_shuffled:  # while nodes still read this epoch
         return _deliver(feed, run, now_s)
     if run.read_to < 0 and run.epoch > run.last:
         return _finish(feed, run, None)
@@ -605,7 +605,7 @@ def _has_read(feed: Feed, run: Run) -> bool:
 
 def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[CuttingShort]:
     """End the call within an epoch: the nodes' rows of it become a shorter epoch, equal for all."""
-    refused = run.refused + run.table.rows_waiting
+    refused = run.refused + run.table.rows_waiting  # rows in spools stay unread
     cut = _to_nodes(run, FeedCut(feed.name, run.epoch, is_short=True))
     left, of = run.table.withdraw(), run.spec
     said = [_freeing(n, of.feed, run.epoch, lots, of.generation) for n, lots in left.items()]
@@ -761,7 +761,7 @@ def _is_stream_terminated(feed: Feed) -> bool:
     stream, nodes = feed.stream, feed.nodes
     if stream is None or nodes.world is None:
         return False
-    first = stream.epoch if nodes.generation == stream.generation else 0
+    first = stream.epoch if nodes.generation == stream.generation else 0  # numbered from 0 again
     return any(count.closed_to >= first for count in nodes.counts.values())
 
 
@@ -796,7 +796,7 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
         table = run.table if isinstance(state, Opening | Delivering) else None
     said: list[Action] = []
     for node_id, news in event.reports:
-        if news.generation != generation:
+        if news.generation != generation:  # a late report
             continue
         lots: Iterable[Lot] = news.lots
         if table is not None and news.epoch == epoch:

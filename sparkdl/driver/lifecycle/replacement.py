@@ -78,6 +78,7 @@ def is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> boo
         return node_id in standbys or event.hello.executor in roster.draining
     if holder is not None:
         return holder.is_detached or holder.hello.task != event.hello.task
+    # While failures are collected it is open which nodes are missing, so the agent may stay.
     is_unknown = not 0 <= node_id < len(roster.spec.nodes)
     if is_unknown or isinstance(state, Failing) or not has_begun(state):
         return False
@@ -132,6 +133,8 @@ def counted(state: R, event: SlotsCounted, now_s: float) -> Step[R]:
     before, standing, num_nodes = state.roster, event.standing, state.roster.spec.num_tasks
     is_new = standing.is_short and not before.is_detaching
     roster = replace(
+        # Never back to attached: the task of a detached node has ended and cannot have its slot
+        # again.
         before, room=standing.room, is_detaching=before.is_detaching or standing.is_short
     )
     after = replace(state, roster=roster)
