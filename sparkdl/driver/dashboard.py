@@ -149,9 +149,11 @@ class Dashboard:
         self._lock = threading.Lock()
         self._is_closed = False
         token = secrets.token_urlsafe(24)
+        # A single port is the user's choice, perhaps a proxy's. From a range any port may follow.
         ports = ports if len(ports) == 1 else (*ports, 0)
         listening = listening_socket(host, ports, "the dashboard", "SPARKDL_DASHBOARD")
         with listening as listener:
+            # The driver opens the port and hands it over, so the address is known at once.
             port, fd = listener.getsockname()[1], listener.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sparkdl.dashboard.server", str(fd), prefix],
@@ -160,6 +162,7 @@ class Dashboard:
                 pass_fds=[fd],
                 start_new_session=True,  # Ctrl-C in a notebook or a terminal is not meant for it
             )
+        # Through standard input: other users of this machine can read command lines.
         self.write(f"{token}\n".encode())
         self.url = f"http://{host_port(host, port)}{prefix}/?token={token}"
         self._thread = threading.Thread(
@@ -184,6 +187,7 @@ class Dashboard:
     def write(self, lines: bytes) -> None:
         """Send lines to the process; block while it does not read."""
         assert self._process.stdin
+        # Several clusters write, each in its recorder's thread.
         with self._lock:
             try:
                 self._process.stdin.write(lines)

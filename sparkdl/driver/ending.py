@@ -154,8 +154,8 @@ class Ending:
         controller, margin_s = self.controller, grace_s + STOP_MARGIN_S
         if controller is None or not controller.submit(StopAsked(grace_s, margin_s)):
             return
+        # A second more than the state's own deadline, which names the agents that are left.
         is_stopped = controller.wait_for(
-            # A second more than the state's own deadline, which names the agents that are left.
             lambda view: isinstance(view.state, Stopped), Deadline.after(margin_s + 1)
         )
         left = controller.look(lambda view: getattr(view.state, "left_behind", ()))

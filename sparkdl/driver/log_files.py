@@ -43,6 +43,7 @@ def check_folder(option: str, folder: str | os.PathLike[str]) -> str:
     with writable(option, folder, "folder") as own:
         os.makedirs(own, exist_ok=True)
         with tempfile.TemporaryFile(dir=own, buffering=0) as probe:
+            # A full disk still creates files. Only their first block fails.
             probe.write(bytes(4096))
     return own
 
@@ -209,4 +210,5 @@ class _NodeFile(RotatingFileHandler):
         self.close()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging calls it so)
+        # `emit` calls this within its except clause: the bare raise lets its error through.
         raise

@@ -56,6 +56,7 @@ def pickled(map_fun: Callable[..., Any], args: Any) -> bytes:
     try:
         return dumps((map_fun, args))
     except Exception as error:
+        # Only after the failure: pickling each variable by itself takes long with large ones.
         found = list(culprits(map_fun, args))
         what = "; ".join(each.text for each in found) or "something that map_fun refers to"
         # Spark's objects refuse with long texts of their own, about broadcasts and UDFs.

@@ -364,6 +364,7 @@ def _submitted_width() -> int | None:
     if not is_submitted():
         return None
     with suppress(OSError):
+        # Opening it must neither wait nor make it the terminal of this process.
         fd = os.open(f"/proc/{os.getppid()}/fd/1", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
         try:
             return os.get_terminal_size(fd).columns - 1

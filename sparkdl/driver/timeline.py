@@ -98,6 +98,7 @@ class Timeline(Batches):
             if self._waiting + len(traced.spans) > _MAX_SPANS:
                 lost = Traced(traced.generation, (), traced.dropped + len(traced.spans))
                 event = replace(event, traced=lost)
+            # Counted here, because the bound of the queue counts events and one holds many spans.
             self._waiting += len(event.traced.spans)
         super().put(event)
 

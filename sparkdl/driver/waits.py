@@ -150,6 +150,7 @@ class Waits:
         """
         if len(node_ids) < 2:
             return {}
+        # Without the newest slice, which is still growing.
         minute = range(self._newest - SLICES, self._newest)
         by_slice = [self._lags_in(number, node_ids) for number in minute]
         if not all(by_slice):
@@ -165,6 +166,7 @@ class Waits:
             if part is None or part[0] < SLICE_S / 2 or self._totals[node_id].others_s < 0:
                 return {}
             waited[node_id] = float(part[2] / part[0])
+        # The median of two is half of each: the node that waits says more.
         typical = max(waited.values()) if len(waited) == 2 else statistics.median(waited.values())
         return {node_id: typical - share for node_id, share in waited.items()}
 

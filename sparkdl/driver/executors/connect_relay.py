@@ -130,6 +130,8 @@ class ClientRelay:
     def _started(self, name: str) -> tuple[str, Any]:
         """Start the query; return the relay's port, or an empty one and why there is none."""
         spark = self._spark
+        # A query is the way to a Python process on the server's host: its only micro-batch lasts as
+        # long as the relay.
         one: Any = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
         try:
             with by_value(relay_task):

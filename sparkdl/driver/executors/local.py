@@ -109,6 +109,7 @@ class LocalExecutor(Executor):
             with self._lock:
                 for node in nodes:
                     agent = self._agents.get(node.node_id)
+                    # Living agents are waited for below, without the lock.
                     has_ended = agent is not None and agent.poll() is not None
                     if agent is not None and not has_ended:
                         living.append((node, agent))
@@ -147,6 +148,7 @@ class LocalExecutor(Executor):
         except BaseException:
             stderr.close()
             raise
+        # The pipe of the agent before may still be open here, and nothing else closes it.
         if before := self._agents.get(node_id):
             _let_go(before)
         self._agents[node_id] = agent
@@ -181,6 +183,7 @@ class LocalExecutor(Executor):
                 feeder.cancel()
             raise
         finally:
+            # Without a wait: a feeder that hangs must not hold up the error of another one.
             pool.shutdown(wait=False, cancel_futures=True)
             with self._lock:
                 self._feeds.remove(feed)
@@ -226,6 +229,7 @@ class LocalExecutor(Executor):
         for agent in self._agents.values():
             _let_go(agent)
         for agent in self._agents.values():
+            # All pipes are closed first, so that the agents end at the same time.
             if not self._over[agent].wait(deadline.wait_s):
                 _log.warning(
                     "Agent process %d did not end in time and was killed; its last lines may be "

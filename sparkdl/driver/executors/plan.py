@@ -135,6 +135,7 @@ def find_scan(frame: DataFrame, plan: Any, places: Sequence[int], is_local: bool
             origins = [below(origin, columns[origin.number]) for origin in origins]
             projections.append(columns)
         elif kind == "Filter":
+            # A filter's columns are followed through the projections below it alone.
             filters.append((plan.condition(), len(projections)))
         plan = plan.child()
     relation = plan.relation()

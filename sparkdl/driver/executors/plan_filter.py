@@ -134,6 +134,7 @@ class _Reading:
         if kind_of(column) == "Literal":
             column, literal, what = literal, column, _COMPARISONS[kind][1]
         found = self._about(column, what, (_value(literal, column),))
+        # Spark's `<=>` with a null is false, where `=` would be unknown.
         if kind == "EqualNullSafe":
             return Condition("and", (found, _not(self._null(column))))
         return found

@@ -110,6 +110,7 @@ class _Batches:
         self._has_started.set()
 
     def __call__(self, data: DataFrame, batch_id: int) -> None:
+        # The first micro-batch may come before `start` has returned the query.
         if not self._has_started.wait(Deadline.after(_STARTED_S).wait_s):
             raise FeedClosedError(f"the query did not start within {_STARTED_S:g} s")
         assert self._query is not None

@@ -132,9 +132,8 @@ def counted(state: R, event: SlotsCounted, now_s: float) -> Step[R]:
     """Decide the placement again: attached or detached, with how many nodes."""
     before, standing, num_nodes = state.roster, event.standing, state.roster.spec.num_tasks
     is_new = standing.is_short and not before.is_detaching
+    # Never back to attached: the task of a detached node has ended and cannot have its slot again.
     roster = replace(
-        # Never back to attached: the task of a detached node has ended and cannot have its slot
-        # again.
         before, room=standing.room, is_detaching=before.is_detaching or standing.is_short
     )
     after = replace(state, roster=roster)

@@ -103,6 +103,7 @@ class Topology:
         if gpus <= 0:
             by_gpus = sys.maxsize
         elif gpus < 1:
+            # Spark lets so many tasks share a GPU, and never splits a task's share over two.
             by_gpus = self.executor_gpus * int(1 / gpus)
         else:
             by_gpus = self.executor_gpus // int(gpus)
@@ -210,6 +211,7 @@ def choose_placing(
     gpus = _node_gpus(spec, topology)
     _check_room(nodes, topology, gpus)
     cpus = _node_cpus(nodes, topology)
+    # Nodes that share an executor are better than none that can be fed.
     if cpus is not None and is_fed and not _leaves_slots(nodes, topology, cpus, gpus):
         cpus = None
     has_spare = _leaves_slots(nodes, topology, cpus or topology.task_cpus, gpus)
@@ -365,6 +367,7 @@ def _node_cpus(nodes: int, topology: Topology) -> int | None:
     if not topology.takes_profiles:
         return None
     least = min(topology.cores)
+    # More than half of the cores: a second node does not fit the executor, and a feeding task does.
     node_cpus = least // 2 + 1
     if node_cpus <= topology.task_cpus or node_cpus >= least or len(topology.cores) < nodes:
         return None

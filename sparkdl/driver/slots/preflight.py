@@ -267,6 +267,7 @@ def _is_local(sc: SparkContext) -> bool:
 def _topology(sc: SparkContext) -> Topology:
     if _is_local(sc):
         return _of(sc, (sc.defaultParallelism,))
+    # Spark lists these executors for a while, though they get no more tasks.
     left = executors_left(sc) | draining_executors(sc)
     cores = [there.totalCores() for there in executors_of(sc) if there.id() not in left]
     return _of(sc, tuple(count for count in cores if count))

@@ -150,6 +150,7 @@ class Gate:
         need = turn.need
         deadline = Deadline.after(turn.timeout_s)
         has_warned = False
+        # In order, or small clusters could overtake a large one for ever.
         while not (self._waiting[0] == need.cluster and self._fits(need, turn.slots())):
             if not is_wanted():
                 raise LaunchError(f"cluster {need.cluster} is not wanted any more")
@@ -221,6 +222,7 @@ def gate_of(application: str) -> Gate:
     """Return the gate of a Spark application, by its id."""
     with _lock:
         gate = _gates.setdefault(application, Gate())
+        # A program that stops Spark and starts it again leaves gates that no cluster uses.
         while len(_gates) > _MAX_GATES:
             _gates.popitem(last=False)
         return gate
