@@ -49,6 +49,7 @@ OUT_OF_DESCRIPTORS = (
 )
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_PAUSE_S = 0.1
+# `struct ucred` of unix(7): pid, uid, gid.
 _CREDENTIALS = struct.Struct("3i")
 _JOIN_S = 2.0
 

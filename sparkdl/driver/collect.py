@@ -69,6 +69,7 @@ class Checkpoints:
             self._parts = {s: p for s, p in self._parts.items() if s >= step}  # said once
             return leader, CheckpointCommit(self._generation, step, problem=problem)
         parts = self._parts[step]
+        # Sent at each part, so that the leader's own timeout error can name the missing nodes.
         missing = tuple(name for node, name in names.items() if node not in parts)
         if missing:
             return leader, CheckpointCommit(self._generation, step, missing=missing)
@@ -197,6 +198,7 @@ class Gatherings:
     def _ended(self, world: World, number: int) -> list[AllGathered]:
         """Return the end of a gathering in a list; an empty one if it is not over."""
         values, members = self._values[number], self._members
+        # Nearly all values end here, so that one of thousands costs no look at all members.
         if len(values) < len(members) and not self._returned:
             return []
         missing = [node for node in members if node not in values]

@@ -120,6 +120,7 @@ class Ending:
 
     def _end(self, grace_s: float) -> None:
         steps = (
+            # Streams first: their queries would go on starting jobs.
             self.first,
             self._executor.cancel_feeds,
             partial(self._stop, grace_s),

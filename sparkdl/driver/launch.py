@@ -155,6 +155,7 @@ def launch(  # noqa: PLR0913 (one question, one name)
         check_file("timeline", observe.timeline) if observe.timeline is not None else None,
         follower_of_launch(),
     )
+    # Nodes measure and trace only what an observer wants.
     spec = replace(spec, is_watched=watch.needs_load, is_traced=watch.timeline is not None)
     cluster = _start(spec, where, environment, payload, watch, chosen_tls)
     if pages is not None:
@@ -258,6 +259,7 @@ def _start(
             tls,
         )
         if resumed:
+            # Before any call of `feed`: its number decides which of its rows are covered.
             controller.checkpoints.coverage.restore(resumed.manifest.feeds)
         # Set before any node starts, so that an interrupted launch can end them all.
         ending.controller = controller

@@ -151,11 +151,13 @@ class LogFiles(Batches):
     def _take(self, events: Sequence[Event], is_last: bool) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, {}
+        # Without the lock: `add`, which runs on the controller's loop, must not wait for the disk.
         for node, texts in waiting.items():
             lost = self._write(node, texts)
             with self._lock:
                 self._waiting_chars -= sum(len(text or "") for text, _ in texts)
                 if lost:
+                    # In front of the lines that have come since, because these are older.
                     self._waiting.setdefault(node, []).insert(0, (None, lost))
 
     def _write(self, node: str, texts: Sequence[tuple[str | None, int]]) -> int:

@@ -196,6 +196,7 @@ class Tracks:
         known |= {"reason": event.reason} if event.reason else {}
         yield from self._begin(pid, _STATE, event.state, "state", at_us, known)
         for problem in event.problems:
+            # Each change of the state names all failures so far.
             if (event.generation, problem) not in self._problems:
                 self._problems.add((event.generation, problem))
                 about: _Args = {"node": problem.node, "text": problem.text[:_MAX_CHARS]}

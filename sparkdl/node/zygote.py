@@ -90,6 +90,7 @@ class ImportedFiles:
                 path = object.__getattribute__(module, "__dict__").get("__file__")
             except AttributeError:
                 continue
+            # Not every `__file__` is a path: that of `torch.ops` names no file.
             if isinstance(path, str) and os.path.isabs(path) and path not in self._stamps:
                 self._stamps[path] = _stamp(path, began_s)
 

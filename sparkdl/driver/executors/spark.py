@@ -115,6 +115,7 @@ class SparkExecutor(Executor):
         self._console: ConsoleBar | None = None
         self._context = context_of(spark)
         self._explain: Explain = lambda error: None
+        # For parameter servers on the driver's machine, and for tables of this process.
         self._here = LocalExecutor()
         self._has_left_host = False
         self._relay: ClientRelay | None = None
@@ -387,6 +388,7 @@ class SparkExecutor(Executor):
             if self._relay:
                 self._relay.close()
             if self._turn:
+                # Last of all: the next cluster may take the slots from here on.
                 self._turn.end()
 
     def _close(self, deadline: Deadline) -> None:

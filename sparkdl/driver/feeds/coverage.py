@@ -150,6 +150,7 @@ class Call:
         """Note what a checkpoint covers."""
         if not rows:
             return
+        # Epochs before the first one listed are covered as a whole.
         self.whole = max(self.whole, min(rows))
         self.covered = {epoch: part for epoch, part in rows.items() if part}
 
@@ -244,6 +245,7 @@ class CallHistory:
         for call in self._calls.values():
             call.has_ended_early = False
             call.batches_before, call.began_at = call.batches, {}
+        # Spark has committed a micro-batch that the nodes have read, and does not bring it again.
         lost = [c for c in self._calls.values() if c.request.is_micro_batch and c.fed_in >= 0]
         for call in lost:
             del self._calls[call.number]

@@ -284,6 +284,7 @@ class FeedRunner:
         """Handle an event; return whether it led to actions."""
         before = self._states.get(name) or self._new(name)
         state, actions = step(before, event, time.monotonic())
+        # Most looks change nothing, so threads that wait are not woken for them.
         if state is not before:
             with self._controller.changed:
                 self._states[name] = state
@@ -308,6 +309,7 @@ class FeedRunner:
         settings = self._controller.spec.settings
         patience_s = driver_patience_s(settings.lease_s, len(self._controller.spec.nodes))
         answer_s = patience_s + REASON_S
+        # Only a restart makes up for the longer wait: without one the call fails in any case.
         reason_s = answer_s if settings.max_restarts else REASON_S
         nodes = _nodes(self._controller.view, name)
         return fs.Idle(fs.Feed(self._coverage.history(name), spec, reason_s, answer_s, nodes))

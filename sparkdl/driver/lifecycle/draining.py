@@ -57,6 +57,8 @@ def leaving(state: Running) -> list[Agent]:
     there = {each.hello.node_id for each in roster.standbys if not roster.drains(each)}
     lost = {each.hello.node_id for each in found} - there
     stay = [member.role for member in state.world.members if member.node.node_id not in lost]
+    # The others must make a world by themselves: enough nodes, without a lost one that they need,
+    # and with one that ends the job.
     can_shrink = (
         least is not None
         and len(stay) >= least

@@ -96,6 +96,7 @@ def decide(
         )
     if lost_ports:
         return Fail(f"ports were lost to other processes {history.port_retries + 1} times in a row")
+    # Without a reason in the error: the user asked for no restarts.
     if not settings.max_restarts:
         return Fail()
     cause = min(failures, key=lambda failure: failure.order)
@@ -110,6 +111,7 @@ def decide(
     if recent >= settings.max_restarts:
         return Fail(f"max_restarts={settings.max_restarts} are used up")
     number = f"restart {recent + 1} of {settings.max_restarts}"
+    # The first restart of the window comes at once, the second after one back-off.
     backoff_s = (
         min(settings.restart_backoff_s * 2 ** (recent - 1), MAX_BACKOFF_S) if recent else 0.0
     )

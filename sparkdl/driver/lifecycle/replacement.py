@@ -58,6 +58,7 @@ def relaunch(state: State) -> list[Action]:
 
 def has_begun(state: Gathering | Running) -> bool:
     """Whether nodes that are missing were there before, and are to come back."""
+    # Until the first world the job of the launch itself still brings the missing nodes.
     is_first = isinstance(state, Gathering) and not state.failures and state.world is None
     return not is_first and state.roster.spec.settings.max_restarts > 0
 
@@ -147,5 +148,6 @@ def counted(state: R, event: SlotsCounted, now_s: float) -> Step[R]:
             else "waits for lost ones until Recovery(wait_s=…)"
         )
     word = Warn if is_new or standing.room < num_nodes else Report
+    # Otherwise the agents are detached when their world begins.
     detaches = detach(roster) if isinstance(after, Running) else []
     return after, [word(text), *detaches, *relaunch(after)]

@@ -158,6 +158,8 @@ class Roster:
         if node_id is None:
             standbys = tuple(a for a in self.standbys if a.agent_id != agent_id)
             return replace(self, standbys=standbys)
+        # The standby exists for this case: another attempt of the same task, or the agent to which
+        # a node on a draining executor moves.
         successor = next((a for a in self.standbys if a.hello.node_id == node_id), None)
         standbys = tuple(a for a in self.standbys if a is not successor)
         return replace(self, agents=self.agents.changed(node_id, successor), standbys=standbys)

@@ -173,6 +173,8 @@ def _outlook(nodes: int, topology: Topology, gpus: float) -> Outlook:
         return "fits"
     if topology.most is not None and most.room(topology.task_cpus, gpus) < nodes:
         return "never"
+    # Dynamic allocation starts executors for waiting tasks only, so a wait before the job is in
+    # vain.
     return "fits" if topology.is_dynamic else "may fit"
 
 

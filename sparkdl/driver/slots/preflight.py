@@ -233,6 +233,7 @@ def counting(
         is_dynamic = session.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
         return (lambda: None) if placing.is_attached and not is_dynamic else None
     sc = session.sparkContext
+    # The slots of `local[n]` never change, and dynamic allocation adds slots when tasks wait.
     if topology.is_dynamic or _is_local(sc):
         return None
     gate = gate_of(str(sc.applicationId))
