@@ -164,6 +164,7 @@ class ClusterSpec:
     def gpus_of(self, node: NodeSpec) -> int | None:
         """Return how many GPUs a node is to have; `None` for what Spark assigns, or else one."""
         if isinstance(self.num_gpus, dict):
+            # A role without an entry has the default: GPUs for nodes that train, none for others.
             return self.num_gpus.get(node.role.name, None if node.role.is_trainer else 0)
         return self.num_gpus if node.role.is_trainer else 0
 

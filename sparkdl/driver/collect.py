@@ -60,6 +60,8 @@ class Checkpoints:
         self._renew(world.generation)
         self._parts.setdefault(part.step, {})[node_id] = part
         self._last[node_id] = part.step
+        # Trainers are in the order of their ranks, so this is the node that completes the
+        # checkpoint.
         leader = next(iter(writers))
         step = self._last.get(leader)
         if step is None or step not in self._parts or self._parts[step][leader].problem:
@@ -77,6 +79,7 @@ class Checkpoints:
         batches = {names[node]: part.batches for node, part in parts.items()}
         feeds = self.coverage.coverage(self._generation, used, batches)
         self._parts = {s: p for s, p in self._parts.items() if s > step}
+        # Covered only once the leader has made the checkpoint complete: it may fail to.
         self._committing[step] = feeds
         manifest = Manifest(
             step, self._cluster_id, self._generation, time_s, tuple(names.values()), feeds

@@ -332,7 +332,7 @@ class Controller:
         self.events.publish_state()
         for action in actions:
             self._perform(action)
-        self._arm_timer(state.deadline_s)
+        self._arm_timer(state.deadline_s)  # a state has one deadline
 
     def _perform(self, action: states.Action) -> None:
         match action:
@@ -401,6 +401,7 @@ class Controller:
         if node_id is None:
             return
         with self.changed:
+            # Load is no progress, so no waiting thread is woken for it.
             if isinstance(message, msg.NodeLoad):
                 self.view.load[node_id] = message
                 return

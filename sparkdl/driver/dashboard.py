@@ -96,6 +96,7 @@ class Recorder(Batches):
         if is_last and self._last is not None:
             self._write(line_of(self._last))
         if self._dashboard:
+            # Last, because it blocks while the dashboard's process does not read.
             self._dashboard.write(b"".join(lines))
 
     def _keep(self, event: Event, line: bytes) -> None:
@@ -215,6 +216,7 @@ class Dashboard:
                 self._answer(line)
             except Exception:  # noqa: BLE001 (whatever it is, the next one may be answered)
                 _log.exception("A question of the dashboard was not answered")
+        # Under the lock: a recorder may be writing.
         with self._lock, suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
         self._process.stdout.close()

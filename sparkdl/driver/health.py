@@ -102,6 +102,7 @@ def progress_of(
         counts = [count for node in its_own for count in by_node.get(node, ())]
         can_be_fed = member.role.can_be_fed or (member.role.is_chief and bool(servers))
         active = activity.get(node_id)
+        # The report may be that of the child before.
         if active is None or active.generation != state.world.generation:
             active = NodeActive(state.world.generation)
         found.append(
@@ -191,6 +192,7 @@ def compare(
     if len(busy) == 1 < len(nodes):
         awaited[busy[0]] = awaited.get(busy[0], 0) + 1
     before = replace(before, looks=before.looks + 1, awaited=awaited)
+    # Nodes that the others wait for in collectives are named before the period's end, and once.
     holding_up = {node_id for node_id, shares in waits.items() if shares.lag}
     if now_s - before.since_s < PERIOD_S and holding_up <= before.named:
         return before, ""

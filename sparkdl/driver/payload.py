@@ -84,6 +84,7 @@ def _code(code: CodeType) -> tuple[Any, ...]:
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    # In front of cloudpickle's own table, which all its users share.
     dispatch_table: ClassVar[Any] = ChainMap(
         {CodeType: _code}, cloudpickle.CloudPickler.dispatch_table
     )

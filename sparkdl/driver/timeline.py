@@ -89,6 +89,7 @@ class Timeline(Batches):
         self._waiting = 0
         kinds = Changed, Checkpoint, NodeMoved, ClockRead, Spanned, Ended
         controller.events.subscribe(self.put, *kinds)
+        # A program that ends without a shutdown keeps its last events, too.
         atexit.register(self.close)
 
     def put(self, event: Event) -> None:
@@ -96,6 +97,7 @@ class Timeline(Batches):
         if isinstance(event, Spanned):
             traced = event.traced
             if self._waiting + len(traced.spans) > _MAX_SPANS:
+                # The number stays, so that the trace says how many spans are missing.
                 lost = Traced(traced.generation, (), traced.dropped + len(traced.spans))
                 event = replace(event, traced=lost)
             # Counted here, because the bound of the queue counts events and one holds many spans.
@@ -229,6 +231,7 @@ class Tracks:
         clock, told = self._clocks.get(event.agent_id), event.traced
         dropped = told.dropped
         for span in told.spans:
+            # Times of this host cannot be converted yet.
             if clock is None or not clock.is_known:
                 dropped += 1
                 continue

@@ -53,6 +53,7 @@ class FeedReaders:
         with self._lock:
             reader = self._readers.get(feed)
             if reader is None:
+                # The driver does not have to supply a feed that the node fills itself.
                 supply = None if feed in self._own else self._supply
                 reader = self._readers[feed] = FeedReader(feed, self._send, supply=supply)
                 reader.begin(self.watch, self._tracks, self._is_resumed)

@@ -260,6 +260,7 @@ class LocalExecutor(Executor):
             self._over[agent].set()
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
+            # The status of an agent is lost if the zygote that forked it has ended before.
             if status and not is_over:
                 tail = tail_of(stderr) or "(no word)"
                 text = f"the agent of {name} ended with {status_in_words(status)}: {tail}"

@@ -156,6 +156,7 @@ def _files(
     directories = found.relation.location().listFiles(none, none)
     listed = _listed(session, directories)
     for directory in items(directories):
+        # All files are in one list, in the order of their folders: each folder takes its own part.
         row, files = directory.values(), [*islice(listed, directory.files().size())]
         if not wanted.has_file([_value(row, place, kind) for place, kind in deciding]):
             continue

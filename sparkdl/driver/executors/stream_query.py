@@ -155,6 +155,7 @@ def start_query(
     try:
         return start(data, stream)
     except BaseException:
+        # Otherwise the feed would belong to a stream that no query fills.
         stream.stop()
         raise
 

@@ -222,9 +222,11 @@ class CallHistory:
             # Rows of the DataFrame are covered by the numbers that they have in Spark's partitions.
             request = replace(request, data=request.frame, shape=UNKNOWN)
         call = Call(number, request, uuid.uuid4().hex, request.shape)
+        # An earlier run has fed this call, and its checkpoint covers it as a whole.
         if 0 <= number < self._restored.calls:
             call.whole = request.epochs
         elif number >= 0 and number in self._restored.rows:
+            # Without covered rows their numbers do not matter, and another reader may number them.
             if any(rows.values()) or before.numbering == request.shape.numbering:
                 call.shape = agreed(self._feed, before, request.shape)
             call.cover(rows)

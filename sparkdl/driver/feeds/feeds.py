@@ -136,6 +136,7 @@ class StreamFeed:
             self._stopped.set()
             raise
         if self._is_over():
+            # Cut short, so it does not count as read: Spark must not commit it.
             return False
         _log.info("Feed %r: a micro-batch of %d rows was read", self.name, report.rows_fed)
         return True
@@ -432,6 +433,7 @@ class Feeds:
     def _scanned(self, name: str, request: FeedRequest) -> ParquetSource | None:
         """Return the files behind a DataFrame; `None` if Spark must read it."""
         is_asked = request.reader == "nodes"
+        # Only a DataFrame has a plan to follow. The error of other data is for `nodes` alone.
         if request.reader == "spark" or not (is_asked or hasattr(request.data, "mapInArrow")):
             return None
         job = partial(self._executor.scanned_files, request.data, is_local=not is_asked)

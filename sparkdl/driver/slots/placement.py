@@ -442,9 +442,11 @@ class SlotWatch:
             if not is_node_lost:
                 return
             standing = UNCOUNTED
+        # The text changes more often than its meaning: it names each executor.
         meaning = (standing.room, standing.is_short)
         if meaning != self._seen:
             self._seen, self._since_s = meaning, self._now_s()
+        # A loss that cannot be counted cannot be confirmed by a later count either.
         lasts = standing is UNCOUNTED or self._now_s() - self._since_s >= LASTING_S
         if meaning != self._reported and lasts:
             self._reported = meaning
