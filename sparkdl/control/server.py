@@ -343,14 +343,12 @@ class CoordinatorServer:
             self._spawn(self._pass_on_cut(link, connection))
 
     async def _pass_on_cut(self, link: CutLink, connection: ServerConnection) -> None:
-        """Believe a feeder if the agent answers the driver; the feeder will say it again.
-
-        An agent that stands still may seem cut off: its kernel queues up to 4,096 connections
-        for it, and answers no more then. The lease decides about such an agent.
-        """
+        """Believe a feeder if the agent answers the driver; the feeder will say it again."""
         try:
             await asyncio.wait_for(_pinged(connection), self._timeouts.ping_s)
         except (ConnectionClosed, asyncio.TimeoutError):
+            # An agent that stands still may seem cut off: its kernel queues up to 4,096 connections
+            # for it, and answers no more then. The lease decides about such an agent.
             return
         finally:
             self._cuts.discard(link)

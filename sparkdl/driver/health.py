@@ -122,14 +122,12 @@ def progress_of(
 
 
 def _has_read_all(count: FeedCount) -> bool:
-    """Whether a node waits for rows of a feed, or wants none.
-
-    Epochs that the node repeats from its log must be read too. Rows that wait for the next epoch's,
-    as in a stream, cannot be read yet.
-    """
+    """Whether a node waits for rows of a feed, or wants none."""
     if count.closed or count.closed_to >= count.epoch:
         return True
     has_read = count.rows_consumed + count.rows_dropped >= count.rows_received
+    # Epochs that the node repeats from its log must be read too. Rows that wait for the next
+    # epoch's, as in a stream, cannot be read yet.
     return count.epochs_done > count.cut and (has_read or not count.epoch_rows)
 
 

@@ -134,12 +134,10 @@ def start_agent(
 
 
 def _of_agent(environment: dict[str, str]) -> dict[str, str]:
-    """Return it with one thread for numpy, which comes along with Arrow: an agent computes nothing.
-
-    By default numpy starts a thread for each core when it is imported.
-    """
+    """Return it with one thread for numpy, which Arrow brings along: an agent computes nothing."""
     if _THREADS in environment:
         return environment
+    # By default numpy starts a thread for each core when it is imported.
     return {**environment, _THREADS: "1", _IS_AGENTS: "1"}
 
 

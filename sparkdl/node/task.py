@@ -163,6 +163,7 @@ class NodeTask:
             self._run(node_id, f"{context.stageId()}.{context.partitionId()}")
         except LaunchError as error:
             problem = parse_problem(str(error))
+            # Reported rather than raised: Spark would try four times and print all tracebacks.
             # If the driver was there before and is gone now, the cluster has ended: not an error.
             # Only a first attempt may end in order. A later one raises, so that Spark repeats it,
             # perhaps on another executor.
@@ -171,10 +172,7 @@ class NodeTask:
         yield pa.RecordBatch.from_pydict({"node_id": [node_id]})
 
     def _report(self, problem: Problem) -> bool:
-        """Report to the driver why the node cannot start; return whether it knows now.
-
-        Otherwise Spark would try four times, and print all of its tracebacks.
-        """
+        """Report to the driver why the node cannot start; return whether it knows now."""
         from sparkdl.control.client import CoordinatorClient
 
         refused = Refused(problem.kind, problem.text)

@@ -414,14 +414,13 @@ def _first(listener: socket.socket) -> socket.socket | None:
 
 @contextmanager
 def _ending_with(sock: socket.socket) -> Iterator[None]:
-    """Let the kernel end this process when the agent closes `sock`, because an import may hang.
-
-    A thread or a handler of Python's would not run while C code holds the GIL. The kernel sends
-    SIGIO at whatever happens to `sock` (F_SETOWN in fcntl(2)): after the request, that is its end.
-    """
+    """Let the kernel end this process when the agent closes `sock`, because an import may hang."""
     # The request must be there already: its arrival would raise SIGIO, too.
     select.select([sock], [], [], _FIRST_S)
     flags = fcntl.fcntl(sock, fcntl.F_GETFL)
+    # A thread or a handler of Python's would not run while C code holds the GIL. The kernel sends
+    # SIGIO at whatever happens to `sock` (F_SETOWN in fcntl(2)): after the request, that is its
+    # end.
     fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(sock, fcntl.F_SETFL, flags | os.O_ASYNC)
     try:

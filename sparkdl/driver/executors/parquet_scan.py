@@ -166,15 +166,13 @@ def _files(
 
 
 def _listed(session: Any, directories: Any) -> Iterator[tuple[str, str, str]]:
-    """Return path, bytes and milliseconds of the last change of all files of directories.
-
-    A call of py4j a getter and file takes seconds for 10,000 files, so Scala's `map` calls it.
-    """
+    """Return path, bytes and milliseconds of the last change of all files of directories."""
     # `flatMap` of iterators: a collection's also takes a CanBuildFrom in Spark 3.5's Scala.
     each = _getter(session, f"{_DATASOURCES}.PartitionDirectory", "files")
     files = directories.iterator().flatMap(each).toList()
     if files.isEmpty():
         return iter(())
+    # By Scala's `map`: a call of py4j for each getter and file takes seconds for 10,000 files.
     status = f"{_DATASOURCES}.FileStatusWithMetadata"
     names = ("getPath", "getLen", "getModificationTime")
     getters = (_getter(session, status, name) for name in names)

@@ -379,11 +379,7 @@ class Feeds:
         return self._runner
 
     def _call(self, name: str, request: FeedRequest, show: bool | None) -> FeedReport:
-        """Feed a call, in a thread that no interrupt reaches; return its report.
-
-        An interrupt in the middle of drawing a bar, or of a py4j call, would leave locks taken. The
-        user's thread therefore only waits.
-        """
+        """Feed a call, in a thread that no interrupt reaches; return its report."""
 
         def call() -> FeedReport:
             carrier = JobThread(f"sparkdl-job-{name}", self._executor.thread)
@@ -405,6 +401,8 @@ class Feeds:
                 carrier.join(partial(self._executor.cancel_feeds, name))
 
         runner = self._open_runner()
+        # The user's thread only waits: an interrupt in the middle of drawing a bar, or of a call of
+        # py4j, would leave locks taken.
         return begin(call, f"sparkdl-feed-{name}", self._executor.thread).result()
 
     def _with_files(self, name: str, request: FeedRequest) -> FeedRequest:

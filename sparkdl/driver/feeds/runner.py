@@ -257,11 +257,7 @@ class FeedRunner:
             self._controller.later(wait_s, self._look)
 
     def _look(self) -> None:
-        """Pass changes in the nodes' state and counts to the feeds.
-
-        Looks without a result are limited to a share of the loop's time: with more nodes there
-        would be more of them, and each takes longer.
-        """
+        """Pass changes in the nodes' state and counts to the feeds."""
         self._is_looking, in_vain_s, first_s = False, 0.0, time.thread_time()
         # All reports that have come, in one event for each feed: a look at all nodes serves many.
         spooled: dict[str, list[tuple[int, Spooled]]] = {}
@@ -276,6 +272,8 @@ class FeedRunner:
             if nodes == state.feed.nodes or not self._handle(feed, fs.NodesSeen(nodes)):
                 in_vain_s += time.thread_time() - begun_s
         self._announce_ends()
+        # Looks without a result are limited to a share of the loop's time: with more nodes there
+        # would be more of them, and each takes longer.
         took_s = time.thread_time() - first_s
         wait_s = max(rest_s(in_vain_s), rest_s(took_s, WORK_SHARE))
         self._rests_until_s = time.monotonic() + wait_s

@@ -395,6 +395,7 @@ def _unread(run: Run, node_id: int, count: FeedCount) -> int:
     before, assigned = run.before[node_id], run.table.assigned[node_id]
     read = count.rows_consumed + count.rows_dropped - before.rows_consumed - before.rows_dropped
     sent = run.sent.get(node_id, 0) + assigned
+    # A node that waits is short of rows only if none of its own is still on the way.
     has_all = count.rows_received - before.rows_received >= sent
     unread = run.expected.get(node_id, 0) + assigned - read
     return 0 if count.waits and has_all else max(0, unread)
@@ -577,18 +578,16 @@ def _look_reading(
 
 
 def _has_read(feed: Feed, run: Run) -> bool:
-    """Whether every node has read all its rows, or takes no more.
-
-    If more rows follow, the children must also have released the rows: their epoch is over. A
-    stream does not wait until it has brought each node a row: a node without one may wait for it to
-    learn the types of the columns, and the others may wait for that node.
-    """
+    """Whether every node has read all its rows, or takes no more."""
     gone = feed.nodes.gone(run.node_ids)
+    # A stream does not wait until it has brought each node a row: a node without one may wait for
+    # it to learn the types of the columns, and the others may wait for that node.
     if run.is_micro_batch and any(
         node_id not in gone and not run.brought_before.get(node_id, 0) + rows
         for node_id, rows in run.expected.items()
     ):
         return True
+    # If more rows follow, the children must also have released the rows: their epoch is over.
     return all(
         node_id in gone
         or count.epochs_done > run.read_to
@@ -614,10 +613,7 @@ def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> S
 
 
 def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[Holding | Idle]:
-    """End the call when all has been fed: of epochs read from the logs, the one being read is last.
-
-    It is the epoch of the furthest node, which would otherwise wait for the others in it.
-    """
+    """End the call when all has been fed; the epoch that is being read from the logs is the last."""
     if run.repeated is None:
         return _finish(feed, run, error)
     hold = _to_nodes(run, FeedHold(feed.name, run.last))
@@ -649,6 +645,7 @@ def _look_holding(state: Holding, now_s: float) -> Step[Holding | Idle]:
     assert run.repeated is not None
     first, rows = run.repeated
     reading = [c.reading for c in counts.values() if c.held == run.last and c.closed_to < run.last]
+    # The epoch of the furthest node, which would otherwise wait for the others in it.
     mark = _mark(run, min(run.last, max([first, *reading])), rows)
     return _then([mark], _finish(state.feed, run, state.error))
 
@@ -801,6 +798,7 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
         lots: Iterable[Lot] = news.lots
         if table is not None and news.epoch == epoch:
             lots = table.add(node_id, lots, news.room_nbytes, news.is_full)
+        # Without a table of their epoch, no node reads these rows.
         if lots := tuple(lots):
             said.append(_freeing(node_id, news.feed, news.epoch, lots, generation))
     return state, said
@@ -836,6 +834,7 @@ def _watch(state: W, now_s: float) -> Step[W]:
 
 def _slowest(feed: Feed, run: Run) -> int:
     counts = feed.nodes.counts_of(run.node_ids)
+    # A node with unread rows stands still itself. The others may be waiting for it.
     behind = {n: c for n, c in counts.items() if c.rows_consumed < c.rows_received and not c.closed}
     return min(behind or counts, key=lambda n: counts[n].rows_consumed)
 
