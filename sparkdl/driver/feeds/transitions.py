@@ -613,7 +613,7 @@ def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> S
 
 
 def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[Holding | Idle]:
-    """End the call when all has been fed; the epoch that is being read from the logs is the last."""
+    """End the call when all has been fed; the epoch being read from the logs is the last."""
     if run.repeated is None:
         return _finish(feed, run, error)
     hold = _to_nodes(run, FeedHold(feed.name, run.last))
