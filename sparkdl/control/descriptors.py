@@ -172,6 +172,7 @@ class FdReceiver:
                     if not self._is_short:
                         _log.warning("No feeder can connect for now: %s", OUT_OF_DESCRIPTORS)
                     self._is_short = True
+                    # `accept` would fail again at once, and this thread would spin.
                     self._changed.wait_for(lambda: self._is_closed, _EXHAUSTED_PAUSE_S)
                 continue
             self._is_short = False

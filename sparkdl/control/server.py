@@ -199,6 +199,7 @@ class CoordinatorServer:
                 problem = str(error)
                 continue
             self._spawn(self._watch_hosts())
+            # asyncio reports a failed `accept` there alone.
             asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
             bound_port = next(iter(self._server.sockets)).getsockname()[1]
             self.address = ServerAddress(host, bound_port, self.tls is not None)
@@ -301,6 +302,7 @@ class CoordinatorServer:
             if isinstance(hello, Refused):
                 self._listener.refused(hello)
                 return None
+            # A second connection with this id would get the messages of the first.
             if not isinstance(hello, Hello) or hello.agent_id in self._connections:
                 raise ProtocolError("the first message was not a new agent's Hello")
             return hello
@@ -371,6 +373,7 @@ async def _pinged(connection: ServerConnection) -> None:
 def _hang_up(stranger: ReferenceType[ServerConnection]) -> None:
     """End the connection, unless it has shown the token by now, or has ended."""
     connection = stranger()
+    # It is CONNECTING until its request, with the token, has been answered.
     if connection is not None and connection.state is State.CONNECTING:
         connection.transport.abort()
 

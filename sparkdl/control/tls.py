@@ -226,6 +226,7 @@ class _ServerSide(ssl.SSLObject):
         """Do what Python's does."""
         try:
             super().do_handshake()
+        # No failure: the handshake waits for the other side's next flight.
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:

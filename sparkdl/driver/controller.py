@@ -476,6 +476,7 @@ class Controller:
         if isinstance(message, msg.Gather):
             answers = self._gatherings.give(world, node_id, message)
         else:
+            # A node that has returned gives no further value, so the others must not wait for one.
             answers = self._gatherings.leave(world, node_id, message.generation)
         for answer in answers:
             self._broadcast(answer, {member.node.node_id for member in world.trainers}, None)

@@ -93,6 +93,7 @@ class Recorder(Batches):
             if not isinstance(event, Ended):
                 lines.append(line_of(event))
                 self._keep(event, lines[-1])
+        # The record ends with the last sample, however far apart samples are by then.
         if is_last and self._last is not None:
             self._write(line_of(self._last))
         if self._dashboard:

@@ -121,6 +121,7 @@ class Waits:
             self._generation = active.generation
         before = self._totals.get(node_id)
         if before is None or active.watched_s < before.watched_s:  # another child
+            # A first report counts from 0. The default of `others_s` would mean that it is unknown.
             before = NodeActive(active.generation, others_s=0.0)
         self._totals[node_id] = active
         self._newest = number = max(self._newest, int(now_s // SLICE_S))
@@ -155,6 +156,7 @@ class Waits:
         by_slice = [self._lags_in(number, node_ids) for number in minute]
         if not all(by_slice):
             return {}
+        # The median, so that a node counts as awaited only if it is in most of the slices.
         lags = {node: statistics.median_low([part[node] for part in by_slice]) for node in node_ids}
         return {node: lag for node, lag in lags.items() if lag >= AWAITED}
 

@@ -208,6 +208,9 @@ def step(state: State, event: Event, now_s: float) -> Step[State]:
     return transition(TRANSITIONS, state, event, now_s)
 
 
+# A child waits for its world, trains, and reports how `map_fun` has ended.
+
+
 def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step[Ready | Begun]:
     # A late message about another round.
     if event.world.generation != state.generation:
@@ -237,6 +240,9 @@ def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step[Id
 
 def _leaving_expired(state: Leaving, event: DeadlinePassed, now_s: float) -> Step[Leaving]:
     return replace(state, deadline_s=math.inf), [Kill()]
+
+
+# A child is asked to end: for good, for another round, or with the agent.
 
 
 def _end_child(

@@ -85,6 +85,7 @@ class Tunnel:
         with contextlib.suppress(OSError):
             while piece := await reader.read(_READ_NBYTES):
                 await self._frames.put(struct.pack(_HEAD, number, len(piece)) + piece)
+        # Otherwise the other end has closed this connection itself.
         if self._writers.pop(number, None):
             await self._frames.put(struct.pack(_HEAD, number, 0))
         writer.close()

@@ -405,6 +405,7 @@ class SparkExecutor(Executor):
         for job in jobs:
             job.join(until.wait_s)
         if any(job.is_alive() for job in jobs):
+            # After a lost host this is expected, and the log has named the host.
             level = logging.DEBUG if self._has_left_host else logging.WARNING
             _log.log(level, "The job of the nodes did not end in time and is cancelled")
             cancel_jobs(self._spark, self._nodes_tag)

@@ -304,6 +304,7 @@ class CallHistory:
         reached = -1
         # Epochs are numbered in each generation: those of another one name other rows.
         for part in parts if generation == self._generation else ():
+            # Nodes read in order, so the furthest epoch shows which calls they have passed.
             reached = max(reached, *part, -1)
             for epoch, rows in part.items():
                 if epoch in self._owners:
@@ -311,6 +312,7 @@ class CallHistory:
                     found.setdefault(number, []).append({own: rows})
         first, rows_by_call, shapes = self._first, dict[int, EpochRows](), dict[int, CallShape]()
         for number, call in sorted(self._calls.items()):
+            # A copy, because this checkpoint may never become complete.
             now = Call(number, call.request, call.run, call.shape, call.whole)
             now.covered = merge_epochs([call.covered, *found.get(number, ())])
             left = [] if self._is_passed(call, reached) else now.left()
@@ -370,6 +372,7 @@ class CallHistory:
             if is_over and (call.request.is_micro_batch or not self._keeps or not call.left()):
                 # Data of the driver's own may be large, and nothing reads them again.
                 call.request = replace(call.request, data=None, frame=None)
+            # In order, since `_first` promises that every call before it is covered.
             is_done = not call.left() and number <= self._first
             if is_done or (is_over and not self._keeps):
                 del self._calls[number]

@@ -98,6 +98,7 @@ class RowTable:
         self.rows_moved = 0
         self.due_s = math.inf
         self._ahead = dict(ahead)
+        # Covered rows count as known: if a task brings them again, they are unwanted.
         self._known: dict[int, list[Range]] = {p: merge_ranges(r) for p, r in done.items()}
         self._spools: dict[int, _Spool] = {}
         self.rows_waiting = self._nbytes = self._seen = self._lots = 0
@@ -205,6 +206,7 @@ class RowTable:
             return {}
         if self._short_since_s is None:
             self._short_since_s = now_s
+        # Nodes that train in lockstep take no step until each has a row, so first rows wait less.
         has_begun = all(self.assigned[node] for node in open_to)
         # At least two reports long: agents of large clusters report their rows less often.
         grace_s = max(GRACE_S, 2 * period_s(0.0, len(unread), LOTS_PER_S))

@@ -52,6 +52,7 @@ def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
     is_replaced |= is_true(sc.getConf().get(_DYNAMIC, "false"))  # Spark allows nothing else then
     for executor in executors_of(sc):
         name = executor.hostPort().rpartition(":")[0].strip("[]")
+        # Spark may call a host by its name, where the nodes are known by an address.
         if executor.id() in left or host not in (name, *_addresses(name)):
             continue
         left.add(executor.id())

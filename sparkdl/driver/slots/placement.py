@@ -368,6 +368,7 @@ def _node_cpus(nodes: int, topology: Topology) -> int | None:
     """Return a node's cores so that each executor has one node and a free core, if that fits."""
     if not topology.takes_profiles:
         return None
+    # All nodes are tasks of one stage with one profile, so the smallest executor decides.
     least = min(topology.cores)
     # More than half of the cores: a second node does not fit the executor, and a feeding task does.
     node_cpus = least // 2 + 1
