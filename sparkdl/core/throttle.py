@@ -46,6 +46,7 @@ class Throttle:
         self._loop = loop
         self._action = action
         self._period_s = period_s
+        # Not 0.0: the loop's clock is near zero on a host that has just booted.
         self._rests_until_s = -math.inf
         self._timer: asyncio.TimerHandle | None = None
 

@@ -171,6 +171,8 @@ class Agent:
                 case states.ReportEnd(_, messages.ChildReturned() as returned):
                     self._report(returned)
                 case states.ReportEnd(generation, channel.Raised(failure, raised_s)):
+                    # By the child's own time: on a busy machine this agent may hear of the error
+                    # later than another one hears of its consequence.
                     age_s = time.monotonic() - raised_s
                     self._report_failure(generation, failure, age_s)
                 case states.ReportEnd(generation, int(status)):

@@ -120,6 +120,7 @@ class LocalExecutor(Executor):
                 try:
                     agent.wait(_KILL_WAIT_S)
                 except subprocess.TimeoutExpired:
+                    # Another one is still coming up: to kill it would use up a restart.
                     if self._is_lost(node, agent.pid):  # it is stopped, and cannot end by itself
                         agent.kill()
 

@@ -275,6 +275,7 @@ class FeedRunner:
         # Looks without a result are limited to a share of the loop's time: with more nodes there
         # would be more of them, and each takes longer.
         took_s = time.thread_time() - first_s
+        # A look that assigned many rows would cause a rest of seconds by the smaller share.
         wait_s = max(rest_s(in_vain_s), rest_s(took_s, WORK_SHARE))
         self._rests_until_s = time.monotonic() + wait_s
 

@@ -267,6 +267,7 @@ def _is_local(sc: SparkContext) -> bool:
 
 def _topology(sc: SparkContext) -> Topology:
     if _is_local(sc):
+        # In local mode the driver runs the tasks itself, so no executor is waited for.
         return _of(sc, (sc.defaultParallelism,))
     # Spark lists these executors for a while, though they get no more tasks.
     left = executors_left(sc) | draining_executors(sc)
