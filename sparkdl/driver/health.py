@@ -219,6 +219,8 @@ def _stragglers(
         elif (shares := waits.get(node.node_id)) and shares.lag:
             slow[node.node_id] = _held_up(node, shares)
         elif before.awaited.get(node.node_id, 0) * 2 > before.looks and (
+            # A node that took more steps and has rows left was given more rows: it holds no other
+            # up.
             taken[node.node_id] <= max(n for other, n in taken.items() if other != node.node_id)
         ):
             slow[node.node_id] = f"{node} has rows to read while the others wait for some"
@@ -227,6 +229,7 @@ def _stragglers(
 
 def _held_up(node: Progress, shares: Shares) -> str:
     text = f"the others wait for {node} in collectives, {shares.lag:.0%} of the time longer than it"
+    # Such a node may be late only because its own rows are.
     is_starved = shares.rows >= shares.lag / 2
     return text + (f", which waits for rows {shares.rows:.0%} of the time" if is_starved else "")
 

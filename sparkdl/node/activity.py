@@ -42,6 +42,7 @@ class ChildLog:
     """
 
     def __init__(self, kept_nbytes: int = 4 << 20, read_nbytes: int = 1 << 20) -> None:
+        # JSON may make six bytes of one, and a message to the driver holds 16 MiB.
         self.kept_nbytes, self.read_nbytes = kept_nbytes, read_nbytes
         # The agent keeps both ends: a pipe without a writer is always readable, so the loop would
         # spin.

@@ -92,6 +92,8 @@ def list_gpus(nvml: Any) -> list[Gpu]:
     found: list[Gpu] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         with suppress(nvml.NVMLError):
+            # A hidden GPU raises here. The others keep the numbers that nvidia-smi and Spark count
+            # by.
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             name = str(nvml.nvmlDeviceGetName(handle))
             parts = _instances(nvml, handle) or [handle]

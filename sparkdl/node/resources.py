@@ -250,6 +250,7 @@ class HadoopClasspath:
         command = " ".join(map(str, self._process.args))  # type: ignore[arg-type]
         with self._process as process:
             try:
+                # It reads both pipes at once: a class path may be longer than a pipe holds.
                 jars, problem = process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()

@@ -182,6 +182,7 @@ def _read(stream: BinaryIO, nbytes: int) -> bytes:
 
 def write_private(path: Path, data: bytes) -> None:
     """Write a file that only this user can read."""
+    # O_EXCL, so that it never writes into a file that another process has put there.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(fd, "wb") as file:
         file.write(data)

@@ -19,6 +19,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.plan import Origin, PlannedFilter, PlannedScan, items, kind_of
 from sparkdl.feed.parquet.conditions import fulfil, parts_of, type_of
 
+# No floats: to Spark a NaN is the largest number, and Arrow compares it otherwise.
 _KINDS = {
     "boolean": "bool",
     "tinyint": "int8",

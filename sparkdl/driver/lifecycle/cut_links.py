@@ -49,6 +49,7 @@ def noted(state: Running, event: LinkCut, now_s: float) -> Step[Running]:
         return state, [LeaveHost(event.host)]
     cut = Cut(agent.hello.host, event.host)
     cuts = {**state.cuts, cut: event.wall_s}
+    # A report that comes again must not put off the decision.
     if cut in state.cuts or not state.world.has(event.node_id):
         return state, []
     deadline_s = now_s + _SETTLE_SHARE * roster.spec.settings.recovery.host_timeout_s

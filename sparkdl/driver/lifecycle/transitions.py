@@ -134,7 +134,7 @@ def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Ste
 
 
 def _gathering_left(state: Gathering, event: AgentLeft, now_s: float) -> Step[Gathering | Running]:
-    # The agents that are left may be all that this round waits for.
+    # A standby that has offered may take the seat, and may be all that the round waits for.
     after, actions = _try_begin(replace(state, roster=state.roster.without(event.agent_id)))
     return after, [*actions, *relaunch(after)]
 
@@ -430,7 +430,7 @@ def _decide(
         decision.reason,
         world,
     )
-    rounds = _to_all(roster, NewRound(generation + 1), True)
+    rounds = _to_all(roster, NewRound(generation + 1), True)  # a standby may get a seat in it
     return gathering, [said, *rounds, *relaunch(gathering)]
 
 

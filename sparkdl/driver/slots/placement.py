@@ -433,6 +433,7 @@ class SlotWatch:
         self._count = count
         self._on_counted = on_counted
         self._now_s = now_s
+        # As at the launch, so that slots which are missing from the beginning count as a change.
         self._reported = self._seen = (nodes, False)
         self._since_s = now_s()
 
