@@ -111,7 +111,7 @@ class CoordinatorClient:
     async def close(self) -> None:
         """Send the queued messages, then close."""
         self._outbox.put_nowait(None)
-        # The writer ends here, after it has sent the messages in front.
+        # The writer ends at this mark, after it has sent the messages in front of it.
         await self._writer
         self._watch.cancel()
         await self._connection.close()

@@ -268,7 +268,7 @@ class Tracks:
     ) -> Iterator[TraceEvent]:
         """End the open span and begin a new one; if it has the same name, add to its arguments."""
         before = self._open.get((pid, track))
-        # Several messages may tell of one phase. In another generation it is another phase.
+        # Several messages may report one phase. In another generation it is another phase.
         if before and before.name == name and _generations(before.args, args) < 2:
             self._open[pid, track] = replaced(before, args=before.args | args)
             return

@@ -168,7 +168,7 @@ class Waits:
             if part is None or part[0] < SLICE_S / 2 or self._totals[node_id].others_s < 0:
                 return {}
             waited[node_id] = float(part[2] / part[0])
-        # The median of two is half of each: the node that waits says more.
+        # Of two nodes the one that waits shows how long. Their median would be half of it.
         typical = max(waited.values()) if len(waited) == 2 else statistics.median(waited.values())
         return {node_id: typical - share for node_id, share in waited.items()}
 

@@ -207,9 +207,9 @@ class NodeContext(LegacyContext):
         sharers = self.world.trainers if is_trainer else (self.member,)
         nodes = tuple(sharer.node.node_id for sharer in sharers)
         own, row_seed = self.member.node.node_id, seed if shuffle else None
+        done = self._checkpoints.covered(reader.feed) if is_trainer else {}
         # The driver takes no part: each agent lists the files and makes the same plan of these
         # values.
-        done = self._checkpoints.covered(reader.feed) if is_trainer else {}
         share = (nodes, own, batches.stored, dict(files.options), epochs, row_seed, done)
         self._link.send(ReadParquet(reader.feed, paths, *share))
         return batches

@@ -175,6 +175,7 @@ class AgentLink:
         self._sock.close()
         while start := self._starts.get():  # the last one is None
             close_fd(start[1])
+        # The loop has taken the end of the queue, which a later wait has to find, too.
         self._starts.put(None)
 
     def _receive(self) -> None:

@@ -282,7 +282,7 @@ def _idle_round(state: Idle, event: RoundRequested, now_s: float) -> Step[Idle |
 
 
 def _ending_round(state: Ending, event: RoundRequested, now_s: float) -> Step[Ending]:
-    # A node that was told to end never starts a child again.
+    # A node that was asked to end never starts a child again.
     if state.then == "gone" or event.generation <= state.generation:
         return state, []
     return replace(state, then="round", generation=event.generation), []

@@ -215,7 +215,7 @@ class NodeTask:
         Raises:
             LaunchError: with the `Problem` that it had.
         """
-        # A file, because a pipe that nobody reads would block the agent once it is full.
+        # A file, because a pipe without a reader would block the agent once it is full.
         with tempfile.TemporaryFile() as stderr:
             process = start_agent(agent_spec, self.payload, sys.path, stderr.fileno())
             assert process.stdout is not None

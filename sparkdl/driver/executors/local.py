@@ -120,7 +120,8 @@ class LocalExecutor(Executor):
                 try:
                     agent.wait(_KILL_WAIT_S)
                 except subprocess.TimeoutExpired:
-                    # Another one is still coming up: to kill it would use up a restart.
+                    # An agent that never connected is still coming up: killing it would use up a
+                    # restart.
                     if self._is_lost(node, agent.pid):  # it is stopped, and cannot end by itself
                         agent.kill()
 
@@ -149,7 +150,7 @@ class LocalExecutor(Executor):
         except BaseException:
             stderr.close()
             raise
-        # The pipe of the agent before may still be open here, and nothing else closes it.
+        # The previous agent's pipe may still be open here, and nothing else closes it.
         if before := self._agents.get(node_id):
             _let_go(before)
         self._agents[node_id] = agent

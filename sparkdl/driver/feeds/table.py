@@ -129,7 +129,7 @@ class RowTable:
             room_nbytes: how many bytes the agent may hold.
             is_full: more rows wait for room there.
         """
-        # A full spool takes no more rows, so what has come must be dealt now.
+        # A full spool takes no more rows, so the rows that have come must be dealt now.
         self._waits_for_all &= not is_full
         self._room_nbytes[holder] = room_nbytes
         self._least_room_nbytes = min(self._least_room_nbytes, room_nbytes)
