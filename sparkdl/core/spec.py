@@ -219,6 +219,7 @@ def plan_nodes(
     planned += [WORKER] * num_workers
     if is_coordinated:
         _check_coordinated(roles, num_workers)
+        # Last, because the workers' role changes as well.
         planned = [coordinated(role) for role in planned]
     counts: dict[str, int] = {}
     nodes = []

@@ -120,6 +120,7 @@ class Checkpoints:
                     f"ctx.checkpoint({step}); all nodes have to make the same checkpoints"
                 )
         for earlier, others in self._parts.items():
+            # Steps grow, so the leader can never call an earlier one.
             if earlier < step and leader not in others:
                 node = next(iter(others))
                 return (

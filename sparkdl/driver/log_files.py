@@ -165,6 +165,7 @@ class LogFiles(Batches):
         lost = 0
         for text, count in texts:
             missing = lost if text is not None else lost + count
+            # The note comes before the first text that can be written again.
             note = [f"\nsparkdl: up to {missing} lines are missing here"] if missing else []
             try:
                 self._file_of(node).append("\n".join(note if text is None else [*note, text]))

@@ -117,6 +117,7 @@ class Timeline(Batches):
     def _take(self, events: Sequence[Event], is_last: bool) -> None:
         for event in events:
             self._trace += self._tracks.add(event)
+        # Before the write, which may take long: spans that come meanwhile wait for the next one.
         self._waiting, trace, self._trace = 0, self._trace, []
         if self._file is None:
             return

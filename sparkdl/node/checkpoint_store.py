@@ -318,6 +318,7 @@ class CheckpointStore:
                 entry.name,
             )
             return None
+        # By sizes, because checksums would take reading all files.
         there = self._files(entry.path)
         wrong = [name for name, size in manifest.files.items() if there.get(name) != size]
         if wrong:

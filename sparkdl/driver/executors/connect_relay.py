@@ -109,6 +109,7 @@ class ClientRelay:
                 f"{problem}. Set SPARKDL_DRIVER_HOST to an address of this machine that executors "
                 "reach, and SPARKDL_DRIVER_PORT to a port open to them"
             )
+        # The relay runs on the server's host, whose address Spark's own executors use.
         where = ServerAddress(
             str(spark.conf.get("spark.driver.host")).strip("[]"),
             int(port),

@@ -125,6 +125,7 @@ def _check_for_nodes(frame: DataFrame, found: PlannedScan) -> None:
         raise ConfigError(f"its files are listed by {listing}")
     if relation.bucketSpec().isDefined():
         raise ConfigError("its files are buckets")
+    # Spark ignores the case of an option's name.
     names = [str(name) for name in items(relation.options().keys().toSeq())]
     if others := sorted(name for name in names if name.lower() not in _OPTIONS):
         raise ConfigError(f"it is read with the option {others[0]}")

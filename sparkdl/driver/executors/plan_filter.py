@@ -126,6 +126,7 @@ class _Reading:
             return self._about(said.value(), "in", values)
         if kind == "Coalesce":
             return self._or_else(said)
+        # A boolean column is a condition by itself.
         if kind in ("AttributeReference", "GetStructField"):
             return self._about(said, "true")
         raise ConfigError(f"its filter is {said.sql()}")

@@ -155,6 +155,7 @@ class FeedRunner:
         self._announced: set[tuple[str, int]] = set()
         self._problem: Exception | None = None
         self._is_looking, self._rests_until_s = False, -math.inf
+        # Last of all, because the loop may call it at once.
         controller.events.subscribe(self._look_soon, Stepped)
 
     # from any thread

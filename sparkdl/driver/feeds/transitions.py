@@ -661,6 +661,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
     feed.history.fed(run.call, run.is_unwanted)
     feed = _note_brought(feed, run, result.rows)
     head = feed.requests[0] if feed.requests else None
+    # Otherwise the rows were fed again after a restart, and no call waits for them.
     if isinstance(head, FeedAsked) and head.call is run.call:
         said.append(Answer(head.ticket, result))
         feed = replace(feed, requests=feed.requests[1:])

@@ -162,7 +162,7 @@ def _gathering_expired(
     state: Gathering, event: DeadlinePassed, now_s: float
 ) -> Step[Gathering | Running | Failed]:
     roster = state.roster
-    if state.is_held:
+    if state.is_held:  # the back-off is over: from here on missing nodes are waited for
         deadline_s = now_s + roster.spec.settings.recovery.wait_s
         return _try_begin(replace(state, is_held=False, deadline_s=deadline_s))
     after, actions = _try_begin(state, may_be_small=state.world is not None)

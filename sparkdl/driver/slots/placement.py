@@ -392,9 +392,11 @@ def _node_gpus(spec: ClusterSpec, topology: Topology) -> float:
                 "num_gpus"
             )
         return given
+    # Spark has no GPUs to give here. Nodes claim those of their hosts themselves.
     if not topology.executor_gpus:
         return 0.0
     if asked is None:
+        # A GPU each by default, unless then fewer nodes would fit.
         wanted = given or 1.0
         fits = topology.room(topology.task_cpus, wanted) >= spec.num_tasks
         return wanted if fits else given
