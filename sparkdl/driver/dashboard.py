@@ -268,6 +268,7 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
     try:
         return _running_dashboard(host)
     except (OSError, ConfigError) as error:
+        # By default a launch must not fail for want of a dashboard.
         if wanted:
             raise
         _log.warning("There is no dashboard: %s", error)

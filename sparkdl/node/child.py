@@ -198,6 +198,7 @@ def _prepare(
     ctx = NodeContext(start.world, member, start.spec, link, port, start.resume, scratch)
     enter(ctx)
     framework.before_map_fun(start.world, member)
+    # Last of all, so that another process has the least time to take the port.
     if start.spec.release_port or member.role.is_server:
         ctx.release_port()
     return ctx

@@ -143,6 +143,7 @@ class FeedReaders:
         match message:
             case Segment(feed):
                 self._supply.begin(feed)
+                # The kernel had no descriptor left for these rows, so they are lost.
                 if fd < 0:
                     self.reader(feed).fail(ReadError(f"rows are lost: {OUT_OF_DESCRIPTORS}"))
                 else:

@@ -83,6 +83,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._zygote: socket.socket | None = None
         """Connects with the zygote: it stands for the child that this forks."""
+        # The kernel counts for the whole cgroup, since its beginning.
         self._oom_kills_before = oom_kills()
         self._has_swept = False
 

@@ -78,6 +78,7 @@ class FeedQuery(Query):
         try:
             answer = wait()
         except StreamingQueryException:
+            # The query has ended without the stream, whose nodes must not wait for more.
             self._stream.end()
             if failure := self._stream.failure():
                 raise failure from None

@@ -398,6 +398,7 @@ class Feeds:
                     return report
             finally:
                 carrier.close()
+                # After an error no job may be left behind that feeds rows of this call.
                 carrier.join(partial(self._executor.cancel_feeds, name))
 
         runner = self._open_runner()

@@ -385,6 +385,7 @@ class FeedRunner:
                 feed, generation, is_asked_now=asked_in == generation
             ):
                 continue
+            # A node that is not fed may wait for this feed as well.
             everyone = {node.node_id for node in self._controller.spec.nodes}
             self._controller.broadcast(FeedEnd((feed,) if feed else ()), everyone, generation)
             with self._controller.changed:

@@ -66,6 +66,7 @@ class Topology:
         Args:
             get: returns a setting of Spark's, or the default that is given.
         """
+        # In local mode Spark assigns no GPUs and starts no executors, whatever the settings say.
         is_local = master.partition("[")[0] == "local"
         is_dynamic = not is_local and get(f"{_DYNAMIC}.enabled", "false") == "true"
         gpus = "0" if is_local else get("spark.executor.resource.gpu.amount", "0")

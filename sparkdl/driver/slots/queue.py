@@ -179,6 +179,7 @@ class Gate:
         """Return why none of the clusters inside, all of this thread, can end; empty if one may."""
         if not self._inside or any(map(partial(_may_act, thread), threading.enumerate())):
             return ""
+        # `str()` is empty: a cluster that has not started yet does not wait for rows.
         unfed = {cluster: self._unfed.get(cluster, str)() for cluster in self._inside}
         if not all(unfed.values()):
             return ""
