@@ -250,6 +250,7 @@ class NodeContext(LegacyContext):
         from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
         from sparkdl.feed.adapters.tensorflow import tf_dataset
 
+        # Keras takes the first epoch's length for all, and the first after a restart is a rest.
         let_epochs_differ()
         columns = _wanted(x, y) or None
         batches = self.batches(batch_size, columns, feed, even, tail, shuffle, seed, pad)
@@ -323,6 +324,8 @@ class NodeContext(LegacyContext):
             from sparkdl.feed.adapters.jax import GlobalRows
 
             batch_size = GlobalRows.of(sharding).share_of(batch_size)
+        # Full batches by default: a global array needs rows of every node, and XLA compiles each
+        # new shape.
         options = {"tail": "pad", "even": self.num_workers > 1 or None, **options}
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
         return JaxBatches(batches, x, y, sharding, prefetch)
@@ -524,6 +527,8 @@ class NodeContext(LegacyContext):
     def _is_even(self, even: bool | None) -> bool:
         """Return `even`, by default whether a framework trains synchronously on several nodes."""
         is_trainer = self.member.role.is_trainer
+        # Nodes of `plain` have no collectives of a framework in which they could wait for each
+        # other.
         in_step = is_trainer and self._spec.framework != "plain" and self.num_workers > 1
         return in_step if even is None else even
 
