@@ -75,6 +75,8 @@ def fetch_cause(
     try:
         with closing(HTTPConnection(url.hostname, url.port, timeout=timeout_s)) as connection:
             if trust is not None:
+                # HTTPSConnection would look for the host's name, which the certificate does not
+                # carry.
                 connection.sock = trust.connect(url.hostname, url.port, timeout_s)
             else:
                 connection.connect()

@@ -355,6 +355,7 @@ def send(sock: socket.socket, message: Local, fd: int = -1) -> None:
     """Write one message on a blocking socket; the caller keeps `fd`."""
     data = frame(message)
     sent = _send_some(sock, data, fd)
+    # The kernel may take a part of a large frame. The descriptor has left with its first byte.
     if sent < len(data):
         sock.sendall(data[sent:])
 
@@ -391,6 +392,7 @@ class ChildPipe:
             close_fd(fd)
             return
         self._outbox.append((frame(message), fd))
+        # With more, an earlier message waits for room, and the loop flushes then.
         if len(self._outbox) == 1:
             self._flush()
 
@@ -416,6 +418,8 @@ class ChildPipe:
 
     def _read(self) -> None:
         while self._is_open:
+            # Read on until nothing is left: a message may have its listener close this pipe, which
+            # ends it.
             try:
                 messages = receive(self._sock, self._unframer)
             except BlockingIOError:

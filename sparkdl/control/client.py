@@ -71,6 +71,8 @@ class CoordinatorClient:
                 additional_headers={"Authorization": bearer(token)},
                 max_size=MAX_MESSAGE_NBYTES,
                 compression=None,
+                # The variables for proxies are about the internet. The driver is in the agents' own
+                # network.
                 proxy=None,
                 ssl=trust.context() if trust else None,
                 server_hostname=trust.name if trust else None,
@@ -85,6 +87,7 @@ class CoordinatorClient:
                 f"what answers at {url} is not this cluster's coordinator: it does not show the "
                 f"cluster's certificate ({error})"
             ) from None
+        # Before Python 3.11 `asyncio.TimeoutError` is a class of its own.
         except (OSError, TimeoutError, asyncio.TimeoutError, WebSocketException) as error:
             raise LaunchError(
                 f"the coordinator at {url} cannot be reached from this executor: "
@@ -108,6 +111,7 @@ class CoordinatorClient:
     async def close(self) -> None:
         """Send the queued messages, then close."""
         self._outbox.put_nowait(None)
+        # The writer ends at this mark, after it has sent the messages in front of it.
         await self._writer
         self._watch.cancel()
         await self._connection.close()
@@ -137,6 +141,8 @@ class CoordinatorClient:
             if verdict == "ask":
                 with suppress(ConnectionClosed):
                     await self._connection.ping()
+            # Not later than the due moment: the child must have ended before the driver gives the
+            # host up.
             await asyncio.sleep(min(timeout_s / LOOKS, watch.due_s))
         self.ended = f"the driver's host does not answer: not for {timeout_s:g} s"
         self._connection.transport.abort()

@@ -49,6 +49,7 @@ OUT_OF_DESCRIPTORS = (
 )
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_PAUSE_S = 0.1
+# `struct ucred` of unix(7): pid, uid, gid.
 _CREDENTIALS = struct.Struct("3i")
 _JOIN_S = 2.0
 
@@ -63,6 +64,7 @@ def nameless_file(name: str, folder: Path | None = None) -> int:
     if folder is None and hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
     with tempfile.TemporaryFile(prefix="sparkdl-", dir=folder) as file:
+        # A duplicate, because leaving the block closes the file's own descriptor.
         return os.dup(file.fileno())
 
 
@@ -79,6 +81,7 @@ def receive_with_fds(sock: socket.socket, nbytes: int, max_fds: int) -> tuple[by
     data, extras, flags, _address = sock.recvmsg(nbytes, space, _CLOSE_ON_EXEC)
     for level, kind, body in extras:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            # If the kernel has truncated the data, they may end within a number.
             fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
     if flags & socket.MSG_CTRUNC and not fds:
         fds.append(-1)
@@ -106,6 +109,7 @@ class FdReceiver:
         self._token_timeout_s = token_timeout_s
         self.name = f"sparkdl-{uuid.uuid4().hex}" if sys.platform == "linux" else ""
         self._token = token
+        # Root is let in, too: it can read this process's memory anyway.
         self._users = {0, os.geteuid()}
         self._changed = threading.Condition()
         self._fds: dict[str, int] = {}
@@ -168,6 +172,7 @@ class FdReceiver:
                     if not self._is_short:
                         _log.warning("No feeder can connect for now: %s", OUT_OF_DESCRIPTORS)
                     self._is_short = True
+                    # `accept` would fail again at once, and this thread would spin.
                     self._changed.wait_for(lambda: self._is_closed, _EXHAUSTED_PAUSE_S)
                 continue
             self._is_short = False
@@ -201,6 +206,7 @@ class FdReceiver:
                     if self._is_closed:
                         close_fd(fds[0])
                         return
+                    # A feeder that sends a key twice must not leave the first descriptor open.
                     close_fd(self._fds.pop(key, -1))
                     self._fds[key] = fds[0]
                     self._changed.notify_all()
@@ -212,6 +218,7 @@ class FdReceiver:
             with self._changed:
                 self._connections.discard(sock)
                 self._forget_stranger(sock)
+            # The feeder has gone, so its stream announces none of these segments any more.
             self._drop(keys)
 
     def _is_known(self, sock: socket.socket) -> bool:

@@ -718,7 +718,7 @@ def decode_to_agent(data: str | bytes) -> ToAgent:
 
 def _inflated(data: bytes) -> bytes:
     inflater = zlib.decompressobj()
-    inflated = inflater.decompress(data, MAX_MESSAGE_NBYTES)
+    inflated = inflater.decompress(data, MAX_MESSAGE_NBYTES)  # few bytes could become gigabytes
     if not inflater.eof:
         raise ValueError(f"it is cut, or has more than {MAX_MESSAGE_NBYTES} bytes")
     return inflated

@@ -142,6 +142,7 @@ class CoordinatorServer:
         self._host_timeout_s = host_timeout_s
         self._timeouts = timeouts
         self._num_nodes = num_nodes
+        # Weak, because websockets owns connections and tasks, and does not report their end here.
         self._accepted: WeakSet[ServerConnection] = WeakSet()
         self._accepting: WeakSet[asyncio.Task[Any]] = WeakSet()
         """asyncio's tasks that perform a TLS handshake for a new connection."""
@@ -187,6 +188,7 @@ class CoordinatorServer:
                     # of agents.
                     compression=None,
                     open_timeout=self._timeouts.hello_s,
+                    # Agents ping. The kernel reports when their data came, see `driver_patience_s`.
                     ping_interval=None if CAN_TELL else keep.ping_interval,
                     ping_timeout=keep.ping_timeout,
                     close_timeout=min(self._timeouts.close_s, keep.close_timeout),
@@ -197,6 +199,7 @@ class CoordinatorServer:
                 problem = str(error)
                 continue
             self._spawn(self._watch_hosts())
+            # asyncio reports a failed `accept` there alone.
             asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
             bound_port = next(iter(self._server.sockets)).getsockname()[1]
             self.address = ServerAddress(host, bound_port, self.tls is not None)
@@ -209,12 +212,15 @@ class CoordinatorServer:
         if connection is not None:
             if message is not self._encoded[0]:  # the same one may go to thousands
                 self._encoded = message, encode_for_agents(message)
+            # `broadcast` never waits: an agent that reads slowly must not hold up the driver's
+            # loop.
             broadcast((connection,), self._encoded[1])
 
     async def stop(self) -> None:
         """Close all connections, and the port."""
         if self._server is not None:
             self._server.close()
+            # `wait_closed` would wait for each handshake that a silent peer has begun.
             for task in self._accepting:
                 task.cancel()
             for connection in self._accepted:
@@ -248,6 +254,7 @@ class CoordinatorServer:
     def _on_request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Refuse a request without the token; answer that of a feeder."""
         headers = request.headers.get_all("Authorization")
+        # `headers[…]` raises for a header that comes twice.
         if len(headers) != 1 or not is_authorized(headers[0], self._token):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
         if request.path.startswith(CUT_PATH):
@@ -282,6 +289,7 @@ class CoordinatorServer:
         finally:
             del self._watches[connection]
             del self._connections[hello.agent_id]
+            # The watch comes first: an aborted connection reports nothing but an abnormal closure.
             self._listener.left(hello.agent_id, self._silence(hello, watch) or reason)
             if watch.is_silent:
                 self._listener.silent(hello)
@@ -294,6 +302,7 @@ class CoordinatorServer:
             if isinstance(hello, Refused):
                 self._listener.refused(hello)
                 return None
+            # A second connection with this id would get the messages of the first.
             if not isinstance(hello, Hello) or hello.agent_id in self._connections:
                 raise ProtocolError("the first message was not a new agent's Hello")
             return hello
@@ -320,6 +329,7 @@ class CoordinatorServer:
         """End the connections to hosts, and to agents, that have been silent for too long."""
         while True:
             await asyncio.sleep(self._host_timeout_s / LOOKS)
+            # Nothing leaves the dict within this loop: `abort` ends a connection in a later turn.
             for connection, watch in self._watches.items():
                 verdict = watch.look()
                 if verdict == "silent" or watch.quiet_s > self._patience_s:
@@ -329,19 +339,18 @@ class CoordinatorServer:
 
     def _check(self, link: CutLink) -> None:
         connection = self._connections.get(self._listener.agent_of(link.node_id) or "")
+        # All feeders of a host report the same link, so its agent is asked once.
         if connection is not None and link not in self._cuts:
             self._cuts.add(link)
             self._spawn(self._pass_on_cut(link, connection))
 
     async def _pass_on_cut(self, link: CutLink, connection: ServerConnection) -> None:
-        """Believe a feeder if the agent answers the driver; the feeder will say it again.
-
-        An agent that stands still may seem cut off: its kernel queues up to 4,096 connections
-        for it, and answers no more then. The lease decides about such an agent.
-        """
+        """Believe a feeder if the agent answers the driver; the feeder will say it again."""
         try:
             await asyncio.wait_for(_pinged(connection), self._timeouts.ping_s)
         except (ConnectionClosed, asyncio.TimeoutError):
+            # An agent that stands still may seem cut off: its kernel queues up to 4,096 connections
+            # for it, and answers no more then. The lease decides about such an agent.
             return
         finally:
             self._cuts.discard(link)
@@ -364,6 +373,7 @@ async def _pinged(connection: ServerConnection) -> None:
 def _hang_up(stranger: ReferenceType[ServerConnection]) -> None:
     """End the connection, unless it has shown the token by now, or has ended."""
     connection = stranger()
+    # It is CONNECTING until its request, with the token, has been answered.
     if connection is not None and connection.state is State.CONNECTING:
         connection.transport.abort()
 

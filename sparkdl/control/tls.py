@@ -67,6 +67,7 @@ class Trust:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: any root ends the chain
         context.check_hostname = bool(self.name)
+        # Text between the certificates may have any encoding, and does not count.
         context.load_verify_locations(cadata=self.roots.decode("ascii", "ignore"))
         return context
 
@@ -162,12 +163,14 @@ def read_tls(files: TlsFiles) -> Tls:
         ConfigError: if the files cannot be read, do not belong together, or have expired.
     """
     roots = _read_file("ca", files.ca)
+    # First without a name to look for: the certificate itself says which it carries.
     names = _names_of(_read(files, Trust(roots, "")))
     if not names:
         raise ConfigError(
             f"tls: the certificate {files.cert} carries no DNS name (subjectAltName). Give one "
             "that carries a name which the certificates of all hosts of the cluster carry"
         )
+    # Clients ask for a concrete name, and a wildcard stands for any one label.
     found = _read(files, Trust(roots, files.name or names[0].replace("*", "sparkdl", 1)))
     _names_of(found)
     return found
@@ -200,6 +203,7 @@ def new_tls(why: str = "TLS") -> Tls:
         .not_valid_before(now - _CLOCK_SKEW)  # hosts' clocks differ
         .not_valid_after(now + _LIFETIME)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(_NAME)]), critical=False)
+        # The certificate is its own root, so it must be one that may sign.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(
             x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
@@ -222,6 +226,7 @@ class _ServerSide(ssl.SSLObject):
         """Do what Python's does."""
         try:
             super().do_handshake()
+        # No failure: the handshake waits for the other side's next flight.
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
@@ -260,6 +265,8 @@ def _names_of(tls: Tls) -> list[str]:
             to_client, to_server, server_hostname=tls.trust.name or None
         )
         server = tls.context().wrap_bio(to_server, to_client, server_side=True)
+        # The three flights of TLS 1.3: the client's hello, the server's certificate, the client's
+        # end.
         for side in (client, server, client):
             try:
                 side.do_handshake()

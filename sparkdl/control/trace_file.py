@@ -37,6 +37,7 @@ class TraceFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self._body: _Body = _Deflated() if self.path.endswith(".gz") else _Plain()
+        # Without a buffer: written events must be in the file when this process is killed.
         self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115 (`close`)
         self._stop = 0
         self._is_first = True
@@ -76,6 +77,7 @@ class TraceFile:
             with suppress(OSError):  # the file has room for this, where its end was
                 self._write_at(self._stop, self._end)
             raise
+        # Only after the write: if it fails, the previous end stays in force.
         self._stop += len(data)
         self._end = self._body.ended(b"\n]}\n")
 
@@ -108,6 +110,7 @@ class _Deflated:
         self._deflater = zlib.compressobj(wbits=_GZIP)
 
     def add(self, data: bytes) -> bytes:
+        # A sync flush makes zlib give out all bytes of `data`, so that the end can follow them.
         return self._deflater.compress(data) + self._deflater.flush(zlib.Z_SYNC_FLUSH)
 
     def ended(self, data: bytes) -> bytes:

@@ -81,6 +81,7 @@ def _lower(value: Any, path: str) -> Any:  # noqa: C901 (one branch a type)
     if isinstance(value, complex):
         return _ext(_COMPLEX, [value.real, value.imag])
     if isinstance(value, (int, float, str, bytes)):  # an enum or another subclass
+        # `str` of an enum gives its name, `str.__str__` its text.
         kinds: tuple[Any, ...] = (int, float, bytes)
         kind = next((kind for kind in kinds if isinstance(value, kind)), str.__str__)
         return _lower(kind(value), path)
@@ -107,6 +108,7 @@ def _ext(code: int, items: list[Any]) -> msgspec.msgpack.Ext:
 def _array_bytes(array: np.ndarray[Any, Any], path: str) -> bytes:
     if isinstance(array, np.ma.MaskedArray):
         raise ResultError(f"{path} is a masked array, whose mask would be lost; return .filled()")
+    # `dtype.str` loses the fields of a structured dtype.
     if array.dtype.hasobject or np.dtype(array.dtype.str) != array.dtype:
         raise ResultError(f"{path} is an array of dtype {array.dtype}; only plain dtypes travel")
     return msgspec.msgpack.encode(
@@ -129,6 +131,7 @@ def _raise_up(code: int, data: memoryview) -> Any:
         dtype, shape, raw = items
         if not _DTYPE.fullmatch(dtype):  # numpy reads more than it writes, with warnings at times
             raise ValueError(f"no dtype that an array has: {dtype}")
+        # A view would be read-only, and would keep the whole message in memory.
         array = np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape).copy()
         return array if code == _ARRAY else array[()]
     raise ValueError(f"unknown extension type {code}")

@@ -66,6 +66,7 @@ class WorldColumns(msgspec.Struct, frozen=True):
             ValueError: if the columns are not of one length.
             IndexError: if there is no such role.
         """
+        # `strict` refuses columns of different lengths, which only a damaged message has.
         rows = zip(
             *(self.role, accumulate(self.node_id), accumulate(self.node_index)),
             *(self.host, self.port, self.data_address, self.local_rank, accumulate(self.index)),

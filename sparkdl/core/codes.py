@@ -34,6 +34,7 @@ class Code(Enum):
 
     def mark(self, *values: str) -> str:
         """Return what to write into an error's text."""
+        # As JSON, so that a value may contain quotes, brackets and line breaks.
         return f"[{' '.join([self.value, *map(json.dumps, values)])}]"
 
     def is_in(self, error: BaseException | str) -> bool:

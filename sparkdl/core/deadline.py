@@ -38,6 +38,7 @@ class Deadline:
     @property
     def wait_s(self) -> float | None:
         """The argument for `Condition.wait` and friends: seconds left, or `None` for no limit."""
+        # `Condition.wait` and `select` raise OverflowError for infinity.
         return None if math.isinf(self.at_s) else self.remaining_s
 
     @property

@@ -100,6 +100,8 @@ class RecordError(ReadError):
         self.reason = reason
         super().__init__(f"{path}, byte {offset}: {reason}")
 
+    # By default an exception is pickled with `args`, the text alone, which `__init__` does not
+    # take.
     def __reduce__(self) -> tuple[type[RecordError], tuple[str, int, str]]:
         return type(self), (self.path, self.offset, self.reason)
 
@@ -183,6 +185,7 @@ class NodeFailedError(SparkdlError, RuntimeError):
         self.note = note
         super().__init__(_describe(self.failures, note))
 
+    # As for RecordError: `args` holds the text, and `__init__` takes the failures.
     def __reduce__(self) -> tuple[type[NodeFailedError], tuple[tuple[Failure, ...], str]]:
         return type(self), (self.failures, self.note)
 

@@ -103,6 +103,7 @@ class Failure:
         if self.traceback:
             parts.append(self.traceback.rstrip())
         hint = _HINTS.get(self.kind) or _hint_for(self.traceback)
+        # An unknown exit status is no evidence of a signal, which the hint for this kind explains.
         if self.kind == "signal" and self.signal_number is None:
             hint = ""
         if hint:

@@ -201,7 +201,9 @@ class Startup:
             raise ConfigError(
                 f"Startup(keep_warm_s={self.keep_warm_s}) must be zero seconds or more, and finite"
             )
+        # A frozen dataclass can complete its own fields only in this way.
         object.__setattr__(self, "tls", _tls(self.tls))
+        # A single text is iterable, too: each of its letters would be taken for a module.
         names = (self.preload,) if isinstance(self.preload, str) else self.preload
         if not isinstance(names, Iterable):
             raise ConfigError(

@@ -67,5 +67,6 @@ class Patch:
 
 def _names(code: CodeType) -> set[str]:
     """Return the global, attribute and closure names in `code` and the functions within it."""
+    # Comprehensions and inner functions are code objects of their own, among the constants.
     within = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return {*code.co_names, *code.co_freevars}.union(*within)

@@ -33,6 +33,7 @@ def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
 
 def add_range(ranges: list[Range], start: int, stop: int) -> list[Range]:
     """Add [`start`, `stop`) to sorted ranges that do not touch; return the parts they lacked."""
+    # Ranges that only touch [start, stop) are found as well, so that the result has no seams.
     low = bisect_left(ranges, start, key=lambda each: each[1])
     high = bisect_right(ranges, stop, low, key=lambda each: each[0])
     touched = ranges[low:high]

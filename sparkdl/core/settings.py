@@ -98,6 +98,7 @@ def _variable(parse: Callable[[str, str], Any], *names: str, unset: str = "") ->
     def read(environ: Mapping[str, str]) -> Any:
         return parse(" / ".join(names), next(filter(None, map(environ.get, names)), unset))
 
+    # `Environment()` ignores all variables, as a launch on this machine alone needs.
     return field(default_factory=partial(read, {}), metadata={"read": read})
 
 

@@ -155,6 +155,7 @@ class ClusterSpec:
                     f"num_gpus={self.num_gpus} names {name!r}: must name roles of the cluster, "
                     f"which are {', '.join(sorted(names))}"
                 )
+            # `isinstance` would accept True, which is an int: one GPU.
             if count is not None and (type(count) is not int or count < 0):
                 raise ConfigError(
                     f"num_gpus={self.num_gpus!r} must be a whole number, 0 or more, or left out"
@@ -163,6 +164,7 @@ class ClusterSpec:
     def gpus_of(self, node: NodeSpec) -> int | None:
         """Return how many GPUs a node is to have; `None` for what Spark assigns, or else one."""
         if isinstance(self.num_gpus, dict):
+            # A role without an entry has the default: GPUs for nodes that train, none for others.
             return self.num_gpus.get(node.role.name, None if node.role.is_trainer else 0)
         return self.num_gpus if node.role.is_trainer else 0
 
@@ -217,6 +219,7 @@ def plan_nodes(
     planned += [WORKER] * num_workers
     if is_coordinated:
         _check_coordinated(roles, num_workers)
+        # Last, because the workers' role changes as well.
         planned = [coordinated(role) for role in planned]
     counts: dict[str, int] = {}
     nodes = []

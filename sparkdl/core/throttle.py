@@ -46,6 +46,7 @@ class Throttle:
         self._loop = loop
         self._action = action
         self._period_s = period_s
+        # Not 0.0: the loop's clock is near zero on a host that has just booted.
         self._rests_until_s = -math.inf
         self._timer: asyncio.TimerHandle | None = None
 
@@ -62,6 +63,8 @@ class Throttle:
     def call(self) -> None:
         """Call `action` now, in the place of the call that is due."""
         self.cancel()
+        # Before the action: a request made within it waits for the next period, and does not
+        # recurse.
         self._rests_until_s = self._loop.time() + self._period_s
         self._action()
 

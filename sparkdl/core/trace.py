@@ -57,6 +57,8 @@ class Ring:
     def add(self, span: Span) -> None:
         """Keep a span; the oldest goes if there is no room."""
         with self._lock:
+            # A full deque drops its oldest entry without a sign, so the loss is counted before
+            # `append`.
             self._dropped += len(self._spans) == self._spans.maxlen
             self._spans.append(span)
 
@@ -92,6 +94,8 @@ class Pump(threading.Thread):
         """Send the remaining spans."""
         self._ends.set()
         self.join(_END_S)
+        # Only one thread may be in `take`. A thread that hangs in it past the limit loses the last
+        # spans.
         if not self.is_alive():
             self._pass_on()
 
@@ -109,6 +113,7 @@ class Pump(threading.Thread):
             )
 
 
+# Replaced as a whole, never changed: `add` reads it in any thread without a lock.
 _pumps: tuple[Pump, ...] = ()
 
 
@@ -207,6 +212,7 @@ class _Open(AbstractContextManager[None]):
 def _plain(value: Any) -> Value:
     """Return what JSON can carry of a value."""
     if isinstance(value, int):
+        # Viewers in a browser read numbers as doubles, which hold integers exactly up to 2**53.
         return int(value) if abs(value) < 1 << 53 else str(value)
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
@@ -220,4 +226,5 @@ def _text(value: Any) -> str:
         text = str(value)
     except Exception as error:  # noqa: BLE001 (the user's own class)
         text = f"<{type(value).__name__}: {type(error).__name__}>"
+    # A lone surrogate, as in file names that are no UTF-8, could not be encoded later.
     return text[:_MAX_CHARS].encode(errors="replace").decode()

@@ -143,6 +143,7 @@ def build_world(generation: int, nodes: dict[NodeSpec, Address]) -> World:
     """Order nodes into a world: chief, workers, then ps and evaluator, each by index."""
 
     def order(node: NodeSpec) -> tuple[bool, bool, int]:
+        # False comes before True, so that trainers are first and the chief is first of all.
         return (not node.role.is_trainer, not node.role.is_chief, node.node_id)
 
     members: list[Member] = []

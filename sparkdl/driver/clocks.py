@@ -66,11 +66,13 @@ class HostClock:
             local_us: by the host's.
         """
         took_us = received_us - sent_us
+        # Answers that overtook each other cannot be put in the order of the host's times.
         if took_us < 0 or (self._knots and local_us < self._knots[-1].local_us):
             return
         self._samples.append((took_us, (sent_us + received_us) / 2 - local_us))
         took_us, target_us = min(self._samples)
         error_us = took_us // 2 + 1
+        # Until the first conversion a better measurement may replace the offset as a whole.
         if not self._is_used:
             self.error_us = error_us
             self._knots.clear()

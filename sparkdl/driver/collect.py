@@ -60,6 +60,8 @@ class Checkpoints:
         self._renew(world.generation)
         self._parts.setdefault(part.step, {})[node_id] = part
         self._last[node_id] = part.step
+        # Trainers are in the order of their ranks, so this is the node that completes the
+        # checkpoint.
         leader = next(iter(writers))
         step = self._last.get(leader)
         if step is None or step not in self._parts or self._parts[step][leader].problem:
@@ -69,6 +71,7 @@ class Checkpoints:
             self._parts = {s: p for s, p in self._parts.items() if s >= step}  # said once
             return leader, CheckpointCommit(self._generation, step, problem=problem)
         parts = self._parts[step]
+        # Sent at each part, so that the leader's own timeout error can name the missing nodes.
         missing = tuple(name for node, name in names.items() if node not in parts)
         if missing:
             return leader, CheckpointCommit(self._generation, step, missing=missing)
@@ -76,6 +79,7 @@ class Checkpoints:
         batches = {names[node]: part.batches for node, part in parts.items()}
         feeds = self.coverage.coverage(self._generation, used, batches)
         self._parts = {s: p for s, p in self._parts.items() if s > step}
+        # Covered only once the leader has made the checkpoint complete: it may fail to.
         self._committing[step] = feeds
         manifest = Manifest(
             step, self._cluster_id, self._generation, time_s, tuple(names.values()), feeds
@@ -116,6 +120,7 @@ class Checkpoints:
                     f"ctx.checkpoint({step}); all nodes have to make the same checkpoints"
                 )
         for earlier, others in self._parts.items():
+            # Steps grow, so the leader can never call an earlier one.
             if earlier < step and leader not in others:
                 node = next(iter(others))
                 return (
@@ -197,6 +202,7 @@ class Gatherings:
     def _ended(self, world: World, number: int) -> list[AllGathered]:
         """Return the end of a gathering in a list; an empty one if it is not over."""
         values, members = self._values[number], self._members
+        # Nearly all values end here, so that one of thousands costs no look at all members.
         if len(values) < len(members) and not self._returned:
             return []
         missing = [node for node in members if node not in values]

@@ -87,6 +87,7 @@ class Controller:
         self.spec = spec
         self.changed = Changed()
         self.view = View(begin(spec, time.monotonic(), checkpoint))
+        # Otherwise no call is ever fed again, and its data need not stay.
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, CoverageStore(keeps))
         self._gatherings = Gatherings()
@@ -193,7 +194,7 @@ class Controller:
     def close(self) -> None:
         """Close all connections and end the thread."""
         if len(self.spec.nodes) >= _MANY:
-            gc.unfreeze()
+            gc.unfreeze()  # `gather` has frozen the connections
         if not self._thread.is_alive():
             self.events.end()
             self._loop.close()
@@ -332,7 +333,7 @@ class Controller:
         self.events.publish_state()
         for action in actions:
             self._perform(action)
-        self._arm_timer(state.deadline_s)
+        self._arm_timer(state.deadline_s)  # a state has one deadline
 
     def _perform(self, action: states.Action) -> None:
         match action:
@@ -378,7 +379,7 @@ class Controller:
     def _broadcast(self, message: msg.ToAgent, node_ids: set[int], generation: int | None) -> None:
         if generation not in (None, generation_of(self.view.state)):
             return
-        if message == msg.FeedEnd(()):
+        if message == msg.FeedEnd(()):  # of all feeds: the hang watch expects no more rows then
             with self.changed:
                 self.view.have_feeds_ended = True
         for node_id, agent in self._agents.items():
@@ -401,6 +402,7 @@ class Controller:
         if node_id is None:
             return
         with self.changed:
+            # Load is no progress, so no waiting thread is woken for it.
             if isinstance(message, msg.NodeLoad):
                 self.view.load[node_id] = message
                 return
@@ -475,6 +477,7 @@ class Controller:
         if isinstance(message, msg.Gather):
             answers = self._gatherings.give(world, node_id, message)
         else:
+            # A node that has returned gives no further value, so the others must not wait for one.
             answers = self._gatherings.leave(world, node_id, message.generation)
         for answer in answers:
             self._broadcast(answer, {member.node.node_id for member in world.trainers}, None)

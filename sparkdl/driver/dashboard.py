@@ -93,9 +93,11 @@ class Recorder(Batches):
             if not isinstance(event, Ended):
                 lines.append(line_of(event))
                 self._keep(event, lines[-1])
+        # The record ends with the last sample, however far apart samples are by then.
         if is_last and self._last is not None:
             self._write(line_of(self._last))
         if self._dashboard:
+            # Last, because it blocks while the dashboard's process does not read.
             self._dashboard.write(b"".join(lines))
 
     def _keep(self, event: Event, line: bytes) -> None:
@@ -149,9 +151,11 @@ class Dashboard:
         self._lock = threading.Lock()
         self._is_closed = False
         token = secrets.token_urlsafe(24)
+        # A single port is the user's choice, perhaps a proxy's. From a range any port may follow.
         ports = ports if len(ports) == 1 else (*ports, 0)
         listening = listening_socket(host, ports, "the dashboard", "SPARKDL_DASHBOARD")
         with listening as listener:
+            # The driver opens the port and hands it over, so the address is known at once.
             port, fd = listener.getsockname()[1], listener.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "sparkdl.dashboard.server", str(fd), prefix],
@@ -160,6 +164,7 @@ class Dashboard:
                 pass_fds=[fd],
                 start_new_session=True,  # Ctrl-C in a notebook or a terminal is not meant for it
             )
+        # Through standard input: other users of this machine can read command lines.
         self.write(f"{token}\n".encode())
         self.url = f"http://{host_port(host, port)}{prefix}/?token={token}"
         self._thread = threading.Thread(
@@ -184,6 +189,7 @@ class Dashboard:
     def write(self, lines: bytes) -> None:
         """Send lines to the process; block while it does not read."""
         assert self._process.stdin
+        # Several clusters write, each in its recorder's thread.
         with self._lock:
             try:
                 self._process.stdin.write(lines)
@@ -211,6 +217,7 @@ class Dashboard:
                 self._answer(line)
             except Exception:  # noqa: BLE001 (whatever it is, the next one may be answered)
                 _log.exception("A question of the dashboard was not answered")
+        # Under the lock: a recorder may be writing.
         with self._lock, suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
         self._process.stdout.close()
@@ -261,6 +268,7 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
     try:
         return _running_dashboard(host)
     except (OSError, ConfigError) as error:
+        # By default a launch must not fail for want of a dashboard.
         if wanted:
             raise
         _log.warning("There is no dashboard: %s", error)

@@ -120,6 +120,7 @@ class Ending:
 
     def _end(self, grace_s: float) -> None:
         steps = (
+            # Streams first: their queries would go on starting jobs.
             self.first,
             self._executor.cancel_feeds,
             partial(self._stop, grace_s),
@@ -140,6 +141,7 @@ class Ending:
             with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
+            # Ends the loop of `_own`.
             self._asks.put(None)
 
     def _close_controller(self) -> None:
@@ -153,6 +155,7 @@ class Ending:
         controller, margin_s = self.controller, grace_s + STOP_MARGIN_S
         if controller is None or not controller.submit(StopAsked(grace_s, margin_s)):
             return
+        # A second more than the state's own deadline, which names the agents that are left.
         is_stopped = controller.wait_for(
             lambda view: isinstance(view.state, Stopped), Deadline.after(margin_s + 1)
         )

@@ -102,6 +102,7 @@ def progress_of(
         counts = [count for node in its_own for count in by_node.get(node, ())]
         can_be_fed = member.role.can_be_fed or (member.role.is_chief and bool(servers))
         active = activity.get(node_id)
+        # The report may be that of the child before.
         if active is None or active.generation != state.world.generation:
             active = NodeActive(state.world.generation)
         found.append(
@@ -121,14 +122,12 @@ def progress_of(
 
 
 def _has_read_all(count: FeedCount) -> bool:
-    """Whether a node waits for rows of a feed, or wants none.
-
-    Epochs that the node repeats from its log must be read too. Rows that wait for the next epoch's,
-    as in a stream, cannot be read yet.
-    """
+    """Whether a node waits for rows of a feed, or wants none."""
     if count.closed or count.closed_to >= count.epoch:
         return True
     has_read = count.rows_consumed + count.rows_dropped >= count.rows_received
+    # Epochs that the node repeats from its log must be read too. Rows that wait for the next
+    # epoch's, as in a stream, cannot be read yet.
     return count.epochs_done > count.cut and (has_read or not count.epoch_rows)
 
 
@@ -187,9 +186,11 @@ def compare(
         return Stragglers(generation, unit, steps, now_s), ""
     busy = [node.node_id for node in nodes if not node.is_idle]
     awaited = dict(before.awaited)
+    # With two or more nodes that have rows, the feed waits for none of them alone.
     if len(busy) == 1 < len(nodes):
         awaited[busy[0]] = awaited.get(busy[0], 0) + 1
     before = replace(before, looks=before.looks + 1, awaited=awaited)
+    # Nodes that the others wait for in collectives are named before the period's end, and once.
     holding_up = {node_id for node_id, shares in waits.items() if shares.lag}
     if now_s - before.since_s < PERIOD_S and holding_up <= before.named:
         return before, ""
@@ -218,6 +219,8 @@ def _stragglers(
         elif (shares := waits.get(node.node_id)) and shares.lag:
             slow[node.node_id] = _held_up(node, shares)
         elif before.awaited.get(node.node_id, 0) * 2 > before.looks and (
+            # A node that took more steps and has rows left was given more rows: it holds no other
+            # up.
             taken[node.node_id] <= max(n for other, n in taken.items() if other != node.node_id)
         ):
             slow[node.node_id] = f"{node} has rows to read while the others wait for some"
@@ -226,6 +229,7 @@ def _stragglers(
 
 def _held_up(node: Progress, shares: Shares) -> str:
     text = f"the others wait for {node} in collectives, {shares.lag:.0%} of the time longer than it"
+    # Such a node may be late only because its own rows are.
     is_starved = shares.rows >= shares.lag / 2
     return text + (f", which waits for rows {shares.rows:.0%} of the time" if is_starved else "")
 
@@ -313,6 +317,7 @@ def look(
     judged = [node for node in nodes if node.has_reported] or list(nodes)
     signs = {node.node_id: _sign(node) for node in judged}
     is_waiting = all(node.is_idle for node in judged)
+    # Nodes without rows wait for the feed, and the feed has a timeout of its own.
     if is_waiting or generation != watch.generation or signs != watch.signs:
         return Watch(generation, signs, now_s, now_s), None
     watch = replace(watch, looked_s=now_s)
@@ -367,6 +372,8 @@ class HangWatch:
             )
             if slow:
                 _log.warning("Cluster %s: %s", self._controller.spec.cluster_id, slow)
+        # A look costs more, the more nodes there are, so the pause follows its CPU time. The upper
+        # limit keeps a hang from being noticed late.
         wait_s = max(self._period_s, rest_s(time.thread_time() - begun_s))
         self._controller.later(min(wait_s, self._timeout_s / 8), self._turn)
 
@@ -380,6 +387,7 @@ class HangWatch:
     def _report(self, hang: Hang) -> None:
         settings = self._controller.spec.settings
         found_s = self._controller.events.now_s()
+        # Asked for before anything is decided: the stacks of a blamed node end with its child.
         stacks = self._controller.questions.fetch_stacks(Deadline.after(STACKS_S))
         spec = self._controller.spec
         vain = self._controller.look(lambda view: waits_in_vain(spec, view.feeds))

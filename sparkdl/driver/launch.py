@@ -55,7 +55,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+# The controller decides at the launch's own timeout. The margin only catches one that does not.
 _JOIN_MARGIN_S = 30.0
+# Longer than `START_S` of `node/tensorboard.py`, after which the node reports a problem itself.
 _TENSORBOARD_S = 150.0
 MapFun = Callable[[Any, Any], Any]
 
@@ -137,6 +139,7 @@ def launch(  # noqa: PLR0913 (one question, one name)
             keep_warm_s=chosen_keep_s(startup.keep_warm_s, in_notebook, os.environ),
         ),
     )
+    # Before the executor: an error of the user's code needs neither Spark nor slots.
     payload = pickle_user_code(map_fun, args)
     where, spec = _executor(executor, spark, spec)
     # A local cluster's driver listens on this machine alone, whatever the environment says.
@@ -152,6 +155,7 @@ def launch(  # noqa: PLR0913 (one question, one name)
         check_file("timeline", observe.timeline) if observe.timeline is not None else None,
         follower_of_launch(),
     )
+    # Nodes measure and trace only what an observer wants.
     spec = replace(spec, is_watched=watch.needs_load, is_traced=watch.timeline is not None)
     cluster = _start(spec, where, environment, payload, watch, chosen_tls)
     if pages is not None:
@@ -255,6 +259,7 @@ def _start(
             tls,
         )
         if resumed:
+            # Before any call of `feed`: its number decides which of its rows are covered.
             controller.checkpoints.coverage.restore(resumed.manifest.feeds)
         # Set before any node starts, so that an interrupted launch can end them all.
         ending.controller = controller
@@ -277,6 +282,7 @@ def _start(
         )
         return controller
 
+    # An interrupt that the caller is handling already did not come into this launch.
     handled = sys.exc_info()[1]
     try:
         controller = ending.begin(start)
@@ -347,6 +353,7 @@ def _executor(
     if kind == "local":
         from sparkdl.driver.executors.local import LocalExecutor
 
+        # All nodes run on this machine, so none is set apart from Spark's tasks.
         return LocalExecutor(), replace(spec, driver_nodes=0)
     if kind == "spark":
         try:

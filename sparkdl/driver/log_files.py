@@ -43,6 +43,7 @@ def check_folder(option: str, folder: str | os.PathLike[str]) -> str:
     with writable(option, folder, "folder") as own:
         os.makedirs(own, exist_ok=True)
         with tempfile.TemporaryFile(dir=own, buffering=0) as probe:
+            # A full disk still creates files. Only their first block fails.
             probe.write(bytes(4096))
     return own
 
@@ -150,11 +151,13 @@ class LogFiles(Batches):
     def _take(self, events: Sequence[Event], is_last: bool) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, {}
+        # Without the lock: `add`, which runs on the controller's loop, must not wait for the disk.
         for node, texts in waiting.items():
             lost = self._write(node, texts)
             with self._lock:
                 self._waiting_chars -= sum(len(text or "") for text, _ in texts)
                 if lost:
+                    # In front of the lines that have come since, because these are older.
                     self._waiting.setdefault(node, []).insert(0, (None, lost))
 
     def _write(self, node: str, texts: Sequence[tuple[str | None, int]]) -> int:
@@ -162,6 +165,7 @@ class LogFiles(Batches):
         lost = 0
         for text, count in texts:
             missing = lost if text is not None else lost + count
+            # The note comes before the first text that can be written again.
             note = [f"\nsparkdl: up to {missing} lines are missing here"] if missing else []
             try:
                 self._file_of(node).append("\n".join(note if text is None else [*note, text]))
@@ -209,4 +213,5 @@ class _NodeFile(RotatingFileHandler):
         self.close()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging calls it so)
+        # `emit` calls this within its except clause: the bare raise lets its error through.
         raise

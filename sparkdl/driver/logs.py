@@ -47,6 +47,7 @@ class LastAttempts:
 
     def keep(self, node_id: int, attempt: Attempt) -> None:
         """Store a child's last lines."""
+        # Without an attempt of the same generation, whose place this one takes.
         before = self.before(node_id, attempt.generation)
         self._attempts[node_id] = _newest([*before, attempt], MAX_LINES)
 
@@ -72,6 +73,8 @@ def _newest(attempts: Sequence[Attempt], limit: int) -> list[Attempt]:
     for attempt in reversed(attempts):
         lines = attempt.lines[max(0, len(attempt.lines) - limit) :] if limit > 0 else ()
         limit -= len(lines)
+        # The newest attempt is shown even if it has printed nothing: a reader sees that it has
+        # begun.
         if lines or not found:
             found.insert(0, Attempt(attempt.generation, lines))
     return found

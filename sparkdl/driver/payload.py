@@ -56,6 +56,7 @@ def pickled(map_fun: Callable[..., Any], args: Any) -> bytes:
     try:
         return dumps((map_fun, args))
     except Exception as error:
+        # Only after the failure: pickling each variable by itself takes long with large ones.
         found = list(culprits(map_fun, args))
         what = "; ".join(each.text for each in found) or "something that map_fun refers to"
         # Spark's objects refuse with long texts of their own, about broadcasts and UDFs.
@@ -83,6 +84,7 @@ def _code(code: CodeType) -> tuple[Any, ...]:
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    # In front of cloudpickle's own table, which all its users share.
     dispatch_table: ClassVar[Any] = ChainMap(
         {CodeType: _code}, cloudpickle.CloudPickler.dispatch_table
     )

@@ -119,6 +119,7 @@ def taken(controller: Controller, seconds: float, folder: str | None, tool: str 
     asked = FetchProfile(0, seconds, tool or "", path if tool else "")
     deadline = Deadline.after(seconds + answer_s(asked.tool) + _FETCH_S)
     profile = Profile.of(seconds, controller.questions.fetch_profiles(asked, deadline))
+    # The words are those of `Profiler` in `node/profiler.py`.
     if tool and not profile.folders and all("not imported" in p for p in profile.missing.values()):
         raise ConfigError(
             f"tool={tool!r} is imported by no node (yet): the framework of this cluster is "

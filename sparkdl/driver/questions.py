@@ -119,6 +119,7 @@ class Questions:
         if self._soon(self._send_all, list(asked), question(number)):
             self._changed.wait_for(lambda: len(answers) == len(asked), deadline)
         with self._changed:
+            # From here on `answer` drops answers that come too late.
             del self._answers[number]
             return {asked[agent_id]: answer for agent_id, answer in answers.items()}
 

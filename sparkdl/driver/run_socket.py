@@ -85,6 +85,7 @@ def answer_runs(controller: Controller) -> None:
 
 def _listen(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o700, exist_ok=True)
+    # The temporary folder is shared: another user may have made this folder first.
     if not is_own(path.parent):
         raise PermissionError(f"{path.parent} is not this user's alone")
     listener = socket.socket(socket.AF_UNIX)

@@ -356,14 +356,13 @@ def _logging_beside() -> Iterator[None]:
 
 
 def _submitted_width() -> int | None:
-    """Return the width of the terminal to which spark-submit brings this program's output.
-
-    The program itself writes into a pipe there, its errors too, and spark-submit copies that to its
-    standard output. `None` where there is none.
-    """
+    """Return the width of spark-submit's terminal, `None` where there is none."""
     if not is_submitted():
         return None
+    # The program itself writes into a pipe, its errors too, and spark-submit copies that to its own
+    # standard output.
     with suppress(OSError):
+        # Opening it must neither wait nor make it the terminal of this process.
         fd = os.open(f"/proc/{os.getppid()}/fd/1", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
         try:
             return os.get_terminal_size(fd).columns - 1

@@ -78,6 +78,8 @@ class ClusterEvents:
         closes the cluster, and may block for a limited time. Its errors are logged.
         """
         with self._changed:
+            # Under the condition, so that no change falls between the present and the first new
+            # event.
             for event in self.present() if _STATE_EVENTS & {*kinds} else ():
                 if type(event) in kinds:
                     notify(subscriber, event)
@@ -85,8 +87,10 @@ class ClusterEvents:
                 if Ended in kinds:
                     notify(subscriber, self._ended)
                 return
+            # Samples look at all nodes, so none is taken before a subscriber wants them.
             is_first = Sampled in kinds and not self.wants(Sampled)
             for kind in kinds:
+                # Another tuple each time: the loop may be publishing to the one before.
                 self._by_kind[kind] = (*self._by_kind.get(kind, ()), subscriber)
         if is_first:
             with suppress(RuntimeError):  # the loop is closed
@@ -114,6 +118,7 @@ class ClusterEvents:
         self.publish(Stepped)
         for event in self._seen.news(self._view.state, self.now_s()):
             self._publish(event)
+            # The last sample: the timer takes none of a cluster without agents.
             if isinstance(event, StateChanged) and event.is_over:
                 self._publish_sample()
 
@@ -189,6 +194,7 @@ class Batches(threading.Thread):
         except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
             _log.exception("%s has stopped after an error; the cluster continues", self._what)
         finally:
+            # Later events are dropped, or they would fill the memory of the driver.
             self._events = deque(maxlen=0)
             self._finish()
 

@@ -39,6 +39,7 @@ class Changed(RLock):  # type: ignore[misc]  # a class of C that may be derived 
     def notify_all(self) -> None:
         """Wake all waiting threads to look again; the caller holds the lock."""
         for waiter in self._waiters:
+            # An earlier call has woken this one already, and a second release would raise.
             if waiter.locked():
                 waiter.release()
 
@@ -91,6 +92,7 @@ class Outcome(Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the job's end; return its result, or raise its error."""
+        # 0.0 makes `Future.result` raise its TimeoutError at once.
         return super().result(None if self.wait(timeout) else 0.0)
 
 

@@ -89,6 +89,7 @@ class Timeline(Batches):
         self._waiting = 0
         kinds = Changed, Checkpoint, NodeMoved, ClockRead, Spanned, Ended
         controller.events.subscribe(self.put, *kinds)
+        # A program that ends without a shutdown keeps its last events, too.
         atexit.register(self.close)
 
     def put(self, event: Event) -> None:
@@ -96,8 +97,10 @@ class Timeline(Batches):
         if isinstance(event, Spanned):
             traced = event.traced
             if self._waiting + len(traced.spans) > _MAX_SPANS:
+                # The number stays, so that the trace says how many spans are missing.
                 lost = Traced(traced.generation, (), traced.dropped + len(traced.spans))
                 event = replace(event, traced=lost)
+            # Counted here, because the bound of the queue counts events and one holds many spans.
             self._waiting += len(event.traced.spans)
         super().put(event)
 
@@ -114,6 +117,7 @@ class Timeline(Batches):
     def _take(self, events: Sequence[Event], is_last: bool) -> None:
         for event in events:
             self._trace += self._tracks.add(event)
+        # Before the write, which may take long: spans that come meanwhile wait for the next one.
         self._waiting, trace, self._trace = 0, self._trace, []
         if self._file is None:
             return
@@ -195,6 +199,7 @@ class Tracks:
         known |= {"reason": event.reason} if event.reason else {}
         yield from self._begin(pid, _STATE, event.state, "state", at_us, known)
         for problem in event.problems:
+            # Each change of the state names all failures so far.
             if (event.generation, problem) not in self._problems:
                 self._problems.add((event.generation, problem))
                 about: _Args = {"node": problem.node, "text": problem.text[:_MAX_CHARS]}
@@ -227,6 +232,7 @@ class Tracks:
         clock, told = self._clocks.get(event.agent_id), event.traced
         dropped = told.dropped
         for span in told.spans:
+            # Times of this host cannot be converted yet.
             if clock is None or not clock.is_known:
                 dropped += 1
                 continue
@@ -263,6 +269,7 @@ class Tracks:
     ) -> Iterator[TraceEvent]:
         """End the open span and begin a new one; if it has the same name, add to its arguments."""
         before = self._open.get((pid, track))
+        # Several messages may report one phase. In another generation it is another phase.
         if before and before.name == name and _generations(before.args, args) < 2:
             self._open[pid, track] = replaced(before, args=before.args | args)
             return

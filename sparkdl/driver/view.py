@@ -106,12 +106,14 @@ class Seen:
         """Yield the changes in a state: all of it, if it is the first."""
         name, before = type(state).__name__.lower(), states.before_stop(state)
         generation = states.generation_of(state)
+        # There is none after the end, for which the last one stays.
         generation = self.generation if generation is None else generation
         failures = tuple(getattr(before, "failures", ()))
         is_over = states.is_empty(state)
         now = (name, generation, failures, is_over)
         if now != (self.state, self.generation, self.failures, self.is_over):
             is_another = (self.state, self.generation) != (name, generation)
+            # Places do not change within a generation, so they are sent once.
             begins = not self.state or (name == "running" and is_another)
             world = getattr(before, "world", None)
             cause = getattr(getattr(before, "roster", None), "history", None)
@@ -182,6 +184,7 @@ _UNKNOWN = Shares(math.nan, math.nan, math.nan)
 
 def _loads(loads: list[NodeLoad]) -> dict[str, list[float]]:
     columns = {name: [getattr(load, name) for load in loads] for name in NodeLoad.__struct_fields__}
+    # Columns without any value would only lengthen each sample.
     always = ("cores", "memory_nbytes")
     return {name: column for name, column in columns.items() if name in always or any(column)}
 
@@ -230,6 +233,7 @@ def node_state(view: View, node_id: int) -> str:
         return "failed"
     if node_id in getattr(state, "returned", {}):
         return "returned"
+    # Otherwise the state is that before a stop, which has been asked for since.
     if isinstance(state, states.Running) and state is view.state:
         return "in map_fun" if node_id in state.in_map_fun else "preparing"
     if isinstance(view.state, states.Gathering):

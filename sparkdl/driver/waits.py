@@ -121,6 +121,7 @@ class Waits:
             self._generation = active.generation
         before = self._totals.get(node_id)
         if before is None or active.watched_s < before.watched_s:  # another child
+            # A first report counts from 0. The default of `others_s` would mean that it is unknown.
             before = NodeActive(active.generation, others_s=0.0)
         self._totals[node_id] = active
         self._newest = number = max(self._newest, int(now_s // SLICE_S))
@@ -150,10 +151,12 @@ class Waits:
         """
         if len(node_ids) < 2:
             return {}
+        # Without the newest slice, which is still growing.
         minute = range(self._newest - SLICES, self._newest)
         by_slice = [self._lags_in(number, node_ids) for number in minute]
         if not all(by_slice):
             return {}
+        # The median, so that a node counts as awaited only if it is in most of the slices.
         lags = {node: statistics.median_low([part[node] for part in by_slice]) for node in node_ids}
         return {node: lag for node, lag in lags.items() if lag >= AWAITED}
 
@@ -165,6 +168,7 @@ class Waits:
             if part is None or part[0] < SLICE_S / 2 or self._totals[node_id].others_s < 0:
                 return {}
             waited[node_id] = float(part[2] / part[0])
+        # Of two nodes the one that waits shows how long. Their median would be half of it.
         typical = max(waited.values()) if len(waited) == 2 else statistics.median(waited.values())
         return {node_id: typical - share for node_id, share in waited.items()}
 

@@ -42,7 +42,10 @@ class ChildLog:
     """
 
     def __init__(self, kept_nbytes: int = 4 << 20, read_nbytes: int = 1 << 20) -> None:
+        # JSON may make six bytes of one, and a message to the driver holds 16 MiB.
         self.kept_nbytes, self.read_nbytes = kept_nbytes, read_nbytes
+        # The agent keeps both ends: a pipe without a writer is always readable, so the loop would
+        # spin.
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         with suppress(AttributeError, OSError):  # as large as the system has it
@@ -107,10 +110,12 @@ class ChildLog:
             self._offset, self._rest = self._offset + gone, b""
         start = self._offset - (self._nbytes - len(self._kept))
         data = bytes(self._kept[start : start + self.read_nbytes])
+        # After a full read more may follow, so the unfinished line is not the last one yet.
         is_last = is_last and len(data) < self.read_nbytes
         self._offset += len(data)
         data = self._rest + data
         cut = data.rfind(b"\n") + 1
+        # A line without an end must not be held back for ever.
         if is_last or len(data) - cut > _MAX_REST_NBYTES:
             cut = len(data)
         self._rest = data[cut:]
@@ -134,6 +139,7 @@ class ChildLog:
     def _keep(self, data: bytes) -> None:
         self._kept += data
         self._nbytes += len(data)
+        # Not at each excess: each cut moves all that is kept, so this moves a byte once on average.
         if len(self._kept) > 2 * self.kept_nbytes:
             del self._kept[: -self.kept_nbytes]
 

@@ -171,6 +171,8 @@ class Agent:
                 case states.ReportEnd(_, messages.ChildReturned() as returned):
                     self._report(returned)
                 case states.ReportEnd(generation, channel.Raised(failure, raised_s)):
+                    # By the child's own time: on a busy machine this agent may hear of the error
+                    # later than another one hears of its consequence.
                     age_s = time.monotonic() - raised_s
                     self._report_failure(generation, failure, age_s)
                 case states.ReportEnd(generation, int(status)):
@@ -197,6 +199,7 @@ class Agent:
             rank=child.rank,
             host=child.host,
             generation=generation,
+            # A killed child has reported no number itself, and the agent's own may lag behind.
             step=(at.step if at else 0) + max(failure.step, self._feeds.steps),
             log_tail=failure.log_tail if failure.traceback else self._log_tail(),
         )
@@ -219,11 +222,13 @@ class Agent:
             case messages.ChildReturned():
                 self.handle(states.ChildReportedEnd(message))
             case channel.Raised(failure, raised_s):
+                # Before the traceback is added to the log, or the failure would show it twice.
                 failure = replace(failure, log_tail=self._log_tail())
                 # For users who read only the log.
                 self._child.process.log.add(failure.traceback.rstrip())
                 self.handle(states.ChildReportedEnd(channel.Raised(failure, raised_s)))
             case channel.Checkpointed(step, feeds, problem, batches):
+                # Otherwise the child is being ended, and its part would belong to no generation.
                 if self._begun is not None:
                     covered = self._feeds.coverage(feeds)
                     part = messages.CheckpointPart(self._begun, step, covered, problem, batches)
@@ -276,6 +281,7 @@ class Agent:
                 self._feeds.on_driver_message(message)
 
     def _stop(self, grace_s: float, is_patient: bool) -> None:
+        # Asked again by a timer, since nothing reports that the last result has been read.
         if is_patient and self._feeds.store.is_answering:  # feeders still read results
             self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient)
             return
@@ -283,6 +289,7 @@ class Agent:
 
     def _detach(self) -> None:
         """Let the task end without this agent, which now lives as long as the executor's JVM."""
+        # First the watch, then the message: no moment remains in which the agent has no owner.
         if self._lifeline.detach():
             self._report(messages.Detached())
             print_status(StatusLine(is_detached=True))
@@ -296,6 +303,7 @@ class Agent:
     def _hello(self) -> messages.Hello:
         """Start to receive rows, if the node gets any; return what to report first."""
         agent_spec, tls, address = self._agent_spec, self._agent_spec.tls, ""
+        # Only a node that may get rows opens a port for them.
         if self._spec.is_fed and agent_spec.node.role.can_be_fed:
             own_tls = tls.on_this_host() if tls else None
             address = self._feeds.listen(self._child.host, own_tls)
@@ -392,14 +400,17 @@ class Lifeline:
 
 def main() -> int:
     """Run one agent; return its exit status: not 0 if another one is to be started."""
+    # Before the copy: the child and the zygote's name must not depend on the agent's own setting.
     forget_agents_threads()
     environment = dict(os.environ)  # before anything changes it
+    # The descriptor stays open: its end is what the agent ends with.
     with open(0, "rb", closefd=False) as stream:
         agent_spec, payload = read_spec(stream)
     allow_descriptors()
     form = f"%(asctime)s agent {agent_spec.node_id} %(message)s"
     logging.basicConfig(level=logging.INFO, format=form, force=True)
     work_dir = Path(tempfile.mkdtemp(prefix="sparkdl-", dir=work_root()))
+    # Reported at once: the starter deletes the folder if this process is killed.
     print_status(StatusLine(work_dir=str(work_dir)))
     try:
         status = asyncio.run(_serve(agent_spec, payload, work_dir, agent_spec.place(environment)))
@@ -419,6 +430,7 @@ async def _serve(agent_spec: AgentSpec, payload: bytes, work_dir: Path, place: P
     write_private(path, payload)
     agent = Agent(agent_spec, path, place, work_dir)
     await agent.run()
+    # A status that is not 0 makes the task start another agent, which a restart can use.
     return int(agent.was_cut_off and agent_spec.spec.settings.max_restarts > 0)
 
 

@@ -53,6 +53,7 @@ class CheckpointName:
     generation: int
 
     def __str__(self) -> str:
+        # Padded, so that a listing of the folder is in the order of the steps.
         return f"step-{self.step:010d}-{self.cluster_id}-{self.generation}"
 
     @property
@@ -102,6 +103,8 @@ class _Format(msgspec.Struct, frozen=True):
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as JSON, with its checksum."""
     body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    # The checksum stands in front, so that it covers the exact bytes behind it and not a parsed
+    # copy.
     return b'{\n "checksum": "%08x",' % zlib.crc32(body) + body[1:]
 
 
@@ -200,6 +203,7 @@ class CheckpointStore:
             raise CheckpointError(f"checkpoint_dir={self._url} cannot be read: {error}") from error
         if not found:
             return None
+        # Jobs may have made checkpoints of the same step in this folder: the later one counts.
         step, _, entry, manifest = max(found, key=lambda each: each[:2])
         return Found(CheckpointRef(f"{self._url}/{entry.name}", step, -1), manifest)
 
@@ -274,6 +278,7 @@ class CheckpointStore:
             else:
                 self._delete(entry.path)
         kept.sort(key=lambda entry: entry.name, reverse=True)
+        # One less than `keep`, because `made` itself is not in the list.
         for entry in kept[max(keep - 1, 1) :]:
             self._delete(entry.path)
 
@@ -313,6 +318,7 @@ class CheckpointStore:
                 entry.name,
             )
             return None
+        # By sizes, because checksums would take reading all files.
         there = self._files(entry.path)
         wrong = [name for name, size in manifest.files.items() if there.get(name) != size]
         if wrong:
@@ -349,6 +355,7 @@ class CheckpointStore:
                     "share: a mounted file system, HDFS or an object store"
                 )
         for node in manifest.nodes:
+            # Before the manifest, which lists all files that remain.
             self._system.delete_file(_mark(folder, node))
         complete = msgspec.structs.replace(manifest, files=self._files(folder))
         self._write(f"{folder}/{MANIFEST}", encode_manifest(complete))
@@ -403,6 +410,7 @@ class LocalStore(CheckpointStore):
         for inner, _, _ in os.walk(folder):
             _sync(Path(inner))
         folder.rename(Path(self._path, str(name)))
+        # The new name is an entry of the parent folder, which is synced for itself.
         _sync(Path(self._path))
         return f"{self._url}/{name}"
 

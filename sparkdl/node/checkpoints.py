@@ -127,6 +127,7 @@ class Checkpoints:
     def _write(self, step: int, batches: int | Mapping[str, int] | None) -> Iterator[Path]:
         store = self._store
         self._check(step)
+        # Taken before the block, in which user code may read on.
         feeds, used = self._link.feeds.positions(batches), self._link.feeds.batches_used(batches)
         name = CheckpointName(step, self._spec.cluster_id, self._generation)
         if self._leads and self._last_step is None:
@@ -146,6 +147,7 @@ class Checkpoints:
             # Report every end, Ctrl-C and sys.exit too: otherwise the first node waits for its
             # whole timeout.
             problem = f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARS]
+            # On a shared disk the folder belongs to all nodes, so only the first one deletes it.
             store.give_up(name, folder, for_all=self._leads)
             self._link.send(Checkpointed(step, {}, problem))
             raise
@@ -219,6 +221,8 @@ class Checkpoints:
                 raise CheckpointError(f"there is no checkpoint of step {step}: {news.problem}")
             if news.manifest:
                 return msgspec.json.decode(news.manifest, type=Manifest)
+            # The driver reports each time which nodes are still missing. The last report goes into
+            # the error.
             missing = news.missing
         who = ", ".join(missing) or "the driver"
         raise CheckpointError(

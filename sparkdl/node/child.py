@@ -62,6 +62,7 @@ def main(argv: list[str]) -> None:
     """Run one child from start to end."""
     channel_fd, stacks_fd, agent_pid = map(int, argv[:3])
     framework, *preload = argv[3:]
+    # Before the imports, which take seconds: the agent may end meanwhile.
     _die_with(agent_pid)
     keep_freed_memory()
     live(channel_fd, stacks_fd, partial(import_all, framework, preload))
@@ -90,7 +91,9 @@ def import_all(framework_name: str, preload: Sequence[str]) -> Imports:
     """
     framework = framework_named(framework_name)
     began_us = trace.now_us()
+    # Begun before the imports, so that Hadoop's script runs beside them.
     jars = HadoopClasspath.begin()
+    # In this order, so that variables of the user's override the framework's.
     os.environ.update({**framework.import_environment, **os.environ})
     with quick_imports():
         framework.import_modules()
@@ -110,7 +113,9 @@ def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Imports]) -> N
     end = _run(importing, link)
     trace.stop()
     link.profiler.end()
+    # As the last message: spans and profiles have gone out above, and the agent takes no more.
     link.send(end)
+    # A full disk under a redirected output must not hide how `map_fun` ended.
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -118,6 +123,7 @@ def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Imports]) -> N
 
 
 def _run(importing: Callable[[], Imports], link: AgentLink) -> ChildReturned | Raised:
+    # Stands in until the imports have succeeded, for errors that they raise.
     framework = Framework()
     kind: FailureKind = "setup"
     start: Start | None = None
@@ -126,6 +132,7 @@ def _run(importing: Callable[[], Imports], link: AgentLink) -> ChildReturned | R
         framework = imports.framework
         link.send(Imported())
         waits_us = trace.now_us()
+        # No limit: the agent ends a child whose world does not come.
         start, port = link.wait_start(Deadline.after(None), imports.more)
         if start.spec.is_traced:
             link.begin_trace(start.world.generation, len(start.spec.nodes))
@@ -138,14 +145,17 @@ def _run(importing: Callable[[], Imports], link: AgentLink) -> ChildReturned | R
         with trace.span("launch", "prepare"):
             map_fun, args = cloudpickle.loads(payload.read_bytes())
             ctx = _prepare(framework, start, link, port, payload.parent / "scratch")
+        # TensorFlowOnSpark does the same with a list: `map_fun` may parse its own command line.
         if isinstance(args, list):
             sys.argv = args
+        # Errors before this line are failures of the set-up, those after it are the user's.
         kind = "exception"
         _note_thread_exits()
         link.profiler.is_in_map_fun = True
         generation = start.world.generation
         link.send(ChildRunning(generation, os.getpid()))
         if ctx.member.role.is_server:
+            # Never returns: the agent ends a server.
             framework.serve(ctx.batches)
         others = len(start.world.trainers) > 1 and ctx.member.role.is_trainer and not ctx.num_gpus
         with trace.span("launch", "map_fun"), WaitWatch(link.send, others):
@@ -188,6 +198,7 @@ def _prepare(
     ctx = NodeContext(start.world, member, start.spec, link, port, start.resume, scratch)
     enter(ctx)
     framework.before_map_fun(start.world, member)
+    # Last of all, so that another process has the least time to take the port.
     if start.spec.release_port or member.role.is_server:
         ctx.release_port()
     return ctx
@@ -269,6 +280,7 @@ def _raised(
             pid=os.getpid(),
             exit_code=exit_code,
             exception_type=f"{type(error).__module__}.{type(error).__qualname__}",
+            # The end of a traceback names the error, so the beginning is cut.
             traceback=user_traceback(error)[-_MAX_TEXT_CHARS:],
             generation=start.world.generation if start else 0,
             step=steps,
@@ -303,6 +315,7 @@ def _plain(text: str) -> str:
 
 
 def _shorten(told: traceback.TracebackException, is_ours: bool, seen: set[int]) -> None:
+    # Causes and contexts of exceptions may form a circle.
     if id(told) in seen:
         return
     seen.add(id(told))

@@ -73,6 +73,7 @@ class NodeChild:
         """Start another child in the place of the one that has ended."""
         self.process.close()
         self._port.close()
+        # Another port in each round: the last one may have been lost to another process.
         self._start(generation)
 
     def begin(self, world: World, resume: Resume) -> None:
@@ -128,6 +129,7 @@ class NodeChild:
     def _holds_zygote(self, place: Place) -> bool:
         """Connect to a zygote, which then stays for this agent; return whether there is one."""
         if self._zygote is not None:
+            # The zygote may have ended since the last round. A read shows it without waiting.
             with suppress(OSError):
                 try:
                     self._zygote.recv(1)  # it sends nothing: this is the end of the connection

@@ -208,6 +208,8 @@ class NodeContext(LegacyContext):
         nodes = tuple(sharer.node.node_id for sharer in sharers)
         own, row_seed = self.member.node.node_id, seed if shuffle else None
         done = self._checkpoints.covered(reader.feed) if is_trainer else {}
+        # The driver takes no part: each agent lists the files and makes the same plan of these
+        # values.
         share = (nodes, own, batches.stored, dict(files.options), epochs, row_seed, done)
         self._link.send(ReadParquet(reader.feed, paths, *share))
         return batches
@@ -248,6 +250,7 @@ class NodeContext(LegacyContext):
         from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
         from sparkdl.feed.adapters.tensorflow import tf_dataset
 
+        # Keras takes the first epoch's length for all, and the first after a restart is a rest.
         let_epochs_differ()
         columns = _wanted(x, y) or None
         batches = self.batches(batch_size, columns, feed, even, tail, shuffle, seed, pad)
@@ -321,6 +324,8 @@ class NodeContext(LegacyContext):
             from sparkdl.feed.adapters.jax import GlobalRows
 
             batch_size = GlobalRows.of(sharding).share_of(batch_size)
+        # Full batches by default: a global array needs rows of every node, and XLA compiles each
+        # new shape.
         options = {"tail": "pad", "even": self.num_workers > 1 or None, **options}
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
         return JaxBatches(batches, x, y, sharding, prefetch)
@@ -428,6 +433,7 @@ class NodeContext(LegacyContext):
         """
         self._check_trains("ctx.all_gather and ctx.barrier")
         timeout_s = self._spec.settings.feeding.timeout_s if timeout_s is None else timeout_s
+        # A barrier carries no values: nodes that only wait for each other may still train alone.
         if value is not None:
             note_exchange()
         return self._link.all_gather(value, timeout_s, self.member.node.name, self.generation)
@@ -521,6 +527,8 @@ class NodeContext(LegacyContext):
     def _is_even(self, even: bool | None) -> bool:
         """Return `even`, by default whether a framework trains synchronously on several nodes."""
         is_trainer = self.member.role.is_trainer
+        # Nodes of `plain` have no collectives of a framework in which they could wait for each
+        # other.
         in_step = is_trainer and self._spec.framework != "plain" and self.num_workers > 1
         return in_step if even is None else even
 

@@ -48,6 +48,8 @@ class DrainNotice:
         """Take the reports of all nodes; there are none if one has returned from `map_fun`."""
         with self._changed:
             if end.values:
+                # One after the largest number: no node has made this call yet, so all can still
+                # answer alike.
                 self._due.add(1 + max(map(decode_value, end.values)))
             self._open.discard(end.number)
             self._changed.notify_all()

@@ -38,6 +38,7 @@ def mark_error_lines() -> None:
 
     def marked(text: str, /) -> int:
         write(marker(text))
+        # The length without marks: callers of `write` compare it with the length of their text.
         return len(text)
 
     sys.stderr.write = marked  # type: ignore[method-assign]

@@ -149,6 +149,8 @@ class Place:
             OSError: if neither is possible.
         """
         deadline = Deadline.after(_START_S)
+        # Between a zygote's end and the next one's start, or while two agents compete to start one,
+        # a connection is refused. So the loop tries until the deadline.
         while True:
             try:
                 return _connect(self.name, request, fds)
@@ -167,6 +169,7 @@ class Place:
             ends = [*os.pipe(), *os.pipe()]
             stdin = ours.enter_context(open(ends[1], "wb"))
             stdout = ours.enter_context(open(ends[2], "rb"))
+            # With copies of its ends here, the agent's pipes would stay open after its end.
             for fd in (ends[0], ends[3]):
                 theirs.callback(os.close, fd)
             try:
@@ -175,6 +178,7 @@ class Place:
                 answer = decode_answer(sock.recv(MAX_NBYTES))
                 if isinstance(answer, Forked):
                     agent = ForkedAgent(answer.pid, sock, stdin, stdout)
+                    # From here on the agent's owner closes them.
                     ours.pop_all()
                     return agent
             except (OSError, msgspec.MsgspecError):  # none is there, or it has just ended
@@ -188,6 +192,7 @@ class Place:
             except OSError:
                 os.sched_yield()  # another agent of this executor was faster, and listens at once
                 return
+            # Before the zygote runs: connections wait in the backlog while its Python starts.
             listener.listen(BACKLOG)
             output = nameless_file("sparkdl-zygote")
             fds = (listener.fileno(), output)
@@ -199,6 +204,8 @@ class Place:
                     stdout=output,
                     stderr=output,
                     pass_fds=fds,
+                    # It serves other agents, too, so signals for this agent's group must not reach
+                    # it.
                     start_new_session=True,
                 )
             finally:

@@ -92,6 +92,8 @@ def list_gpus(nvml: Any) -> list[Gpu]:
     found: list[Gpu] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         with suppress(nvml.NVMLError):
+            # A hidden GPU raises here. The others keep the numbers that nvidia-smi and Spark count
+            # by.
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             name = str(nvml.nvmlDeviceGetName(handle))
             parts = _instances(nvml, handle) or [handle]
@@ -146,6 +148,7 @@ class GpuShare:
 
 
 FREE = "free"
+# Empty hides all GPUs from CUDA. Without the variable a process sees all.
 NONE = GpuShare({"CUDA_VISIBLE_DEVICES": ""})
 
 
@@ -177,12 +180,14 @@ def share_gpus(
         return _claimed_share(wanted, who, f"num_gpus={wanted}", environ, wait_s)
     if not has_driver() or visible_gpus(environ) == ():
         return GpuShare()
+    # Pods have networks of their own, so one does not see the claims of another.
     if Environment.read(environ).is_pod:
         note = "no GPU: Spark assigned none to this pod's task. Ask with num_gpus, see "
         return GpuShare(NONE.environment, note + docs_page("gpus"))
     try:
         return _claimed_share(1, who, "the default without Spark's own GPUs", environ, wait_s)
     except FrameworkMissingError as error:
+        # The user asked for no GPU: the default must not fail a node for want of NVML.
         seen = "GPUs are not shared out, and this node sees all of its host's"
         return GpuShare(note=f"{seen}: {error}")
 
@@ -277,9 +282,11 @@ def _claimed_share(
             if claims:
                 seen = {"CUDA_VISIBLE_DEVICES": ",".join(claims)}
                 return GpuShare(seen, claims=tuple(claims.values()))
+            # More GPUs than the host has will not come, however long the wait.
             if deadline.has_passed or len(gpus) < count:
                 raise SparkConfigError(_lack(count, gpus, who, why, visible))
             # Jitter, so that agents that want the same GPUs do not collide again.
+            # The kernel reports no release of a name, so this asks again and again.
             pause.wait(min(_POLL_S * random.uniform(0.5, 1.5), deadline.remaining_s))
 
 
@@ -289,11 +296,13 @@ def _claim(gpus: Sequence[Gpu], count: int) -> dict[str, socket.socket]:
     with ExitStack() as held:
         claims: dict[str, socket.socket] = {}
         for place, gpu in enumerate(idle):
+            # With too few left, further claims would only keep another node from its GPUs.
             if len(claims) == count or len(claims) + len(idle) - place < count:
                 break
             claim = claim_gpu(gpu.uuid)
             if claim is not None:
                 claims[gpu.uuid] = held.enter_context(claim)
+        # All or none: two nodes that each hold half of the GPUs would wait for each other.
         if len(claims) < count:
             return {}
         held.pop_all()

@@ -111,6 +111,7 @@ class AgentLink:
         start = None
         with suppress(queue.Empty):
             try:
+                # Not at once: if the world is about to begin, these imports would delay it.
                 start = self._starts.get(timeout=min(idle_s, deadline.remaining_s))
             except queue.Empty:
                 when_idle()
@@ -167,12 +168,14 @@ class AgentLink:
 
     def close(self) -> None:
         """End the link in order; the agent sees the end of the stream."""
+        # Before the shutdown: otherwise the thread takes the end of the stream for a lost agent.
         self._is_closing = True
         self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._sock.close()
         while start := self._starts.get():  # the last one is None
             close_fd(start[1])
+        # The loop has taken the end of the queue, which a later wait has to find, too.
         self._starts.put(None)
 
     def _receive(self) -> None:
@@ -184,6 +187,7 @@ class AgentLink:
         except (OSError, SparkdlError) as error:
             _log.debug("The pipe to the agent broke: %s", error)
         unframer.close()
+        # For the main thread, if it still waits for the world.
         self._starts.put(None)
         self.feeds.lose()
         if not self._is_closing:
@@ -192,6 +196,8 @@ class AgentLink:
 
     def _hears(self) -> bool:
         """Wait for the agent; false if it has been silent until the driver may give it up."""
+        # The lease comes with `Start`. Until then only the end of the pipe shows that the agent is
+        # gone.
         if self._look_s is None:
             return True
         ears = select.poll()
@@ -202,10 +208,13 @@ class AgentLink:
         match message:
             case Start():
                 self._look_s = look_s(message.spec.settings.lease_s, len(message.spec.nodes))
+                # Before the main thread learns of the world: user code asks for readers as soon as
+                # it runs.
                 self.feeds.begin(message, self._watch_training(message))
                 self._starts.put((message, fd))
             case Drain():
                 self.draining.hear(message)
+            # Negative numbers belong to notices that executors end, see `Drain`.
             case AllGathered() if message.number < 0:
                 self.draining.settle(message)
             case CheckpointCommit() | AllGathered() | LoneNodes():
@@ -278,5 +287,6 @@ def reported(step: Any, metrics: Mapping[str, Any]) -> Reported:
         except (TypeError, ValueError) as error:
             text = f"report({name}={value!r}): must be a number ({error})"
             raise ConfigError(text) from None
+        # JSON has no number for infinity and NaN: a loss of NaN would end the node.
         values[name] = found if math.isfinite(found) else str(found)
     return Reported(number, values)

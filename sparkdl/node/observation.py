@@ -66,6 +66,7 @@ class Observation:
         if isinstance(message, Profiled):
             self._profiles.answer(message)
         elif isinstance(message, Imported) and self._spec.is_watched:
+            # Not before: a child has no process id while the zygote imports for it.
             self._load.begin(self._child.process.pid)
         else:
             self._activity.note(message)
@@ -86,6 +87,7 @@ class Observation:
     def end(self) -> None:
         """Report the last of a child that has ended."""
         self._profiles.child_ended()
+        # All of them now: the next child of this node has a log of its own.
         while self._streams_log and self._report_lines(is_last=True):
             pass
         last = self._child.process.log.tail()

@@ -112,6 +112,7 @@ def sampled(until_s: float, is_over: threading.Event) -> dict[str, int]:
     texts: dict[_Place, str] = {}
     left, last_s = _MAX_NCHARS, time.monotonic()
     while last_s < until_s and not is_over.wait(PERIOD_S):
+        # A late look counts for the periods that it has missed.
         periods = int((min(time.monotonic(), until_s) - last_s) / PERIOD_S + 0.5)
         last_s += max(periods, 1) * PERIOD_S
         for stack in _stacks(texts):

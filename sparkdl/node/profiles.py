@@ -52,6 +52,7 @@ class Profiles:
             self._report(Profiled(asked.request, problem="there is no child"))
             return
         folder = f"{asked.folder}/{self._node.replace(':', '-')}" if asked.folder else ""
+        # The loop's clock is the monotonic one, which all processes of a host share.
         until_s = self._loop.time() + asked.seconds
         limit_s = asked.seconds + answer_s(asked.tool)
         give_up = partial(self._give_up, asked.request, pid, limit_s)
@@ -77,6 +78,7 @@ class Profiles:
     def answer(self, message: Profiled) -> None:
         """Pass on an answer, the child's or one that is given for it."""
         timer = self._awaited.pop(message.request, None)
+        # Otherwise this request has an answer: the child's own came too late.
         if timer is not None:
             timer.cancel()
             self._report(message)

@@ -53,9 +53,12 @@ class FeedReaders:
         with self._lock:
             reader = self._readers.get(feed)
             if reader is None:
+                # The driver does not have to supply a feed that the node fills itself.
                 supply = None if feed in self._own else self._supply
                 reader = self._readers[feed] = FeedReader(feed, self._send, supply=supply)
                 reader.begin(self.watch, self._tracks, self._is_resumed)
+                # A reader that is asked for after the end would otherwise wait for rows that never
+                # come.
                 if self._has_ended and feed not in self._own:
                     reader.hear(EndMark(feed))
                 if self._is_lost:
@@ -140,6 +143,7 @@ class FeedReaders:
         match message:
             case Segment(feed):
                 self._supply.begin(feed)
+                # The kernel had no descriptor left for these rows, so they are lost.
                 if fd < 0:
                     self.reader(feed).fail(ReadError(f"rows are lost: {OUT_OF_DESCRIPTORS}"))
                 else:

@@ -64,6 +64,8 @@ def reserve_port(host: str, environment: Environment) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
+    # Linux lets a server listen beside this socket if both set the option, as those of TensorFlow,
+    # PyTorch and JAX do. So the port is reserved until the server has it.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, environment.node_port or 0))
@@ -79,6 +81,7 @@ def reserve_port(host: str, environment: Environment) -> socket.socket:
 def work_root(environ: Mapping[str, str] | None = None) -> Path:
     """Return where to put a node's files: the executor's own directory, which Spark cleans up."""
     env = os.environ if environ is None else environ
+    # Set by a standalone worker, by YARN, and on Kubernetes or by the user, in this order.
     for name in ("SPARK_EXECUTOR_DIRS", "LOCAL_DIRS", "SPARK_LOCAL_DIRS"):
         first = env.get(name, "").partition(",")[0].partition(os.pathsep)[0]
         if first and Path(first).is_dir():
@@ -101,6 +104,7 @@ def free_memory() -> int:
     free, limit, used = int(psutil.virtual_memory().available), cgroup_limit(), _cgroup(_USED)
     if limit is None or used is None:
         return free
+    # A cgroup counts the page cache of its files as used.
     return min(free, limit - used + (_cgroup(_UNUSED_CACHE) or 0))
 
 
@@ -159,6 +163,7 @@ def memory_cgroups() -> list[Path]:
         return []
     found: list[Path] = []
     for line in lines:
+        # Number 0 is the hierarchy of version 2 (cgroups(7)).
         number, controllers, path = line.split(":", 2)
         if number == "0":
             roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
@@ -166,6 +171,7 @@ def memory_cgroups() -> list[Path]:
             roots = [Path("/sys/fs/cgroup/memory")]
         else:
             continue
+        # In a container the path may be the host's, while its own group is mounted at the root.
         found += [*(root / path.lstrip("/") for root in roots), *roots]
     return found
 
@@ -244,6 +250,7 @@ class HadoopClasspath:
         command = " ".join(map(str, self._process.args))  # type: ignore[arg-type]
         with self._process as process:
             try:
+                # It reads both pipes at once: a class path may be longer than a pipe holds.
                 jars, problem = process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()

@@ -117,6 +117,7 @@ def start_agent(
         stdout=subprocess.PIPE,
         stderr=stderr,
         env=_of_agent(environment),
+        # Ctrl-C and other signals for its starter's group do not reach the agent.
         start_new_session=True,
     )
     assert process.stdin is not None
@@ -133,12 +134,10 @@ def start_agent(
 
 
 def _of_agent(environment: dict[str, str]) -> dict[str, str]:
-    """Return it with one thread for numpy, which comes along with Arrow: an agent computes nothing.
-
-    By default numpy starts a thread for each core when it is imported.
-    """
+    """Return it with one thread for numpy, which Arrow brings along: an agent computes nothing."""
     if _THREADS in environment:
         return environment
+    # By default numpy starts a thread for each core when it is imported.
     return {**environment, _THREADS: "1", _IS_AGENTS: "1"}
 
 
@@ -183,6 +182,7 @@ def _read(stream: BinaryIO, nbytes: int) -> bytes:
 
 def write_private(path: Path, data: bytes) -> None:
     """Write a file that only this user can read."""
+    # O_EXCL, so that it never writes into a file that another process has put there.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(fd, "wb") as file:
         file.write(data)

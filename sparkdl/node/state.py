@@ -208,7 +208,11 @@ def step(state: State, event: Event, now_s: float) -> Step[State]:
     return transition(TRANSITIONS, state, event, now_s)
 
 
+# A child waits for its world, trains, and reports how `map_fun` has ended.
+
+
 def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step[Ready | Begun]:
+    # A late message about another round.
     if event.world.generation != state.generation:
         return state, []
     return Begun(state.generation), [StartChild(event.world, event.resume)]
@@ -217,6 +221,7 @@ def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step[Ready | 
 def _reported_end(state: Ready | Begun, event: ChildReportedEnd, now_s: float) -> Step[Leaving]:
     leaving = Leaving(state.generation, event.outcome, now_s + EXIT_GRACE_S)
     outcome = event.outcome
+    # Feeders whose rows are refused show this text to the user.
     why = "map_fun has ended" if isinstance(outcome, ChildReturned) else outcome.failure.describe()
     return leaving, [CloseFeeds(why)]
 
@@ -224,15 +229,20 @@ def _reported_end(state: Ready | Begun, event: ChildReportedEnd, now_s: float) -
 def _exited_unreported(state: Ready | Begun, event: ChildExited, now_s: float) -> Step[Idle]:
     report = ReportEnd(state.generation, event.status)
     how = status_in_words(event.status)
+    # Kill is for the processes that the child has started and left in its group.
     return Idle(state.generation), [CloseFeeds(f"the child has died ({how})"), Kill(), report]
 
 
 def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step[Idle]:
+    # The outcome counts, whatever the exit status: `map_fun` had ended before.
     return Idle(state.generation), [Kill(), ReportEnd(state.generation, state.outcome)]
 
 
 def _leaving_expired(state: Leaving, event: DeadlinePassed, now_s: float) -> Step[Leaving]:
     return replace(state, deadline_s=math.inf), [Kill()]
+
+
+# A child is asked to end: for good, for another round, or with the agent.
 
 
 def _end_child(
@@ -261,6 +271,7 @@ def _cluster_failed(reason: str) -> str:
 def _round(state: WithChild, event: RoundRequested, now_s: float) -> Step[WithChild | Ending]:
     if event.generation <= state.generation:
         return state, []
+    # Without grace: all nodes wait for this one, and its work since the checkpoint is lost anyway.
     return _end_child("round", event.generation, 0.0, now_s)
 
 
@@ -271,6 +282,7 @@ def _idle_round(state: Idle, event: RoundRequested, now_s: float) -> Step[Idle |
 
 
 def _ending_round(state: Ending, event: RoundRequested, now_s: float) -> Step[Ending]:
+    # A node that was asked to end never starts a child again.
     if state.then == "gone" or event.generation <= state.generation:
         return state, []
     return replace(state, then="round", generation=event.generation), []
@@ -281,6 +293,7 @@ def _stop(state: Ready | Begun | Leaving, event: StopRequested, now_s: float) ->
 
 
 def _ending_stop(state: Ending, event: StopRequested, now_s: float) -> Step[Ending]:
+    # A second request may shorten the time that the child has, and never extends it.
     return replace(state, then="gone", deadline_s=min(state.deadline_s, now_s + event.grace_s)), []
 
 
@@ -289,6 +302,7 @@ def _idle_stop(state: Idle, event: StopRequested, now_s: float) -> Step[Gone]:
 
 
 def _ending_expired(state: Ending, event: DeadlinePassed, now_s: float) -> Step[Ending]:
+    # SIGKILL cannot be ignored, so the exit follows and no further deadline is needed.
     return replace(state, deadline_s=math.inf), [Kill()]
 
 

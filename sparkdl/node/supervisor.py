@@ -83,6 +83,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._zygote: socket.socket | None = None
         """Connects with the zygote: it stands for the child that this forks."""
+        # The kernel counts for the whole cgroup, since its beginning.
         self._oom_kills_before = oom_kills()
         self._has_swept = False
 
@@ -114,6 +115,7 @@ class Child:
         """
         child = cls(spec)
         child._loop, child._on_exit, child._say = loop, on_exit, say
+        # The child's ends stay open here until it exists: a cold start needs them.
         environment = {**spec.environment, "SPARKDL_NODE": spec.node}
         request = Request("child", node=spec.node, environment=environment, agent_pid=os.getpid())
         fds = (child._theirs.fileno(), child.stacks.fd, child._log_fd)
@@ -135,6 +137,7 @@ class Child:
             # A reset connection is treated like a closed one.
             data = b""
         answer = decode_answer(data) if data else None
+        # One packet is one answer: the socket keeps their boundaries.
         if isinstance(answer, Forked):
             self.pid = answer.pid
             self._close_theirs()
@@ -211,6 +214,8 @@ class Child:
         Once the child has been waited for, one signal still goes out, to the processes it left
         behind. No further one does: the system may have reused the group's number.
         """
+        # No process exists yet. The zygote drops a request whose connection has ended, so this
+        # reports the end that a process would have had.
         if not self.pid and self._leave_zygote():
             self._loop.call_soon(self._end, -number)
         if self._has_swept or not self.pid:
@@ -235,8 +240,10 @@ class Child:
             return replace(failure, message=unknown_end(oom_killed))
         if status >= 0:
             return replace(failure, kind="exit", exit_code=status)
+        # The kernel names no process: it only counts the kills of the cgroup.
         if status == -signal.SIGKILL and oom_killed:
             failure = replace(failure, kind="oom")
+        # JAX and TensorFlow abort natively when a peer is lost, so only the log shows the cause.
         framework, log = framework_named(spec.framework), "\n".join(self.log.tail())
         is_consequence = status == -signal.SIGABRT and framework.is_peer_lost_in(log)
         return replace(failure, signal_number=-status, is_consequence=is_consequence)
@@ -269,6 +276,8 @@ def watch_pid(
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return loop.call_soon(on_exit).cancel
+    # AttributeError without pidfd_open (macOS); OSError where the kernel lacks it or a sandbox
+    # forbids it.
     except (AttributeError, OSError):
         waits = wait or (lambda: _wait_for_stranger(pid))
         threading.Thread(
@@ -277,6 +286,7 @@ def watch_pid(
         return lambda: None
 
     def end() -> None:
+        # False for a second call, which could close another file that has been given this number.
         if loop.remove_reader(fd):
             os.close(fd)
 
@@ -336,6 +346,8 @@ class StackFile:
             if self.fd < 0:
                 then("the child has ended")
                 return
+            # The handler does not say when it is done. A size that stays the same between two looks
+            # does.
             size = os.fstat(self.fd).st_size
             if size_before == size > start:
                 then(os.pread(self.fd, size - start, start).decode(errors="replace"))

@@ -163,16 +163,16 @@ class NodeTask:
             self._run(node_id, f"{context.stageId()}.{context.partitionId()}")
         except LaunchError as error:
             problem = parse_problem(str(error))
+            # Reported rather than raised: Spark would try four times and print all tracebacks.
             # If the driver was there before and is gone now, the cluster has ended: not an error.
+            # Only a first attempt may end in order. A later one raises, so that Spark repeats it,
+            # perhaps on another executor.
             if problem is None or attempt or not (self._report(problem) or has_been_there):
                 raise
         yield pa.RecordBatch.from_pydict({"node_id": [node_id]})
 
     def _report(self, problem: Problem) -> bool:
-        """Report to the driver why the node cannot start; return whether it knows now.
-
-        Otherwise Spark would try four times, and print all of its tracebacks.
-        """
+        """Report to the driver why the node cannot start; return whether it knows now."""
         from sparkdl.control.client import CoordinatorClient
 
         refused = Refused(problem.kind, problem.text)
@@ -215,6 +215,7 @@ class NodeTask:
         Raises:
             LaunchError: with the `Problem` that it had.
         """
+        # A file, because a pipe without a reader would block the agent once it is full.
         with tempfile.TemporaryFile() as stderr:
             process = start_agent(agent_spec, self.payload, sys.path, stderr.fileno())
             assert process.stdout is not None
@@ -228,8 +229,10 @@ class NodeTask:
                     _leave(process)
                     return ""
             status = process.wait()
+            # The status of an agent is lost if the zygote that forked it has ended before.
             if is_over:
                 status = 0
+            # A killed agent leaves its files behind.
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
             if problem and status:

@@ -61,6 +61,7 @@ class TensorBoard:
             self._running = asyncio.create_task(self._run())
         elif rank != 0 and self._running is not None:
             self._running.cancel()
+            # Kept for `close`: the process must not outlive the agent.
             self._ending.append(self._running)
             self._running = None
 
@@ -83,6 +84,7 @@ class TensorBoard:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
+                # TensorBoard imports TensorFlow, which must not take memory of the node's GPUs.
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
                 start_new_session=True,
             )
@@ -102,6 +104,7 @@ class TensorBoard:
         async for line in process.stdout:
             self._lines.append(line)
             if found := _ANNOUNCED.search(line):
+                # The line alone is no proof that the address can be reached.
                 await self._ask(int(found[1]))
                 return int(found[1])
         raise LaunchError(f"it ended with status {await process.wait()}")

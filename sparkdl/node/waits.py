@@ -150,6 +150,8 @@ class WaitWatch:
             return "unknown"
         if place == "library" or (place == "native" and "futex" not in sleeps_in):
             return "works"
+        # TensorFlow runs generators of rows in threads of its own. One that makes a row is the
+        # node's own work, whatever the kernel says of it.
         produces = any(
             place != "others" and is_called_by_tensorflow(frames[ident])
             for ident, place in beside.items()

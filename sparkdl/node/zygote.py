@@ -90,6 +90,7 @@ class ImportedFiles:
                 path = object.__getattribute__(module, "__dict__").get("__file__")
             except AttributeError:
                 continue
+            # Not every `__file__` is a path: that of `torch.ops` names no file.
             if isinstance(path, str) and os.path.isabs(path) and path not in self._stamps:
                 self._stamps[path] = _stamp(path, began_s)
 
@@ -163,11 +164,14 @@ class _Zygote:
             for key, _mask in events:
                 if key.fileobj in self._selector.get_map():  # not closed by an earlier one
                     key.data()
+                # A forked process must leave at once: the other events belong to the zygote.
                 if self._job is not None or self._is_over:
                     return self._job
             now_s = time.monotonic()
             if self._open:
                 idle_since_s = now_s
+            # A zygote that only waits for the next launch gives its memory back when the executor
+            # needs it.
             elif now_s - idle_since_s >= self.keep_s or lack_of_memory():
                 return None
             if not events and self.imports and not self._has_more:
@@ -192,6 +196,7 @@ class _Zygote:
         self._files.add(began_s)
         # Forks share these objects' memory until one writes to it, and a collection would.
         gc.freeze()
+        # The imports since the last check may have started threads as well.
         self.plan = msgspec.structs.replace(self.plan, problem=_what_is_unsafe())
         if self.keep_s and not self.plan.problem:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -222,6 +227,8 @@ class _Zygote:
             # A reset connection is treated like a closed one.
             data, fds = b"", []
         try:
+            # A connection is one process and carries one request. A second message breaks the
+            # protocol.
             if not data or connection.kind:
                 self._hang_up(connection)
                 return
@@ -234,11 +241,13 @@ class _Zygote:
         except (ValueError, ProtocolError):
             self._hang_up(connection)
         finally:
+            # In a forked process the job still uses the descriptors.
             if self._job is None:
                 for fd in fds:
                     close_fd(fd)
 
     def _fork(self, connection: _Connection, request: Request, fds: list[int]) -> None:
+        # -1 stands for a descriptor that the kernel has dropped, see `receive_with_fds`.
         if -1 in fds or len(fds) != MAX_FDS:
             raise ProtocolError(f"{len(fds)} descriptors came with a request")
         if self.plan.problem or self.imports is None:
@@ -250,10 +259,12 @@ class _Zygote:
             _answer(connection, Unsafe(f"it cannot be forked: {error}"))
             return
         if connection.pid:
+            # The number cannot belong to another process yet: only `_reap` waits for this child.
             connection.pidfd = os.pidfd_open(connection.pid)
             reap = partial(self._reap, connection)
             self._selector.register(connection.pidfd, selectors.EVENT_READ, reap)
             if request.kind == "child":
+                # Without times, so that the timeline shows the import once and not for each child.
                 self.imports = Imports(self.imports.framework)
             return
         os.setsid()
@@ -267,6 +278,8 @@ class _Zygote:
     def _let_go(self) -> None:
         """Close the zygote's descriptors in a process that was forked."""
         for key in list(self._selector.get_map().values()):
+            # Closed by number and then detached: a destructor would close the number a second time,
+            # when it may belong to another file.
             os.close(key.fd)
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.detach()
@@ -277,6 +290,7 @@ class _Zygote:
         os.close(connection.pidfd)
         _pid, status = os.waitpid(connection.pid, 0)
         connection.pid = 0
+        # `_hang_up` has closed the connection and left its end to this function.
         if connection.sock.fileno() < 0:
             self._open.discard(connection)
             return
@@ -287,6 +301,7 @@ class _Zygote:
         connection.sock.close()
         if not connection.pid:
             self._open.discard(connection)
+        # An agent is left alone: it ends with its standard input, or with its executor.
         elif connection.kind == "child":
             for kill in (os.killpg, os.kill):  # it may not have a group yet
                 with suppress(ProcessLookupError):
@@ -302,6 +317,8 @@ def _run_agent(zygote: _Zygote, request: Request, fds: list[int]) -> NoReturn:
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
+    # The imports may have set variables. The name of a zygote depends on the environment, so the
+    # agent needs the original one.
     os.environ.clear()
     os.environ.update(zygote.environment)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
@@ -309,6 +326,7 @@ def _run_agent(zygote: _Zygote, request: Request, fds: list[int]) -> NoReturn:
     from sparkdl.node.agent import main as run
 
     status = run()
+    # `os._exit`, which follows, would skip them.
     atexit._run_exitfuncs()
     # Python would free what the zygote has imported, and so copy all of its pages first.
     os._exit(status)  # noqa: TID251
@@ -345,17 +363,16 @@ def _fork() -> int:
 
 
 def _what_is_unsafe() -> str:
-    """Return why this process must not fork, in words; empty if it may.
-
-    A fork that does nothing comes first: OpenBLAS ends its threads at each, and starts them again
-    when they are needed.
-    """
+    """Return why this process must not fork, in words; empty if it may."""
+    # A fork that does nothing comes first: OpenBLAS ends its threads at each fork, and starts them
+    # again when they are needed.
     if not (pid := _fork()):
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     names = []
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
+            # The main thread has the number of the process.
             if int(thread) != os.getpid() and (name := file.read().strip()) != _FORK_SAFE:
                 names.append(name)
     if names:
@@ -370,6 +387,7 @@ def _what_is_unsafe() -> str:
 def _begin_again(plan: Plan, environment: Mapping[str, str], **changes: Any) -> NoReturn:
     """Replace this process by a zygote that has imported nothing, and listens in its place."""
     plan = msgspec.structs.replace(plan, **changes)
+    # exec closes every descriptor that Python has opened (PEP 446), unless it is inheritable.
     for fd in (plan.listener_fd, plan.output_fd, plan.first_fd):
         if fd >= 0:
             os.set_inheritable(fd, True)
@@ -379,6 +397,7 @@ def _begin_again(plan: Plan, environment: Mapping[str, str], **changes: Any) -> 
 def _accepted(listener: socket.socket) -> socket.socket | None:
     """Accept a connection; return it if it is of the same user."""
     sock, _address = listener.accept()
+    # Abstract names have no permissions: any user of the host can connect.
     if peer_of(sock).uid == os.geteuid():
         return sock
     sock.close()
@@ -395,16 +414,17 @@ def _first(listener: socket.socket) -> socket.socket | None:
 
 @contextmanager
 def _ending_with(sock: socket.socket) -> Iterator[None]:
-    """Let the kernel end this process when the agent closes `sock`, because an import may hang.
-
-    A thread or a handler of Python's would not run while C code holds the GIL. The kernel sends
-    SIGIO at whatever happens to `sock` (F_SETOWN in fcntl(2)): after the request, that is its end.
-    """
+    """Let the kernel end this process when the agent closes `sock`, because an import may hang."""
+    # The request must be there already: its arrival would raise SIGIO, too.
     select.select([sock], [], [], _FIRST_S)
     flags = fcntl.fcntl(sock, fcntl.F_GETFL)
+    # A thread or a handler of Python's would not run while C code holds the GIL. The kernel sends
+    # SIGIO at whatever happens to `sock` (F_SETOWN in fcntl(2)): after the request, that is its
+    # end.
     fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(sock, fcntl.F_SETFL, flags | os.O_ASYNC)
     try:
+        # The agent may have gone before the kernel was asked to signal it.
         ended = select.poll()
         ended.register(sock, 0)  # POLLHUP alone
         if ended.poll(0):
@@ -417,6 +437,8 @@ def _ending_with(sock: socket.socket) -> Iterator[None]:
 def _retitle(*words: str | int) -> None:
     """Change the command that `ps` shows; it cannot grow longer than this process's."""
     with open("/proc/self/stat") as file:
+        # The name, in parentheses, may contain spaces. Fields 48 and 49 of proc(5) are the
+        # addresses of the first and the last byte of the command line.
         numbers = file.read().rpartition(")")[2].split()
     start, end = int(numbers[45]), int(numbers[46])
     command = [sys.executable, "-m", *map(str, words)]
@@ -432,11 +454,14 @@ def main(argv: list[str]) -> int:
     first = socket.socket(fileno=plan.first_fd) if plan.first_fd >= 0 else _first(listener)
     if first is None:
         return 0
+    # Programs that the imports start must not keep the name of this zygote, or its connections.
     for fd in (plan.listener_fd, plan.output_fd, first.fileno()):
         os.set_inheritable(fd, False)
     environment, began_s = dict(os.environ), time.time()
     imports, files = None, ImportedFiles()
     if not plan.problem:
+        # A zygote that begins again has the file of the imports before, which no child may show
+        # again.
         os.ftruncate(plan.output_fd, os.lseek(plan.output_fd, 0, os.SEEK_SET))
         keep_freed_memory()
         try:
@@ -447,6 +472,8 @@ def main(argv: list[str]) -> int:
         except Exception as error:  # noqa: BLE001 (a cold child raises it again, and reports it)
             problem = f"{type(error).__name__}: {error}"
         if problem:
+            # The imports' threads and memory go with this image. The next one only answers why it
+            # cannot fork.
             _begin_again(plan, environment, problem=problem, first_fd=first.fileno())
     job = _Zygote(plan, listener, imports, environment, _files=files).serve(first)
     return job() if job is not None else 0

@@ -65,8 +65,10 @@ class ServedQuery(FeedQuery, StreamingQuery):
                     if at_work is not None and has_fed:
                         is_whole = at_work.exception() is None and at_work.result()
                         fed, at_work = ready if is_whole else "stop", None
+                    # The number shows the server that this client lives, see `HandOver`.
                     conf.set(f"{name}.said", f"{fed} {(beat := beat + 1)}")
                     next_s = Deadline.after(_BEAT_S)
+                    # Not at each look: the question is a request to the server.
                     if not self.isActive:
                         break
                 threading.Event().wait(server_task.LOOK_S)

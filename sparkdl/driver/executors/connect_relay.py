@@ -109,6 +109,7 @@ class ClientRelay:
                 f"{problem}. Set SPARKDL_DRIVER_HOST to an address of this machine that executors "
                 "reach, and SPARKDL_DRIVER_PORT to a port open to them"
             )
+        # The relay runs on the server's host, whose address Spark's own executors use.
         where = ServerAddress(
             str(spark.conf.get("spark.driver.host")).strip("[]"),
             int(port),
@@ -130,6 +131,8 @@ class ClientRelay:
     def _started(self, name: str) -> tuple[str, Any]:
         """Start the query; return the relay's port, or an empty one and why there is none."""
         spark = self._spark
+        # A query is the way to a Python process on the server's host: its only micro-batch lasts as
+        # long as the relay.
         one: Any = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
         try:
             with by_value(relay_task):

@@ -109,6 +109,7 @@ class LocalExecutor(Executor):
             with self._lock:
                 for node in nodes:
                     agent = self._agents.get(node.node_id)
+                    # Living agents are waited for below, without the lock.
                     has_ended = agent is not None and agent.poll() is not None
                     if agent is not None and not has_ended:
                         living.append((node, agent))
@@ -119,6 +120,8 @@ class LocalExecutor(Executor):
                 try:
                     agent.wait(_KILL_WAIT_S)
                 except subprocess.TimeoutExpired:
+                    # An agent that never connected is still coming up: killing it would use up a
+                    # restart.
                     if self._is_lost(node, agent.pid):  # it is stopped, and cannot end by itself
                         agent.kill()
 
@@ -147,6 +150,7 @@ class LocalExecutor(Executor):
         except BaseException:
             stderr.close()
             raise
+        # The previous agent's pipe may still be open here, and nothing else closes it.
         if before := self._agents.get(node_id):
             _let_go(before)
         self._agents[node_id] = agent
@@ -181,6 +185,7 @@ class LocalExecutor(Executor):
                 feeder.cancel()
             raise
         finally:
+            # Without a wait: a feeder that hangs must not hold up the error of another one.
             pool.shutdown(wait=False, cancel_futures=True)
             with self._lock:
                 self._feeds.remove(feed)
@@ -226,6 +231,7 @@ class LocalExecutor(Executor):
         for agent in self._agents.values():
             _let_go(agent)
         for agent in self._agents.values():
+            # All pipes are closed first, so that the agents end at the same time.
             if not self._over[agent].wait(deadline.wait_s):
                 _log.warning(
                     "Agent process %d did not end in time and was killed; its last lines may be "
@@ -256,6 +262,7 @@ class LocalExecutor(Executor):
             self._over[agent].set()
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
+            # The status of an agent is lost if the zygote that forked it has ended before.
             if status and not is_over:
                 tail = tail_of(stderr) or "(no word)"
                 text = f"the agent of {name} ended with {status_in_words(status)}: {tail}"

@@ -125,6 +125,7 @@ def _check_for_nodes(frame: DataFrame, found: PlannedScan) -> None:
         raise ConfigError(f"its files are listed by {listing}")
     if relation.bucketSpec().isDefined():
         raise ConfigError("its files are buckets")
+    # Spark ignores the case of an option's name.
     names = [str(name) for name in items(relation.options().keys().toSeq())]
     if others := sorted(name for name in names if name.lower() not in _OPTIONS):
         raise ConfigError(f"it is read with the option {others[0]}")
@@ -156,6 +157,7 @@ def _files(
     directories = found.relation.location().listFiles(none, none)
     listed = _listed(session, directories)
     for directory in items(directories):
+        # All files are in one list, in the order of their folders: each folder takes its own part.
         row, files = directory.values(), [*islice(listed, directory.files().size())]
         if not wanted.has_file([_value(row, place, kind) for place, kind in deciding]):
             continue
@@ -165,15 +167,13 @@ def _files(
 
 
 def _listed(session: Any, directories: Any) -> Iterator[tuple[str, str, str]]:
-    """Return path, bytes and milliseconds of the last change of all files of directories.
-
-    A call of py4j a getter and file takes seconds for 10,000 files, so Scala's `map` calls it.
-    """
+    """Return path, bytes and milliseconds of the last change of all files of directories."""
     # `flatMap` of iterators: a collection's also takes a CanBuildFrom in Spark 3.5's Scala.
     each = _getter(session, f"{_DATASOURCES}.PartitionDirectory", "files")
     files = directories.iterator().flatMap(each).toList()
     if files.isEmpty():
         return iter(())
+    # By Scala's `map`: a call of py4j for each getter and file takes seconds for 10,000 files.
     status = f"{_DATASOURCES}.FileStatusWithMetadata"
     names = ("getPath", "getLen", "getModificationTime")
     getters = (_getter(session, status, name) for name in names)

@@ -25,6 +25,7 @@ _TRANSPARENT = ("Project", "Filter", "SubqueryAlias")
 """Plan nodes that keep rows in the files' order, so each file is read once, forwards."""
 _VANISHING = (*_TRANSPARENT, "View", "ResolvedHint")
 """Plan nodes that the optimizer may remove."""
+# Options by which Spark leaves out files that are an error for a node.
 _TOLERANT = ("ignoreCorruptFiles", "ignoreMissingFiles")
 _FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
 _DEFAULT, _HIDDEN = "EXISTS_DEFAULT", "__metadata_col"
@@ -135,6 +136,7 @@ def find_scan(frame: DataFrame, plan: Any, places: Sequence[int], is_local: bool
             origins = [below(origin, columns[origin.number]) for origin in origins]
             projections.append(columns)
         elif kind == "Filter":
+            # A filter's columns are followed through the projections below it alone.
             filters.append((plan.condition(), len(projections)))
         plan = plan.child()
     relation = plan.relation()

@@ -19,6 +19,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.plan import Origin, PlannedFilter, PlannedScan, items, kind_of
 from sparkdl.feed.parquet.conditions import fulfil, parts_of, type_of
 
+# No floats: to Spark a NaN is the largest number, and Arrow compares it otherwise.
 _KINDS = {
     "boolean": "bool",
     "tinyint": "int8",
@@ -125,6 +126,7 @@ class _Reading:
             return self._about(said.value(), "in", values)
         if kind == "Coalesce":
             return self._or_else(said)
+        # A boolean column is a condition by itself.
         if kind in ("AttributeReference", "GetStructField"):
             return self._about(said, "true")
         raise ConfigError(f"its filter is {said.sql()}")
@@ -134,6 +136,7 @@ class _Reading:
         if kind_of(column) == "Literal":
             column, literal, what = literal, column, _COMPARISONS[kind][1]
         found = self._about(column, what, (_value(literal, column),))
+        # Spark's `<=>` with a null is false, where `=` would be unknown.
         if kind == "EqualNullSafe":
             return Condition("and", (found, _not(self._null(column))))
         return found

@@ -46,6 +46,7 @@ class Tunnel:
 
     def __init__(self, conf: Any, out: str, into: str, target: tuple[str, int] | None) -> None:
         self._conf, self._out, self._into, self._target = conf, out, into, target
+        # Bounded, so that a connection is not read faster than the session takes its bytes.
         self._frames: asyncio.Queue[bytes] = asyncio.Queue(256)
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._numbers = itertools.count(1)
@@ -84,6 +85,7 @@ class Tunnel:
         with contextlib.suppress(OSError):
             while piece := await reader.read(_READ_NBYTES):
                 await self._frames.put(struct.pack(_HEAD, number, len(piece)) + piece)
+        # Otherwise the other end has closed this connection itself.
         if self._writers.pop(number, None):
             await self._frames.put(struct.pack(_HEAD, number, 0))
         writer.close()
@@ -102,6 +104,7 @@ class Tunnel:
         while True:
             frames = [await self._frames.get()]
             nbytes = len(frames[0])
+            # Each piece is a request to the server, so whatever waits goes along.
             while nbytes < _PIECE_NBYTES and not self._frames.empty():
                 frames.append(self._frames.get_nowait())
                 nbytes += len(frames[-1])
@@ -121,6 +124,7 @@ class Tunnel:
                 continue
             if text == _END:
                 return
+            # Otherwise the settings of the session would grow with each piece.
             await self._call(self._conf.unset, name)
             number, pause_s, end_s = number + 1, LOOK_S, loop.time() + SILENT_S
             for connection, nbytes, piece in _frames_in(base64.b64decode(text)):
@@ -139,6 +143,7 @@ class Tunnel:
             await asyncio.sleep(_BEAT_S)
 
     async def _call(self, call: Callable[..., Any], *arguments: str) -> Any:
+        # In a thread, because a call of Spark's client blocks.
         return await asyncio.get_running_loop().run_in_executor(None, call, *arguments)
 
     def _spawn(self, work: Any) -> None:

@@ -57,4 +57,5 @@ class HandOver:
                     raise TimeoutError(f"the client has said nothing for {SILENT_S:g} s")
                 threading.Event().wait(LOOK_S)
         finally:
+            # A global view outlives the session, and nothing else removes it.
             data.sparkSession.catalog.dropGlobalTempView(f"{self.name}_{batch_id}")

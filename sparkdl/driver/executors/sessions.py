@@ -114,6 +114,7 @@ def driver_host(session: SparkSession) -> str:
     host = str(session.conf.get("spark.driver.host")).strip("[]")
     if context_of(session) is not None:
         return host
+    # Only an address of this machine can be bound.
     with suppress(OSError), socket.create_server((host, 0)):
         return host
     client: Any = session.client

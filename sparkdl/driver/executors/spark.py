@@ -115,6 +115,7 @@ class SparkExecutor(Executor):
         self._console: ConsoleBar | None = None
         self._context = context_of(spark)
         self._explain: Explain = lambda error: None
+        # For parameter servers on the driver's machine, and for tables of this process.
         self._here = LocalExecutor()
         self._has_left_host = False
         self._relay: ClientRelay | None = None
@@ -171,8 +172,12 @@ class SparkExecutor(Executor):
         if sc is not None and draining.can_drain(sc):
             drains = draining.DrainWatch(sc, launch.on_draining)
 
+        # A thread of its own submits later jobs: it has this thread's local properties, and the
+        # controller's loop must not wait for py4j.
         def keep() -> None:
             while wanted := self._next_wanted(slots, drains):
+                # Spark repeats the tasks of a job that still runs, so only the other nodes need
+                # another job.
                 with self._lock:
                     carried = set().union(*self._jobs.values())
                 if lost := [node for node in wanted if node not in carried]:
@@ -216,6 +221,8 @@ class SparkExecutor(Executor):
         self, slots: SlotWatch | None, drains: draining.DrainWatch | None
     ) -> Sequence[NodeSpec]:
         """Wait for nodes to start again; return none at the end."""
+        # The same thread counts slots and looks for draining executors, as both ask Spark from time
+        # to time.
         look_s = draining.LOOK_S if drains else LOOK_S if slots else None
         while True:
             try:
@@ -260,6 +267,7 @@ class SparkExecutor(Executor):
 
         job = self.thread(run, f"sparkdl-nodes-{spec.cluster_id}")
         with self._lock:
+            # Before the start: a question whether a job brings these nodes back must find it.
             self._jobs[job] = carried
         job.start()
 
@@ -278,6 +286,7 @@ class SparkExecutor(Executor):
         first, last = spec.epoch, max(spec.epoch, spec.last_epoch)
         epochs = f"epochs {first}-{last}" if last > first else f"epoch {first}"
         what = f"feed {spec.feed!r}, {epochs}"
+        # By one tag all feeds are cancelled, by the other this feed alone.
         tags = (self._feed_tag, self._tag_of(spec.feed))
         if is_rdd(data):
             spec.check_partitions(data.getNumPartitions())
@@ -304,6 +313,7 @@ class SparkExecutor(Executor):
         """Start a query whose micro-batches are fed."""
         from sparkdl.driver.executors.stream_query import start_classic, start_query
 
+        # Imported where the kind of session is known: pyspark-client has no py4j.
         start: Callable[..., FeedQuery] = start_classic
         if self._context is None:
             from sparkdl.driver.executors.connect_query import start_served
@@ -378,12 +388,14 @@ class SparkExecutor(Executor):
             if self._relay:
                 self._relay.close()
             if self._turn:
+                # Last of all: the next cluster may take the slots from here on.
                 self._turn.end()
 
     def _close(self, deadline: Deadline) -> None:
         self._here.close(deadline)
         if self._keeper is None:
             return
+        # Ends the keeper, which might otherwise submit another job.
         self._wanted.put(())
         self._keeper.join(deadline.wait_s)
         with self._lock:
@@ -393,6 +405,7 @@ class SparkExecutor(Executor):
         for job in jobs:
             job.join(until.wait_s)
         if any(job.is_alive() for job in jobs):
+            # After a lost host this is expected, and the log has named the host.
             level = logging.DEBUG if self._has_left_host else logging.WARNING
             _log.log(level, "The job of the nodes did not end in time and is cancelled")
             cancel_jobs(self._spark, self._nodes_tag)

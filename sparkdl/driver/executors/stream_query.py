@@ -78,6 +78,7 @@ class FeedQuery(Query):
         try:
             answer = wait()
         except StreamingQueryException:
+            # The query has ended without the stream, whose nodes must not wait for more.
             self._stream.end()
             if failure := self._stream.failure():
                 raise failure from None
@@ -110,6 +111,7 @@ class _Batches:
         self._has_started.set()
 
     def __call__(self, data: DataFrame, batch_id: int) -> None:
+        # The first micro-batch may come before `start` has returned the query.
         if not self._has_started.wait(Deadline.after(_STARTED_S).wait_s):
             raise FeedClosedError(f"the query did not start within {_STARTED_S:g} s")
         assert self._query is not None
@@ -154,6 +156,7 @@ def start_query(
     try:
         return start(data, stream)
     except BaseException:
+        # Otherwise the feed would belong to a stream that no query fills.
         stream.stop()
         raise
 

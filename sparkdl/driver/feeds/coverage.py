@@ -150,6 +150,7 @@ class Call:
         """Note what a checkpoint covers."""
         if not rows:
             return
+        # Epochs before the first one listed are covered as a whole.
         self.whole = max(self.whole, min(rows))
         self.covered = {epoch: part for epoch, part in rows.items() if part}
 
@@ -209,6 +210,8 @@ class CallHistory:
         Raises:
             ConfigError: if an earlier run has fed a part of it, and it had other data.
         """
+        # Negative numbers keep micro-batches apart from calls, which a later run counts again from
+        # 0.
         if request.is_micro_batch:
             number, self._next_micro_batch = self._next_micro_batch, self._next_micro_batch - 1
         else:
@@ -219,9 +222,11 @@ class CallHistory:
             # Rows of the DataFrame are covered by the numbers that they have in Spark's partitions.
             request = replace(request, data=request.frame, shape=UNKNOWN)
         call = Call(number, request, uuid.uuid4().hex, request.shape)
+        # An earlier run has fed this call, and its checkpoint covers it as a whole.
         if 0 <= number < self._restored.calls:
             call.whole = request.epochs
         elif number >= 0 and number in self._restored.rows:
+            # Without covered rows their numbers do not matter, and another reader may number them.
             if any(rows.values()) or before.numbering == request.shape.numbering:
                 call.shape = agreed(self._feed, before, request.shape)
             call.cover(rows)
@@ -242,6 +247,7 @@ class CallHistory:
         for call in self._calls.values():
             call.has_ended_early = False
             call.batches_before, call.began_at = call.batches, {}
+        # Spark has committed a micro-batch that the nodes have read, and does not bring it again.
         lost = [c for c in self._calls.values() if c.request.is_micro_batch and c.fed_in >= 0]
         for call in lost:
             del self._calls[call.number]
@@ -296,7 +302,9 @@ class CallHistory:
         batches = self._batches(used if generation == self._generation else {})
         found: dict[int, list[EpochRows]] = {}
         reached = -1
+        # Epochs are numbered in each generation: those of another one name other rows.
         for part in parts if generation == self._generation else ():
+            # Nodes read in order, so the furthest epoch shows which calls they have passed.
             reached = max(reached, *part, -1)
             for epoch, rows in part.items():
                 if epoch in self._owners:
@@ -304,9 +312,11 @@ class CallHistory:
                     found.setdefault(number, []).append({own: rows})
         first, rows_by_call, shapes = self._first, dict[int, EpochRows](), dict[int, CallShape]()
         for number, call in sorted(self._calls.items()):
+            # A copy, because this checkpoint may never become complete.
             now = Call(number, call.request, call.run, call.shape, call.whole)
             now.covered = merge_epochs([call.covered, *found.get(number, ())])
             left = [] if self._is_passed(call, reached) else now.left()
+            # Only calls without a gap between them can be left out of the coverage.
             if not left and number == first:
                 first += 1
             elif left and (left[0].epoch or now.covered):
@@ -316,6 +326,8 @@ class CallHistory:
                 }
                 shapes[number] = call.shape
             elif not left:
+                # Covered as a whole, behind a call that is not: the epoch behind its last one says
+                # so.
                 rows_by_call[number] = {call.request.epochs: {}}
         by_call = {number: by_node for number, by_node in batches.items() if by_node}
         return FeedCoverage(first, rows_by_call, shapes, by_call)
@@ -358,7 +370,9 @@ class CallHistory:
         for number, call in list(self._calls.items()):
             is_over = call.fed_in == self._generation or call.is_broken or not call.left()
             if is_over and (call.request.is_micro_batch or not self._keeps or not call.left()):
+                # Data of the driver's own may be large, and nothing reads them again.
                 call.request = replace(call.request, data=None, frame=None)
+            # In order, since `_first` promises that every call before it is covered.
             is_done = not call.left() and number <= self._first
             if is_done or (is_over and not self._keeps):
                 del self._calls[number]

@@ -136,6 +136,7 @@ class StreamFeed:
             self._stopped.set()
             raise
         if self._is_over():
+            # Cut short, so it does not count as read: Spark must not commit it.
             return False
         _log.info("Feed %r: a micro-batch of %d rows was read", self.name, report.rows_fed)
         return True
@@ -151,6 +152,7 @@ class StreamFeed:
             return True
         if not self.feed(data):
             return False
+        # Only now: a micro-batch that was interrupted must be fed when Spark repeats it.
         fed_batches[query_id] = batch_id
         return True
 
@@ -184,13 +186,16 @@ class StreamFeed:
             if self._query is not None:
                 self._query.stop()
         finally:
+            # Also if Spark refuses: the nodes would wait for the next micro-batch for ever.
             self.end()
+            # The watching thread may be the one that stops the stream, and cannot join itself.
             if self._thread not in (None, threading.current_thread()):
                 self._thread.join(_JOIN_S)
 
     def end(self) -> None:
         """End the nodes' iteration over the stream; does nothing the second time."""
         self._stop_feeding()
+        # The query's watcher, the user and the cluster's end may all end the stream at once.
         with self._end_lock:
             if self._has_ended:
                 return
@@ -254,6 +259,8 @@ class Feeds:
             trust=controller.server.tls.trust if controller.server.tls else None,
         )
         if settings.max_restarts:
+            # Feeders of inference wait for the next generation: its back-off, and the wait for lost
+            # nodes.
             patience_s = settings.recovery.wait_s + 2 * MAX_BACKOFF_S
             self._feed_spec = replace(self._feed_spec, patience_s=patience_s)
         self._runner: FeedRunner | None = None
@@ -372,11 +379,7 @@ class Feeds:
         return self._runner
 
     def _call(self, name: str, request: FeedRequest, show: bool | None) -> FeedReport:
-        """Feed a call, in a thread that no interrupt reaches; return its report.
-
-        An interrupt in the middle of drawing a bar, or of a py4j call, would leave locks taken. The
-        user's thread therefore only waits.
-        """
+        """Feed a call, in a thread that no interrupt reaches; return its report."""
 
         def call() -> FeedReport:
             carrier = JobThread(f"sparkdl-job-{name}", self._executor.thread)
@@ -395,9 +398,12 @@ class Feeds:
                     return report
             finally:
                 carrier.close()
+                # After an error no job may be left behind that feeds rows of this call.
                 carrier.join(partial(self._executor.cancel_feeds, name))
 
         runner = self._open_runner()
+        # The user's thread only waits: an interrupt in the middle of drawing a bar, or of a call of
+        # py4j, would leave locks taken.
         return begin(call, f"sparkdl-feed-{name}", self._executor.thread).result()
 
     def _with_files(self, name: str, request: FeedRequest) -> FeedRequest:
@@ -408,6 +414,7 @@ class Feeds:
         """
         files, frame = request.data, None
         if parquet_paths(files) is not None:
+            # In a thread, so that Ctrl-C ends the wait: a storage may not answer for long.
             files = begin(partial(listed, files, self._spec), f"sparkdl-files-{name}").result()
         if isinstance(files, ParquetSource):
             if request.reader == "spark":
@@ -425,6 +432,7 @@ class Feeds:
     def _scanned(self, name: str, request: FeedRequest) -> ParquetSource | None:
         """Return the files behind a DataFrame; `None` if Spark must read it."""
         is_asked = request.reader == "nodes"
+        # Only a DataFrame has a plan to follow. The error of other data is for `nodes` alone.
         if request.reader == "spark" or not (is_asked or hasattr(request.data, "mapInArrow")):
             return None
         job = partial(self._executor.scanned_files, request.data, is_local=not is_asked)

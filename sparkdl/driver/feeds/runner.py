@@ -155,6 +155,7 @@ class FeedRunner:
         self._announced: set[tuple[str, int]] = set()
         self._problem: Exception | None = None
         self._is_looking, self._rests_until_s = False, -math.inf
+        # Last of all, because the loop may call it at once.
         controller.events.subscribe(self._look_soon, Stepped)
 
     # from any thread
@@ -178,11 +179,13 @@ class FeedRunner:
         """
         ticket = next(self._tickets)
         if carrier is not None:
+            # Before the request: the loop may start the job as soon as it has that.
             self._carriers[ticket] = carrier
         self._controller.soon(self._handle, feed, fs.Requested(request(ticket)))
         while not self._controller.wait_for(
             lambda view: ticket in self._answers, Deadline.after(_MEANWHILE_S)
         ):
+            # A closed loop answers no more, so the wait looks up now and then.
             if self._controller.is_closed:
                 raise FeedClosedError("the cluster has been shut down")
             meanwhile()
@@ -255,12 +258,9 @@ class FeedRunner:
             self._controller.later(wait_s, self._look)
 
     def _look(self) -> None:
-        """Pass changes in the nodes' state and counts to the feeds.
-
-        Looks without a result are limited to a share of the loop's time: with more nodes there
-        would be more of them, and each takes longer.
-        """
+        """Pass changes in the nodes' state and counts to the feeds."""
         self._is_looking, in_vain_s, first_s = False, 0.0, time.thread_time()
+        # All reports that have come, in one event for each feed: a look at all nodes serves many.
         spooled: dict[str, list[tuple[int, Spooled]]] = {}
         while self._controller.view.spooled:
             node_id, report = self._controller.view.spooled.popleft()
@@ -273,7 +273,10 @@ class FeedRunner:
             if nodes == state.feed.nodes or not self._handle(feed, fs.NodesSeen(nodes)):
                 in_vain_s += time.thread_time() - begun_s
         self._announce_ends()
+        # Looks without a result are limited to a share of the loop's time: with more nodes there
+        # would be more of them, and each takes longer.
         took_s = time.thread_time() - first_s
+        # A look that assigned many rows would cause a rest of seconds by the smaller share.
         wait_s = max(rest_s(in_vain_s), rest_s(took_s, WORK_SHARE))
         self._rests_until_s = time.monotonic() + wait_s
 
@@ -281,6 +284,7 @@ class FeedRunner:
         """Handle an event; return whether it led to actions."""
         before = self._states.get(name) or self._new(name)
         state, actions = step(before, event, time.monotonic())
+        # Most looks change nothing, so threads that wait are not woken for them.
         if state is not before:
             with self._controller.changed:
                 self._states[name] = state
@@ -305,6 +309,7 @@ class FeedRunner:
         settings = self._controller.spec.settings
         patience_s = driver_patience_s(settings.lease_s, len(self._controller.spec.nodes))
         answer_s = patience_s + REASON_S
+        # Only a restart makes up for the longer wait: without one the call fails in any case.
         reason_s = answer_s if settings.max_restarts else REASON_S
         nodes = _nodes(self._controller.view, name)
         return fs.Idle(fs.Feed(self._coverage.history(name), spec, reason_s, answer_s, nodes))
@@ -316,7 +321,10 @@ class FeedRunner:
             case fs.StartJob():
                 self._start(name, action)
             case fs.CancelJob(job):
+                # A job that still waits in its thread is unknown to Spark. `_run_job` finds it
+                # here.
                 self._cancelled.add((name, job))
+                # Not on the loop: py4j blocks until the JVM answers.
                 self._spawner.submit(partial(self._executor.cancel_feeds, name))
             case fs.FetchLines(node_id):
                 threading.Thread(
@@ -377,6 +385,7 @@ class FeedRunner:
                 feed, generation, is_asked_now=asked_in == generation
             ):
                 continue
+            # A node that is not fed may wait for this feed as well.
             everyone = {node.node_id for node in self._controller.spec.nodes}
             self._controller.broadcast(FeedEnd((feed,) if feed else ()), everyone, generation)
             with self._controller.changed:
@@ -436,6 +445,7 @@ def failure_behind(controller: Controller, error: BaseException) -> SparkdlError
     """
     if not Code.FEED_LOST.is_in(error):
         return None
+    # A wrong answer is the program's own error: no failure of a node will explain it.
     if not Code.WRONG_ANSWER.is_in(error):
         controller.wait_for(lambda view: has_ended(view.state), Deadline.after(REASON_S))
     failure, state = controller.look(lambda view: (failure_of(view.state), view.state))

@@ -98,10 +98,12 @@ class RowTable:
         self.rows_moved = 0
         self.due_s = math.inf
         self._ahead = dict(ahead)
+        # Covered rows count as known: if a task brings them again, they are unwanted.
         self._known: dict[int, list[Range]] = {p: merge_ranges(r) for p, r in done.items()}
         self._spools: dict[int, _Spool] = {}
         self.rows_waiting = self._nbytes = self._seen = self._lots = 0
         self._room_nbytes: dict[int, int] = {}
+        # Kept here, because a search for each node without a report took minutes with 10,000 nodes.
         self._least_room_nbytes = sys.maxsize
         self._short_since_s: float | None = None
         self._rests_until_s = -math.inf
@@ -127,6 +129,7 @@ class RowTable:
             room_nbytes: how many bytes the agent may hold.
             is_full: more rows wait for room there.
         """
+        # A full spool takes no more rows, so the rows that have come must be dealt now.
         self._waits_for_all &= not is_full
         self._room_nbytes[holder] = room_nbytes
         self._least_room_nbytes = min(self._least_room_nbytes, room_nbytes)
@@ -180,11 +183,14 @@ class RowTable:
             return {}
         rooms = {node: self._window(node) - rows for node, rows in unread.items()}
         open_to = [node for node, room in rooms.items() if room > 0]
+        # No node has run down to half of its window. Waiting makes grants larger and messages
+        # fewer.
         if not any(2 * unread[node] < self._window(node) for node in open_to):
             return {}
         totals = {node: self._total(node) for node in open_to}
         least = min(totals.values())
         if self._random is None:
+            # First choice: rows of the nodes' own agents, up to the total that all nodes can reach.
             own = {node: min(self._waiting_at(node), rooms[node]) for node in open_to}
         else:
             own = {node: max(0, room) for node, room in rooms.items()}
@@ -194,12 +200,15 @@ class RowTable:
             lacking = sum(max(0, aim - total) for total in totals.values())
             shares = level(min(self.rows_waiting, lacking), [*totals.values()])
             return self._grant({n: r for n, r in zip(open_to, shares, strict=True) if r})
+        # Last resort: rows of other agents, after a grace in which own rows may come.
         some = {node: -(-self._window(node) // _MOVED_SHARE) for node in open_to}
         if not any(unread[node] < some[node] for node in open_to):
             return {}
         if self._short_since_s is None:
             self._short_since_s = now_s
+        # Nodes that train in lockstep take no step until each has a row, so first rows wait less.
         has_begun = all(self.assigned[node] for node in open_to)
+        # At least two reports long: agents of large clusters report their rows less often.
         grace_s = max(GRACE_S, 2 * period_s(0.0, len(unread), LOTS_PER_S))
         due_s = self._short_since_s + (grace_s if has_begun else FIRST_GRACE_S)
         if now_s < due_s:
@@ -249,6 +258,8 @@ class RowTable:
                 self._take(grants, node, node, own)
             if rows > own:
                 left[node] = rows - own
+        # A heap, since a search for the fullest spool at each grant would look at thousands of
+        # nodes.
         fullest = [(-spool.rows, n) for n, spool in self._spools.items() if spool.rows and left]
         heapq.heapify(fullest)
         for node, rows in left.items():
@@ -272,6 +283,7 @@ class RowTable:
 
     def _deal(self, shares: Mapping[int, int], random: Random) -> dict[int, list[Grant]]:
         """Give each node so many rows: blocks of all spools, in random order."""
+        # Blocks are small enough to mix the spools, and large enough to keep the grants few.
         nbytes = self._nbytes * self.rows_waiting // max(1, self._seen)
         blocks = min(MAX_BLOCKS, max(MIN_BLOCKS, nbytes // len(shares) // BLOCK_NBYTES))
         most = max(1, self.rows_waiting // (len(shares) * blocks))
@@ -295,6 +307,7 @@ class RowTable:
                 left -= block.rows
             self.assigned[node] += rows
             self.rows_waiting -= rows
+        # Rows that were not dealt this time wait in their spools again.
         for holder, block in deck:
             self._spools[holder].add(block)
         return grants

@@ -152,7 +152,7 @@ def _look_idle(
         return _idle(state, feed), []
     generation = nodes.world.generation
     actions = warn_of_lost(feed.name, feed.history.begin(generation))
-    if call := feed.history.next():
+    if call := feed.history.next():  # after a restart, rows of earlier calls come first
         try:
             return _then(actions, _begin(feed, nodes.world, call, now_s))
         except SparkdlError as error:
@@ -232,7 +232,7 @@ def _begin(
         *(_brought_before(feed, members), first, feed.nodes.progress, now_s + timeout_s),
         expected=dict.fromkeys(before, 0),
     )
-    if call.jobs.get(left[0].epoch):
+    if call.jobs.get(left[0].epoch):  # agents may still have rows of that job
         return _open(feed, run, now_s)
     said: list[Action] = [_to_nodes(run, _beginning(run))]
     if run.is_micro_batch:
@@ -259,7 +259,7 @@ def _look_opening(
     state: Opening, now_s: float
 ) -> Step[Opening | Delivering | Explaining | Cutting | CuttingShort]:
     counts = state.feed.nodes.staying(state.run.node_ids)
-    is_over = now_s >= state.deadline_s
+    is_over = now_s >= state.deadline_s  # rows that no agent reports are brought again
     run = state.run
     if not is_over and not all(count.began >= run.epoch for count in counts.values()):
         return state, []
@@ -383,7 +383,7 @@ def _assign_rest(state: Delivering | Explaining, now_s: float) -> Step[Cutting]:
 def _assign(state: Delivering, now_s: float) -> list[Action]:
     """Assign rows to nodes that run short of them."""
     run = state.run
-    if not run.table.rows_waiting:
+    if not run.table.rows_waiting:  # most looks end here, at little cost
         return []
     counts = state.feed.nodes.staying(run.node_ids)
     unread = {node_id: _unread(run, node_id, count) for node_id, count in counts.items()}
@@ -395,6 +395,7 @@ def _unread(run: Run, node_id: int, count: FeedCount) -> int:
     before, assigned = run.before[node_id], run.table.assigned[node_id]
     read = count.rows_consumed + count.rows_dropped - before.rows_consumed - before.rows_dropped
     sent = run.sent.get(node_id, 0) + assigned
+    # A node that waits is short of rows only if none of its own is still on the way.
     has_all = count.rows_received - before.rows_received >= sent
     unread = run.expected.get(node_id, 0) + assigned - read
     return 0 if count.waits and has_all else max(0, unread)
@@ -466,7 +467,7 @@ def _delivering_broke(
         return state, []
     if after := _after_job(state, now_s):
         return after
-    if event.is_of_data:
+    if event.is_of_data:  # no failure of a node explains it, so none is awaited
         return _cut_short(state.feed, state.run, event.error, now_s)
     wait_s = state.feed.reason_s if event.is_cut_off else REASON_S
     return Explaining(state.feed, state.run, now_s + wait_s, event.error), []
@@ -557,7 +558,7 @@ def _go_on(
     if run.is_unwanted:
         end = _cut_short if run.epoch <= run.last else _hold
         return end(feed, run, None, now_s)
-    if run.epoch <= run.last and not run.is_shuffled:
+    if run.epoch <= run.last and not run.is_shuffled:  # while nodes still read this epoch
         return _deliver(feed, run, now_s)
     if run.read_to < 0 and run.epoch > run.last:
         return _finish(feed, run, None)
@@ -577,18 +578,16 @@ def _look_reading(
 
 
 def _has_read(feed: Feed, run: Run) -> bool:
-    """Whether every node has read all its rows, or takes no more.
-
-    If more rows follow, the children must also have released the rows: their epoch is over. A
-    stream does not wait until it has brought each node a row: a node without one may wait for it to
-    learn the types of the columns, and the others may wait for that node.
-    """
+    """Whether every node has read all its rows, or takes no more."""
     gone = feed.nodes.gone(run.node_ids)
+    # A stream does not wait until it has brought each node a row: a node without one may wait for
+    # it to learn the types of the columns, and the others may wait for that node.
     if run.is_micro_batch and any(
         node_id not in gone and not run.brought_before.get(node_id, 0) + rows
         for node_id, rows in run.expected.items()
     ):
         return True
+    # If more rows follow, the children must also have released the rows: their epoch is over.
     return all(
         node_id in gone
         or count.epochs_done > run.read_to
@@ -605,7 +604,7 @@ def _has_read(feed: Feed, run: Run) -> bool:
 
 def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[CuttingShort]:
     """End the call within an epoch: the nodes' rows of it become a shorter epoch, equal for all."""
-    refused = run.refused + run.table.rows_waiting
+    refused = run.refused + run.table.rows_waiting  # rows in spools stay unread
     cut = _to_nodes(run, FeedCut(feed.name, run.epoch, is_short=True))
     left, of = run.table.withdraw(), run.spec
     said = [_freeing(n, of.feed, run.epoch, lots, of.generation) for n, lots in left.items()]
@@ -614,10 +613,7 @@ def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> S
 
 
 def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[Holding | Idle]:
-    """End the call when all has been fed: of epochs read from the logs, the one being read is last.
-
-    It is the epoch of the furthest node, which would otherwise wait for the others in it.
-    """
+    """End the call when all has been fed; the epoch being read from the logs is the last."""
     if run.repeated is None:
         return _finish(feed, run, error)
     hold = _to_nodes(run, FeedHold(feed.name, run.last))
@@ -649,6 +645,7 @@ def _look_holding(state: Holding, now_s: float) -> Step[Holding | Idle]:
     assert run.repeated is not None
     first, rows = run.repeated
     reading = [c.reading for c in counts.values() if c.held == run.last and c.closed_to < run.last]
+    # The epoch of the furthest node, which would otherwise wait for the others in it.
     mark = _mark(run, min(run.last, max([first, *reading])), rows)
     return _then([mark], _finish(state.feed, run, state.error))
 
@@ -664,6 +661,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
     feed.history.fed(run.call, run.is_unwanted)
     feed = _note_brought(feed, run, result.rows)
     head = feed.requests[0] if feed.requests else None
+    # Otherwise the rows were fed again after a restart, and no call waits for them.
     if isinstance(head, FeedAsked) and head.call is run.call:
         said.append(Answer(head.ticket, result))
         feed = replace(feed, requests=feed.requests[1:])
@@ -761,7 +759,7 @@ def _is_stream_terminated(feed: Feed) -> bool:
     stream, nodes = feed.stream, feed.nodes
     if stream is None or nodes.world is None:
         return False
-    first = stream.epoch if nodes.generation == stream.generation else 0
+    first = stream.epoch if nodes.generation == stream.generation else 0  # numbered from 0 again
     return any(count.closed_to >= first for count in nodes.counts.values())
 
 
@@ -796,11 +794,12 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
         table = run.table if isinstance(state, Opening | Delivering) else None
     said: list[Action] = []
     for node_id, news in event.reports:
-        if news.generation != generation:
+        if news.generation != generation:  # a late report
             continue
         lots: Iterable[Lot] = news.lots
         if table is not None and news.epoch == epoch:
             lots = table.add(node_id, lots, news.room_nbytes, news.is_full)
+        # Without a table of their epoch, no node reads these rows.
         if lots := tuple(lots):
             said.append(_freeing(node_id, news.feed, news.epoch, lots, generation))
     return state, said
@@ -836,6 +835,7 @@ def _watch(state: W, now_s: float) -> Step[W]:
 
 def _slowest(feed: Feed, run: Run) -> int:
     counts = feed.nodes.counts_of(run.node_ids)
+    # A node with unread rows stands still itself. The others may be waiting for it.
     behind = {n: c for n, c in counts.items() if c.rows_consumed < c.rows_received and not c.closed}
     return min(behind or counts, key=lambda n: counts[n].rows_consumed)
 

@@ -49,6 +49,7 @@ def noted(state: Running, event: LinkCut, now_s: float) -> Step[Running]:
         return state, [LeaveHost(event.host)]
     cut = Cut(agent.hello.host, event.host)
     cuts = {**state.cuts, cut: event.wall_s}
+    # A report that comes again must not put off the decision.
     if cut in state.cuts or not state.world.has(event.node_id):
         return state, []
     deadline_s = now_s + _SETTLE_SHARE * roster.spec.settings.recovery.host_timeout_s
@@ -96,6 +97,7 @@ def _cost(state: Running, host: str) -> tuple[object, ...]:
     is_first_here = state.world.members[0] in members
     is_needed = not all(member.role.is_expendable for member in members)
     cut_off = {cut.hosts - {host} for cut in state.cuts if host in cut.hosts}
+    # The name last, so that every order of the reports leads to the same choice.
     return -len(cut_off), is_needed, len(members), is_first_here, host
 
 

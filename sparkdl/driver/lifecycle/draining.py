@@ -42,6 +42,7 @@ def noted(state: R, event: ExecutorsDrain, now_s: float) -> Step[R]:
     names = listed([node.name for node in nodes])
     text = f"Spark decommissions the executors of {names}: all nodes are asked for a checkpoint"
     actions: list[Action] = [Warn(text)]
+    # Without restarts no second agent could take the seat.
     if roster.spec.settings.max_restarts:
         actions += [*map(ForgetTask, nodes), Relaunch(nodes)]
     return _asked(after, actions) if isinstance(after, Running) else (after, actions)
@@ -56,6 +57,8 @@ def leaving(state: Running) -> list[Agent]:
     there = {each.hello.node_id for each in roster.standbys if not roster.drains(each)}
     lost = {each.hello.node_id for each in found} - there
     stay = [member.role for member in state.world.members if member.node.node_id not in lost]
+    # The others must make a world by themselves: enough nodes, without a lost one that they need,
+    # and with one that ends the job.
     can_shrink = (
         least is not None
         and len(stay) >= least
@@ -77,6 +80,7 @@ def _drained(roster: Roster) -> list[Agent]:
 def _asked(state: R, actions: list[Action]) -> Step[R]:
     assert isinstance(state, Running)
     roster = replace(state.roster, drain_notices=state.roster.drain_notices + 1)
+    # Negative, because the calls of `ctx.all_gather` have the numbers from 0 on.
     notice = Drain(state.world.generation, -roster.drain_notices)
     trainers = [m.node.node_id for m in state.world.trainers if not m.role.is_server]
     return replace(state, roster=roster), [

@@ -96,6 +96,7 @@ def decide(
         )
     if lost_ports:
         return Fail(f"ports were lost to other processes {history.port_retries + 1} times in a row")
+    # Without a reason in the error: the user asked for no restarts.
     if not settings.max_restarts:
         return Fail()
     cause = min(failures, key=lambda failure: failure.order)
@@ -105,10 +106,12 @@ def decide(
         return Fail("another start would fail the same way: not restarted")
     if history.cause is not None and is_same(cause, history.cause):
         return Fail("failed the same way at the same step twice: not restarted again")
+    # A training of weeks may restart often: only the restarts of the window count.
     recent = sum(now_s - at_s <= settings.restart_window_s for at_s in history.restarts_s)
     if recent >= settings.max_restarts:
         return Fail(f"max_restarts={settings.max_restarts} are used up")
     number = f"restart {recent + 1} of {settings.max_restarts}"
+    # The first restart of the window comes at once, the second after one back-off.
     backoff_s = (
         min(settings.restart_backoff_s * 2 ** (recent - 1), MAX_BACKOFF_S) if recent else 0.0
     )
@@ -141,6 +144,8 @@ def _error_name(failure: Failure) -> str:
 
 
 def _cause(failure: Failure) -> tuple[object, ...]:
+    # The innermost place of the traceback and the step identify a failure. Addresses of objects in
+    # its text differ from process to process.
     places = [line for line in failure.traceback.splitlines() if line.startswith("  File ")]
     return (
         *(failure.kind, failure.exception_type, failure.exit_code, failure.signal_number),

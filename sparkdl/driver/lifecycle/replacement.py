@@ -58,6 +58,7 @@ def relaunch(state: State) -> list[Action]:
 
 def has_begun(state: Gathering | Running) -> bool:
     """Whether nodes that are missing were there before, and are to come back."""
+    # Until the first world the job of the launch itself still brings the missing nodes.
     is_first = isinstance(state, Gathering) and not state.failures and state.world is None
     return not is_first and state.roster.spec.settings.max_restarts > 0
 
@@ -78,6 +79,7 @@ def is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> boo
         return node_id in standbys or event.hello.executor in roster.draining
     if holder is not None:
         return holder.is_detached or holder.hello.task != event.hello.task
+    # While failures are collected it is open which nodes are missing, so the agent may stay.
     is_unknown = not 0 <= node_id < len(roster.spec.nodes)
     if is_unknown or isinstance(state, Failing) or not has_begun(state):
         return False
@@ -131,6 +133,7 @@ def counted(state: R, event: SlotsCounted, now_s: float) -> Step[R]:
     """Decide the placement again: attached or detached, with how many nodes."""
     before, standing, num_nodes = state.roster, event.standing, state.roster.spec.num_tasks
     is_new = standing.is_short and not before.is_detaching
+    # Never back to attached: the task of a detached node has ended and cannot have its slot again.
     roster = replace(
         before, room=standing.room, is_detaching=before.is_detaching or standing.is_short
     )
@@ -145,5 +148,6 @@ def counted(state: R, event: SlotsCounted, now_s: float) -> Step[R]:
             else "waits for lost ones until Recovery(wait_s=…)"
         )
     word = Warn if is_new or standing.room < num_nodes else Report
+    # Otherwise the agents are detached when their world begins.
     detaches = detach(roster) if isinstance(after, Running) else []
     return after, [word(text), *detaches, *relaunch(after)]

@@ -55,6 +55,8 @@ class Seats(dict[int, Agent]):
 
     def changed(self, node_id: int, agent: Agent | None) -> Seats:
         """Return the seats with another agent for a node, or with none."""
+        # States are immutable, so this is a copy. It shares `node_ids` unless the agent itself
+        # changes.
         seats, before = Seats(), self.get(node_id)
         seats.update(self)
         seats.node_ids, seats.offered = self.node_ids, self.offered.copy()
@@ -156,6 +158,8 @@ class Roster:
         if node_id is None:
             standbys = tuple(a for a in self.standbys if a.agent_id != agent_id)
             return replace(self, standbys=standbys)
+        # The standby exists for this case: another attempt of the same task, or the agent to which
+        # a node on a draining executor moves.
         successor = next((a for a in self.standbys if a.hello.node_id == node_id), None)
         standbys = tuple(a for a in self.standbys if a is not successor)
         return replace(self, agents=self.agents.changed(node_id, successor), standbys=standbys)
@@ -182,6 +186,7 @@ class Roster:
         Returns:
             `None` if a node is missing.
         """
+        # All offers but the last end here, without a look at thousands of nodes.
         if not may_be_small and self.agents.offered[generation] < len(self.spec.nodes):
             return None
         addresses: dict[NodeSpec, Address] = {}
@@ -195,6 +200,7 @@ class Roster:
         needed = sum(node.role.is_needed for node in self.spec.nodes)
         if len(addresses) < (self.spec.settings.recovery.min_nodes or needed):
             return None
+        # Otherwise no node of this world would train, and none would end it.
         if not any(node.role.finishes_job for node in addresses):
             return None
         return build_world(generation, addresses)

@@ -370,6 +370,7 @@ def is_empty(state: Any) -> bool:
 
 def before_stop(state: Any) -> Any:
     """Return the state in which the stop came; the state itself if none came."""
+    # Stopped holds a state from before the stop, or the Stopping that it followed.
     while isinstance(state, (Stopping, Stopped)):
         state = state.before
     return state

@@ -101,6 +101,7 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering |
     offered = roster.agents.offered[state.generation]
     if state.is_growth:
         may_be_small = may_be_small or offered == len(roster.agents)
+    # The back-off holds only `Begin` back: children import meanwhile.
     world = None if state.is_held else roster.world(state.generation, may_be_small)
     if world is None:
         return state, []
@@ -133,6 +134,7 @@ def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Ste
 
 
 def _gathering_left(state: Gathering, event: AgentLeft, now_s: float) -> Step[Gathering | Running]:
+    # A standby that has offered may take the seat, and may be all that the round waits for.
     after, actions = _try_begin(replace(state, roster=state.roster.without(event.agent_id)))
     return after, [*actions, *relaunch(after)]
 
@@ -160,7 +162,7 @@ def _gathering_expired(
     state: Gathering, event: DeadlinePassed, now_s: float
 ) -> Step[Gathering | Running | Failed]:
     roster = state.roster
-    if state.is_held:
+    if state.is_held:  # the back-off is over: from here on missing nodes are waited for
         deadline_s = now_s + roster.spec.settings.recovery.wait_s
         return _try_begin(replace(state, is_held=False, deadline_s=deadline_s))
     after, actions = _try_begin(state, may_be_small=state.world is not None)
@@ -230,6 +232,7 @@ def _running_returned(
         )
     if not finishing <= returned.keys():
         return replace(state, returned=returned), exits
+    # Nodes that do not finish the job (ps, evaluator) do not return by themselves.
     helpers = [
         Send(agent.agent_id, StopChild(agent.offer.generation if agent.offer else 0))
         for node, agent in state.roster.agents.items()
@@ -296,22 +299,19 @@ def _failing(state: Running, failures: tuple[Failure, ...], now_s: float) -> Fai
 
 
 def _settled_s(state: Failing, now_s: float) -> float:
-    """Return until when to wait for other failures.
-
-    A SIGKILL explains a restart: no failure of another node sends one.
-    A library may notice the loss of a peer before the peer's agent or the host watch does. If all
-    failures are consequences and another node may be the cause, wait as long as the host watch
-    takes.
-    """
+    """Return until when to wait for other failures."""
     settings = state.roster.spec.settings
     cause = min(state.failures, key=lambda failure: failure.order)
     decision = decide(state.failures, state.roster.history, settings, now_s)
+    # A SIGKILL explains a restart: no failure of another node sends one.
     if cause.signal_number == signal.SIGKILL and isinstance(decision, Restart):
         return now_s
     nodes = {member.node.node_id for member in state.world.members}
     suspects = nodes - {failure.node_id for failure in state.failures} - state.returned.keys()
     if not (cause.is_consequence and suspects):
         return now_s + settings.settle_s
+    # A library may notice the loss of a peer before the peer's agent or the host watch does. If
+    # another node may be the cause, wait as long as the host watch takes.
     return now_s + settings.recovery.host_timeout_s + settings.settle_s
 
 
@@ -325,6 +325,7 @@ def _running_checkpoint(
     members = {member.node.node_id for member in state.world.members}
     newcomers = sorted(roster.agents.keys() - members)
     leaving = draining.leaving(state)
+    # A node that has returned would have to train again.
     if state.returned:
         return replace(state, roster=roster), []
     if not newcomers and not leaving:
@@ -406,6 +407,7 @@ def _decide(
         end_s = now_s + settings.stay_s
         failed = Failed(roster, failures, None, returned, world, decision.reason, end_s)
         cause = min(failures, key=lambda failure: failure.order)
+        # Each agent gets this text for its feeders, so it has no lines of the log.
         return failed, _stop_children(roster, generation, replace(cause, log_tail=()).describe())
     is_held = False
     if isinstance(decision, Retry):
@@ -428,7 +430,7 @@ def _decide(
         decision.reason,
         world,
     )
-    rounds = _to_all(roster, NewRound(generation + 1), True)
+    rounds = _to_all(roster, NewRound(generation + 1), True)  # a standby may get a seat in it
     return gathering, [said, *rounds, *relaunch(gathering)]
 
 

@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 _ARROW = "spark.sql.execution.arrow"
 _UNIX_SOCKETS_SINCE = (4, 1)
 _FEW_ROWS = 1000
+# Arrow's strings and binaries have 32-bit offsets unless `useLargeVarTypes` is set.
 _MAX_VAR_NBYTES = 2**31
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 

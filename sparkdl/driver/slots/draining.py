@@ -34,6 +34,7 @@ def draining_executors(sc: SparkContext) -> frozenset[str]:
     """Return Spark's ids of the live executors that are being decommissioned."""
     if not can_drain(sc):
         return frozenset()
+    # As one text, in one call of py4j for all ids.
     pending = sc._jsc.sc().taskScheduler().executorsPendingDecommission()
     return frozenset(filter(None, pending.keySet().mkString(",").split(",")))
 

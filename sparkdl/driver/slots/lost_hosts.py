@@ -52,6 +52,7 @@ def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
     is_replaced |= is_true(sc.getConf().get(_DYNAMIC, "false"))  # Spark allows nothing else then
     for executor in executors_of(sc):
         name = executor.hostPort().rpartition(":")[0].strip("[]")
+        # Spark may call a host by its name, where the nodes are known by an address.
         if executor.id() in left or host not in (name, *_addresses(name)):
             continue
         left.add(executor.id())
@@ -73,11 +74,6 @@ def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
 def _forget(sc: SparkContext, executor_id: str, name: str) -> bool:
     """Make the driver forget the cached blocks of an executor, and the shuffle files of its host.
 
-    A master cannot kill an executor that does not answer, and until its heartbeat times out other
-    executors fetch from it. Its blocks are computed again elsewhere. Its tasks are left to Spark's
-    timeout: if they failed now, Spark would start the lost node's task again at once, in a slot
-    that feeding needs.
-
     Args:
         name: Spark's name of its host.
     """
@@ -85,7 +81,11 @@ def _forget(sc: SparkContext, executor_id: str, name: str) -> bool:
         spark = sc._jsc.sc()
         blocks = _call(sc, "SparkEnv", spark.env(), "blockManager", "storage.BlockManager")
         master = _call(sc, "storage.BlockManager", blocks, "master", "storage.BlockManagerMaster")
+        # A master cannot kill an executor that does not answer, and until its heartbeat times out
+        # other executors fetch from it. Its blocks are computed again elsewhere.
         master.removeExecutor(executor_id)
+        # Its tasks are left to Spark's timeout: if they failed now, Spark would start the lost
+        # node's task again at once, in a slot that feeding needs.
         spark.schedulerBackend().removeWorker("", name, "sparkdl has given up this host")
     except Exception as error:  # noqa: BLE001 (py4j's, where this Spark lacks a method)
         _log.warning(
@@ -100,10 +100,8 @@ def _forget(sc: SparkContext, executor_id: str, name: str) -> bool:
 
 
 def _call(sc: SparkContext, kind: str, target: Any, method: str, returned: str) -> Any:
-    """Call a method of one of Spark's classes without reflection, as py4j would use.
-
-    Reflection loads the classes of all its methods, and pyspark lacks some of these (protobuf).
-    """
+    """Call a method of one of Spark's classes without reflection, as py4j would use."""
+    # Reflection loads the classes of all its methods, and pyspark lacks some of these (protobuf).
     jvm: Any = sc._jvm
     java = jvm.java.lang
     of, returns = (java.Class.forName(f"org.apache.spark.{name}") for name in (kind, returned))

@@ -66,6 +66,7 @@ class Topology:
         Args:
             get: returns a setting of Spark's, or the default that is given.
         """
+        # In local mode Spark assigns no GPUs and starts no executors, whatever the settings say.
         is_local = master.partition("[")[0] == "local"
         is_dynamic = not is_local and get(f"{_DYNAMIC}.enabled", "false") == "true"
         gpus = "0" if is_local else get("spark.executor.resource.gpu.amount", "0")
@@ -103,6 +104,7 @@ class Topology:
         if gpus <= 0:
             by_gpus = sys.maxsize
         elif gpus < 1:
+            # Spark lets so many tasks share a GPU, and never splits a task's share over two.
             by_gpus = self.executor_gpus * int(1 / gpus)
         else:
             by_gpus = self.executor_gpus // int(gpus)
@@ -172,6 +174,8 @@ def _outlook(nodes: int, topology: Topology, gpus: float) -> Outlook:
         return "fits"
     if topology.most is not None and most.room(topology.task_cpus, gpus) < nodes:
         return "never"
+    # Dynamic allocation starts executors for waiting tasks only, so a wait before the job is in
+    # vain.
     return "fits" if topology.is_dynamic else "may fit"
 
 
@@ -210,6 +214,7 @@ def choose_placing(
     gpus = _node_gpus(spec, topology)
     _check_room(nodes, topology, gpus)
     cpus = _node_cpus(nodes, topology)
+    # Nodes that share an executor are better than none that can be fed.
     if cpus is not None and is_fed and not _leaves_slots(nodes, topology, cpus, gpus):
         cpus = None
     has_spare = _leaves_slots(nodes, topology, cpus or topology.task_cpus, gpus)
@@ -364,7 +369,9 @@ def _node_cpus(nodes: int, topology: Topology) -> int | None:
     """Return a node's cores so that each executor has one node and a free core, if that fits."""
     if not topology.takes_profiles:
         return None
+    # All nodes are tasks of one stage with one profile, so the smallest executor decides.
     least = min(topology.cores)
+    # More than half of the cores: a second node does not fit the executor, and a feeding task does.
     node_cpus = least // 2 + 1
     if node_cpus <= topology.task_cpus or node_cpus >= least or len(topology.cores) < nodes:
         return None
@@ -386,9 +393,11 @@ def _node_gpus(spec: ClusterSpec, topology: Topology) -> float:
                 "num_gpus"
             )
         return given
+    # Spark has no GPUs to give here. Nodes claim those of their hosts themselves.
     if not topology.executor_gpus:
         return 0.0
     if asked is None:
+        # A GPU each by default, unless then fewer nodes would fit.
         wanted = given or 1.0
         fits = topology.room(topology.task_cpus, wanted) >= spec.num_tasks
         return wanted if fits else given
@@ -427,6 +436,7 @@ class SlotWatch:
         self._count = count
         self._on_counted = on_counted
         self._now_s = now_s
+        # As at the launch, so that slots which are missing from the beginning count as a change.
         self._reported = self._seen = (nodes, False)
         self._since_s = now_s()
 
@@ -437,9 +447,11 @@ class SlotWatch:
             if not is_node_lost:
                 return
             standing = UNCOUNTED
+        # The text changes more often than its meaning: it names each executor.
         meaning = (standing.room, standing.is_short)
         if meaning != self._seen:
             self._seen, self._since_s = meaning, self._now_s()
+        # A loss that cannot be counted cannot be confirmed by a later count either.
         lasts = standing is UNCOUNTED or self._now_s() - self._since_s >= LASTING_S
         if meaning != self._reported and lasts:
             self._reported = meaning

@@ -233,6 +233,7 @@ def counting(
         is_dynamic = session.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
         return (lambda: None) if placing.is_attached and not is_dynamic else None
     sc = session.sparkContext
+    # The slots of `local[n]` never change, and dynamic allocation adds slots when tasks wait.
     if topology.is_dynamic or _is_local(sc):
         return None
     gate = gate_of(str(sc.applicationId))
@@ -266,7 +267,9 @@ def _is_local(sc: SparkContext) -> bool:
 
 def _topology(sc: SparkContext) -> Topology:
     if _is_local(sc):
+        # In local mode the driver runs the tasks itself, so no executor is waited for.
         return _of(sc, (sc.defaultParallelism,))
+    # Spark lists these executors for a while, though they get no more tasks.
     left = executors_left(sc) | draining_executors(sc)
     cores = [there.totalCores() for there in executors_of(sc) if there.id() not in left]
     return _of(sc, tuple(count for count in cores if count))

@@ -150,6 +150,7 @@ class Gate:
         need = turn.need
         deadline = Deadline.after(turn.timeout_s)
         has_warned = False
+        # In order, or small clusters could overtake a large one for ever.
         while not (self._waiting[0] == need.cluster and self._fits(need, turn.slots())):
             if not is_wanted():
                 raise LaunchError(f"cluster {need.cluster} is not wanted any more")
@@ -178,6 +179,7 @@ class Gate:
         """Return why none of the clusters inside, all of this thread, can end; empty if one may."""
         if not self._inside or any(map(partial(_may_act, thread), threading.enumerate())):
             return ""
+        # `str()` is empty: a cluster that has not started yet does not wait for rows.
         unfed = {cluster: self._unfed.get(cluster, str)() for cluster in self._inside}
         if not all(unfed.values()):
             return ""
@@ -221,6 +223,7 @@ def gate_of(application: str) -> Gate:
     """Return the gate of a Spark application, by its id."""
     with _lock:
         gate = _gates.setdefault(application, Gate())
+        # A program that stops Spark and starts it again leaves gates that no cluster uses.
         while len(_gates) > _MAX_GATES:
             _gates.popitem(last=False)
         return gate
