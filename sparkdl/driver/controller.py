@@ -202,9 +202,10 @@ class Controller:
         try:
             self._call(self.server.stop())
         finally:
+            # Also if the server does not end in time: the thread would stay.
             self.events.end()
-        self.soon(self._loop.stop)
-        self._thread.join(_THREAD_END_S)
+            self.soon(self._loop.stop)
+            self._thread.join(_THREAD_END_S)
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_THREAD_END_S)

@@ -35,6 +35,7 @@ PRESENT, STACKS = b"present\n", b"stacks\n"
 """The questions. The answers are JSON: `Controller.events.present`, and texts by node."""
 STACKS_S = 5.0
 _ASK_S = 5.0
+_RETRY_S = 1.0
 _BACKLOG = 16
 
 
@@ -99,11 +100,15 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _accept(controller: Controller, listener: socket.socket, is_over: threading.Event) -> None:
-    with listener, suppress(OSError, RuntimeError):  # its end, or that of threads
+    with listener:
         while not is_over.is_set():
-            asking = listener.accept()[0]
-            answer = partial(_answer, controller, asking)
-            threading.Thread(target=answer, name="sparkdl-runs-answer", daemon=True).start()
+            try:
+                asking = listener.accept()[0]
+                answer = partial(_answer, controller, asking)
+                threading.Thread(target=answer, name="sparkdl-runs-answer", daemon=True).start()
+            except (OSError, RuntimeError):
+                # Its end; or the driver has no file or thread left, for a while perhaps.
+                is_over.wait(_RETRY_S)
 
 
 def _answer(controller: Controller, asking: socket.socket) -> None:

@@ -37,21 +37,19 @@ class Call:
     Attributes:
         before: the counts by node id when it began.
         rows: the number of rows to read, 0 while unknown.
-        received: rows by node id before the Spark job that runs now; `None` while none does.
+        received: rows of all nodes before the Spark job that runs now; `None` while none does.
         is_delivered: all rows have reached the nodes.
     """
 
     before: Mapping[int, FeedCount]
     rows: int
-    received: Mapping[int, int] | None = None
+    received: int | None = None
     is_delivered: bool = False
 
-    def stage(self, counts: Mapping[int, FeedCount]) -> str:
+    def stage(self, counts: Iterable[FeedCount]) -> str:
         """Return the stage of the feeding, given the nodes' counts; see `FeedColumns`."""
         before = self.received
-        if before is not None and all(
-            count.rows_received <= before.get(node_id, 0) for node_id, count in counts.items()
-        ):
+        if before is not None and sum(count.rows_received for count in counts) <= before:
             return "computing"
         return "delivered" if self.is_delivered else "fed"
 
@@ -204,7 +202,7 @@ def _columns(feed: str, counts: list[FeedCount | None], call: Call | None) -> Fe
     found = [count or FeedCount(feed) for count in counts]
     stage, goal = "", 0
     if call is not None:
-        stage = call.stage(dict(enumerate(found)))
+        stage = call.stage(found)
         goal = call.rows and call.rows + sum(map(_used, call.before.values()))
     return FeedColumns(
         [count.rows_received for count in found],

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -71,9 +71,17 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def callback_for(
-    ctx: Context, every_steps: int | None, every_epochs: int | None, feed: str | None
+    ctx: Context,
+    every_steps: int | None,
+    every_epochs: int | None,
+    feed: str | None,
+    also: Callable[[Path], None] | None = None,
 ) -> Any:
-    """Return the callback, see `sparkdl.keras.Checkpoint`."""
+    """Return the callback, see `sparkdl.keras.Checkpoint`.
+
+    Args:
+        also: writes more files into the folder of a checkpoint; called on rank 0.
+    """
     for name, every in (("every_steps", every_steps), ("every_epochs", every_epochs)):
         if every is not None and (type(every) is not int or every < 1):
             raise ConfigError(f"{name}={every!r} must be a whole number, 1 or more")
@@ -81,7 +89,7 @@ def callback_for(
         every_epochs = 1
     bases = _bases()
     let_epochs_differ()
-    saver = _Saver(ctx, every_steps, every_epochs, feed)
+    saver = _Saver(ctx, every_steps, every_epochs, feed, also)
 
     class Checkpoint(*bases):  # type: ignore[misc]
         """A Keras callback that saves and restores; `_Saver` holds its state."""
@@ -122,9 +130,14 @@ class _Saver:
     """Counts steps, and knows when to save."""
 
     def __init__(
-        self, ctx: Context, every_steps: int | None, every_epochs: int | None, feed: str | None
+        self,
+        ctx: Context,
+        every_steps: int | None,
+        every_epochs: int | None,
+        feed: str | None,
+        also: Callable[[Path], None] | None,
     ) -> None:
-        self._ctx = ctx
+        self._ctx, self._also = ctx, also
         self._every_steps = every_steps
         self._every_epochs = every_epochs
         self._feed = feed
@@ -208,6 +221,8 @@ class _Saver:
         with self._ctx.checkpoint(progress.step, batches) as folder:
             if self._ctx.rank == 0:
                 (folder / _PROGRESS).write_bytes(msgspec.json.encode(progress))
+                if self._also is not None:
+                    self._also(folder)
             # Reading some variables needs all workers, so the others save too, to a scratch folder.
             with scratch_folder() as private:
                 _write(model, _files(folder, model, self._ctx, private))

@@ -134,18 +134,23 @@ def halving(notes: Path) -> list[Any]:
     return [Halving()]
 
 
-def dying(marker: Path) -> list[Any]:
-    """Return a callback that kills the first process that begins a third epoch."""
+def worsening(marker: Path | None) -> list[Any]:
+    """Return a callback by which the second epoch is the best; it kills once, at the third.
+
+    Args:
+        marker: made by the process that dies; None kills none.
+    """
     import keras
 
-    class Dying(keras.callbacks.Callback):  # type: ignore[misc]
+    class Worsening(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            if epoch == 2:
+            self.model.optimizer.learning_rate = 0.01 if epoch < 1 else 50.0
+            if epoch == 2 and marker is not None:
                 with suppress(FileExistsError):
                     marker.touch(exist_ok=False)
                     os.kill(os.getpid(), signal.SIGKILL)
 
-    return [Dying()]
+    return [Worsening()]
 
 
 def curve(params: dict[str, Any], ctx: Any) -> Any:

@@ -294,7 +294,7 @@ class FeedRunner:
                     is_delivered = isinstance(state, fs.Reading)
                     call = Call(state.run.before, state.run.rows, is_delivered=is_delivered)
                     if isinstance(state, fs.Delivering) and state.is_job_running:
-                        call = replace(call, received={})
+                        call = replace(call, received=self._received_before(name))
                     self._controller.view.calls[name] = call
                 self._controller.changed.notify_all()
         for action in actions:
@@ -303,6 +303,13 @@ class FeedRunner:
         if isinstance(state, fs.Idle):
             self._announce_ends()
         return bool(actions)
+
+    def _received_before(self, name: str) -> int:
+        """Return how many rows the nodes had received when the running job began."""
+        view = self._controller.view
+        if (call := view.calls.get(name)) and call.received is not None:
+            return call.received
+        return sum(count.rows_received for (_, feed), count in view.feeds.items() if feed == name)
 
     def _new(self, name: str) -> fs.Idle:
         spec = replace(self._spec, feed=name)

@@ -48,13 +48,13 @@ def noted(state: Running, event: LinkCut, now_s: float) -> Step[Running]:
     if event.host in roster.left_hosts:  # Spark has started another executor there
         return state, [LeaveHost(event.host)]
     cut = Cut(agent.hello.host, event.host)
-    cuts = {**state.cuts, cut: event.wall_s}
     # A report that comes again must not put off the decision.
     if cut in state.cuts or not state.world.has(event.node_id):
         return state, []
     deadline_s = now_s + _SETTLE_SHARE * roster.spec.settings.recovery.host_timeout_s
     name = roster.spec.nodes[event.node_id].name
     text = f"{name} on {cut.node_host} cannot be reached from {cut.host}: one of them is given up"
+    cuts = {**state.cuts, cut: event.wall_s}
     after = replace(state, cuts=cuts, deadline_s=min(state.deadline_s, deadline_s))
     return after, [Warn(text)]
 

@@ -79,7 +79,7 @@ class Running:
     Attributes:
         returned: the nodes whose `map_fun` has returned.
         left: failed nodes without which the training continues.
-        cuts: cuts that feeders have reported, and when the last report came, Unix time in seconds.
+        cuts: cuts that feeders have reported, and when the first report came, Unix time in seconds.
         deadline_s: when it is decided which of the hosts between them are given up.
     """
 

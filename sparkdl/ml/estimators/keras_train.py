@@ -25,6 +25,7 @@ from sparkdl.ml.estimators.columns import (
     delivered,
     outputs_by_column,
 )
+from sparkdl.ml.estimators.keras_memory import Memory
 from sparkdl.ml.estimators.keras_model import (
     Recipe,
     as_inputs,
@@ -84,22 +85,28 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     # epoch. It has no strategy, and no optimizer: that is twice the size of the weights.
     copy = task.recipe.copy_of(model)
     check_travels(sum(int(each.nbytes) for each in model.get_weights()), task.model_dir)
-    checkpoint = callback_for(ctx, None, 1, DEFAULT_FEED) if task.saves else None
-    history = model.fit(
+    callbacks = [*callbacks_of(task, ctx.is_chief), *own_callbacks(task)]
+    last = ctx.last_checkpoint if task.saves else None
+    memory = Memory(callbacks, last.folder if last else None)
+    # Behind the early stoppings, whose states of this epoch it saves.
+    callbacks.append(memory.callback())
+    first = 0
+    if task.saves:
+        checkpoint = callback_for(ctx, None, 1, DEFAULT_FEED, memory.save)
+        # A training that had stopped early only takes its best weights, as `fit` ends.
+        first = task.epochs if memory.has_stopped else checkpoint.initial_epoch
+        callbacks.append(checkpoint)
+    model.fit(
         _data(task, ctx, model),
         validation_data=_data(task, ctx, model, VALIDATION) if task.validates else None,
         epochs=task.epochs,
         # The feed shuffles: Keras has no say in the order of a dataset.
         shuffle=False,
-        callbacks=[
-            *callbacks_of(task, ctx.is_chief),
-            *own_callbacks(task),
-            *([checkpoint] if checkpoint else []),
-        ],
-        initial_epoch=checkpoint.initial_epoch if checkpoint else 0,
+        callbacks=callbacks,
+        initial_epoch=first,
         verbose=task.verbose if ctx.is_chief else 0,
-    ).history
-    found = {"history": {name: [float(v) for v in values] for name, values in history.items()}}
+    )
+    found = {"history": memory.history}
     copy.set_weights(model.get_weights())  # on all nodes: reading some of them is a collective
     return {**found, **_saved(copy, task, ctx)} if ctx.is_chief else found
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
@@ -27,7 +28,15 @@ from tests.doubles import sessions
 from tests.doubles.programs import output_of
 from tests.doubles.sessions import SparkSessions
 from tests.ml.models import two_in_two_out
-from tests.ml.train_fns import FEATURES, classifier, difference, halving, read_all, softmax
+from tests.ml.train_fns import (
+    FEATURES,
+    classifier,
+    difference,
+    halving,
+    read_all,
+    softmax,
+    worsening,
+)
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
@@ -187,6 +196,38 @@ def test_estimators_are_saved_and_loaded(spark_ml: SparkSession, tmp_path: Path)
     by_function: Any = KerasEstimator(classifier, loss="mse")
     by_function.save(str(tmp_path / "function"))
     assert KerasEstimator.load(str(tmp_path / "function"))._made().input_shape == (None, FEATURES)
+
+
+def test_killed_training_has_the_history_and_the_early_stopping_of_an_undisturbed_one(
+    spark_ml: SparkSession, tmp_path: Path
+) -> None:
+    frame = spark_ml.range(64, numPartitions=1).selectExpr(
+        f"array_repeat(id / 64, {FEATURES}) as features", "double(id > 31) as label"
+    )
+    marker = tmp_path / "died"
+    models = [
+        KerasEstimator(
+            classifier,
+            loss="mse",
+            optimizer="sgd",
+            epochs=7,
+            batch_size=64,
+            seed=3,
+            early_stopping_patience=2,
+            callbacks=partial(worsening, marker if dies else None),
+            checkpoint_dir=str(tmp_path / f"checkpoints-{dies}"),
+            max_restarts=1,
+        ).fit(frame)
+        for dies in (False, True)
+    ]
+    assert marker.exists()
+    undisturbed, killed = (model.history["loss"] for model in models)
+    # The second epoch was the best: it is not an epoch of the process that ended the training.
+    assert len(killed) == 4
+    assert killed[1] < min(killed[0], *killed[2:])
+    assert killed == pytest.approx(undisturbed)
+    expected, found = (model.getModel().get_weights() for model in models)
+    assert all(np.allclose(a, b, atol=1e-6) for a, b in zip(expected, found, strict=True))
 
 
 def test_null_behind_the_rows_that_are_looked_at_ends_the_training(
