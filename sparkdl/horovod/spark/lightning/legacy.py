@@ -67,7 +67,7 @@ def to_lightning_module(  # noqa: PLR0913 (Horovod's arguments, and the shapes)
     label_cols: Sequence[str],
     sample_weights_col: str | None,
     validation: Any,
-    input_shapes: Sequence[Shape] | None = None,
+    input_shapes: Sequence[Shape | None] | None = None,
     label_shapes: Sequence[Shape] | None = None,
 ) -> Any:
     """Return a `LightningModule` that trains `model` as Horovod's estimator for PyTorch does.
