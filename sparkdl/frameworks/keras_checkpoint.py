@@ -135,7 +135,7 @@ class _Saver:
         every_steps: int | None,
         every_epochs: int | None,
         feed: str | None,
-        also: Callable[[Path], None] | None,
+        also: Callable[[Path], None] | None = None,
     ) -> None:
         self._ctx, self._also = ctx, also
         self._every_steps = every_steps

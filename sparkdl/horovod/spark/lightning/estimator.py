@@ -119,6 +119,8 @@ class TorchEstimator(torch_estimator.TorchEstimator, params=OWN):
             self.getLabelCols(),
             self.getSampleWeightCol(),
             self.getValidation(),
+            self.getInputShapes(),
+            self.getLabelShapes(),
         )
 
     def _trainer(self, work: Work) -> Callable[[], Any]:

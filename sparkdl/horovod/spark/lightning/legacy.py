@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparkdl.horovod.spark.common.util import to_list
-from sparkdl.horovod.spark.torch.modules import OptimizerState, as_list
-from sparkdl.horovod.spark.torch.remote import Loss
+from sparkdl.horovod.spark.torch.modules import OptimizerState, Shape, shaped
+from sparkdl.horovod.spark.torch.remote import Loss, matched
 
 
 class _Steps:
@@ -22,6 +22,7 @@ class _Steps:
     _state: OptimizerState
     _loss: Loss
     _columns: tuple[Sequence[str], Sequence[str], str | None]
+    _shapes: tuple[Sequence[Shape | None], Sequence[Shape] | None]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
@@ -41,13 +42,14 @@ class _Steps:
 
     def _logged(self, name: str, batch: Any) -> Any:
         features, names, weight = self._columns
-        inputs = [batch[column].float() for column in features]
-        weights = batch[weight].float() if weight else None
-        outputs = as_list(self(*inputs))  # type: ignore[operator]
-        labels = [
-            label.reshape(output.shape) if output.numel() == label.numel() else label
-            for label, output in zip((batch[n].float() for n in names), outputs, strict=True)
+        input_shapes, label_shapes = self._shapes
+        inputs = [
+            shaped(batch[column].float(), shape)
+            for column, shape in zip(features, input_shapes, strict=True)
         ]
+        weights = batch[weight].float() if weight else None
+        labels = [batch[name].float() for name in names]
+        outputs, labels = matched(self(*inputs), labels, names, label_shapes)  # type: ignore[operator]
         loss = self._calculate_loss(outputs, labels, weights)
         self.log(name, loss, sync_dist=True, on_epoch=True, batch_size=len(inputs[0]))  # type: ignore[attr-defined]
         return loss
@@ -56,7 +58,7 @@ class _Steps:
         return self._loss(outputs, labels, sample_weights)
 
 
-def to_lightning_module(
+def to_lightning_module(  # noqa: PLR0913 (Horovod's arguments, and the shapes)
     model: Any,
     optimizer: Any,
     loss_fns: Any,
@@ -65,11 +67,14 @@ def to_lightning_module(
     label_cols: Sequence[str],
     sample_weights_col: str | None,
     validation: Any,
+    input_shapes: Sequence[Shape | None] | None = None,
+    label_shapes: Sequence[Shape] | None = None,
 ) -> Any:
     """Return a `LightningModule` that trains `model` as Horovod's estimator for PyTorch does.
 
     Args:
         validation: whether there are validation rows.
+        input_shapes, label_shapes: of a batch; as the columns and as the outputs are, if not set.
     """
     from lightning.pytorch import LightningModule
 
@@ -82,4 +87,5 @@ def to_lightning_module(
     module._state = OptimizerState.of(optimizer, model)
     module._loss = Loss(to_list(loss_fns, len(label_cols)) or [], loss_weights, len(label_cols))
     module._columns = tuple(feature_cols), tuple(label_cols), sample_weights_col
+    module._shapes = input_shapes or [None] * len(feature_cols), label_shapes
     return module

@@ -201,19 +201,28 @@ class _Training:
         return found.to(self.device, torch.float32)
 
     def _outputs(self, outputs: Any, labels: Tensors) -> tuple[list[Any], list[Any]]:
-        """Return the labels' outputs, and the labels in the outputs' shapes or the user's."""
-        found = as_list(outputs)[: len(labels)]
-        if len(found) < len(labels):
-            raise ConfigError(
-                f"the model has {len(found)} outputs, and needs one for each label: "
-                f"{', '.join(self.params.label_cols)}"
-            )
-        if shapes := self.params.label_shapes:
-            return found, [shaped(x, shape) for x, shape in zip(labels, shapes, strict=True)]
-        return found, [
-            label.reshape(output.shape) if output.numel() == label.numel() else label
-            for label, output in zip(labels, found, strict=True)
-        ]
+        return matched(outputs, labels, self.params.label_cols, self.params.label_shapes)
+
+
+def matched(
+    outputs: Any, labels: Tensors, names: Sequence[str], shapes: Sequence[Sequence[int]] | None
+) -> tuple[list[Any], list[Any]]:
+    """Return the labels' outputs, and the labels in the outputs' shapes or the user's.
+
+    Raises:
+        ConfigError: if there are fewer outputs than labels.
+    """
+    found = as_list(outputs)[: len(labels)]
+    if len(found) < len(labels):
+        raise ConfigError(
+            f"the model has {len(found)} outputs, and needs one for each label: {', '.join(names)}"
+        )
+    if shapes:
+        return found, [shaped(x, shape) for x, shape in zip(labels, shapes, strict=True)]
+    return found, [
+        label.reshape(output.shape) if output.numel() == label.numel() else label
+        for label, output in zip(labels, found, strict=True)
+    ]
 
 
 def chosen_device(hvd: Any, use_gpu: bool) -> torch.device:
