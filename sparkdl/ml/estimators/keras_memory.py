@@ -72,24 +72,24 @@ class Memory:
         }
         self.has_stopped = self._content.has_stopped
 
-    def callback(self) -> Any:
-        """Return the callback for `fit`: behind the early stoppings, before the checkpoints."""
-        import keras
+    def restore(self) -> None:
+        """Give the early stoppings their states, which `fit` has just reset."""
+        # Another number of them belongs to another program: its states would fit none.
+        if self._folder is None or len(self._content.stoppings) != len(self._stoppings):
+            return
+        pairs = zip(self._stoppings, self._content.stoppings, strict=True)
+        for number, (each, saved) in enumerate(pairs):
+            each.best, each.wait, each.best_epoch = saved.best, saved.wait, saved.best_epoch
+            each.stopped_epoch = saved.stopped_epoch
+            if saved.num_weights:
+                with np.load(_weights(self._folder, number)) as found:
+                    each.best_weights = [found[f"arr_{i}"] for i in range(saved.num_weights)]
 
-        memory = self
-
-        class Remember(keras.callbacks.Callback):  # type: ignore[misc]
-            """Takes the values of an epoch, after the early stoppings have seen them."""
-
-            def on_train_begin(self, logs: Any = None) -> None:
-                memory._restore()
-
-            def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-                memory.has_stopped = bool(self.model.stop_training)
-                for name, value in (logs or {}).items():
-                    memory.history.setdefault(name, []).append(float(value))
-
-        return Remember()
+    def add(self, logs: Mapping[str, Any] | None, *, has_stopped: bool) -> None:
+        """Add the values of an epoch, after the early stoppings have seen them."""
+        self.has_stopped = has_stopped
+        for name, value in (logs or {}).items():
+            self.history.setdefault(name, []).append(float(value))
 
     def save(self, folder: Path) -> None:
         """Write the files of a checkpoint."""
@@ -108,19 +108,6 @@ class Memory:
         }
         content = _Content(history, tuple(stoppings), self.has_stopped)
         (folder / _FILE).write_bytes(msgspec.json.encode(content))
-
-    def _restore(self) -> None:
-        """Give the early stoppings their states, which `fit` has just reset."""
-        # Another number of them belongs to another program: its states would fit none.
-        if self._folder is None or len(self._content.stoppings) != len(self._stoppings):
-            return
-        pairs = zip(self._stoppings, self._content.stoppings, strict=True)
-        for number, (each, saved) in enumerate(pairs):
-            each.best, each.wait, each.best_epoch = saved.best, saved.wait, saved.best_epoch
-            each.stopped_epoch = saved.stopped_epoch
-            if saved.num_weights:
-                with np.load(_weights(self._folder, number)) as found:
-                    each.best_weights = [found[f"arr_{i}"] for i in range(saved.num_weights)]
 
 
 def _weights(folder: Path, number: int) -> Path:

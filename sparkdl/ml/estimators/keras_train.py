@@ -88,8 +88,12 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     callbacks = [*callbacks_of(task, ctx.is_chief), *own_callbacks(task)]
     last = ctx.last_checkpoint if task.saves else None
     memory = Memory(callbacks, last.folder if last else None)
-    # Behind the early stoppings, whose states of this epoch it saves.
-    callbacks.append(memory.callback())
+    remember = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: memory.restore(),
+        on_epoch_end=lambda epoch, logs: memory.add(logs, has_stopped=bool(model.stop_training)),
+    )
+    # Behind the early stoppings: they have reset themselves, or have seen the epoch.
+    callbacks.append(remember)
     first = 0
     if task.saves:
         checkpoint = callback_for(ctx, None, 1, DEFAULT_FEED, memory.save)
