@@ -49,7 +49,10 @@ def sync_batch_norm() -> Any:
             total = allreduce(sums, op=Sum)
             # Looked at where it can be so alone: reading the sum waits for a GPU.
             if self.training and count < 2 and total[-1] < 2:
-                raise ValueError("expected more than 1 value per channel over all processes")
+                raise ValueError(
+                    f"an input of shape {tuple(input.shape)} leaves one value per channel over all "
+                    "processes, and training needs 2 or more: use larger batches"
+                )
             mean, count = total[:-1] / total[-1], total[-1].detach()
             shape = [1, -1] + [1] * (input.dim() - 2)
             centred = wide - mean.view(shape)
