@@ -8,7 +8,7 @@ anew at the last checkpoint, and the rows that the model has not seen are fed ag
 Ctrl-C, kill whatever you like, and start it again: it goes on where the last checkpoint is.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints `goes on at step …` after the kill,
-and `checkpoints: training accuracy`.
+and `checkpoints: training accuracy`. Takes about 15 seconds on two cores.
 """
 
 from __future__ import annotations

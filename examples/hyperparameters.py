@@ -5,7 +5,8 @@
 Each trial is a process of its own on an executor and knows nothing of the others. What they return
 comes back as a list.
 
-Data: the 1,797 images of scikit-learn's `load_digits`. Prints `best accuracy`, above 0.9.
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `best accuracy`, above 0.9. Takes
+about 30 seconds on two cores.
 """
 
 from __future__ import annotations

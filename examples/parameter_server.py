@@ -7,7 +7,7 @@ Runs in: driver
 Needs tf_keras, and four slots: a parameter server, the chief, two workers. The data are the 1,797
 images of scikit-learn's `load_digits` (https://archive.ics.uci.edu/dataset/80).
 
-Prints `test accuracy`, above 0.85.
+Prints `test accuracy`, above 0.85. Takes about 60 seconds on two cores.
 """
 
 from __future__ import annotations

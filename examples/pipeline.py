@@ -6,7 +6,7 @@ The data are the 569 tumours of scikit-learn's `load_breast_cancer`
 (https://archive.ics.uci.edu/dataset/17). The fitted pipeline is saved, and loaded for scoring, as
 any other of Spark ML.
 
-Prints `pipeline: area under the curve`, above 0.95.
+Prints `pipeline: area under the curve`, above 0.95. Takes about 75 seconds on two cores.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ there have been used. Started again, the program goes on behind the files that i
 Spark remembers in the folder `--checkpoint`, with the model that it saved. If `--data` is not
 there, the handwritten digits of scikit-learn are written into it.
 
-Prints `accuracy over the stream`, above 0.6.
+Prints `accuracy over the stream`, above 0.6. Takes about 35 seconds on two cores.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Runs in: driver
 The second starts a Spark cluster of its own on this machine. The data are the 1,797 images of
 scikit-learn's `load_digits` (https://archive.ics.uci.edu/dataset/80).
 
-Prints `demo: test accuracy`, above 0.9, after about half a minute.
+Prints `demo: test accuracy`, above 0.9. Takes about 65 seconds on two cores.
 """
 
 from __future__ import annotations

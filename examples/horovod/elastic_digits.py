@@ -6,7 +6,7 @@ Runs on this machine, without Spark: with a SparkSession, and `executor` left ou
 runs it on a cluster. The sampler shares out what is left of an epoch among those that are there.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints `goes on at step …` after the kill,
-and `elastic: training accuracy`.
+and `elastic: training accuracy`. Takes about 15 seconds on two cores.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
 part of the images; gradients and metrics are averaged over all of them, and the learning rate warms
 up to that of the larger batch.
 
-Data: the 1,797 images of scikit-learn's `load_digits`. Prints `test accuracy`, above 0.9.
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `test accuracy`, above 0.9. Takes
+about 45 seconds on two cores.
 """
 
 from __future__ import annotations

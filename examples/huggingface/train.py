@@ -5,7 +5,7 @@
 The model is a tiny BERT, made here, and the tokens are words: nothing is downloaded.
 
 Data: sentences about films, good or bad, made by the program. Prints the accuracy `at first` and
-`at last`, the last above 0.9.
+`at last`, the last above 0.9. Takes about 35 seconds on two cores.
 """
 
 from __future__ import annotations

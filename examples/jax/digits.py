@@ -6,7 +6,7 @@ When `train` begins, the nodes are connected: `jax.devices()` are those of all o
 are global arrays, so the step is written as for one device, and the gradients are of all rows.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints `JAX: loss … at first, at last …`,
-the last below 1.
+the last below 1. Takes about 30 seconds on two cores.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Runs on this machine, without Spark: pass a SparkSession to `launch`, and leave 
 run it on a cluster. Keras needs neither TensorFlow nor PyTorch for this.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints `Keras on JAX: training accuracy`,
-above 0.9.
+above 0.9. Takes about 25 seconds on two cores.
 """
 
 from __future__ import annotations

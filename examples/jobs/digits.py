@@ -6,7 +6,7 @@ The 1797 digits of scikit-learn (https://archive.ics.uci.edu/dataset/80) train a
 on as many partitions as asked for. They need not fit into the task slots at once: `--master
 local[1]` gives the same model.
 
-Prints `jobs: test accuracy`, above 0.9.
+Prints `jobs: test accuracy`, above 0.9. Takes about 50 seconds on two cores.
 """
 
 from __future__ import annotations

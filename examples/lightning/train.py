@@ -7,7 +7,7 @@ leave `executor` out, to run it on a cluster. The module is what it would be any
 the trainer is one of the feed. After a failure it goes on with the rows that it has not seen.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints `Lightning: validation accuracy`,
-above 0.8.
+above 0.8. Takes about 25 seconds on two cores.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ run it on a cluster. Each row goes to one copy of the model, to all nodes that h
 what the nodes have to tell each other.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints the loss `at first` and `at last`,
-the last below 0.5.
+the last below 0.5. Takes about 25 seconds on two cores.
 """
 
 from __future__ import annotations

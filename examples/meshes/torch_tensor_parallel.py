@@ -6,7 +6,7 @@ Runs on this machine, without Spark: pass a SparkSession to `launch`, and leave 
 run it on a cluster. Nodes that hold parts of the same layers get the same rows.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints the loss `at first` and `at last`,
-the last below 0.5.
+the last below 0.5. Takes about 25 seconds on two cores.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 handwritten digits of scikit-learn are written into it. Row groups are shared out so that all nodes
 take the same number of steps.
 
-Prints `own data: test accuracy`, above 0.8.
+Prints `own data: test accuracy`, above 0.8. Takes about 45 seconds on two cores.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 own data, as pyspark's does: then only the import of the distributor changes.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints `TorchDistributor: accuracy`, above
-0.85.
+0.85. Takes about 30 seconds on two cores.
 """
 
 from __future__ import annotations

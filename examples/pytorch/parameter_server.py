@@ -8,7 +8,7 @@ gets the newest parameters, computes gradients on its own rows and sends them ba
 https://docs.pytorch.org/docs/stable/rpc.html
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints `parameter server: accuracy`, above
-0.9.
+0.9. Takes about 20 seconds on two cores.
 """
 
 from __future__ import annotations

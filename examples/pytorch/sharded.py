@@ -6,7 +6,8 @@ Runs on this machine, without Spark: pass a SparkSession to `launch`, and leave 
 run it on a cluster. Every node writes its own shards into the checkpoint
 (`torch.distributed.checkpoint`). Start it again with another `--nodes`: it goes on where it was.
 
-Data: the 1,797 images of scikit-learn's `load_digits`. Prints `FSDP2: accuracy`, above 0.9.
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `FSDP2: accuracy`, above 0.9. Takes
+about 20 seconds on two cores.
 """
 
 from __future__ import annotations

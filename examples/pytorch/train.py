@@ -6,7 +6,7 @@ The loop is what it would be anywhere; the data set is the feed. An epoch ends o
 the same step, so that no node waits for another for ever.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints `PyTorch: loss … at first, at last
-…`, the last below 1.
+…`, the last below 1. Takes about 25 seconds on two cores.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ The nodes are processes of this machine (`executor="local"`): a debugger works, 
 Each makes a part of the images, and all train one model. With a session in the place of `None` and
 without `executor`, the same nodes run in the executors of a Spark cluster.
 
-Data: images made by the program. Prints `intersection over union`, above 0.6.
+Data: images made by the program. Prints `intersection over union`, above 0.6. Takes about 25
+seconds on two cores.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
 It finds the disks in noisy images. `distributed.py` and `spark.py` are the same program for several
 nodes; `diff` shows what changes from step to step.
 
-Data: images made by the program. Prints `intersection over union`, above 0.6.
+Data: images made by the program. Prints `intersection over union`, above 0.6. Takes about 20
+seconds on two cores.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Images for the validation are a feed of their own: `fit` reads an epoch of it af
 epochs, and `evaluate` one more.
 
 Data: images made by the program. Prints `validation loss`, below 0.3, and `intersection over
-union`, above 0.6.
+union`, above 0.6. Takes about 50 seconds on two cores.
 """
 
 from __future__ import annotations

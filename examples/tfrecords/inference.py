@@ -6,8 +6,8 @@
 The first writes the files and the model. Where the rows are in a DataFrame, `sparkdl.TFModel`
 scores them instead, see docs/spark-ml.md.
 
-Data: the 1,797 images of scikit-learn's `load_digits`. Prints `inference: test accuracy`,
-above 0.8.
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `inference: test accuracy`, above
+0.8. Takes about 80 seconds on two cores.
 """
 
 from __future__ import annotations

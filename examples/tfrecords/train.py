@@ -5,7 +5,7 @@
 `--data` is a folder that all executors see. If it is not there, the handwritten digits of
 scikit-learn are written into it. Neither needs a jar, and Spark's part needs no TensorFlow.
 
-Prints `TFRecords: training accuracy`, above 0.8.
+Prints `TFRecords: training accuracy`, above 0.8. Takes about 40 seconds on two cores.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Each trial is a sub-cluster of its own on Spark's executors, here of one node. I
 each epoch goes to the driver, where Optuna's pruner decides whether the trial goes on. Needs
 `pip install optuna`.
 
-Data: the 1,797 images of scikit-learn's `load_digits`. Prints the best parameters and `tuning:
-best accuracy`, above 0.7.
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints the best parameters and `tuning: best
+accuracy`, above 0.7. Takes about 40 seconds on two cores.
 """
 
 from __future__ import annotations
