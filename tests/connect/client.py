@@ -104,7 +104,7 @@ def search(spark: Any, _folder: Path) -> None:
     found = tuning.search(
         spark, square, {"x": [1, 2, 3]}, trials=3, parallelism=2, direction="maximize", seed=1
     )
-    said("search", [trial.state for trial in found.trials])
+    said("search", [trial.error or trial.state for trial in found.trials])
     data = spark.range(60).selectExpr("cast(id % 2 as double) label", "cast(id % 7 as double) a")
     data = VectorAssembler(inputCols=["a"], outputCol="features").transform(data)
     fitted = tuning.search_estimator(

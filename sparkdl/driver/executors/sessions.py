@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -155,11 +156,23 @@ def qualified(session: SparkSession, path: str) -> str:
     return path
 
 
+_by_value: Counter[str] = Counter()
+_by_value_lock = threading.Lock()
+
+
 @contextmanager
 def by_value(module: Any) -> Iterator[None]:
     """Pickle a module by value, so that executors need not have it."""
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    name = module.__name__
+    # Launches in parallel threads share cloudpickle's registry, which does not count.
+    with _by_value_lock:
+        _by_value[name] += 1
+        if _by_value[name] == 1:
+            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
+        with _by_value_lock:
+            _by_value[name] -= 1
+            if not _by_value[name]:
+                cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
