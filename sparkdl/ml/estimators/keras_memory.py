@@ -20,20 +20,33 @@ from sparkdl.core.errors import CheckpointError
 _FILE = "memory.json"
 
 
-class Stopping(msgspec.Struct, frozen=True):
-    """The state of one `keras.callbacks.EarlyStopping`, without its best weights."""
+def early_stoppings(callbacks: Iterable[Any]) -> list[Any]:
+    """Return those of Keras' callbacks that `state_of` takes."""
+    return [each for each in callbacks if hasattr(each, "best_weights")]
 
-    best: float | None
-    wait: int
-    best_epoch: int
-    stopped_epoch: int
-    num_weights: int
+
+def state_of(stopping: Any) -> list[Any]:
+    """Return the state of an early stopping as arrays: numbers, then its best weights."""
+    weights = stopping.best_weights or ()
+    # NaN stands for an early stopping that has seen no epoch yet.
+    best = np.nan if stopping.best is None else stopping.best
+    numbers = [best, stopping.wait, stopping.best_epoch, stopping.stopped_epoch, len(weights)]
+    return [np.array(numbers, np.float64), *weights]
+
+
+def take_state(stopping: Any, arrays: list[Any]) -> None:
+    """Give an early stopping its state, and take it off the front of `arrays`."""
+    best, *counts = arrays.pop(0)
+    stopping.wait, stopping.best_epoch, stopping.stopped_epoch, num_weights = map(int, counts)
+    stopping.best = None if np.isnan(best) else float(best)
+    stopping.best_weights = arrays[:num_weights] or None
+    del arrays[:num_weights]
 
 
 class _Content(msgspec.Struct, frozen=True):
     # None stands for NaN and infinities, which JSON does not have.
     history: dict[str, list[float | None]]
-    stoppings: tuple[Stopping, ...]
+    num_stoppings: int
     has_stopped: bool
 
 
@@ -54,9 +67,9 @@ class Memory:
         Raises:
             CheckpointError: if its file cannot be read.
         """
-        self._stoppings = [each for each in callbacks if hasattr(each, "best_weights")]
+        self._stoppings = early_stoppings(callbacks)
         self._folder = folder if folder is not None and (folder / _FILE).exists() else None
-        self._content = _Content({}, (), has_stopped=False)
+        self._content = _Content({}, 0, has_stopped=False)
         if self._folder is not None:
             try:
                 content = (self._folder / _FILE).read_bytes()
@@ -75,15 +88,11 @@ class Memory:
     def restore(self) -> None:
         """Give the early stoppings their states, which `fit` has just reset."""
         # Another number of them belongs to another program: its states would fit none.
-        if self._folder is None or len(self._content.stoppings) != len(self._stoppings):
+        if self._folder is None or self._content.num_stoppings != len(self._stoppings):
             return
-        pairs = zip(self._stoppings, self._content.stoppings, strict=True)
-        for number, (each, saved) in enumerate(pairs):
-            each.best, each.wait, each.best_epoch = saved.best, saved.wait, saved.best_epoch
-            each.stopped_epoch = saved.stopped_epoch
-            if saved.num_weights:
-                with np.load(_weights(self._folder, number)) as found:
-                    each.best_weights = [found[f"arr_{i}"] for i in range(saved.num_weights)]
+        for number, each in enumerate(self._stoppings):
+            with np.load(_state(self._folder, number)) as found:
+                take_state(each, [found[name] for name in found.files])
 
     def add(self, logs: Mapping[str, Any] | None, *, has_stopped: bool) -> None:
         """Add the values of an epoch, after the early stoppings have seen them."""
@@ -93,22 +102,16 @@ class Memory:
 
     def save(self, folder: Path) -> None:
         """Write the files of a checkpoint."""
-        stoppings = []
         for number, each in enumerate(self._stoppings):
-            weights = each.best_weights or []
             # numpy's files do not know bfloat16, which float32 holds exactly.
-            arrays = [w.astype(np.float32) if w.dtype.kind == "V" else w for w in weights]
-            if arrays:
-                np.savez(_weights(folder, number), *arrays)
-            best = None if each.best is None else float(each.best)
-            numbers = (int(each.wait), int(each.best_epoch), int(each.stopped_epoch))
-            stoppings.append(Stopping(best, *numbers, len(arrays)))
+            arrays = [x.astype(np.float32) if x.dtype.kind == "V" else x for x in state_of(each)]
+            np.savez(_state(folder, number), *arrays)
         history: dict[str, list[float | None]] = {
             n: [*values] for n, values in self.history.items()
         }
-        content = _Content(history, tuple(stoppings), self.has_stopped)
+        content = _Content(history, len(self._stoppings), self.has_stopped)
         (folder / _FILE).write_bytes(msgspec.json.encode(content))
 
 
-def _weights(folder: Path, number: int) -> Path:
-    return folder / f"best-{number}.npz"
+def _state(folder: Path, number: int) -> Path:
+    return folder / f"stopping-{number}.npz"

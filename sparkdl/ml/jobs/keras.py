@@ -14,6 +14,7 @@ import numpy as np
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.columns import by_tensor
+from sparkdl.ml.estimators.keras_memory import early_stoppings, state_of, take_state
 from sparkdl.ml.estimators.keras_model import (
     inputs_of,
     keras_inputs_by_column,
@@ -280,10 +281,7 @@ class KerasMaster(Master):
         """Return all that a checkpoint needs, of the early stopping too."""
         found = list(as_arrays(_state(self.model, True)))
         for stopping in self._stopping():
-            weights = stopping.best_weights or ()
-            best = np.nan if stopping.best is None else stopping.best
-            numbers = [best, stopping.wait, stopping.best_epoch, len(weights)]
-            found += [np.array(numbers, np.float64), *weights]
+            found += state_of(stopping)
         return found
 
     def restore(self, saved: Sequence[Array]) -> None:
@@ -292,16 +290,11 @@ class KerasMaster(Master):
         assign(variables, saved[: len(variables)])
         rest = list(saved[len(variables) :])
         for stopping in self._stopping():
-            best, wait, best_epoch, num_weights = rest.pop(0)
-            stopping.wait, stopping.best_epoch = int(wait), int(best_epoch)
-            # NaN stands for an early stopping that has seen no epoch yet.
-            if not np.isnan(best):
-                stopping.best, stopping.best_weights = float(best), rest[: int(num_weights)] or None
-            del rest[: int(num_weights)]
+            take_state(stopping, rest)
             stopping._set_monitor_op()
 
     def _stopping(self) -> list[Any]:
-        return [each for each in self._list.callbacks if hasattr(each, "best_weights")]
+        return early_stoppings(self._list.callbacks)
 
 
 def _check(model: Any) -> None:
