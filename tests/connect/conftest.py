@@ -24,8 +24,10 @@ CLIENT = _ROOT / "build" / "connect-client" / "bin" / "python"
 
 
 @pytest.fixture(scope="session")
-def connect_url(run_name: str) -> Iterator[str]:
+def connect_url(_nothing_outlives_the_run: None) -> Iterator[str]:
     """Give the URL of a server that belongs to all tests here; its two executors have 3 slots."""
+    # It stops before the run's police looks. Made first, its JVMs would count as there before, and
+    # the Python daemons that they started since as left behind.
     if not CLIENT.exists():
         pytest.skip("no environment of a client: make test-connect builds it")
     with SparkSessions(Path(tempfile.mkdtemp(prefix="connect-"))).connect_server() as url:
