@@ -88,7 +88,7 @@ class NodeChild:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The UUIDs of the GPUs that the child uses, as far as they are known."""
+        """The GPUs that the child uses, as far as they are known: UUIDs, or Spark's numbers."""
         return visible_gpus(self._gpus.environment) or ()
 
     @property

@@ -29,7 +29,7 @@ class LoadWatch:
     """Reports every two seconds, less often from many nodes. Runs on the agent's loop.
 
     Args:
-        gpus: the UUIDs of the GPUs that the child uses.
+        gpus: the GPUs that the child uses: UUIDs, or numbers in nvidia-smi's order.
         feed_nbytes: returns how many bytes of rows wait, and how many may.
     """
 
@@ -109,15 +109,17 @@ def _carried_nbytes() -> tuple[int, int]:
     return 0, 0
 
 
-def _gpu_load(uuids: Sequence[str]) -> tuple[float, int]:
+def _gpu_load(gpus: Sequence[str]) -> tuple[float, int]:
     """Return the mean share of time in which these GPUs were busy, and the bytes in use on them."""
-    if not uuids:
+    if not gpus:
         return 0.0, 0
     busy, nbytes = 0.0, 0
     with suppress(Exception), open_nvml() as nvml:  # numbers to look at; training needs none
-        for uuid in uuids:
-            handle: Any = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        for gpu in gpus:
+            is_number = gpu.isdigit()  # as Spark assigns them; NVML counts like nvidia-smi
+            by = nvml.nvmlDeviceGetHandleByIndex if is_number else nvml.nvmlDeviceGetHandleByUUID
+            handle: Any = by(int(gpu) if is_number else gpu)
             nbytes += int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
             with suppress(nvml.NVMLError):  # instances of a split GPU do not report it
-                busy += nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 / len(uuids)
+                busy += nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 / len(gpus)
     return busy, nbytes

@@ -24,6 +24,7 @@ class Device:
 
     Attributes:
         instances: if it is split (MIG), its parts; `None` for a number that is not there.
+        percent: of the time in which it is busy.
         is_ours: whether this process may open it.
     """
 
@@ -32,6 +33,7 @@ class Device:
     instances: tuple[Device | None, ...] = ()
     uuid: str = field(default_factory=new_uuid)
     used_nbytes: int = 0
+    percent: int = 0
     is_ours: bool = True
 
 
@@ -62,6 +64,14 @@ class Nvml(types.ModuleType):
         if not self.devices[index].is_ours:
             raise self.NVMLError("Insufficient Permissions")
         return self.devices[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Device:  # noqa: N802
+        if found := [device for device in self.devices if device.uuid == uuid]:
+            return found[0]
+        raise self.NVMLError("Not Found")
+
+    def nvmlDeviceGetUtilizationRates(self, device: Device) -> Any:  # noqa: N802
+        return types.SimpleNamespace(gpu=device.percent)
 
     def nvmlDeviceGetName(self, device: Device) -> str:  # noqa: N802
         return device.name

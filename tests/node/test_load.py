@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from sparkdl.control.messages import NodeLoad
 from sparkdl.node.load import LoadWatch
+from tests.doubles.nvml import Device, Nvml
 
 HUNGRY = "import subprocess, sys; block = bytearray(64 << 20); print(1, flush=True); {}"
 CHILD = "subprocess.run([sys.executable, '-c', sys.argv[1]])"
@@ -53,6 +55,26 @@ def test_memory_and_cores_of_a_child_and_its_own_processes_are_told() -> None:
         process.stdout.close()
     assert told[0].memory_nbytes > 2 * 64 << 20
     assert (told[0].feed_nbytes, told[0].feed_limit_nbytes) == (3, 10)
+
+
+@pytest.mark.parametrize("gpus", [("GPU-a", "GPU-c"), ("0", "2")])
+def test_gpus_are_told_of_by_their_uuids_and_by_the_numbers_that_spark_assigns(
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...]
+) -> None:
+    devices = [
+        Device("H100", uuid=f"GPU-{one}", used_nbytes=nbytes, percent=percent)
+        for one, nbytes, percent in (("a", 1, 80), ("b", 10, 90), ("c", 100, 40))
+    ]
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(*devices))
+    told: list[NodeLoad] = []
+
+    async def look() -> None:
+        watch = LoadWatch(asyncio.get_running_loop(), told.append, 1, gpus, lambda: (0, 0))
+        watch.begin(os.getpid())
+        watch.close()
+
+    asyncio.run(look())
+    assert [(load.gpu, load.gpu_nbytes) for load in told] == [(pytest.approx(0.6), 101)]
 
 
 def test_network_is_what_all_interfaces_but_loopback_carry(monkeypatch: pytest.MonkeyPatch) -> None:
