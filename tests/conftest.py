@@ -12,6 +12,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -176,7 +177,7 @@ def _missing() -> dict[str, str]:
         "tensorflow": find_spec("tensorflow") is not None,
         "torch": find_spec("torch") is not None,
         "jax": find_spec("jax") is not None,
-        "gpu": Path("/dev/nvidiactl").exists() and shutil.which("nvidia-smi") is not None,
+        "gpu": Path("/dev/nvidiactl").exists() and _has_gpu(),
     }
     words = {"spark": "no Java (JAVA_HOME, PATH)", "gpu": "no NVIDIA GPU"}
     return {
@@ -184,6 +185,16 @@ def _missing() -> dict[str, str]:
         for marker, is_there in there.items()
         if not is_there
     }
+
+
+def _has_gpu() -> bool:
+    """Whether NVML lists a GPU. It keeps pipes in this process from here on, which no test left."""
+    from sparkdl.core.errors import FrameworkMissingError
+    from sparkdl.node.gpus import list_gpus, open_nvml
+
+    with suppress(FrameworkMissingError), open_nvml() as nvml:
+        return bool(list_gpus(nvml))
+    return False
 
 
 # the run: a folder and an environment of its own

@@ -136,7 +136,10 @@ def test_gpus_of_a_killed_agent_are_free_again(
 
 
 def find(folder: Path, ctx: NodeContext) -> None:
-    """Tell how many GPUs this node was given, and which CUDA finds, asked of the driver itself."""
+    """Tell how many GPUs this node was given, and which CUDA finds, asked of the driver itself.
+
+    A node that trains returns, and frees its GPUs, when a file says so.
+    """
     cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
     status = cuda.cuInit(0)
     if status == 100:  # CUDA_ERROR_NO_DEVICE
@@ -150,6 +153,8 @@ def find(folder: Path, ctx: NodeContext) -> None:
         assert cuda.cuDeviceGetUuid_v2(raw, index) == 0
         found.append(str(uuid.UUID(bytes=raw.raw)))
     tell(folder, ctx, [ctx.num_gpus, found])
+    if ctx.member.role.is_trainer:
+        until(folder.with_suffix(".over").exists)
 
 
 @pytest.mark.gpu
@@ -163,16 +168,19 @@ def test_cuda_finds_the_gpu_that_a_node_was_given_and_no_other(
     assert there, "nvidia-smi is here, and NVML lists no GPU"
     wanted = 1 if there[0].uuid.startswith("MIG-") or not is_asked_for else len(there)
     options: dict[str, Any] = {"num_gpus": wanted if is_asked_for else None, "roles": Roles(ps=1)}
-    with launch(find, tmp_path, nodes=2, feeding=Feeding(fed=False), **options) as cluster:
-        cluster.results(6 * SOON_S)
-        given = told(tmp_path)
+    folder = folder_in(tmp_path, "told")
+    with launch(find, folder, nodes=2, feeding=Feeding(fed=False), **options) as cluster:
+        assert until(lambda: len(list(folder.glob("*-*"))) == 2, 6 * SOON_S)
+        given = told(folder)
         assert given["ps-0"] == (0, [])
         count, found = given["worker-0"]
         assert (count, len(set(found))) == (wanted, wanted)
         claimed = [gpu for gpu in there if claimant_of(gpu.uuid) is not None]
         assert sorted(gpu.uuid.partition("-")[2] for gpu in claimed) == sorted(found)
         with pytest.raises(SparkConfigError, match="claimed by the node of process"):
-            launch(find, tmp_path, nodes=1, num_gpus=len(there))
+            launch(find, folder, nodes=1, num_gpus=len(there))
+        folder.with_suffix(".over").touch()
+        cluster.results(6 * SOON_S)
 
 
 @pytest.mark.gpu
@@ -197,9 +205,11 @@ def test_gpu_on_which_a_stranger_computes_is_not_given_away(
         stranger.kill()
     if not is_told:
         pytest.skip("this driver does not tell which processes compute: a container?")
-    with launch(find, tmp_path, nodes=1, num_gpus=1, feeding=Feeding(fed=False)) as cluster:
+    folder = folder_in(tmp_path, "told")
+    folder.with_suffix(".over").touch()
+    with launch(find, folder, nodes=1, num_gpus=1, feeding=Feeding(fed=False)) as cluster:
         cluster.results(6 * SOON_S)
-    assert told(tmp_path)["worker-0"][0] == 1
+    assert told(folder)["worker-0"][0] == 1
 
 
 def multiply(folder: Path, ctx: NodeContext) -> None:

@@ -1,0 +1,162 @@
+"""Spark finds a real GPU by a script: a node trains on it, and tasks that score share it."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from pyspark.sql import functions as f
+
+import sparkdl
+from sparkdl import TorchEstimator, TorchModel, predict
+from tests.doubles.sessions import NO_WORKERS, SparkSessions
+from tests.ml.torch_fits import net
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkdl import NodeContext
+
+pytestmark = [pytest.mark.gpu, pytest.mark.spark, pytest.mark.torch, pytest.mark.timeout(400)]
+
+_SOON_S = 200.0
+ROWS, SLOTS = 400, 4
+# As Spark's own getGpusResources.sh, which is not in pyspark's packages.
+DISCOVERS = """\
+#!/bin/sh
+found=$(nvidia-smi --query-gpu=index --format=csv,noheader | sed 's/.*/"&"/' | paste -s -d , -)
+echo "{\\"name\\": \\"gpu\\", \\"addresses\\": [$found]}"
+"""
+
+
+@pytest.fixture
+def spark(
+    spark_sessions: SparkSessions,
+    spark_session_on: Any,  # which ends the session, and lets its processes live until then
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> SparkSession:
+    """A session on a standalone cluster of one worker, which discovers its GPUs.
+
+    Its parameter is how much of a GPU a task has; by default none, as docs/gpus.md advises.
+    """
+    if import_module("torch").version.cuda is None:
+        pytest.skip("this PyTorch is built without CUDA")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    script = tmp_path / "getGpusResources.sh"
+    script.write_text(DISCOVERS)
+    script.chmod(0o700)
+    extra = {"spark.executor.resource.gpu.amount": "1", "spark.executor.cores": str(SLOTS)}
+    if amount := getattr(request, "param", ""):
+        extra["spark.task.resource.gpu.amount"] = amount
+    session = spark_sessions.get(NO_WORKERS, extra)
+    gpu = "-Dspark.worker.resource.gpu"
+    options = f"{gpu}.amount=1 {gpu}.discoveryScript={script}"
+    url: Any = session.sparkContext.master
+    spark_sessions.add_worker(url, 0, SLOTS, SPARK_WORKER_OPTS=options)
+    return session
+
+
+def points(spark: SparkSession) -> DataFrame:
+    """Return rows of `x`, `y`, `id`, of which `y` is linear in `x`."""
+    numbers = spark.range(ROWS, numPartitions=SLOTS)
+    rows = numbers.selectExpr("id", "id % 7 / 7 as a", "id % 5 / 5 as b")
+    x = "cast(array(a, b, a * b) as array<float>) as x"
+    return rows.selectExpr("id", x, "float(a - 2 * b) as y")
+
+
+def train(args: None, ctx: NodeContext) -> dict[str, Any]:
+    import torch
+    from torch.utils.data import DataLoader
+
+    torch.manual_seed(0)
+    model = net().to("cuda")
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    losses, rows = [], 0
+    for _ in range(2):
+        for x, y in DataLoader(ctx.torch_dataset(16, x="x", y="y"), batch_size=None):
+            loss = (model(x.to("cuda"))[:, 0] - y.to("cuda")).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            rows += len(y)
+    seen = os.environ["CUDA_VISIBLE_DEVICES"], ctx.num_gpus, torch.cuda.device_count()
+    return {"seen": seen, "losses": losses, "rows": rows}
+
+
+def test_node_trains_on_the_gpu_that_spark_has_discovered(spark: SparkSession) -> None:
+    with sparkdl.launch(spark, train, nodes=1, framework="torch", num_gpus=1) as cluster:
+        cluster.feed(points(spark), epochs=2, timeout_s=_SOON_S)
+        (found,) = cluster.results(_SOON_S)
+    assert found["seen"] == ("0", 1, 1)
+    assert found["rows"] == 2 * ROWS
+    assert found["losses"][-1] < 0.5 * found["losses"][0]
+
+
+def is_on_gpu(epoch: Any) -> None:
+    """Fail the training unless its model is on a GPU."""
+    assert all(parameter.is_cuda for parameter in epoch.model.parameters())
+
+
+def test_estimator_fits_on_the_gpu_and_its_model_scores(spark: SparkSession) -> None:
+    estimator: Any = TorchEstimator(
+        net,
+        loss="MSELoss",
+        features_col="x",
+        label_col="y",
+        learning_rate=0.05,
+        batch_size=16,
+        epochs=8,
+        seed=1,
+        callbacks=[is_on_gpu],
+    )
+    model = estimator.fit(points(spark))
+    assert model.history["loss"][-1] < 0.5 * model.history["loss"][0]
+    scored = model.transform(points(spark)).collect()
+    assert np.mean([(row.prediction - row.y) ** 2 for row in scored]) < 0.1
+
+
+@pytest.mark.parametrize("spark", ["", "0.25"], indirect=True)
+def test_task_slots_share_one_model_on_the_gpu_and_score_as_a_cpu_does(
+    spark: SparkSession,
+) -> None:
+    import torch
+
+    torch.manual_seed(3)
+    module = net().eval()
+    rows = points(spark).withColumn("partition", f.spark_partition_id()).cache()
+    stage: Any = TorchModel(module).setInputCols(["x"]).setBatchSize(32)
+    scored = stage.setOutputTypes({"output": "array<float>"}).transform(rows)
+    found = {row.id: row.output for row in scored.collect()}
+    x = torch.tensor([row.x for row in sorted(rows.collect(), key=lambda row: row.id)])
+    with torch.no_grad():
+        np.testing.assert_allclose([found[i] for i in range(ROWS)], module(x), atol=1e-4)
+
+    def make() -> Any:
+        import os
+
+        import torch
+
+        on_gpu = module.to("cuda")
+
+        def fn(columns: dict[str, Any]) -> dict[str, Any]:
+            with torch.no_grad():
+                y = on_gpu(torch.tensor(columns["x"], device="cuda"))[:, 0].cpu()
+            return {"y": y.numpy(), "pid": [os.getpid()] * len(y)}
+
+        return fn
+
+    told = predict(rows, make, ["x"], "y float, pid long", batch_size=32, keep=["id"]).collect()
+    assert len({row.pid for row in told}) == 1
+    np.testing.assert_allclose(
+        [row.y for row in sorted(told, key=lambda row: row.id)],
+        [found[i][0] for i in range(ROWS)],
+        atol=1e-4,
+    )
+    rows.unpersist()
