@@ -74,7 +74,9 @@ def test_gpus_are_told_of_by_their_uuids_and_by_the_numbers_that_spark_assigns(
         watch.close()
 
     asyncio.run(look())
-    assert [(load.gpu, load.gpu_nbytes) for load in told] == [(pytest.approx(0.6), 101)]
+    (load,) = told
+    assert load.gpu == pytest.approx(0.6)
+    assert load.gpu_nbytes == 101
 
 
 def test_network_is_what_all_interfaces_but_loopback_carry(monkeypatch: pytest.MonkeyPatch) -> None:

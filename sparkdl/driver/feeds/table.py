@@ -11,7 +11,7 @@ recognised. The table assigns free rows to nodes that run short, so that all nod
 
 A node is given rows of its own agent's spool where that keeps nodes level. Rows of another agent
 cross the network once more and are the last resort: at the end of the epoch, or when a node has run
-short for a moment and its own agent has none.
+short for a moment, and its own agent has none and gets none.
 
 To shuffle rows over all nodes, the table waits until all rows have come, or a spool is full. It
 then deals blocks of them to the nodes in turn, from all agents.
@@ -35,6 +35,8 @@ FIRST_GRACE_S = 0.05
 GRACE_S = 0.5
 """How long a node without rows waits for rows at its own agent: first rows, later rows. Why wait?
 Rows come in bursts, but evenly in the long run."""
+PAUSE_S = 1.5
+"""How long it waits after its agent's last rows: between two partitions a feeder begins anew."""
 ASSIGNS_PER_S = 5000
 """Assignments in a second, at most: on clusters of thousands of nodes each gets more rows at
 once."""
@@ -53,6 +55,7 @@ class _Spool:
 
     def __init__(self) -> None:
         self.rows = 0
+        self.came_s = -math.inf
         self.pieces: deque[Lot] = deque()
 
     def add(self, piece: Lot) -> None:
@@ -121,7 +124,12 @@ class RowTable:
         return {part: tuple(ranges) for part, ranges in sorted(self._known.items()) if ranges}
 
     def add(
-        self, holder: int, lots: Iterable[Lot], room_nbytes: int, is_full: bool = False
+        self,
+        holder: int,
+        lots: Iterable[Lot],
+        room_nbytes: int,
+        now_s: float,
+        is_full: bool = False,
     ) -> list[Lot]:
         """Enter an agent's rows; return the duplicates as lots.
 
@@ -141,6 +149,7 @@ class RowTable:
                 if first > at:
                     unwanted.append(_part(lot, at, first))
                 spool.add(_part(lot, first, last))
+                spool.came_s = now_s
                 self.rows_waiting += last - first
                 at = last
             if at < stop:
@@ -200,7 +209,8 @@ class RowTable:
             lacking = sum(max(0, aim - total) for total in totals.values())
             shares = level(min(self.rows_waiting, lacking), [*totals.values()])
             return self._grant({n: r for n, r in zip(open_to, shares, strict=True) if r})
-        # Last resort: rows of other agents, after a grace in which own rows may come.
+        # Last resort: rows of other agents, after a grace in which own rows may come, or once an
+        # agent holds so many that its feeders will soon have to wait.
         some = {node: -(-self._window(node) // _MOVED_SHARE) for node in open_to}
         if not any(unread[node] < some[node] for node in open_to):
             return {}
@@ -211,7 +221,9 @@ class RowTable:
         # At least two reports long: agents of large clusters report their rows less often.
         grace_s = max(GRACE_S, 2 * period_s(0.0, len(unread), LOTS_PER_S))
         due_s = self._short_since_s + (grace_s if has_begun else FIRST_GRACE_S)
-        if now_s < due_s:
+        due_s = max(due_s, self._came_s(n for n in open_to if totals[n] == least) + PAUSE_S)
+        is_much = any(spool.rows >= self._window(n) for n, spool in self._spools.items())
+        if now_s < due_s and not is_much:
             self.due_s = due_s
             return {}
         shares = level(
@@ -239,6 +251,11 @@ class RowTable:
 
     def _waiting_at(self, node: int) -> int:
         return self._spools[node].rows if node in self._spools else 0
+
+    def _came_s(self, nodes: Iterable[int]) -> float:
+        """Return when agents of these nodes that are empty now last got rows."""
+        spools = [self._spools[node] for node in nodes if node in self._spools]
+        return max((spool.came_s for spool in spools if not spool.rows), default=-math.inf)
 
     def _window(self, node: int) -> int:
         """Return how many unread rows a node may have: at least a segment's."""

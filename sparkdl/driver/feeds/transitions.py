@@ -798,7 +798,7 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
             continue
         lots: Iterable[Lot] = news.lots
         if table is not None and news.epoch == epoch:
-            lots = table.add(node_id, lots, news.room_nbytes, news.is_full)
+            lots = table.add(node_id, lots, news.room_nbytes, now_s, news.is_full)
         # Without a table of their epoch, no node reads these rows.
         if lots := tuple(lots):
             said.append(_freeing(node_id, news.feed, news.epoch, lots, generation))
