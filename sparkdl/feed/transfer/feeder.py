@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """The most bytes sent to an agent at once, where the batches allow."""
 MAX_JOINED_S = 0.1
 """How long small batches wait for others to be joined to."""
+_MOST_FEEDERS = 32
+"""Of one node at once, of those that heed each other."""
 _SKIP_S = 0.5
 """How long to read unwanted rows: about the time that a new Python worker costs."""
 FED_SCHEMA = "partition long, rows long, rows_refused long, num_rows long"
@@ -56,7 +58,8 @@ class Feeder:
             *(spec.feed, spec.epoch, spec.run, partition),
             *(spec.generation, spec.last_epoch, spec.keep),
         )
-        self._stream = PutStream(choose_target(spec.targets, partition), header, spec)
+        self._targets = near_targets(spec.targets, partition)
+        self._stream = PutStream(self._targets[0], header, spec)
         self._done = merge_ranges(spec.done.get(partition, ()))
         self._row = 0
         self._is_cancelled = False
@@ -77,6 +80,10 @@ class Feeder:
             # Spark ends a Python worker that leaves input unread, and the next one has to import.
             self._count(batches, _SKIP_S)
             return FedPartition(self._partition, 0, 0)
+        with chosen_target(self._targets, self._spec.run) as self._stream.target:
+            return self._feed(batches)
+
+    def _feed(self, batches: Iterator[pa.RecordBatch]) -> FedPartition:
         joined = join_small(batches, self._spec.min_piece_nbytes, MAX_JOINED_S)
         halved = (half for batch in joined for half in halve(batch, MAX_PIECE_NBYTES))
         num_rows = -1
@@ -140,10 +147,10 @@ class Feeder:
         return False
 
 
-def choose_target(
+def near_targets(
     targets: Sequence[Target], partition: int, is_here: Callable[[str], bool] | None = None
-) -> Target:
-    """Return the node whose agent a partition goes to: one of this host, if there is one.
+) -> list[Target]:
+    """Return the nodes of this host, in the order of preference; if there are none, one of any.
 
     Args:
         is_here: whether an address is one of this host's.
@@ -152,10 +159,38 @@ def choose_target(
     here = set(filter(is_here or _is_here, hosts))
     near = [target for target in targets if target.host in here]
     if not near:
-        return targets[partition % len(targets)]
+        return [targets[partition % len(targets)]]
     # Spark often places neighbouring partitions on different hosts, one each. Dividing by the
     # number of hosts makes consecutive partitions of this host take turns on its nodes.
-    return near[partition // len(hosts) % len(near)]
+    turn = partition // len(hosts) % len(near)
+    return [*near[turn:], *near[:turn]]
+
+
+@contextmanager
+def chosen_target(targets: Sequence[Target], run: str) -> Iterator[Target]:
+    """Give the first node that the fewest feeders of this host bring rows to at the moment.
+
+    Why not the first alone? Executors get ahead of each other. Two feeders would then serve one
+    node while another one runs short, and half of the rows would move between agents.
+
+    A feeder tells the others by a socket of an abstract name (unix(7)): the kernel gives it to one
+    process alone, and takes it back when that ends.
+    """
+    if len(targets) > 1:
+        for number in range(_MOST_FEEDERS):
+            for target in targets:
+                with socket.socket(socket.AF_UNIX) as claim:
+                    if _binds(claim, f"\0sparkdl-feeds-{run}-{target.node_id}-{number}"):
+                        yield target
+                        return
+    yield targets[0]
+
+
+def _binds(one: socket.socket, address: Any) -> bool:
+    with suppress(OSError):
+        one.bind(address)
+        return True
+    return False
 
 
 def _is_here(host: str) -> bool:
@@ -164,8 +199,7 @@ def _is_here(host: str) -> bool:
         # No packet is sent and no port is taken: a bind alone shows whose address it is.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((host, 0))
-            return True
+            return _binds(probe, (host, 0))
     return False
 
 
