@@ -95,6 +95,8 @@ class Epoch:
     cpu_s: float
     rows: int
     nbytes: int
+    first_s: float
+    moved: int
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,8 @@ class Row:
         rows_s: Rows a second.
         mb_s: Millions of bytes a second, of the rows as Arrow arrays.
         cpu_s: CPU seconds, user and system, of all the contestant's processes, per million rows.
+        first_s: Seconds from the call to the first batch of any node, of a first epoch.
+        moved: Rows in a hundred that went from one node to another.
         of_limit: Rows a second over the limit's, medians.
         of_tfos: The same over TensorFlowOnSpark's.
     """
@@ -142,6 +146,8 @@ class Row:
     rows_s: Figure | None
     mb_s: Figure | None
     cpu_s: Figure | None
+    first_s: Figure | None = None
+    moved: Figure | None = None
     of_limit: float | None = None
     of_tfos: float | None = None
 
@@ -155,7 +161,7 @@ def run(
     outcome = runner.run(parsed.python, contestant.program, arguments, parsed.deadline_s)
     epochs, cold = (
         [
-            Epoch(*(record[key] for key in ("number", "seconds", "cpu_s", "rows", "nbytes")))
+            Epoch(**{key: record[key] for key in Epoch.__dataclass_fields__})
             for record in outcome.events(event)
         ]
         for event in ("epoch", "cold")
@@ -211,6 +217,10 @@ def summarise(data: DataSet, few: DataSet, runs: Sequence[Run]) -> list[Row]:
             Figure.of(speed * width / 1e6 for speed in speeds),
             Figure.of(median(epoch.cpu_s * 1e6 / epoch.rows for epoch in one) for one in epochs),
         )
+        if column.epochs != LATER:
+            firsts = [one[0].first_s for one in epochs if one[0].first_s > 0]
+            moved = Figure.of(100 * one[0].moved / one[0].rows for one in epochs)
+            row = replace(row, first_s=Figure.of(firsts), moved=moved)
         if column.limit:
             limit, tfos = rows[column.limit.name].rows_s, rows[COLUMNS[0].name].rows_s
             row = replace(
@@ -229,6 +239,8 @@ def table(data: DataSet, rows: Sequence[Row]) -> str:
         "rows/s",
         "MB/s",
         "CPU s per million rows",
+        "first row, s",
+        "moved, %",
         "of limit",
         "of TensorFlowOnSpark",
     ]
@@ -239,6 +251,8 @@ def table(data: DataSet, rows: Sequence[Row]) -> str:
                 figure and figure.show(thousands)
                 for figure in (row.rows_s or Missing(), row.mb_s, row.cpu_s)
             ),
+            row.first_s and row.first_s.show("{:.2f}".format),
+            row.moved and row.moved.show("{:.1f}".format),
             row.of_limit and f"{row.of_limit:.2f}",
             row.of_tfos and f"{row.of_tfos:.1f}",
         ]

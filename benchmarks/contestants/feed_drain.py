@@ -19,7 +19,8 @@ if __name__ == "__main__":
         start = {"at": time.time(), "cpu_s": cpu_s()}
         parts = drain(data)
         end = {"at": time.time(), "cpu_s": cpu_s(), "nbytes": parsed.nbytes}
-        rows = sum(part.rows for part in parts)
-        write_epochs(lines, parsed, start, [[end | {"rows": rows}]])
+        end |= {"rows": sum(part.rows for part in parts)}
+        end |= {"first_at": min(part.first_at for part in parts)}
+        write_epochs(lines, parsed, start, [[end]])
         most = max(part.most for part in parts)
         write(lines, {"event": "batches", "partitions": len(parts), "rows": most})

@@ -80,13 +80,13 @@ def main() -> None:
                 write(lines, {"event": "memory", "budget": budget} | seen)
             else:
                 starts = [moment()]
-                feed(feed="cold")
+                moved = [feed(feed="cold").rows_moved]
                 starts.append(moment())
-                feed(epochs=parsed.epochs)
+                moved.append(feed(epochs=parsed.epochs).rows_moved)
                 results = cluster.results(_DEADLINE_S)
                 colds, warms = [r[:1] for r in results], [r[1:] for r in results]
-                write_epochs(lines, parsed, starts[0], colds, "cold")
-                write_epochs(lines, parsed, starts[1], warms)
+                write_epochs(lines, parsed, starts[0], colds, "cold", moved[0])
+                write_epochs(lines, parsed, starts[1], warms, moved=moved[1])
 
 
 if __name__ == "__main__":

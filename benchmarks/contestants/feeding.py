@@ -32,10 +32,13 @@ class Touch:
     def __init__(self) -> None:
         self.rows = 0
         self.nbytes = 0
+        self.first_at = 0.0
         self._room: dict[str, np.ndarray] = {}
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> None:
         """Touch one batch; of objects the lengths are added up."""
+        if not self.rows:
+            self.first_at = time.time()
         for name, array in batch.items():
             if array.dtype == object:
                 self.nbytes += sum(map(len, array))
@@ -49,8 +52,9 @@ class Touch:
         self.rows += len(array)
 
     def record(self) -> dict[str, Any]:
-        """Return the rows and bytes since the last record, the time, and the CPU time so far."""
+        """Return the rows and bytes since the last record, the times, and the CPU time so far."""
         record = {"at": time.time(), "rows": self.rows, "nbytes": self.nbytes, "cpu_s": cpu_s()}
+        record["first_at"] = self.first_at
         self.rows = self.nbytes = 0
         return record
 
@@ -81,15 +85,19 @@ def feed_session(slots: int, partitions: int, executors: int = NODES) -> Iterato
 
 def drain(data: DataFrame) -> list[Any]:
     """Have Spark hand all rows to Python, and drop them there; return what each partition had."""
-    return list(data.mapInArrow(count, "rows long, most long").collect())
+    return list(data.mapInArrow(count, "rows long, most long, first_at double").collect())
 
 
 def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Count and drop: rows, and rows of the largest batch."""
+    """Count and drop: rows, rows of the largest batch, and when the first batch came."""
     import pyarrow as pa
 
-    rows = [batch.num_rows for batch in batches]
-    yield pa.RecordBatch.from_pydict({"rows": [sum(rows)], "most": [max(rows, default=0)]})
+    rows, first_at = [], 0.0
+    for batch in batches:
+        first_at = first_at or time.time()
+        rows.append(batch.num_rows)
+    found = {"rows": [sum(rows)], "most": [max(rows, default=0)], "first_at": [first_at]}
+    yield pa.RecordBatch.from_pydict(found)
 
 
 def write_epochs(
@@ -98,12 +106,14 @@ def write_epochs(
     start: dict[str, Any],
     nodes: list[list[dict[str, Any]]],
     event: str = "epoch",
+    moved: int = 0,
 ) -> None:
     """Write a line for each epoch: from the end of the one before to the end of the last node.
 
     Args:
         start: When the first epoch began: `at` and `cpu_s`.
         nodes: What `Touch.record` returned, for each node and epoch.
+        moved: Rows that went from one node to another.
 
     Raises:
         ValueError: if an epoch had not all the rows.
@@ -121,6 +131,8 @@ def write_epochs(
             "cpu_s": last["cpu_s"] - before["cpu_s"],
             "rows": rows,
             "nbytes": sum(record["nbytes"] for record in records),
+            "first_s": min(record.get("first_at", 0.0) for record in records) - before["at"],
+            "moved": moved,
         }
         write(lines, epoch)
         before = last
