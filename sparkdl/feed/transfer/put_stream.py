@@ -97,6 +97,7 @@ class PutStream:
     One thread puts pieces; others may call `cancel` and ask how the stream is.
 
     Attributes:
+        target: the node whose agent gets the pieces; it may be another one until the first `put`.
         rows_stored: by the agent.
         is_unreachable: whether the agent could not be reached, or not any more.
     """
