@@ -25,6 +25,7 @@ from types import FrameType
 from sparkdl.control.channel import TakeProfile
 from sparkdl.control.messages import Profiled
 from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.garbage import frames_of_threads
 from sparkdl.frameworks.framework import framework_named
 
 _log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ def sampled(until_s: float, is_over: threading.Event) -> dict[str, int]:
 def _stacks(texts: dict[_Place, str]) -> Iterator[str]:
     """Yield the stacks of the other threads; the text of each call is made once."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in frames_of_threads().items():
         if ident == threading.get_ident():
             continue
         calls: list[str] = []

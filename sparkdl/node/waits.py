@@ -22,7 +22,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from typing import Literal
 
 from sparkdl.control.channel import Waited
 from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.garbage import frames_of_threads
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.node.link import wait_for_nodes
 
@@ -134,7 +134,7 @@ class WaitWatch:
         return Waited(sum(totals.values()), totals["rows"], others_s)
 
     def _look(self) -> Doing:
-        frames = sys._current_frames()
+        frames = frames_of_threads()
         main = frames.pop(self._ident)
         frames.pop(threading.get_ident())
         place = place_of(main)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import sparkdl
 from sparkdl.core.errors import ShutdownTimeoutError
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
+from tests.doubles.until import until
 
 Body = Callable[[Any, NodeContext], Any]
 _DONE_S, _LATER_S = 60.0, 30.0
@@ -60,14 +62,17 @@ class Lab:
                 readers.submit(_answers(self.folder, rank).read_bytes): rank
                 for rank in range(self.size)
             }
-            for answer in as_completed(answers):
-                found[answers[answer]] = result = cloudpickle.loads(answer.result())
-                if isinstance(result, Exception):
-                    for late in wait(answers, _LATER_S).not_done:
-                        with suppress(ShutdownTimeoutError):
-                            self.cluster.shutdown(grace_s=0.0)
-                        _answers(self.folder, answers[late]).write_bytes(b"")
-                    raise result
+            try:
+                for answer in as_completed(answers):
+                    found[answers[answer]] = result = cloudpickle.loads(answer.result())
+                    if isinstance(result, Exception):
+                        raise result
+            except BaseException:  # the test's time is over, perhaps
+                for late in wait(answers, _LATER_S).not_done:
+                    with suppress(ShutdownTimeoutError):
+                        self.cluster.shutdown(grace_s=0.0)
+                    _answers(self.folder, answers[late]).write_bytes(b"")
+                raise
         return [found[rank] for rank in range(self.size)]
 
 
@@ -88,7 +93,7 @@ def lab(
         if cluster.status() != "Running":
             return
         for rank in range(size):
-            _asks(folder, rank).write_bytes(b"")
+            assert until(partial(_ends, _asks(folder, rank)), _DONE_S), f"{rank} runs a function"
         cluster.results(_DONE_S)
 
 
@@ -98,6 +103,15 @@ def _asks(folder: Path, rank: int) -> Path:
 
 def _answers(folder: Path, rank: int) -> Path:
     return folder / f"answers-{rank}"
+
+
+def _ends(asks: Path) -> bool:
+    """Say that no more functions come, if the node listens."""
+    try:
+        os.close(os.open(asks, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:  # ENXIO: it runs one, or it hangs
+        return False
+    return True
 
 
 def _run_bodies(folder: Path, ctx: NodeContext) -> None:
