@@ -310,10 +310,12 @@ def by_transformers(folder: str, ctx: NodeContext) -> dict[str, Any]:
         report_to=[],
         disable_tqdm=True,
     )
+    before = model.classifier.weight.detach().clone()
     data = ctx.torch_dataset(BATCH, columns=["input_ids", "label"])
     trainer = Trainer(model, arguments, train_dataset=data, callbacks=[checkpoint])
     result = trainer.train(resume_from_checkpoint=checkpoint.path)
-    return {"device": str(model.device), "steps": result.global_step, "moved": True}
+    moved = bool((before.to(model.device) != model.classifier.weight).any())
+    return {"device": str(model.device), "steps": result.global_step, "moved": moved}
 
 
 @pytest.mark.torch

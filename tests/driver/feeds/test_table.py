@@ -240,7 +240,7 @@ class Training:
                 self.take(self.table.assign_rest(range(len(self.speeds))))
             self.now_s += 0.01
             quiet = 0 if moved else quiet + 1
-            assert quiet < 230, "rows wait in spools, and nodes for rows"
+            assert quiet < 80, "rows wait in spools, and nodes for rows"
 
     def needs(self) -> dict[int, int]:
         return {n: self.table.assigned[n] - self.read[n] for n in range(len(self.speeds))}
