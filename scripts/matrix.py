@@ -42,7 +42,7 @@ PINNED = ("pytest", "pytest-xdist")
 TOOLS = ("pytest-timeout", "hypothesis")
 EXTRAS = "demo,tls,tuning"
 TESTS = (
-    *("tests/data", "tests/feed/values", "tests/feed/parquet/test_source_integration.py"),
+    *("tests/data", "tests/values", "tests/storage/parquet/test_source_integration.py"),
     *("tests/feed/test_types_integration.py", "tests/driver/test_payload.py"),
     *("tests/driver/executors/test_spark_integration.py", "tests/tfos/test_dfutil_integration.py"),
     *("tests/driver/executors/test_parquet_scan_integration.py", "tests/test_spark_versions.py"),

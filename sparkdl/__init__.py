@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sparkdl.driver.handle import Cluster
     from sparkdl.driver.launch import launch, run
     from sparkdl.driver.options import Observe
-    from sparkdl.feed.parquet.paths import parquet
     from sparkdl.horovod.runner_base import HorovodRunner
     from sparkdl.mirrored_strategy_runner import MirroredStrategyRunner
     from sparkdl.ml.estimators.estimator import TFEstimator
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from sparkdl.ml.tuning import search
     from sparkdl.node.context import NodeContext
     from sparkdl.petastorm.spark.spark_dataset_converter import make_spark_converter
+    from sparkdl.storage.parquet.paths import parquet
     from sparkdl.torch_distributor import TorchDistributor
 
 _HOMES = {
@@ -70,7 +70,7 @@ _HOMES = {
     "launch": "sparkdl.driver.launch",
     "make_spark_converter": "sparkdl.petastorm.spark.spark_dataset_converter",
     "mlflow": "sparkdl",
-    "parquet": "sparkdl.feed.parquet.paths",
+    "parquet": "sparkdl.storage.parquet.paths",
     "predict": "sparkdl.ml.scoring.predict",
     "run": "sparkdl.driver.launch",
     "search": "sparkdl.ml.tuning",

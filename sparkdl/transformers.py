@@ -2,7 +2,7 @@
 
 Runs in: child
 
-`Trainer(train_dataset=ctx.torch_dataset(…))` needs nothing of this module: see `feed/adapters/`.
+`Trainer(train_dataset=ctx.torch_dataset(…))` needs nothing of this module: see `datasets/`.
 https://huggingface.co/docs/transformers/main_classes/callback
 """
 

@@ -25,8 +25,8 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
     name: number
     for number, name in enumerate(
         (
-            *("version", "core", "spark_versions", "control", "storage", "feed", "collectives"),
-            *("frameworks", "data"),
+            *("version", "core", "spark_versions", "values", "control", "storage", "feed"),
+            *("datasets", "collectives", "frameworks", "data"),
             *("node", "driver"),
             "lightning",  # a face that an estimator of ml trains with
             "ml",
@@ -63,8 +63,8 @@ PYSPARK = {  # who may import pyspark
     "*task.py": "runs inside a Spark task",
     "feed/transfer/feeder.py": "runs inside a Spark task",
     "node/resources.py": "asks the task for its GPUs",
-    "feed/values/row_codec.py": "gives pyspark's own Row back to who fed it; lazily",
-    "feed/values/decode.py": "gives pyspark's own Row back to who fed it; lazily",
+    "values/row_codec.py": "gives pyspark's own Row back to who fed it; lazily",
+    "values/decode.py": "gives pyspark's own Row back to who fed it; lazily",
     "ml/*": "Spark ML",
     "data/*": "a Spark data source",
     "tfos/*": "a face",
@@ -78,7 +78,7 @@ PYSPARK = {  # who may import pyspark
     "torch_distributor.py": "a face",
 }
 PYSPARK_LAZILY = (
-    *("feed/*", "cli.py", "demo*", "node/resources.py", "*task.py"),
+    *("feed/*", "values/*", "cli.py", "demo*", "node/resources.py", "*task.py"),
     *("torch_distributor.py", "petastorm/*", "diagnosis/command.py"),
 )
 """Of these, those that import it inside functions only: they load where there may be no pyspark."""
@@ -86,10 +86,10 @@ PYSPARK_LAZILY = (
 FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "torch", "jax")
 FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the driver has none
     "frameworks/*": "one file a framework",
-    "feed/adapters/tensorflow.py": "batches become tensors",
-    "feed/adapters/torch.py": "batches become tensors; nodes exchange rows by torch.distributed",
-    "feed/adapters/jax.py": "batches become arrays on devices, and what Keras on JAX takes",
-    "feed/values/ndarrays.py": "batches become tensors",
+    "datasets/tensorflow.py": "batches become tensors",
+    "datasets/torch.py": "batches become tensors; nodes exchange rows by torch.distributed",
+    "datasets/jax.py": "batches become arrays on devices, and what Keras on JAX takes",
+    "values/ndarrays.py": "batches become tensors",
     "collectives/*": "reduces a framework's tensors",
     "diagnosis/measure.py": "reduces a tensor between nodes",
     "ml/scoring/tensorflow.py": "loads a saved model",
@@ -530,7 +530,7 @@ BAD: tuple[tuple[Rule, dict[str, str], str], ...] = (
     (pyspark_stays_in_its_rooms, {"driver__launch": "import pyspark.sql"}, "driver/launch.py:1"),
     (
         pyspark_stays_in_its_rooms,
-        {"feed__values__row_codec": "from pyspark import x"},
+        {"values__row_codec": "from pyspark import x"},
         "inside the function",
     ),
     (frameworks_are_imported_late, {"node__a": "def f():\n  import torch"}, "imports torch, which"),

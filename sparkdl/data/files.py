@@ -27,8 +27,8 @@ from sparkdl.data.framing import (
     compression_of,
     read_chunks,
 )
-from sparkdl.feed.parquet.source import partition_fields
-from sparkdl.storage import find_files, locate, open_storage
+from sparkdl.storage.parquet.source import partition_fields
+from sparkdl.storage.systems import find_files, locate, open_storage
 
 _NAMES = ("path", "paths", "recordType", "compression", "inferRecords", "storageOptions")
 
@@ -121,7 +121,7 @@ class DataSet:
 
 
 def find(options: Options) -> DataSet:
-    """List the files that the paths mean, see `sparkdl.storage.find_files`.
+    """List the files that the paths mean, see `sparkdl.storage.systems.find_files`.
 
     Raises:
         ConfigError: if a path is not there or cannot be listed, paths are in different storages,

@@ -40,7 +40,7 @@ from sparkdl.data.files import DataFile, Options, find, options_of, read_file
 from sparkdl.data.framing import AUTO, NONE, SUFFIXES, Deflater, frame
 from sparkdl.data.infer import Rules, add_up, see_file, whole_schema
 from sparkdl.spark_versions import datasource
-from sparkdl.storage import locate, open_storage
+from sparkdl.storage.systems import locate, open_storage
 
 _INFER_THREADS = 8
 _SUCCESS = "_SUCCESS"

@@ -38,7 +38,7 @@ from sparkdl.node.resources import (
     work_root,
 )
 from sparkdl.node.task import missing_framework
-from sparkdl.storage import find_files, locate, open_storage
+from sparkdl.storage.systems import find_files, locate, open_storage
 
 _SHM = Path("/dev/shm")
 

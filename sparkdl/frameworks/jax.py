@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
-from sparkdl.feed.adapters.mesh import axis_sizes
+from sparkdl.datasets.mesh import axis_sizes
 from sparkdl.frameworks.framework import Framework, imported, shared_cores
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import msgspec
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.core.spec import DEFAULT_FEED
-from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
+from sparkdl.datasets.keras_epochs import let_epochs_differ
 from sparkdl.frameworks.keras import spans_workers
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import CHIEF, EVALUATOR, ClusterSpec
 from sparkdl.core.world import Member, World
-from sparkdl.feed.adapters.mesh import axis_sizes
+from sparkdl.datasets.mesh import axis_sizes
 from sparkdl.frameworks.framework import Framework, OpenFeed, imported
 
 if TYPE_CHECKING:
@@ -80,13 +80,13 @@ class TensorFlow(Framework):
     def before_map_fun(self, world: World, member: Member) -> None:
         """Make strategies and Keras 3 work with feeds and several workers."""
         if member.role.is_trainer and len(world.trainers) > 1:
-            from sparkdl.feed.adapters.tensorflow import let_strategies_keep_batches
+            from sparkdl.datasets.tensorflow import let_strategies_keep_batches
 
             let_strategies_keep_batches()  # before anyone looks up a strategy's method
         if not member.role.is_trainer:
             return
         is_keras_3 = _uses_keras_3()
-        from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
+        from sparkdl.datasets.keras_epochs import let_epochs_differ
 
         let_epochs_differ()
         if is_keras_3 and len(world.trainers) > 1:

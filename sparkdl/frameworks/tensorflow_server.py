@@ -25,11 +25,11 @@ import numpy as np
 
 from sparkdl.control.channel import EndMark
 from sparkdl.core.errors import FrameworkMissingError
-from sparkdl.feed.adapters.tensorflow import specs_of
+from sparkdl.datasets.tensorflow import specs_of
 from sparkdl.feed.reader.batches import EpochBatches, Tail
-from sparkdl.feed.values.columns import Columns
-from sparkdl.feed.values.tensors import as_numbers, no_tensor
 from sparkdl.frameworks.framework import OpenFeed
+from sparkdl.values.columns import Columns
+from sparkdl.values.tensors import as_numbers, no_tensor
 
 TOKEN = "sparkdl.feed"
 """Names the function in the registry of `PyFunc`."""

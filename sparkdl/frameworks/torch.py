@@ -17,7 +17,7 @@ import psutil
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
-from sparkdl.feed.adapters.mesh import axis_sizes
+from sparkdl.datasets.mesh import axis_sizes
 from sparkdl.frameworks.framework import Framework, imported, shared_cores
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ import pyarrow.fs as pafs
 from sparkdl.control.rows import FeedCoverage
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.world import CheckpointRef
-from sparkdl.storage import locate, open_storage
+from sparkdl.storage.systems import locate, open_storage
 
 _log = logging.getLogger(__name__)
 

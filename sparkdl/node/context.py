@@ -20,13 +20,13 @@ from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.spelling import checks_keywords
 from sparkdl.core.world import FIRST_TIME, Member, Resume, World
-from sparkdl.feed.parquet.paths import ParquetPaths, Paths, parquet
 from sparkdl.feed.reader.batches import EpochBatches, Tail
-from sparkdl.feed.values.tensors import Padding
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.checkpoints import Checkpoints, LastCheckpoint
 from sparkdl.node.legacy import LegacyContext, NodeManager
 from sparkdl.node.link import AgentLink, reported
+from sparkdl.storage.parquet.paths import ParquetPaths, Paths, parquet
+from sparkdl.values.tensors import Padding
 
 if TYPE_CHECKING:
     import jax
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import IterableDataset
 
-    from sparkdl.feed.adapters.jax import JaxBatches
+    from sparkdl.datasets.jax import JaxBatches
     from sparkdl.frameworks.tensorflow_ps import FedDatasetFn, FedWorkers
 
 _log = logging.getLogger(__name__)
@@ -247,8 +247,8 @@ class NodeContext(LegacyContext):
             only `x` without `y`; dicts of all columns without both. Dates are days, other times
             microseconds, int64. Columns whose arrays differ in length in the first rows are ragged.
         """
-        from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
-        from sparkdl.feed.adapters.tensorflow import tf_dataset
+        from sparkdl.datasets.keras_epochs import let_epochs_differ
+        from sparkdl.datasets.tensorflow import tf_dataset
 
         # Keras takes the first epoch's length for all, and the first after a restart is a rest.
         let_epochs_differ()
@@ -280,15 +280,15 @@ class NodeContext(LegacyContext):
 
         Returns:
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`; `x` alone without `y`;
-            dicts of the columns without both. See `sparkdl.feed.adapters.torch.torch_dataset`.
+            dicts of the columns without both. See `sparkdl.datasets.torch.torch_dataset`.
         """
-        from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
-        from sparkdl.feed.adapters.torch import torch_dataset
+        from sparkdl.datasets.keras_epochs import let_epochs_differ
+        from sparkdl.datasets.torch import torch_dataset
 
         let_epochs_differ()
         shared = None
         if mesh is not None:
-            from sparkdl.feed.adapters.torch import SharedRows
+            from sparkdl.datasets.torch import SharedRows
 
             shared = SharedRows(mesh, data_axis)
             batch_size = shared.share_of(batch_size)
@@ -318,10 +318,10 @@ class NodeContext(LegacyContext):
             prefetch: batches put onto the device in advance.
             options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, see `batches`.
         """
-        from sparkdl.feed.adapters.jax import JaxBatches
+        from sparkdl.datasets.jax import JaxBatches
 
         if sharding is not None:
-            from sparkdl.feed.adapters.jax import GlobalRows
+            from sparkdl.datasets.jax import GlobalRows
 
             batch_size = GlobalRows.of(sharding).share_of(batch_size)
         # Full batches by default: a global array needs rows of every node, and XLA compiles each

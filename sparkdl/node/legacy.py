@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from sparkdl.core.errors import RemovedError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
-from sparkdl.feed.adapters.tfos import DataFeed
+from sparkdl.datasets.tfos import DataFeed
 from sparkdl.node.link import AgentLink
 
 _log = logging.getLogger(__name__)

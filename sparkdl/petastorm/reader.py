@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.parquet.read import read_share
-from sparkdl.feed.parquet.source import ParquetSource, shuffled
 from sparkdl.feed.reader.batches import GatheredRows
-from sparkdl.feed.values.columns import Columns, to_columns
 from sparkdl.node.context import current
 from sparkdl.petastorm.transform import TransformSpec
+from sparkdl.storage.parquet.read import read_share
+from sparkdl.storage.parquet.source import ParquetSource, shuffled
+from sparkdl.values.columns import Columns, to_columns
 
 _LAUNCHERS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.values.columns import Columns, objects
+from sparkdl.values.columns import Columns, objects
 
 
 @dataclass(frozen=True)

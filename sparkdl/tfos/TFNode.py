@@ -28,7 +28,7 @@ __all__ = [
 
 
 class DataFeed:
-    """The rows that Spark feeds to this node, see `sparkdl.feed.adapters.tfos.DataFeed`.
+    """The rows that Spark feeds to this node, see `sparkdl.datasets.tfos.DataFeed`.
 
     Args:
         mgr: `ctx.mgr`, or what `TFManager.start` returns.

@@ -29,7 +29,7 @@ from sparkdl.data.frames import read_tfrecords, write_tfrecords
 from sparkdl.data.infer import Rules, infer_by_job
 from sparkdl.data.protos import message_class
 from sparkdl.driver.executors.sessions import default_fs, session_of
-from sparkdl.storage import locate, open_storage
+from sparkdl.storage.systems import locate, open_storage
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

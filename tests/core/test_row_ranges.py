@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.core.row_ranges import merge_ranges, uncovered
+from sparkdl.core.row_ranges import Span, merge_ranges, spans_within, uncovered
 
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
@@ -33,3 +33,26 @@ def test_uncovered_is_what_the_ranges_leave(
     missing = uncovered(start, stop, ranges)
     assert offsets(missing) == set(range(start, stop)) - offsets(ranges)
     assert missing == merge_ranges(missing)
+
+
+SPANS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 9)).map(
+        lambda part: (part[0], part[1], part[1] + part[2])
+    ),
+    max_size=5,
+)
+
+
+def rows_of(parts: list[Span]) -> list[tuple[int, int]]:
+    return [(part, row) for part, start, stop in parts for row in range(start, stop)]
+
+
+@given(SPANS, st.sets(st.integers(0, 50)))
+def test_part_of_a_segment_is_the_rows_at_these_offsets(
+    parts: list[Span], wanted: set[int]
+) -> None:
+    ranges = [(offset, offset + 1) for offset in sorted(wanted)]
+    rows = rows_of(parts)
+    assert rows_of(spans_within(parts, ranges)) == [
+        rows[i] for i in sorted(wanted) if i < len(rows)
+    ]

@@ -12,7 +12,7 @@ from sparkdl.core.errors import ConfigError, ReadError, WriteError
 from sparkdl.data.columns import SEQUENCE_EXAMPLE
 from sparkdl.data.files import Options, find, options_of, read_file
 from sparkdl.data.source import Destination
-from sparkdl.storage import locate
+from sparkdl.storage.systems import locate
 from tests.data.records import framed, write
 
 LOCAL = locate("/")[0]

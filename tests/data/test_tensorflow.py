@@ -15,7 +15,7 @@ from sparkdl.data.encode import encode
 from sparkdl.data.files import read_file
 from sparkdl.data.framing import frame
 from sparkdl.data.source import Destination
-from sparkdl.storage import locate
+from sparkdl.storage.systems import locate
 
 pytestmark = pytest.mark.tensorflow
 

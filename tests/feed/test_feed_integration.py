@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from sparkdl.control.channel import Reclaim, Results
 from sparkdl.core.deadline import Deadline
-from sparkdl.feed.adapters.tfos import DataFeed
-from sparkdl.feed.infer.task import InferRdd, decode_results, exchange
+from sparkdl.datasets.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.transfer.feeder import Feeder
+from sparkdl.feed.transfer.infer_task import InferRdd, decode_results, exchange
 from sparkdl.feed.transfer.messages import FeederError
-from sparkdl.feed.values.row_codec import encode_rows
+from sparkdl.values.row_codec import encode_rows
 from tests.doubles.feeds import SOON_S, LevelDriver, LocalNode, Running, numbers, order, values
 
 

@@ -23,8 +23,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.feed.values.columns import concat, to_columns
-from sparkdl.feed.values.row_codec import encode_rows, rows
+from sparkdl.values.columns import concat, to_columns
+from sparkdl.values.row_codec import encode_rows, rows
 
 SPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 POINT = t.StructType(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError
-from sparkdl.feed.adapters.keras_epochs import _LIBRARIES
+from sparkdl.datasets.keras_epochs import _LIBRARIES
 from sparkdl.frameworks import keras as shim
 
 pytestmark = pytest.mark.tensorflow

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, EndOfFeedError
-from sparkdl.feed.adapters.tensorflow import readers_of
+from sparkdl.datasets.tensorflow import readers_of
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
 from tests.frameworks.programs.models import strategy_of_workers

@@ -25,7 +25,7 @@ from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import FIRST_TIME, Address, Resume, build_world
-from sparkdl.feed.adapters.tfos import DataFeed
+from sparkdl.datasets.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.watch import UNWATCHED

@@ -17,8 +17,8 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.slots.placement import Standing
-from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
+from sparkdl.storage.parquet.source import ParquetSource
 
 
 @dataclass(frozen=True)

@@ -26,16 +26,16 @@ from sparkdl.core.failure import status_in_words
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.executor import Executor, Launch, explained
 from sparkdl.driver.slots.placement import Standing
-from sparkdl.feed.infer.task import answers, decode_results
-from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import Feeder
+from sparkdl.feed.transfer.infer_task import answers, decode_results
 from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
-from sparkdl.feed.values.row_codec import encode_rows
-from sparkdl.feed.values.tables import TABLES, Batches, holds_tables, tables_in
 from sparkdl.node.gpus import split_gpus
 from sparkdl.node.resources import assigned_gpus
 from sparkdl.node.spec import AgentProcess, AgentSpec, StatusLine, start_agent, tail_of
 from sparkdl.node.task import Problem
+from sparkdl.storage.parquet.source import ParquetSource
+from sparkdl.values.row_codec import encode_rows
+from sparkdl.values.tables import TABLES, Batches, holds_tables, tables_in
 
 _log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from sparkdl.driver.executors.plan import (
 from sparkdl.driver.executors.plan_filter import Wanted, wanted_rows
 from sparkdl.driver.executors.scored import arrow_schema
 from sparkdl.driver.slots.advice import is_true
-from sparkdl.feed.parquet.scan import Scan, ScannedColumn, ScannedFile, source_of
-from sparkdl.feed.parquet.source import ParquetSource
+from sparkdl.storage.parquet.scan import Scan, ScannedColumn, ScannedFile, source_of
+from sparkdl.storage.parquet.source import ParquetSource
 
 _log = logging.getLogger(__name__)
 _DATASOURCES = "org.apache.spark.sql.execution.datasources"

@@ -2,7 +2,7 @@
 
 Runs in: driver
 
-`feed/parquet/conditions.py` defines "the same". Conditions on folders' names alone choose files;
+`storage/parquet/conditions.py` defines "the same". Conditions on folders' names alone choose files;
 others are evaluated where rows are read.
 """
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 from sparkdl.control.rows import Condition
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.plan import Origin, PlannedFilter, PlannedScan, items, kind_of
-from sparkdl.feed.parquet.conditions import fulfil, parts_of, type_of
+from sparkdl.storage.parquet.conditions import fulfil, parts_of, type_of
 
 # No floats: to Spark a NaN is the largest number, and Arrow compares it otherwise.
 _KINDS = {

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.infer.task import RESULT_SCHEMA, InferColumns, InferRows
+from sparkdl.feed.transfer.infer_task import RESULT_SCHEMA, InferColumns, InferRows
 from sparkdl.feed.transfer.messages import FeedSpec
 from sparkdl.spark_versions import arrow_schema_of, parsed_type
 

@@ -64,13 +64,13 @@ from sparkdl.driver.slots.preflight import (
 )
 from sparkdl.driver.slots.queue import Turn
 from sparkdl.driver.slots.spark_errors import explain_job_failure
-from sparkdl.feed.infer.task import InferRdd, decode_results
-from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd
+from sparkdl.feed.transfer.infer_task import InferRdd, decode_results
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
-from sparkdl.feed.values.tables import TABLES, holds_tables
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
 from sparkdl.spark_versions import collect_in_arrow
+from sparkdl.storage.parquet.source import ParquetSource
+from sparkdl.values.tables import TABLES, holds_tables
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -40,9 +40,9 @@ from sparkdl.driver.lifecycle.state import failure_of, generation_of, has_ended
 from sparkdl.driver.show import FeedBar
 from sparkdl.driver.threads import begin
 from sparkdl.driver.view import View
-from sparkdl.feed.parquet.paths import parquet_paths
-from sparkdl.feed.parquet.source import ParquetSource, list_files
 from sparkdl.feed.transfer.messages import FeedSpec
+from sparkdl.storage.parquet.paths import parquet_paths
+from sparkdl.storage.parquet.source import ParquetSource, list_files
 
 _log = logging.getLogger(__name__)
 

@@ -94,8 +94,8 @@ from sparkdl.driver.feeds.state import (
     with_feed,
     with_run,
 )
-from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.messages import MAX_COUNT_S, FeedSpec, Target
+from sparkdl.storage.parquet.source import ParquetSource
 
 REASON_S = 5.0
 """How long to wait for a node's failure that may explain refused rows or a failed Spark job."""

@@ -19,8 +19,8 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.values.columns import concat, is_within, slice_columns, to_columns
-from sparkdl.feed.values.tensors import Padding, check_padding, padded, stored
+from sparkdl.values.columns import concat, is_within, slice_columns, to_columns
+from sparkdl.values.tensors import Padding, check_padding, padded, stored
 
 SAMPLE_WEIGHT = "sample_weight"
 """The column of `tail="pad"`: float32 `[rows]`, 1 for rows of the feed, 0 for padding."""

@@ -11,14 +11,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from sparkdl.control.descriptors import nameless_file
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.row_ranges import Span, spans_within
 
@@ -152,56 +150,3 @@ def check_segment(fd: int, rows: int) -> None:
     # Rows are numbered by the announced count, so another count would shift all rows behind them.
     if batch.num_rows != rows:
         raise ProtocolError(f"a segment of {batch.num_rows} rows was announced with {rows}")
-
-
-def join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return the rows of several batches as one; a single batch is not copied."""
-    if len(batches) == 1:
-        return batches[0]
-    # pyarrow 18 lacks pa.concat_batches.
-    (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches() or batches[:1]
-    return batch
-
-
-def join_small(
-    batches: Iterator[pa.RecordBatch], min_nbytes: int, max_wait_s: float | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of at least `min_nbytes`, where schemas allow.
-
-    Args:
-        max_wait_s: rows that come slowly are not held back for others longer than this.
-    """
-    small: list[pa.RecordBatch] = []
-    small_nbytes, is_late = 0, Deadline.after(None)
-    for batch in batches:
-        # A segment costs a descriptor, so none is made for an empty batch.
-        if not batch.num_rows:
-            continue
-        nbytes = batch.nbytes
-        # Metadata is compared too, because it holds the codecs of an RDD's rows (`row_codec.py`).
-        if small and (nbytes >= min_nbytes or not batch.schema.equals(small[0].schema, True)):
-            yield join(small)
-            small, small_nbytes = [], 0
-        if nbytes >= min_nbytes:
-            yield batch
-            continue
-        if not small:
-            is_late = Deadline.after(max_wait_s)
-        small.append(batch)
-        small_nbytes += nbytes
-        if small_nbytes >= min_nbytes or is_late.has_passed:
-            yield join(small)
-            small, small_nbytes = [], 0
-    if small:
-        yield join(small)
-
-
-def halve(batch: pa.RecordBatch, max_nbytes: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a batch in pieces of `max_nbytes` at most; a larger row comes alone."""
-    if batch.num_rows <= 1 or batch.nbytes <= max_nbytes:
-        yield batch
-        return
-    # Slices share the buffers of the batch, and `nbytes` counts only the slice's part of them.
-    middle = batch.num_rows // 2
-    yield from halve(batch.slice(0, middle), max_nbytes)
-    yield from halve(batch.slice(middle), max_nbytes)

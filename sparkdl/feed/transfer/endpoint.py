@@ -21,7 +21,7 @@ from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.throttle import LOTS_PER_S, Throttle, period_s
-from sparkdl.feed.parquet.loader import DirectLoader, ParquetLoader, ShareLoader
+from sparkdl.feed.store.loader import DirectLoader, ParquetLoader, ShareLoader
 from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from sparkdl.feed.transfer.fetch import Fetch, Fetcher, Peers

@@ -23,7 +23,6 @@ import pyarrow as pa
 from sparkdl.control.cause import fetch_cause
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.row_ranges import merge_ranges, uncovered
-from sparkdl.feed.store.segment import halve, join, join_small
 from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch, await_decision
 from sparkdl.feed.transfer.messages import (
     MAX_COUNT_S,
@@ -34,7 +33,8 @@ from sparkdl.feed.transfer.messages import (
     Target,
 )
 from sparkdl.feed.transfer.put_stream import Piece, PutStream
-from sparkdl.feed.values.row_codec import encode_rows
+from sparkdl.values.batches import halve, join, join_small
+from sparkdl.values.row_codec import encode_rows
 
 MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """The most bytes sent to an agent at once, where the batches allow."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sparkdl.control.channel import Consumed
 from sparkdl.control.messages import FeedCount, Lot
-from sparkdl.feed.parquet.loader import DirectLoader
+from sparkdl.feed.store.loader import DirectLoader
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.transfer.fetch import Fetcher
 

@@ -30,7 +30,6 @@ from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, 
 from sparkdl.core.row_ranges import count_rows
 from sparkdl.core.world import host_port
 from sparkdl.feed.store.held import Appended, AppendRequest
-from sparkdl.feed.store.segment import join
 from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.store.spool import Spool
 from sparkdl.feed.store.store import NodeStore
@@ -44,6 +43,7 @@ from sparkdl.feed.transfer.messages import (
     result_batch,
 )
 from sparkdl.feed.transfer.strangers import Strangers
+from sparkdl.values.batches import join
 
 _FD_WAIT_S = 10.0
 """How long to wait for a descriptor, which was sent before its segment was announced."""

@@ -16,7 +16,7 @@ import msgspec
 from sparkdl.control.values import MAX_VALUE_NBYTES
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.ml.estimators.source import Signature, Tensor, local_path
-from sparkdl.storage import locate, open_storage
+from sparkdl.storage.systems import locate, open_storage
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext

@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 
 from sparkdl.driver.executors.sessions import qualified
 from sparkdl.ml.estimators.source import local_path
-from sparkdl.storage import locate, open_storage
+from sparkdl.storage.systems import locate, open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

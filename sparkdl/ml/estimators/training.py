@@ -41,7 +41,7 @@ from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
 from sparkdl.ml.estimators.columns import VALIDATION
-from sparkdl.storage import locate, open_storage
+from sparkdl.storage.systems import locate, open_storage
 
 _log = logging.getLogger(__name__)
 _MARK = "sparkdl_is_validation"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.columns import by_tensor
 from sparkdl.ml.estimators.keras_memory import early_stoppings, state_of, take_state
 from sparkdl.ml.estimators.keras_model import (
@@ -26,6 +25,7 @@ from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
 from sparkdl.ml.scoring.share import task_share
 from sparkdl.ml.scoring.tensorflow import prepare_worker
+from sparkdl.values.ndarrays import Array
 
 if TYPE_CHECKING:
     from pyspark import Broadcast

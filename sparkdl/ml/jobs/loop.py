@@ -30,12 +30,12 @@ from pyspark.sql import DataFrame
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.paths import absolute_url
 from sparkdl.driver.executors.sessions import default_fs
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.training import warn_of_no_numbers
 from sparkdl.ml.jobs.rows import num_steps, read_sample
 from sparkdl.ml.jobs.spark import Jobs, KeptRows
 from sparkdl.ml.jobs.task import Aggregation, LearnerSpec, Master, Sum, Work, num_groups, total
-from sparkdl.storage import locate, open_storage
+from sparkdl.storage.systems import locate, open_storage
+from sparkdl.values.ndarrays import Array
 
 _log = logging.getLogger(__name__)
 _FILE = "epoch.npz"

@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.feed.values.columns import convert
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.scoring.inputs import InputColumn, tensor_values
+from sparkdl.values.columns import convert
+from sparkdl.values.ndarrays import Array
 
 _ABOUT = "about.json"
 

@@ -22,10 +22,10 @@ import pyarrow as pa
 
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.core.imports import quick_imports
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.jobs.rows import Column, Rows, folder_of, store
 from sparkdl.node.resources import work_root
 from sparkdl.node.task import Problem
+from sparkdl.values.ndarrays import Array
 
 if TYPE_CHECKING:
     from pyspark import Broadcast

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
+from sparkdl.values.ndarrays import Array
 
 if TYPE_CHECKING:
     import torch

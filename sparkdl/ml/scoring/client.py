@@ -23,13 +23,13 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
 from sparkdl.core.paths import python_path
 from sparkdl.feed.store.session import Session
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring import protocol
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.share import task_share
 from sparkdl.node.resources import executor_jvm_pid, oom_kills
+from sparkdl.values.ndarrays import Array
 
 _MAX_PIECES = 2
 """A task's unanswered pieces: one being scored, one waiting. It bounds the memory."""

@@ -18,12 +18,12 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.driver.executors.scored import arrow_schema
-from sparkdl.feed.infer.columns import build
-from sparkdl.feed.values.decode import is_list
-from sparkdl.feed.values.ndarrays import Array, is_vector
 from sparkdl.ml.estimators.source import Signature, Tensor, only_one
 from sparkdl.ml.scoring.inputs import TEXT, TEXTS, leaf_type
 from sparkdl.spark_versions import parsed_type
+from sparkdl.values.decode import is_list
+from sparkdl.values.ndarrays import Array, is_vector
+from sparkdl.values.results import build
 
 How = Literal["as it is", "scores", "softmax", "class", "function"]
 VECTOR = "vector"

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ReadError
-from sparkdl.feed.parquet.source import convert
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.scoring.rows import Rows
-from sparkdl.storage import locate, open_file, open_storage
+from sparkdl.storage.parquet.source import convert
+from sparkdl.storage.systems import locate, open_file, open_storage
+from sparkdl.values.ndarrays import Array
 
 _DECODED_NBYTES = 4 * 1024 * 1024
 """Approximate size of a decoded piece: it stays in the processor's cache until scored."""

@@ -18,12 +18,12 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.feed.values.ndarrays import is_vector
 from sparkdl.ml.estimators.source import fingerprint
 from sparkdl.ml.scoring.columns import type_decoded, type_encoded
 from sparkdl.ml.scoring.rows import Rows
 from sparkdl.ml.scoring.task import Score
-from sparkdl.storage import locate, open_storage
+from sparkdl.storage.systems import locate, open_storage
+from sparkdl.values.ndarrays import is_vector
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,10 +12,10 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.core.errors import InferenceError
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource, Signature
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
+from sparkdl.values.ndarrays import Array
 
 
 def load_function(source: ModelSource, share: Share | None) -> Predictor:

@@ -16,7 +16,6 @@ import pyarrow as pa
 from sparkdl.core.errors import in_words
 from sparkdl.core.imports import quick_imports
 from sparkdl.feed.store.session import Session
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import TORCH, ModelSource
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.function import load_function
@@ -24,6 +23,7 @@ from sparkdl.ml.scoring.predictor import Predictor, RowsFailedError, check_rows
 from sparkdl.ml.scoring.share import Share, task_share
 from sparkdl.ml.scoring.tensorflow import load_tensorflow
 from sparkdl.ml.scoring.torch import load_torch
+from sparkdl.values.ndarrays import Array
 
 _held: dict[ModelSource, Predictor] = {}
 """The one model of this process: Spark gives its Python workers no other place to keep one."""

@@ -16,10 +16,10 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.core.spelling import did_you_mean
-from sparkdl.feed.values.columns import convert
-from sparkdl.feed.values.decode import is_list
-from sparkdl.feed.values.ndarrays import Array, lengths
 from sparkdl.ml.estimators.source import ANY, NUMBER, Signature, Tensor, only_one
+from sparkdl.values.columns import convert
+from sparkdl.values.decode import is_list
+from sparkdl.values.ndarrays import Array, lengths
 
 TEXT = "string"
 TEXTS = t.StringType | t.BinaryType

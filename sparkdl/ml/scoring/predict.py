@@ -14,13 +14,13 @@ from pyspark.sql.types import StructType
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import Keep, arrow_schema, result_schema
 from sparkdl.driver.payload import advice_on, culprits, dumps
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.params import TABLE
 from sparkdl.ml.estimators.source import ANY, Signature, Tensor, source_of_content
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.inputs import input_columns
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
+from sparkdl.values.ndarrays import Array
 
 Columns = dict[str, Array]
 SCORE_ROWS = 1024
@@ -73,7 +73,7 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         input_cols: the function's input columns, given as read-only arrays by name: numbers of the
             column's own dtype [rows], arrays of equal length [rows, …], ML vectors float64 [rows,
             size], text and bytes as objects [rows]. Arrays of different lengths are objects [rows],
-            each an array; see `sparkdl.feed.values.columns.convert`.
+            each an array; see `sparkdl.values.columns.convert`.
         schema: the columns of results, for example `"label int, score float"`. The function
             returns a dict (or DataFrame of pandas) with a value for each of them: an array
             [rows, …] or a list; where one is declared, its values alone will do.

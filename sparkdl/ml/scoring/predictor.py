@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparkdl.core.errors import InferenceError
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import Signature
+from sparkdl.values.ndarrays import Array
 
 
 class RowsFailedError(InferenceError):

@@ -26,10 +26,10 @@ import pyarrow as pa
 from sparkdl.control.descriptors import receive_with_fds
 from sparkdl.core.errors import ProtocolError
 from sparkdl.feed.store.segment import read_segment, write_segment
-from sparkdl.feed.values.columns import convert
-from sparkdl.feed.values.ndarrays import Array, nest
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring.columns import OutputColumn, type_decoded, type_encoded
+from sparkdl.values.columns import convert
+from sparkdl.values.ndarrays import Array, nest
 
 _PREFIX = "sparkdl-scorer-"
 _NAMES = Path("/proc/net/unix")

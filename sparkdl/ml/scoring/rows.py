@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.feed.values.ndarrays import Array
+from sparkdl.values.ndarrays import Array
 
 _AHEAD = 2
 """Chunks that are made while the model has one."""

@@ -31,11 +31,11 @@ import pyarrow as pa
 from sparkdl.control.descriptors import close_fd, peer_of
 from sparkdl.core.errors import ProtocolError, in_words
 from sparkdl.core.imports import quick_imports
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.scoring import protocol
 from sparkdl.ml.scoring.held import load, outputs_of
 from sparkdl.ml.scoring.predictor import Predictor, RowsFailedError
 from sparkdl.ml.scoring.share import Share
+from sparkdl.values.ndarrays import Array
 
 _IDLE_S = 300.0
 """For which a scorer without tasks keeps its model for the next."""

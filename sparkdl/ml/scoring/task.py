@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.core.errors import FeedTypeError, InferenceError, ScorerLostError
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring.client import ScorerClient
 from sparkdl.ml.scoring.columns import OutputColumn
@@ -33,6 +32,7 @@ from sparkdl.ml.scoring.inputs import InputColumn, input_values, valid_rows
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.rows import Rows, ahead, chunks
 from sparkdl.ml.scoring.share import Sharing
+from sparkdl.values.ndarrays import Array
 
 _CHUNK_ROWS = 1024
 """Rows that are converted at once, at least: several batches, if these are small and quick."""

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.keras_model import code_in, from_content, layer_names, output_names
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.saved_model import signature_key
 from sparkdl.ml.scoring.share import Share
+from sparkdl.values.ndarrays import Array
 
 
 def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:

@@ -15,11 +15,11 @@ import cloudpickle
 import numpy as np
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, InferenceError
-from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import NUMBER, ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
-from sparkdl.storage import locate, open_storage
+from sparkdl.storage.systems import locate, open_storage
+from sparkdl.values.ndarrays import Array
 
 Call = Callable[[Mapping[str, Any]], Any]
 _TENSORS = ("Tensor", "Optional[Tensor]")

@@ -24,9 +24,9 @@ import pyarrow.fs as pafs
 
 from sparkdl.core.errors import ConfigError, WriteError
 from sparkdl.core.spelling import did_you_mean
-from sparkdl.feed.parquet.source import ParquetSource, list_files
 from sparkdl.petastorm.reader import Reading, Streams, place
-from sparkdl.storage import locate, open_storage
+from sparkdl.storage.parquet.source import ParquetSource, list_files
+from sparkdl.storage.systems import locate, open_storage
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -373,7 +373,7 @@ def _with_fields(source: ParquetSource, wanted: Sequence[str] | None) -> Parquet
 def _tf_dataset(reading: Reading, prefetch: int | None) -> Iterator[tf.data.Dataset]:
     import tensorflow as tf
 
-    from sparkdl.feed.adapters.tensorflow import spec_of, tensors
+    from sparkdl.datasets.tensorflow import spec_of, tensors
 
     # A reading of its own for the types, so that the dataset begins at the first row.
     with Streams(replace(reading, epochs=1)) as sample:
@@ -394,7 +394,7 @@ def _tf_dataset(reading: Reading, prefetch: int | None) -> Iterator[tf.data.Data
 def _torch_loader(reading: Reading, make_loader: Callable[..., Any] | None) -> Iterator[Any]:
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-    from sparkdl.feed.adapters.torch import tensors_of
+    from sparkdl.datasets.torch import tensors_of
 
     class Batches(IterableDataset):  # type: ignore[misc] # imported late
         def __iter__(self) -> Iterator[dict[str, Any]]:

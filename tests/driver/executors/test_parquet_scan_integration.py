@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.driver.executors.scored import by_place
-from sparkdl.feed.parquet.read import read_share
+from sparkdl.storage.parquet.read import read_share
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

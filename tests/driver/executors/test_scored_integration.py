@@ -18,11 +18,11 @@ from pyspark.sql.types import ArrayType, FloatType, LongType, StructField, Struc
 import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import arrow_schema, result_schema
-from sparkdl.feed.infer.columns import result_columns
-from sparkdl.feed.values.row_codec import encode_rows
+from sparkdl.values.results import result_columns
+from sparkdl.values.row_codec import encode_rows
 from tests.doubles.sessions import LOCAL, SparkSessions, jobs_of
 from tests.driver.executors import map_funs
-from tests.feed.infer.test_columns import FITTING
+from tests.values.test_results import FITTING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,8 +15,8 @@ import pytest
 import sparkdl
 from sparkdl.core.errors import ConfigError, FeedTimeoutError, ReadError
 from sparkdl.core.options import Feeding, Roles
-from sparkdl.feed.parquet.source import list_files
 from sparkdl.node.context import NodeContext
+from sparkdl.storage.parquet.source import list_files
 from tests.doubles.gates import Gate
 from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import SOON_S, launch

@@ -16,8 +16,8 @@ from sparkdl.control.channel import Local, Reclaim, Reopened
 from sparkdl.control.messages import FeedCovered
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.adapters.jax import JaxBatches
-from sparkdl.feed.adapters.tfos import DataFeed
+from sparkdl.datasets.jax import JaxBatches
+from sparkdl.datasets.tfos import DataFeed
 from sparkdl.feed.reader import consumed as used
 from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.feed.reader.consumed import ConsumedRows

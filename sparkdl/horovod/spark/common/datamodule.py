@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.feed.parquet.read import read_share
-from sparkdl.feed.parquet.source import ParquetSource, shuffled
-from sparkdl.feed.values.columns import concat, to_columns
-from sparkdl.feed.values.ndarrays import Array
+from sparkdl.storage.parquet.read import read_share
+from sparkdl.storage.parquet.source import ParquetSource, shuffled
+from sparkdl.values.columns import concat, to_columns
+from sparkdl.values.ndarrays import Array
 
 Columns = dict[str, Array]
 CHUNK_NBYTES = 256 * 1024 * 1024

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.parquet.source import ParquetSource, list_files
+from sparkdl.storage.parquet.source import ParquetSource, list_files
 
 
 class Store:

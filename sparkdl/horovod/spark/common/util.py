@@ -27,10 +27,10 @@ from pyspark.sql.types import ArrayType, BooleanType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import missing_name
-from sparkdl.feed.parquet.source import ParquetSource
-from sparkdl.feed.values.columns import convert
 from sparkdl.horovod.spark.common.store import AbstractFilesystemStore
-from sparkdl.storage import open_storage
+from sparkdl.storage.parquet.source import ParquetSource
+from sparkdl.storage.systems import open_storage
+from sparkdl.values.columns import convert
 
 Metadata = dict[str, dict[str, Any]]
 Properties = tuple[int, int, Metadata, float]

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from sparkdl.core.scratch import scratch_folder
-from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.horovod.spark.common.datamodule import (
     DataModule,
     ParquetDataModule,
@@ -23,6 +22,7 @@ from sparkdl.horovod.spark.common.datamodule import (
 )
 from sparkdl.horovod.spark.common.store import AbstractFilesystemStore
 from sparkdl.horovod.spark.common.util import say
+from sparkdl.storage.parquet.source import ParquetSource
 
 
 @dataclass(frozen=True)

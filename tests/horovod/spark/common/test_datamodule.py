@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.feed.parquet.source import list_files
 from sparkdl.horovod.spark.common import datamodule
 from sparkdl.horovod.spark.common.datamodule import ParquetDataModule, batch_sizes, rows_each
+from sparkdl.storage.parquet.source import list_files
 
 
 def write(folder: Path, files: list[int], row_group_size: int = 3) -> None:

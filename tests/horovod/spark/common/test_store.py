@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.parquet.read import read_share
 from sparkdl.horovod.spark.common.store import (
     DBFSLocalStore,
     FilesystemStore,
@@ -18,6 +17,7 @@ from sparkdl.horovod.spark.common.store import (
     LocalStore,
     Store,
 )
+from sparkdl.storage.parquet.read import read_share
 
 URLS = ["local", "memory://store"]
 

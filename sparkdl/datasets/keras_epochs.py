@@ -1,0 +1,303 @@
+"""Keras follows its feed: an epoch is as long as it is fed, and there are as many as are fed.
+
+Runs in: child
+
+Keras does not know the length of a stream, so it takes all epochs for as long as the first one, and
+trains as many as `epochs` says. But an epoch that continues after a failure is shorter than those
+after it, each `cluster.feed` may bring more rows than the one before, and a feed may end before
+`fit` does. An epoch of no batches has a loss of 0.0, the best there is. Therefore
+
+- each epoch of a feed is read to its end;
+- `fit` ends with a warning when its feed has ended, as Keras does with other data that runs out;
+- callbacks and history do not see an epoch of no rows;
+- `fit`, `evaluate` and `predict` that find no epoch at all raise `EndOfFeedError`;
+- when `stop_training` has ended `fit`, its feeds end: the remaining rows are not read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.core.patch import Function, Patch
+from sparkdl.datasets.tensorflow import readers_of, source_of, text_labels
+from sparkdl.feed.reader.reader import FeedReader
+
+_log = logging.getLogger(__name__)
+_STEPS = "_sparkdl_steps"
+"""Attribute of Keras' iterator: how many batches its feeds had given as it began."""
+_RUN = "_sparkdl_run"
+
+
+def let_epochs_differ() -> None:
+    """Patch Keras 3 and tf_keras, where imported, to follow their feeds. Idempotent."""
+    for library in _LIBRARIES:
+        if library.name not in sys.modules:
+            continue
+        patches = library.patches()
+        # All patches or none: half of them would count epochs and not end them.
+        if objections := [text for patch in patches if (text := patch.objection())]:
+            _log.warning(
+                "fit does not follow its feed: all epochs must have as many rows as the first, "
+                "and there must be as many as are fed: %s",
+                objections[0],
+            )
+            continue
+        for patch in patches:
+            patch.apply()
+
+
+@dataclass
+class _Run:
+    """A `fit` that reads feeds; its callbacks and its iterator over the training data have it.
+
+    Attributes:
+        batches: of this epoch that callbacks have seen.
+        has_rows: whether the epoch that has ended had any.
+        has_ended: whether `fit` ends because a feed has.
+    """
+
+    iterator: Any
+    readers: list[FeedReader]
+    batches: int = 0
+    has_rows: bool = True
+    has_ended: bool = False
+
+
+_begun: ContextVar[Any] = ContextVar("sparkdl_begun", default=None)
+"""The callbacks of a `fit` whose next step, in this thread, is to iterate over its data."""
+
+
+@dataclass(frozen=True)
+class _Library:
+    """The names of the same things in Keras 3 or tf_keras.
+
+    Attributes:
+        iterator: of the data of `fit`, `evaluate` and `predict`; `begin` its method that begins.
+        before: the callback invoked before `begin`.
+        length: its attribute, how many batches an epoch has.
+        dataset_of: its data.
+        counts: whether it has a number of steps, so that several of Keras' epochs may be one.
+    """
+
+    name: str
+    fit: Callable[[], str]
+    iterator: str
+    begin: str
+    before: str
+    length: str
+    dataset_of: Callable[[Any], Any]
+    counts: Callable[[Any], bool]
+    callbacks: str
+
+    def patches(self) -> tuple[Patch, ...]:
+        """Return the changes to the library."""
+        mentions = (self.length,)
+        return (
+            Patch(self.fit(), ("self", "x"), _fit, ("stop_training",)),
+            Patch(f"{self.fit().removesuffix('fit')}evaluate", ("self", "x"), _evaluate),
+            Patch(f"{self.iterator}.{self.begin}", ("self",), self._begin),
+            Patch(f"{self.iterator}.catch_stop_iteration", ("self",), self._catch, mentions),
+            Patch(f"{self.callbacks}.{self.before}", ("self",), _before),
+            Patch(f"{self.callbacks}.on_train_batch_end", ("self", "batch", "logs"), _count),
+            Patch(f"{self.callbacks}.on_epoch_end", ("self", "epoch", "logs"), self._epoch_ended),
+            Patch(f"{self.callbacks}.on_train_end", ("self", "logs"), _train_ended),
+        )
+
+    def _continues(self, iterator: Any) -> bool:
+        """Whether Keras continues with the iterator over the data that it has."""
+        has_begun = hasattr(iterator, _STEPS)
+        # Keras 3 forgets one that is at its end, tf_keras ends `fit` then.
+        has_one = getattr(iterator, "_current_iterator", iterator) is not None
+        return self.counts(iterator) and has_begun and has_one
+
+    def _begin(self, stock: Function, iterator: Any) -> Any:
+        """Begin to iterate over an epoch, unless Keras continues one."""
+        readers = readers_of(self.dataset_of(iterator))
+        callbacks = _begun.get()
+        # Once: a validation within `fit` begins an iterator too, and is no training.
+        _begun.set(None)
+        if readers and callbacks is not None:
+            readers[0].watch.fit_begins(callbacks.model, [reader.feed for reader in readers])
+            setattr(callbacks, _RUN, _Run(iterator, readers))
+            setattr(iterator, _RUN, getattr(callbacks, _RUN))
+        if not self._continues(iterator):
+            for reader in readers:
+                if not reader.has_epoch():
+                    raise reader.end_of_feed()
+        setattr(iterator, _STEPS, _steps(readers))
+        return stock(iterator)
+
+    @contextmanager
+    def _catch(self, stock: Function, iterator: Any) -> Iterator[None]:
+        """Note the end of an iteration."""
+        before, has_ended = getattr(iterator, self.length), False
+        with stock(iterator):
+            try:
+                yield
+            except Exception:
+                has_ended = True
+                raise
+        readers = readers_of(self.dataset_of(iterator))
+        if not readers:
+            return
+        # Keras has set it to the length of this epoch, and would read the next ones no further.
+        if before is None:
+            setattr(iterator, self.length, None)
+        has_rows = not has_ended or _steps(readers) != getattr(iterator, _STEPS)
+        if run := getattr(iterator, _RUN, None):
+            run.has_rows = has_rows or run.batches > 0
+        elif not has_rows and not self.counts(iterator):
+            names = ", ".join(repr(reader.feed) for reader in readers)
+            raise ConfigError(
+                f"this epoch of feed {names} has no rows, so there is nothing to evaluate or "
+                "predict. Feed rows for each epoch in which it is read"
+            )
+
+    def _epoch_ended(self, stock: Function, callbacks: Any, epoch: int, logs: Any = None) -> None:
+        """Call the callbacks for an epoch that had rows; end `fit` after the last epoch."""
+        run, model = getattr(callbacks, _RUN, None), callbacks.model
+        if run is None or run.has_rows or model.stop_training:
+            stock(callbacks, epoch, logs)
+        else:
+            _log.warning(
+                "Epoch %d of fit had no rows; its callbacks were skipped. Feed each epoch at "
+                "least one row for each node",
+                epoch + 1,
+            )
+        if run is None:
+            return
+        run.batches = 0
+        setattr(run.iterator, _STEPS, _steps(run.readers))  # tf_keras begins once for all epochs
+        epochs = (callbacks.params or {}).get("epochs", 0)
+        if model.stop_training or epoch + 1 >= epochs or self._continues(run.iterator):
+            return
+        if ended := [reader for reader in run.readers if not reader.has_epoch()]:
+            model.stop_training = run.has_ended = True
+            ended[0].report_end()
+            _log.warning(
+                "Your input ran out of data; interrupting training: feed %r has ended, and fit was "
+                "to go on to epoch %d of %d. Let epochs=… of the feeding and of fit say the same",
+                ended[0].feed,
+                epoch + 2,
+                epochs,
+            )
+
+
+def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """End the feeds of an early stop that callbacks do not know of; train nothing without rows."""
+    bound = inspect.signature(stock).bind(model, *args, **kwargs)
+    given = bound.arguments
+    readers = readers_of(given.get("x"))
+    _refuse_text_labels(model, given.get("x"), "train_step")
+    _refuse_text_labels(model, given.get("validation_data"), "test_step")
+    if any(reader.is_resumed and not reader.has_epoch() for reader in readers):
+        _log.warning(
+            "fit has nothing left to train on: an earlier run has used all of it. Choose another "
+            "checkpoint_dir to train again"
+        )
+        # By its own rules `fit` runs no epoch then.
+        given["initial_epoch"] = given.get("epochs", 1)
+    history = stock(*bound.args, **bound.kwargs)
+    if model.stop_training:
+        _terminate([r for r in readers_of(given.get("validation_data")) if r not in readers])
+    return history
+
+
+def _evaluate(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
+    given = inspect.signature(stock).bind(model, *args, **kwargs).arguments
+    _refuse_text_labels(model, given.get("x"), "test_step")
+    return stock(model, *args, **kwargs)
+
+
+def _refuse_text_labels(model: Any, data: Any, step: str) -> None:
+    """Name the column whose text Keras' losses refuse; a step of the user's may take it."""
+    dataset = source_of(data)
+    if not (readers := readers_of(dataset)):
+        return
+    methods = (getattr(type(model), step), type(model).compute_loss)
+    is_stock = all(m.__module__.partition(".")[0] in ("keras", "tf_keras") for m in methods)
+    loss = getattr(model, "loss", None)
+    names = text_labels(dataset) if is_stock and loss else []
+    if names := [name for name in names if not isinstance(loss, dict) or name in loss]:
+        raise FeedTypeError(
+            f"feed {readers[0].feed!r}: the label column {names[0]!r} holds text (tf.string), and "
+            "Keras computes losses of numbers. Index it before feeding, for example with "
+            "pyspark.ml.feature.StringIndexer, or in dataset.map(…) with keras.layers.StringLookup"
+        )
+
+
+def _before(stock: Function, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    stock(callbacks, *args, **kwargs)
+    if not hasattr(callbacks, _RUN):
+        _begun.set(callbacks)
+
+
+def _count(stock: Function, callbacks: Any, batch: int, logs: Any = None) -> None:
+    if run := getattr(callbacks, _RUN, None):
+        run.batches += 1
+    stock(callbacks, batch, logs)
+
+
+def _train_ended(stock: Function, callbacks: Any, logs: Any = None) -> None:
+    stock(callbacks, logs)
+    if run := getattr(callbacks, _RUN, None):
+        delattr(callbacks, _RUN)
+        # `has_ended` means that the feed ended `fit`, and not that `fit` stopped early.
+        if callbacks.model.stop_training and not run.has_ended:
+            _terminate(run.readers)
+
+
+def _terminate(readers: list[FeedReader]) -> None:
+    for reader in dict.fromkeys(readers):
+        _log.warning("fit has stopped early, and so feed %r ends", reader.feed)
+        reader.terminate()
+
+
+def _steps(readers: list[FeedReader]) -> list[int]:
+    return [reader.steps for reader in readers]
+
+
+def _fit_of_keras() -> str:
+    names = {"tensorflow": "TensorFlowTrainer", "jax": "JAXTrainer", "torch": "TorchTrainer"}
+    backend = import_module("keras").backend.backend()
+    return f"keras.src.backend.{backend}.trainer:{names.get(backend, 'Trainer')}.fit"
+
+
+def _given_to(adapter: Any) -> Any:
+    """Return the data that an adapter of Keras 3 reads: a dataset, or a DataLoader of PyTorch."""
+    return getattr(adapter, "_dataset", getattr(adapter, "_dataloader", None))
+
+
+_LIBRARIES = (
+    _Library(
+        "keras",
+        _fit_of_keras,
+        "keras.src.trainers.epoch_iterator:EpochIterator",
+        "__iter__",
+        "on_epoch_begin",
+        "_num_batches",
+        lambda iterator: _given_to(iterator.data_adapter),
+        lambda iterator: bool(iterator.steps_per_epoch),
+        "keras.src.callbacks.callback_list:CallbackList",
+    ),
+    _Library(
+        "tf_keras",
+        lambda: "tf_keras.src.engine.training:Model.fit",
+        "tf_keras.src.engine.data_adapter:DataHandler",
+        "enumerate_epochs",
+        "on_train_begin",
+        "_inferred_steps",
+        lambda handler: handler._adapter.get_dataset(),
+        lambda handler: not handler._adapter.should_recreate_iterator(),
+        "tf_keras.src.callbacks:CallbackList",
+    ),
+)

@@ -1,0 +1,238 @@
+"""One epoch of a feed as a `tf.data.Dataset`.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.core.errors import FeedTypeError, SparkdlError
+from sparkdl.core.patch import Function, Patch
+from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
+from sparkdl.feed.reader.reader import FeedReader
+from sparkdl.values.columns import Columns, is_text, objects_in
+from sparkdl.values.ndarrays import Array
+from sparkdl.values.tensors import MASK, as_numbers, no_tensor, unnest
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_MARK = "_sparkdl_is_step_batched"
+_READER = "_sparkdl_reader"
+_TEXT_LABELS = "_sparkdl_text_labels"
+_SOURCE = "_sparkdl_source"
+"""The attribute for the original dataset, on a dataset that a strategy has distributed."""
+
+
+def tf_dataset(
+    batches: EpochBatches, x: Names | None, y: Names | None, ahead: int = 0
+) -> tf.data.Dataset:
+    """Return a dataset whose every iteration is one epoch of the feed.
+
+    Args:
+        x: column of the features, or several columns for a dict of features.
+        y: column or columns of the labels.
+        ahead: batches that are made ready while others are used.
+
+    Returns:
+        Elements are `(x, y)`; `x` alone without `y`; a dict of all columns without both. With
+        `tail="pad"` the sample weights are a further element at the end, `(x, y, sample_weight)`,
+        unless `x` or `y` names them. Tensors are `[rows, …]` with `rows` up to the batch size,
+        with `tail="pad"` always the batch size; ragged where arrays of the first rows differ in
+        length.
+
+    Raises:
+        EndOfFeedError: if the feed has ended and no row is left; a row's types are needed.
+        FeedTypeError: if a column cannot be a tensor.
+    """
+    import tensorflow as tf
+
+    first = batches.reader.peek_batch()
+    if first is None:
+        raise batches.reader.end_of_feed()
+    specs = specs_of(batches, batches.sample(first))
+    signature = arrange(specs, x, y)
+
+    def epoch() -> Iterator[Any]:
+        try:
+            for columns in batches:
+                # tf.data may read any number of batches ahead, and does not say how many.
+                batches.reader.read_ahead(None)
+                yield arrange(tensors(columns, specs), x, y)
+        except SparkdlError as problem:
+            # TensorFlow makes an error of its own of it, in which class and cause are lost.
+            batches.reader.raised = problem
+            raise
+
+    dataset = tf.data.Dataset.from_generator(epoch, output_signature=signature)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # A hidden prefetch would take rows that a peek at the first batch can't give back.
+    options.experimental_optimization.inject_prefetch = False
+    # TensorFlow 2.21's autotuning thread sometimes oversleeps the end of its iterator by as long as
+    # the iterator has lived, and the next epoch waits for it. Nothing here needs tuning; a later
+    # `map` with AUTOTUNE has a thread per core, and `with_options` turns tuning on again.
+    options.autotune.enabled = False
+    dataset = dataset.with_options(options)
+    if ahead:
+        dataset = dataset.prefetch(ahead)
+    # The length of an epoch is known only at its end, which Keras mistakes for an interruption.
+    warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
+    setattr(dataset, _MARK, True)
+    setattr(dataset, _READER, batches.reader)
+    labels = [y] if isinstance(y, str) else y or []
+    setattr(dataset, _TEXT_LABELS, [name for name in labels if specs[name].dtype == tf.string])
+    let_strategies_keep_batches()
+    return dataset
+
+
+class Fed:
+    """The mark of other data than TensorFlow's datasets: its feed, see `readers_of`."""
+
+    def __init__(self, reader: FeedReader) -> None:
+        setattr(self, _READER, reader)
+
+
+def readers_of(dataset: Any) -> list[FeedReader]:
+    """Return the readers of the feeds that `dataset` comes from, none for anything else."""
+    if reader := getattr(dataset, _READER, None):
+        return [reader]
+    loaded = getattr(dataset, "dataset", None)  # by a DataLoader of PyTorch
+    inputs = _inputs(dataset) if loaded is None else [loaded]
+    return [reader for part in inputs for reader in readers_of(part)]
+
+
+def _inputs(dataset: Any) -> list[Any]:
+    inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
+    return inputs
+
+
+def text_labels(dataset: Any) -> list[str]:
+    """Return the columns of text that `dataset` gives as labels; none where a `map` changed them.
+
+    Imports TensorFlow for datasets of TensorFlow alone.
+    """
+    spec = getattr(dataset, "element_spec", None)
+    if not isinstance(spec, tuple) or len(spec) < 2:
+        return []
+    import tensorflow as tf
+
+    is_text = [getattr(leaf, "dtype", None) == tf.string for leaf in tf.nest.flatten(spec[1])]
+    while any(is_text) and (names := getattr(dataset, _TEXT_LABELS, None)) is None:
+        if len(inputs := _inputs(dataset)) != 1:
+            return []
+        dataset = inputs[0]
+    return list(names or []) if any(is_text) else []
+
+
+def source_of(data: Any) -> Any:
+    """Return the dataset that a strategy has distributed; `data` itself if it is none such."""
+    return getattr(data, _SOURCE, data)
+
+
+def specs_of(batches: EpochBatches, sample: Columns) -> dict[str, Any]:
+    """Return the tensor specs of the columns; `sample` is the first batch."""
+    import tensorflow as tf
+
+    rows = batches.batch_size if batches.tail == "pad" else None
+    specs = {name: spec_of(name, column, rows) for name, column in sample.items()}
+    for name in (name for name, length in batches.pad.items() if length is None):
+        for each in specs.keys() & {name, name + MASK}:
+            shape = (rows, None, *specs[each].shape[2:])
+            specs[each] = tf.TensorSpec(shape, specs[each].dtype)
+    return specs
+
+
+def spec_of(name: str, column: Array, rows: int | None) -> Any:
+    """Return what a column is as a tensor; `rows` is the fixed size of a batch, if it has one.
+
+    Raises:
+        FeedTypeError: if it cannot be one. Arrays that differ in length are a ragged one.
+    """
+    import tensorflow as tf
+
+    flat, levels = unnest(name, column) if len(column) else (column, [])
+    flat = as_numbers(name, flat)
+    if flat.dtype == object and not is_text(flat.reshape(-1)):
+        raise no_tensor(name, column, "TensorFlow")
+    dtype = tf.string if flat.dtype == object else tf.as_dtype(flat.dtype)
+    shape = (rows, *[None for _ in levels], *flat.shape[1:])
+    if levels:
+        return tf.RaggedTensorSpec(shape, dtype, len(levels), tf.int64)
+    return tf.TensorSpec(shape, dtype)
+
+
+def tensors(columns: Columns, specs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns as their specs say: arrays, or ragged tensors. Refuse other columns."""
+    return {name: _tensor(name, column, specs[name]) for name, column in columns.items()}
+
+
+def _tensor(name: str, column: Array, spec: Any) -> Any:
+    import tensorflow as tf
+
+    levels: list[Array] = []
+    if isinstance(spec, tf.RaggedTensorSpec):
+        column, levels = unnest(name, column, spec.ragged_rank)
+    column = as_numbers(name, column)
+    dtype, inner = np.dtype(spec.dtype.as_numpy_dtype), spec.shape.as_list()[1 + len(levels) :]
+    sizes = column.shape[1:]
+    fits = len(inner) == len(sizes) and all(
+        wanted in (None, size) for wanted, size in zip(inner, sizes, strict=True)
+    )
+    if not fits or (column.size and not np.can_cast(column.dtype, dtype, "same_kind")):
+        raise FeedTypeError(
+            f"column {name!r} held {dtype} {inner} in the first rows, and holds "
+            f"{objects_in(column)} now. Feed rows of one type and shape, or, for arrays of any "
+            f"length, pad={{{name!r}: None}}"
+        )
+    if not levels:
+        return column
+    if column.dtype != dtype:
+        column = column.astype(dtype)
+    splits = [np.concatenate([[0], np.cumsum(lengths)]) for lengths in levels]
+    # The splits are sums of lengths, so there is nothing to validate with TensorFlow's operations.
+    return tf.RaggedTensor.from_nested_row_splits(column, splits, validate=False)
+
+
+def let_strategies_keep_batches() -> None:
+    """Make strategies that span several nodes take our batches as they are. Imports TensorFlow.
+
+    `experimental_distribute_dataset` cuts each batch into one part per replica of the whole
+    cluster, assuming that every node reads the same global batches. A node's feed holds that node's
+    rows only, so its datasets go in as per-node datasets.
+    """
+    _KEEP_BATCHES.apply()
+
+
+def _distribute(stock: Function, strategy: Any, dataset: Any, options: Any = None) -> Any:
+    spans_nodes = getattr(strategy.extended, "_num_workers", 1) > 1
+    if spans_nodes and _is_step_batched(dataset):
+        found = strategy.distribute_datasets_from_function(lambda _context: dataset, options)
+    else:
+        found = stock(strategy, dataset, options)
+    with suppress(AttributeError):  # without a strategy it is a dataset of TensorFlow's own
+        setattr(found, _SOURCE, dataset)
+    return found
+
+
+_KEEP_BATCHES = Patch(
+    "tensorflow:distribute.Strategy.experimental_distribute_dataset",
+    ("self", "dataset"),
+    _distribute,
+)
+
+
+def _is_step_batched(dataset: Any) -> bool:
+    """Whether `dataset` is sparkdl's, or comes from one without being batched again."""
+    if getattr(dataset, _MARK, False):
+        return True
+    if "batch" in type(dataset).__name__.lower():
+        return False
+    inputs = _inputs(dataset)
+    return len(inputs) == 1 and _is_step_batched(inputs[0])

@@ -1,0 +1,403 @@
+"""A feed as a dataset of PyTorch, for a `DataLoader` with any number of workers.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.context import assert_spawning
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError
+from sparkdl.core.patch import Function, Patch
+from sparkdl.datasets.mesh import equal_share, same_rows
+from sparkdl.datasets.torch_workers import BatchServer, Columns, Hello, Plain, batches_from
+from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
+from sparkdl.feed.reader.reader import FeedReader
+from sparkdl.values.columns import is_text
+from sparkdl.values.tensors import as_numbers, check_shared, no_tensor
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils.data import IterableDataset
+
+
+def torch_dataset(
+    batches: EpochBatches,
+    x: Names | None = None,
+    y: Names | None = None,
+    shared: SharedRows | None = None,
+) -> IterableDataset[Any]:
+    """Return a dataset of batches; each iteration is one epoch.
+
+    It is meant for `DataLoader(dataset, batch_size=None)`: batches are made already, and any other
+    `batch_size` would make batches of batches. A transform goes into the loader's `collate_fn`,
+    which gets a batch. A dataset and its loader have no `len()`: the length of an epoch is known
+    only at its end.
+
+    With `num_workers`, each batch goes to the worker that asks next, and the loader orders the
+    batches. Iterate one loader at a time: a loader that begins takes the feed over, and ends the
+    epoch of the others. When a loop is left early, batches read ahead by workers go back with the
+    rest of the epoch, unless they were the epoch's last. Workers of the start method "fork" keep
+    the feed's memory of that moment as long as they live; `multiprocessing_context="forkserver"`
+    does not.
+
+    Args:
+        x: column of the features, or several columns for a dict of features.
+        y: column or columns of the labels.
+        shared: with whom this node shares its rows. Such a dataset is read without workers.
+
+    Returns:
+        Elements are `(x, y)`; `x` alone without `y`; a dict of all columns without both. A batch
+        with the column "sample_weight" that neither names has it as another element at the end.
+        Tensors are `[rows, …]` and own their memory. Strings and bytes are lists.
+
+    Raises:
+        FeedTypeError: when iterated, if a column is neither numbers nor times nor strings, or holds
+            nulls, or arrays of different lengths that `pad` does not fill.
+    """
+    let_accelerate_keep_batches()
+    if shared is not None:
+        check_shared(batches.pad)
+    server = BatchServer(batches, plain)
+    return _make(server.inherited, x, y, batches, server, shared)
+
+
+_ACCELERATE = Patch(
+    "accelerate.accelerator:prepare_data_loader",
+    ("dataloader",),
+    lambda stock, dataloader, *args, **kwargs: _prepare(stock, dataloader, *args, **kwargs),
+)
+
+
+def let_accelerate_keep_batches() -> None:
+    """Make Hugging Face's Accelerate, where imported, use a node's batches as they are.
+
+    Accelerate would shard a dataset among the processes, or let the first one read for all. A
+    node's dataset holds its own rows already.
+    """
+    if "accelerate" not in sys.modules:
+        return
+    if objection := _ACCELERATE.objection():
+        raise FrameworkMissingError(
+            f"this Accelerate would shard the rows of ctx.torch_dataset a second time: {objection}."
+            " Install Accelerate 1.15, and give loaders of ctx.torch_dataset to the training loop "
+            "without accelerator.prepare until then"
+        )
+    _ACCELERATE.apply()
+
+
+def _prepare(stock: Function, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+    dataset = getattr(dataloader, "dataset", None)
+    if not isinstance(dataset, _FeedDataset):
+        return stock(dataloader, *args, **kwargs)
+    dataset.is_read_ahead = True
+    if dataloader.batch_size is not None:
+        dataloader = _loader_of_rows(dataset, dataloader)
+    bound = inspect.signature(stock).bind(dataloader, *args, **kwargs)
+    alone = {"num_processes": 1, "process_index": 0, "torch_device_mesh": None}
+    # As the only process it reads all of the dataset, which is this node's share.
+    bound.arguments.update(alone, dispatch_batches=False, split_batches=False)
+    return stock(*bound.args, **bound.kwargs)
+
+
+def _loader_of_rows(dataset: _FeedDataset, loader: Any) -> Any:
+    """Return a loader whose collator gets the rows of one batch of the feed, as a Trainer's does.
+
+    Nodes in step take equally many batches, but the last ones may differ in size, so rows of two
+    batches must not be mixed.
+
+    Raises:
+        ConfigError: if the loader's batches are of another size than the feed's, or those have
+            something besides rows.
+    """
+    import torch
+
+    batches = dataset._batches
+    if batches is None or (dataset._x, dataset._y) != (None, None) or batches.tail == "pad":
+        raise ConfigError(
+            "a Trainer takes rows as dicts of columns: ctx.torch_dataset(batch_size) without x and "
+            "y, and without tail='pad', whose weights it would ignore"
+        )
+    if batches.batch_size != loader.batch_size:
+        raise ConfigError(
+            f"batch_size={loader.batch_size}: must be that of ctx.torch_dataset, "
+            f"{batches.batch_size}; with a Trainer set per_device_train_batch_size and "
+            "per_device_eval_batch_size to it"
+        )
+    dataset.gives_rows = True
+    names = ("num_workers", "collate_fn", "prefetch_factor", "persistent_workers")
+    options = {name: getattr(loader, name) for name in names}
+    # PyTorch warns of it where there is no GPU, and a Trainer sets it by default.
+    options["pin_memory"] = loader.pin_memory and torch.cuda.is_available()
+    return torch.utils.data.DataLoader(dataset, batch_size=None, **options)
+
+
+def _is_called_by(module: str) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    # PyTorch's fetcher may stand between Accelerate's loader and this dataset: all callers count.
+    while frame and frame.f_globals.get("__name__") != module:
+        frame = frame.f_back
+    return frame is not None
+
+
+def plain(columns: Columns) -> Plain:
+    """Return columns as what a batch is made of: arrays of numbers, or lists of strings.
+
+    Raises:
+        FeedTypeError: if a column is neither.
+    """
+    return {name: _plain(name, column) for name, column in columns.items()}
+
+
+@dataclass(eq=False)
+class _FeedDataset:
+    """All of the dataset but its base class, for torch is imported late."""
+
+    _inherited: socket.socket
+    _x: Names | None
+    _y: Names | None
+    _batches: EpochBatches | None = None
+    _server: BatchServer | None = None
+    _shared: SharedRows | None = None
+    _pid: int = field(default_factory=os.getpid, init=False)
+    _iterations: int = field(default=0, init=False)
+    is_read_ahead: bool = field(default=False, init=False)
+    """The loop over it is a batch ahead of the training, so the rows used so far are unknown."""
+    gives_rows: bool = field(default=False, init=False)
+    """Elements are lists of rows, dicts of tensors: what a collator takes."""
+
+    @property
+    def _sparkdl_reader(self) -> FeedReader | None:
+        """See `readers_of`."""
+        return None if self._batches is None else self._batches.reader
+
+    def __iter__(self) -> Iterator[Any]:
+        from torch.utils.data import get_worker_info
+
+        worker = get_worker_info()
+        if worker is not None and self._shared is not None:
+            raise ConfigError(
+                "with mesh=... the nodes exchange their rows, which workers of a DataLoader "
+                "cannot: use num_workers=0, and transform the batches in the training loop"
+            )
+        if worker is not None:
+            # PyTorch's seed of a worker is its loader's plus its id: the difference names the
+            # loader.
+            loader = worker.seed - worker.id
+            hello = Hello(loader, worker.num_workers, worker.id, self._iterations)
+            self._iterations += 1
+            return self._elements(batches_from(self._inherited, hello))
+        if self._batches is None or os.getpid() != self._pid:
+            raise ConfigError(
+                "the feed can be read in the node's process and in the workers of a DataLoader, "
+                "and this is neither. Use DataLoader(dataset, batch_size=None, num_workers=…)"
+            )
+        if not self.is_read_ahead and _is_called_by("accelerate.data_loader"):
+            raise ConfigError(
+                "Accelerate shares out the rows of this dataset, which are this node's share "
+                "already: import accelerate before the call of ctx.torch_dataset, for it to see"
+            )
+        prepare = _with_ragged if self.gives_rows else plain
+        own = (_own(prepare(columns)) for columns in self._read(self._batches))
+        return self._elements(map(self._shared.exchange, own) if self._shared else own)
+
+    def _read(self, batches: EpochBatches) -> Iterator[Columns]:
+        for columns in batches:
+            if self.is_read_ahead:
+                batches.reader.read_ahead(None)
+            yield columns
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A worker that is being started inherits the socket; no other pickle can carry it.
+        assert_spawning(self)
+        if self._shared is not None:
+            raise ConfigError("with mesh=... a DataLoader must have num_workers=0")
+        state = {"gives_rows": self.gives_rows}
+        return _make, (self._inherited, self._x, self._y), state
+
+    def _elements(self, batches: Iterator[Plain]) -> Iterator[Any]:
+        for columns in batches:
+            tensors = {name: _tensor(name, part) for name, part in columns.items()}
+            if self.gives_rows:
+                rows = zip(*tensors.values(), strict=True)
+                yield [dict(zip(tensors, row, strict=True)) for row in rows]
+            else:
+                yield arrange(tensors, self._x, self._y)
+
+
+def _make(*parts: Any) -> IterableDataset[Any]:
+    """Return a `_FeedDataset` of these parts."""
+    from torch.utils.data import IterableDataset
+
+    kind: Any = type("FeedDataset", (_FeedDataset, IterableDataset), {})
+    made: IterableDataset[Any] = kind(*parts)
+    return made
+
+
+def _plain(name: str, column: np.ndarray) -> np.ndarray | list[Any]:
+    column = as_numbers(name, column)
+    if column.dtype.kind in "biufc":
+        # PyTorch knows this machine's byte order alone.
+        return column.astype(column.dtype.newbyteorder("="), copy=False)
+    if column.dtype.kind not in "OSU" or (column.dtype.kind == "O" and not is_text(column)):
+        raise no_tensor(name, column, "PyTorch")
+    values: list[Any] = column.tolist()
+    return values
+
+
+def _with_ragged(columns: Columns) -> Plain:
+    """Return columns as `plain` does; arrays of different lengths are lists, for a collator."""
+    return {
+        name: column.tolist() if _is_ragged(column) else _plain(name, column)
+        for name, column in columns.items()
+    }
+
+
+def _is_ragged(column: np.ndarray) -> bool:
+    return column.dtype == object and all(
+        isinstance(value, np.ndarray) and value.dtype.kind in "biufc" for value in column
+    )
+
+
+def _own(columns: Plain) -> Plain:
+    """Copy the arrays shared with the feed: a tensor can be written to."""
+    return {
+        name: column if isinstance(column, list) else np.array(column, order="C")
+        for name, column in columns.items()
+    }
+
+
+def tensors_of(columns: Columns) -> dict[str, Any]:
+    """Return columns as tensors of their own memory, and strings as lists.
+
+    Raises:
+        FeedTypeError: if a column is neither numbers nor strings.
+    """
+    return {name: _tensor(name, part) for name, part in _own(plain(columns)).items()}
+
+
+def _tensor(name: str, column: np.ndarray | list[Any]) -> Any:
+    import torch
+
+    if isinstance(column, list):
+        return [_tensor(name, np.array(v)) if isinstance(v, np.ndarray) else v for v in column]
+    try:
+        return torch.from_numpy(column)
+    except TypeError as error:
+        raise FeedTypeError(
+            f"column {name!r} has no type of PyTorch: {error}. Cast it to numbers or bool before "
+            "feeding"
+        ) from None
+
+
+class SharedRows:
+    """The nodes that differ in no data axis of a mesh, and so compute on the same rows.
+
+    All nodes of the mesh make one, and exchange the same number of batches. The exchange has a
+    process group of its own, of gloo: rows are in the host's memory, and no collective of the
+    training comes in between.
+
+    Attributes:
+        members: how many nodes share a batch.
+    """
+
+    def __init__(self, mesh: DeviceMesh, data_axes: str | Sequence[str]) -> None:
+        """See the class.
+
+        Raises:
+            ConfigError: if the mesh has no such axes, or is not over all nodes that train.
+        """
+        from torch import distributed
+
+        names = mesh.mesh_dim_names or ()
+        axes = [data_axes] if isinstance(data_axes, str) else data_axes
+        groups = same_rows(mesh.mesh.numpy(), names, axes)
+        nodes = distributed.get_world_size()
+        if mesh.mesh.numel() != nodes:
+            raise ConfigError(
+                f"the mesh has {mesh.mesh.numel()} places, and {nodes} nodes train: rows can be "
+                "shared over all of them only, as ctx.mesh(...) makes it"
+            )
+        self.members = len(groups[0])
+        self._group: Any = None
+        if self.members > 1:
+            self._group, _ = distributed.new_subgroups_by_enumeration(groups, backend="gloo")
+
+    def share_of(self, batch_size: int) -> int:
+        """Return how many rows this node reads for a batch, see `equal_share`."""
+        return equal_share(batch_size, self.members)
+
+    def in_step(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of `ctx.batches` with `even=True`.
+
+        Raises:
+            ConfigError: if they say otherwise.
+        """
+        if options.get("even") is False:
+            raise ConfigError(
+                "even=False: with mesh=... the nodes exchange rows in each step, so all of them "
+                "take the same number of steps. Leave it out"
+            )
+        return {**options, "even": True}
+
+    def exchange(self, columns: Plain) -> Plain:
+        """Return the rows that all members have read, in their order, on each of them."""
+        if self.members == 1:
+            return columns
+        sent = {name: _packed(column) for name, column in columns.items()}
+        # Lengths first: only the sender knows how long its packed strings are.
+        own = np.array([[len(array) for array in sent.values()]], np.int64)
+        lengths = np.concatenate(self._gathered(own, [1] * self.members))
+        found: Plain = {}
+        for (name, array), counts in zip(sent.items(), lengths.T.tolist(), strict=True):
+            parts = self._gathered(array, counts)
+            if isinstance(columns[name], list):
+                found[name] = [value for part in parts for value in _texts(part)]
+            else:
+                found[name] = np.concatenate(parts)
+        return found
+
+    def _gathered(self, array: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
+        """Return each member's array; they differ in the first dimension alone.
+
+        Args:
+            counts: the first dimension of each.
+        """
+        from torch import distributed
+
+        # The collective wants arrays of one size, so shorter ones are filled up and cut again.
+        sent = np.zeros((max(counts), *array.shape[1:]), array.dtype)
+        sent[: len(array)] = array
+        found = np.empty((self.members, *sent.shape), array.dtype)
+        distributed.all_gather_into_tensor(_bytes(found), _bytes(sent), group=self._group)
+        return [part[:count] for part, count in zip(found, counts, strict=True)]
+
+
+def _packed(column: np.ndarray | list[Any]) -> np.ndarray:
+    if not isinstance(column, list):
+        return column
+    return np.frombuffer(msgspec.msgpack.encode(column), np.uint8)
+
+
+def _texts(packed: np.ndarray) -> list[str | bytes | None]:
+    texts: list[str | bytes | None] = msgspec.msgpack.decode(packed.tobytes())
+    return texts
+
+
+def _bytes(array: np.ndarray) -> torch.Tensor:
+    """Return an array's memory: gloo does not know all of numpy's types."""
+    import torch
+
+    return torch.from_numpy(array.reshape(-1).view(np.uint8))

@@ -1,0 +1,406 @@
+"""The Spark tasks that infer: each sends its partition's rows to one node, and returns the results.
+
+Runs in: feeder
+
+    batches ─▶ _Partition ─▶ pump (a thread) ─▶ node
+    results ◀─────────────────────────────────────┘
+
+If a node is lost, another takes the rows whose results have not been passed on. While a new
+generation starts, no node takes rows, so the tasks wait for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from sparkdl.control.cause import fetch_cause
+from sparkdl.core.codes import Code
+from sparkdl.core.deadline import Deadline
+from sparkdl.feed.store.session import Session
+from sparkdl.feed.transfer.messages import (
+    SHUT_DOWN,
+    ExchangeHeader,
+    FeederError,
+    FeedSpec,
+    Target,
+    flight_reason,
+    knock,
+    result_batch,
+)
+from sparkdl.values.results import result_columns
+from sparkdl.values.row_codec import encode_rows, rows
+
+RESULT_SCHEMA = "ipc binary"
+"""Spark schema of what `InferRows` returns: Arrow IPC streams of encoded result rows."""
+REOPEN_WAIT_S = 10.0
+"""How long to retry when no node can be reached."""
+_ASK_AGAIN_S = 0.5
+_SILENCE_FACTOR = 2.0
+_SILENCE_MARGIN_S = 10.0
+"""A node reports missing results itself; longer silence means that the network is gone."""
+_LOOK_S = 2.0
+"""How often to check that the host of a node that owes results is alive."""
+
+
+@dataclass(frozen=True)
+class InferRows:
+    """For `DataFrame.mapInArrow`: the results alone, encoded, in order.
+
+    `names` are the columns' names in `map_fun`.
+    """
+
+    spec: FeedSpec
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Answer one partition."""
+        for data in _spark_answers(
+            self.spec, (batch.rename_columns(self.names) for batch in batches)
+        ):
+            yield result_batch(data)
+
+
+@dataclass(frozen=True)
+class InferColumns:
+    """For `DataFrame.mapInArrow`: each batch with columns of results appended.
+
+    Attributes:
+        names: what `map_fun` shall see the columns called.
+        kept: places of the columns that are returned, as they came.
+        results: names and types of the columns that are appended.
+    """
+
+    spec: FeedSpec
+    names: tuple[str, ...]
+    kept: tuple[int, ...]
+    results: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Answer one partition."""
+        sent: deque[pa.RecordBatch] = deque()
+        results: list[pa.RecordBatch] = []
+        rows = 0
+        for data in _spark_answers(self.spec, self._named(batches, sent)):
+            for batch in _batches(data):
+                columns = result_columns(batch, self.results)
+                results.append(pa.RecordBatch.from_arrays(columns, schema=self.results))
+                rows += batch.num_rows
+            # Results come in other batches than the rows went out: a batch is joined once all of
+            # its rows have one.
+            while sent and rows >= (count := sent[0].num_rows):
+                table = pa.Table.from_batches(results)
+                yield self._joined(sent.popleft(), table.slice(0, count))
+                results = table.slice(count).to_batches()
+                rows -= count
+
+    def _named(
+        self, batches: Iterator[pa.RecordBatch], sent: deque[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                # As they came: map_fun may see other names than the columns of the result have.
+                sent.append(batch.select(list(self.kept)) if self.kept else batch)
+                yield batch.rename_columns(self.names)
+
+    def _joined(self, batch: pa.RecordBatch, results: pa.Table) -> pa.RecordBatch:
+        kept = batch if self.kept else batch.select([])
+        columns = [*kept.columns, *(column.combine_chunks() for column in results.columns)]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*kept.schema, *self.results]))
+
+
+@dataclass(frozen=True)
+class InferRdd:
+    """For `RDD.mapPartitions`: one result per row, in order."""
+
+    spec: FeedSpec
+
+    def __call__(self, values: Iterable[Any]) -> Iterator[Any]:
+        """Answer one partition."""
+        for data in _spark_answers(self.spec, encode_rows(values)):
+            yield from decode_results(data)
+
+
+def decode_results(data: bytes) -> list[Any]:
+    """Return the result rows in an Arrow IPC stream."""
+    return [row for batch in _batches(data) for row in rows(batch)]
+
+
+def _batches(data: bytes) -> list[pa.RecordBatch]:
+    with pa.ipc.open_stream(data) as reader:
+        return list(reader)
+
+
+def answers(
+    spec: FeedSpec, batches: Iterator[pa.RecordBatch], partition: int, attempt: int = 0
+) -> Iterator[bytes]:
+    """Yield encoded results of a partition; a task that Spark repeats asks another node first.
+
+    Raises:
+        FeederError: see `exchange`.
+    """
+    target = spec.targets[(partition + attempt) % len(spec.targets)]
+    # A Flight stream has one schema, and rows of an RDD may have several.
+    for _schema, group in groupby(batches, key=lambda batch: batch.schema):
+        yield from exchange(spec, f"{partition}.{uuid.uuid4().hex[:12]}", target, group)
+
+
+def _spark_answers(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    numbers = (context.partitionId(), context.attemptNumber()) if context else (0, 0)
+    yield from answers(spec, batches, *numbers)
+
+
+def exchange(
+    spec: FeedSpec, name: str, target: Target, batches: Iterator[pa.RecordBatch]
+) -> Iterator[bytes]:
+    """Send one inference partition to a node; yield Arrow IPC streams of encoded result rows.
+
+    If the node is lost, another node or its next generation answers the remaining rows: those
+    without a result passed on.
+
+    Args:
+        target: the node that is asked first.
+
+    Raises:
+        FeederError: if the node failed or answered wrongly; the message is the node's, and has the
+            cluster's root cause as soon as it has failed for good.
+    """
+    partition = _Partition(batches)
+    # An empty partition needs no node, and so none that is alive.
+    if partition.at(0) is None:
+        return
+    nodes = [target, *(node for node in spec.targets if node != target)]
+    answered = -1
+    for tries in itertools.count():
+        # Each result that is passed on renews the patience.
+        if partition.answered > answered:  # so far the nodes have got
+            answered = partition.answered
+            patience = Deadline.after(min(spec.patience_s, spec.timeout_s))
+            unreachable = Deadline.after(min(REOPEN_WAIT_S, spec.patience_s, spec.timeout_s))
+        if tries % len(nodes) == 0:
+            is_there = False  # some node, though it may take no rows
+        node = nodes[tries % len(nodes)]
+        call = _Call(spec, name if tries == 0 else f"{name}.{tries}", node, partition)
+        try:
+            yield from call.results()
+            return
+        except FeederError as error:
+            is_there = is_there or not isinstance(error.__cause__, flight.FlightUnavailableError)
+            # Another node has the same map_fun and would answer as wrongly; a failed cluster has
+            # none.
+            if Code.WRONG_ANSWER.is_in(error) or Code.CLUSTER_FAILED.is_in(error):
+                raise
+            if partition.at(partition.answered) is None:
+                return  # it was lost with nothing left to answer
+            deadline = patience if is_there else unreachable
+            # A pause only after all nodes have been asked.
+            if (tries + 1) % len(nodes) == 0:
+                if deadline.has_passed or (not is_there and tries < len(nodes)):
+                    _raise_cause(spec, error, is_final=deadline.has_passed)
+                threading.Event().wait(min(_ASK_AGAIN_S, deadline.remaining_s))
+
+
+class _Partition:
+    """The rows of a partition: kept for another node until their results are passed on."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self.answered = 0
+        self.error: BaseException | None = None
+        self._batches = batches
+        self._lock = threading.Lock()  # a lost node's pump may still wait for Spark's next batch
+        self._held: deque[pa.RecordBatch] = deque()
+        self._start = self._stop = 0
+
+    def at(self, row: int) -> pa.RecordBatch | None:
+        """Return the rest of the batch that holds a row; `None` after the last, or if answered.
+
+        Raises whatever Spark's side raised, each time.
+        """
+        with self._lock:
+            while self._stop <= row:
+                if self.error is not None:
+                    raise self.error
+                try:
+                    batch = next(self._batches, None)
+                except BaseException as error:
+                    self.error = error
+                    raise
+                if batch is None:
+                    return None
+                self._held.append(batch)
+                self._stop += batch.num_rows
+            start = self._start
+            for batch in self._held:
+                if start <= row < start + batch.num_rows:
+                    return batch.slice(row - start)
+                start += batch.num_rows
+            return None
+
+    def pass_on(self, rows: int) -> None:
+        """Note that the results of the next `rows` rows are passed on."""
+        self.answered += rows
+        # Never wait here: the lock's holder may be waiting for Spark's next batch. If the lock is
+        # taken, a later call frees the batches.
+        if self._lock.acquire(blocking=False):
+            try:
+                while self._held and self._start + self._held[0].num_rows <= self.answered:
+                    self._start += self._held.popleft().num_rows
+            finally:
+                self._lock.release()
+
+
+class _Call:
+    """One attempt at one node."""
+
+    def __init__(self, spec: FeedSpec, name: str, target: Target, partition: _Partition) -> None:
+        self._spec = spec
+        self._target = target
+        self._partition = partition
+        self._command = msgspec.json.encode(ExchangeHeader(spec.feed, name, spec.timeout_s))
+        self._problems: list[BaseException] = []
+        self._changed = threading.Condition()
+        self._rows = Session()
+        self._is_over = False
+        self._writing = 2
+        """Threads that still have the writer: the last of them closes it."""
+
+    def results(self) -> Iterator[bytes]:
+        """Send the partition and yield what comes back."""
+        with self._spec.connect(self._target.uri) as client:
+            try:
+                writer, reader = client.do_exchange(
+                    flight.FlightDescriptor.for_command(self._command), self._spec.options()
+                )
+            except (pa.ArrowException, OSError) as error:
+                raise self._error(error) from error
+            # Rows go out in a thread of their own, or both ends could wait for room to send.
+            pump = self._start(self._pump, writer, reader)
+            self._start(self._watch, reader)
+            try:
+                for chunk in reader:
+                    data = chunk.data.column(0)[0].as_py()
+                    rows = _rows_of(data)
+                    with self._changed:
+                        self._rows.answer(rows, time.monotonic())
+                    # Before the `yield`: no other node may be asked for what Spark has got.
+                    self._partition.pass_on(rows)
+                    yield data
+                pump.join(self._spec.timeout_s)
+                writer.close()
+            except (pa.ArrowException, OSError) as error:
+                if self._partition.error is not None:
+                    # Spark's error is the cause; Flight's is about the stream that it has ended.
+                    raise self._partition.error from None
+                # This end has cancelled the call: the reason for that is the error.
+                is_ours = self._problems and isinstance(error, flight.FlightCancelledError)
+                cause = self._problems[0] if is_ours else error
+                if not isinstance(cause, (pa.ArrowException, OSError)):
+                    raise cause from None
+                raise self._error(cause) from cause
+            finally:
+                with self._changed:
+                    self._is_over = True
+                    self._changed.notify_all()
+                reader.cancel()  # a caller that stops early does not leave the node waiting
+                self._let_go(writer)
+
+    def _start(self, work: Callable[..., None], *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=work, args=args, name="sparkdl-exchange", daemon=True)
+        thread.start()
+        return thread
+
+    def _pump(self, writer: flight.FlightStreamWriter, reader: flight.FlightStreamReader) -> None:
+        first = row = self._partition.answered
+        try:
+            while (batch := self._partition.at(row)) is not None and not self._is_over:
+                if row == first:
+                    writer.begin(batch.schema)
+                with self._changed:
+                    # Counted first: the answer may come before `write_batch` returns.
+                    self._rows.send(batch.num_rows, time.monotonic())
+                writer.write_batch(batch)
+                row += batch.num_rows
+            writer.done_writing()
+        except BaseException as error:  # noqa: BLE001 (raised by the other thread)
+            self._give_up(error, reader)
+        finally:
+            self._let_go(writer)
+
+    def _let_go(self, writer: flight.FlightStreamWriter) -> None:
+        """Close the writer if it is unused now: otherwise Arrow closes it, and prints errors."""
+        with self._changed:
+            self._writing -= 1
+            is_last = not self._writing
+        if is_last:
+            with suppress(pa.ArrowException, OSError):  # raised where it was met first
+                writer.close()
+
+    def _watch(self, reader: flight.FlightStreamReader) -> None:
+        """End the call once its host is gone, or answers are later than the node itself allows."""
+        limit_s = self._spec.timeout_s * _SILENCE_FACTOR + _SILENCE_MARGIN_S
+        silent_since_s = None
+        while True:
+            with self._changed:
+                now_s = time.monotonic()
+                owed_s = self._rows.owed_s(now_s)
+                if self._is_over or owed_s >= limit_s:
+                    break
+                self._changed.wait(min(_LOOK_S, limit_s - owed_s))
+            # The kernel does not notice a cut link while nothing is sent.
+            if owed_s < _LOOK_S or knock(self._target) == "accepts":
+                silent_since_s = None
+            elif now_s - (silent_since_s := silent_since_s or now_s) >= self._spec.host_timeout_s:
+                limit_s = now_s - silent_since_s
+                break
+        if not self._is_over:
+            silence = f"not a word for {limit_s:.0f} s"
+            name = self._target.name
+            self._give_up(FeederError(f"inference at {name} failed: {silence}"), reader)
+
+    def _give_up(self, error: BaseException, reader: flight.FlightStreamReader) -> None:
+        self._problems.append(error)
+        reader.cancel()
+
+    def _error(self, cause: BaseException) -> FeederError:
+        return FeederError(f"inference at {self._target.name} failed: {flight_reason(cause)}")
+
+
+def _raise_cause(spec: FeedSpec, error: FeederError, is_final: bool) -> None:
+    """Raise the cluster's end, if that is why no node answers; the error itself, if final."""
+    if spec.coordinator:
+        try:
+            cause = fetch_cause(spec.coordinator, spec.token, spec.trust)
+        except OSError:
+            if is_final:
+                raise FeederError(f"{SHUT_DOWN} ({error.args[0]})") from error
+            return
+        if cause is None:
+            raise FeederError(
+                f"map_fun has returned on every node, and none answers any more ({error.args[0]})"
+            ) from error
+        if cause:
+            raise FeederError(
+                f"{Code.CLUSTER_FAILED} the cluster has failed: {cause} ({error.args[0]})"
+            ) from error
+    if is_final:
+        raise error
+
+
+def _rows_of(data: bytes) -> int:
+    with pa.ipc.open_stream(data) as stream:
+        return sum(batch.num_rows for batch in stream)

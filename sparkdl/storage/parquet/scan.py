@@ -1,0 +1,342 @@
+"""The Parquet files of a scan planned by Spark, as a source of the same rows.
+
+Runs in: driver
+
+Spark lists the files and the types of their columns. This module checks in the files' footers that
+Arrow reads exactly the same values, and refuses the scan wherever that is uncertain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from sparkdl.control.messages import MAX_MESSAGE_NBYTES
+from sparkdl.control.rows import Condition, DataFile, Pick
+from sparkdl.core.errors import ConfigError
+from sparkdl.storage.parquet.conditions import parts_of, type_of
+from sparkdl.storage.parquet.read import kept_rows
+from sparkdl.storage.parquet.source import (
+    INT96_UNIT,
+    ParquetSource,
+    read_footers,
+    row_nbytes,
+    spark_type,
+)
+from sparkdl.storage.systems import is_unchanged, locate, open_file, open_storage
+
+_VERSION = b"org.apache.spark.version"
+_CORRECTED = "CORRECTED"
+_COUNTED_ROWS = 1 << 17
+MAX_COUNTED_NBYTES = 256 * 1024 * 1024
+"""The limit of condition columns in all files, compressed: the driver alone counts rows."""
+_WIDTHS = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64())
+"""Each of them holds the values of those before it."""
+_FLOATS = (pa.float32(), pa.float64())
+_ANY = pa.null()
+"""The type of a column in a condition that only asks whether its values are null.
+"""
+_PLAIN = (*_WIDTHS, *_FLOATS, pa.date32())
+
+
+@dataclass(frozen=True)
+class ScannedFile:
+    """A file as Spark has listed it.
+
+    Attributes:
+        path: with its scheme, not URL-encoded.
+        modified_ms: when it had been modified last, since 1970.
+        values: of the partition columns that are wanted, as text; None is null.
+    """
+
+    path: str
+    nbytes: int
+    modified_ms: int
+    values: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class ScannedColumn:
+    """A column of the scan.
+
+    Attributes:
+        pick: where in the files it is; `None` if folders say its values.
+        stored: its type, as Spark reads it from there.
+        kind: its type after a cast, the same without one.
+    """
+
+    name: str
+    pick: Pick | None
+    stored: pa.DataType
+    kind: pa.DataType
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The files and rows that Spark would read.
+
+    Attributes:
+        condition: files hold other rows too, which do not count.
+        rebases: Spark's conversion of dates and timestamps in files without a note of the writer's
+            calendar: `(for all but INT96, for INT96)`, as values of
+            `spark.sql.parquet.datetimeRebaseModeInRead`.
+    """
+
+    files: tuple[ScannedFile, ...]
+    columns: tuple[ScannedColumn, ...]
+    condition: Condition | None = None
+    rebases: tuple[str, str] = (_CORRECTED, _CORRECTED)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The facts in a footer."""
+
+    row_groups: tuple[int, ...]
+    row_nbytes: int
+    nbytes_to_count: int
+
+
+def source_of(scan: Scan) -> ParquetSource:
+    """Return a source of the scan's rows; reads the footers, several at a time.
+
+    Raises:
+        ConfigError: if Arrow's values may differ from Spark's: a file has changed since Spark
+            listed it; a column is missing, ambiguous, or of another type; Arrow and Spark read its
+            type or do its cast differently. Also if the storage is not supported, a footer cannot
+            be read, or there are no rows.
+    """
+    _check_columns(scan.columns, scan.condition)
+    located = [locate(file.path) for file in scan.files]
+    storages = {storage.uri: storage for storage, _ in located}
+    if len(storages) != 1:
+        raise ConfigError("it has no files" if not located else "its files are in several storages")
+    [storage] = storages.values()
+    system = open_storage(storage)
+    listed = {path: file for (_, path), file in zip(located, scan.files, strict=True)}
+    if len(listed) < len(located):
+        raise ConfigError("it reads a file twice")
+    # Sorted, because the rows' numbers must not depend on the order of Spark's listing.
+    paths = sorted(listed)
+    found = read_footers(paths, partial(_read_footer, system, listed, scan))
+    row_groups = [footer.row_groups for footer in found]
+    if scan.condition is not None:
+        if sum(footer.nbytes_to_count for footer in found) > MAX_COUNTED_NBYTES:
+            raise ConfigError("it takes long to count the rows that pass its filter")
+        row_groups = read_footers(paths, partial(_count, system, scan.condition))
+    files = tuple(
+        DataFile(path, footer.row_nbytes, file.values, file.nbytes)
+        for path, footer, file in zip(paths, found, map(listed.get, paths), strict=True)
+        if file is not None
+    )
+    source = ParquetSource(
+        storage,
+        pa.schema([(column.name, column.kind) for column in scan.columns]),
+        tuple(column.name for column in scan.columns if column.pick is None),
+        files,
+        tuple(row_groups),
+        tuple(column.pick or Pick(()) for column in scan.columns),
+        _numbering(row_groups, scan.condition),
+        scan.condition,
+    )
+    if not source.num_rows:
+        raise ConfigError("its files have no rows that are wanted")
+    # One node's share, at most; some room is left for what rows that are done cut it into.
+    if len(msgspec.json.encode(source.shares(1)[0])) > MAX_MESSAGE_NBYTES // 2:
+        raise ConfigError("its files and row groups are too many for one message to a node")
+    return source
+
+
+def _numbering(row_groups: Sequence[tuple[int, ...]], condition: Condition | None) -> str:
+    """Return a digest of how the rows are numbered, independent of the files' names."""
+    said = msgspec.json.encode([condition, row_groups])
+    return hashlib.sha256(said).hexdigest()[:16]
+
+
+def _check_columns(columns: Sequence[ScannedColumn], condition: Condition | None) -> None:
+    names = [column.name for column in columns]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"it has several columns {twice[0]!r}")
+    if all(column.pick is None for column in columns):
+        raise ConfigError("none of its columns is in the files")
+    picked = {column.pick.path for column in columns if column.pick is not None}
+    for asked in _asked(condition):
+        # A test for null names no type, so only a selected column has been checked.
+        if asked.pick is not None and asked.stored == _ANY and asked.pick.path not in picked:
+            raise ConfigError(f"its filter is about {asked.name!r}, which is not selected")
+    for column in columns:
+        is_cast = not column.kind.equals(column.stored)
+        if is_cast and (column.pick is None or not is_same_cast(column.stored, column.kind)):
+            raise ConfigError(
+                f"its column {column.name!r} is cast from {column.stored} to {column.kind}"
+            )
+
+
+def _read_footer(
+    system: pafs.FileSystem, listed: Mapping[str, ScannedFile], scan: Scan, path: str
+) -> _Found:
+    try:
+        file = listed[path]
+        if not is_unchanged(system, path, file.nbytes, file.modified_ms):
+            raise ConfigError(f"{path} has changed since Spark has listed it")
+        with pq.ParquetFile(
+            path, filesystem=system, coerce_int96_timestamp_unit=INT96_UNIT
+        ) as parquet:
+            metadata, schema = parquet.metadata, parquet.schema_arrow
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    for column in (*scan.columns, *_asked(scan.condition)):
+        if column.pick is None or column.stored == _ANY:
+            continue
+        if problem := _problem(column, schema, metadata, scan):
+            raise ConfigError(f"its column {column.name!r} {problem} in {path}")
+    names = {".".join(column.pick.path) for column in scan.columns if column.pick is not None}
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    names_to_count = _names(scan.condition)
+    # Compressed bytes of all columns whose names begin so: too many, perhaps, for what is a limit.
+    to_count = (
+        leaf.total_compressed_size
+        for group in groups
+        for leaf in map(group.column, range(group.num_columns))
+        if leaf.path_in_schema.startswith(names_to_count)
+    )
+    rows = tuple(group.num_rows for group in groups)
+    return _Found(rows, row_nbytes(metadata, names), sum(to_count))
+
+
+def _names(condition: Condition | None) -> tuple[str, ...]:
+    return tuple(sorted({".".join(about.path) for about in parts_of(condition)}))
+
+
+def _count(system: pafs.FileSystem, condition: Condition, path: str) -> tuple[int, ...]:
+    """Return how many rows of each row group fulfil a condition; reads the columns it is about."""
+    try:
+        with open_file(system, path) as file:
+            counts = []
+            for group in range(file.num_row_groups):
+                batches = file.iter_batches(_COUNTED_ROWS, [group], list(_names(condition)))
+                counts.append(sum(kept.num_rows for kept in kept_rows(condition, batches)))
+            return tuple(counts)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _asked(condition: Condition | None) -> Iterator[ScannedColumn]:
+    """Yield the columns that a condition is about."""
+    for about in parts_of(condition):
+        kind = type_of(about.kind) if about.kind else _ANY
+        yield ScannedColumn(".".join(about.path), Pick(about.path), kind, kind)
+
+
+def _problem(
+    column: ScannedColumn, schema: pa.Schema, metadata: pq.FileMetaData, scan: Scan
+) -> str:
+    """Return why the values of a column in a file need not be what Spark reads; empty if they are.
+
+    The name must occur exactly, and no other name that differs in case only: Spark might read that
+    column.
+    """
+    assert column.pick is not None
+    fields = list(schema)
+    for depth, name in enumerate(column.pick.path):
+        same = [field for field in fields if field.name.lower() == name.lower()]
+        if [field.name for field in same] != [name]:
+            names = ", ".join(repr(field.name) for field in same)
+            return f"is called {names}" if same else "is missing"
+        kind = same[0].type
+        if depth < len(column.pick.path) - 1:
+            if not pa.types.is_struct(kind):
+                return f"is no field of a struct, but of {kind},"
+            fields = list(kind)
+    if not is_read_as(kind, column.stored):
+        return f"is {kind}, which Spark reads as {column.stored},"
+    tags = metadata.metadata or {}
+    for leaf in _leaves(kind):
+        if not (pa.types.is_date(leaf) or pa.types.is_timestamp(leaf)):
+            continue
+        is_int96 = pa.types.is_timestamp(leaf) and leaf.unit == INT96_UNIT
+        if not _is_corrected(tags, is_int96, scan.rebases[is_int96]):
+            return "may have dates of the Julian calendar"
+    return ""
+
+
+def _is_corrected(tags: Mapping[bytes, bytes], is_int96: bool, mode: str) -> bool:
+    """Whether Spark takes dates as they are, see its `DataSourceUtils.getRebaseSpec`."""
+    since, legacy = (b"3.1.0", b"INT96") if is_int96 else (b"3.0.0", b"DateTime")
+    # Another program wrote it: Spark goes by its setting then.
+    if _VERSION not in tags:
+        return mode.upper() == _CORRECTED
+    # Spark compares these versions as text, too.
+    return tags[_VERSION] >= since and b"org.apache.spark.legacy" + legacy not in tags
+
+
+def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
+    if not pa.types.is_nested(kind):
+        yield kind
+        return
+    for number in range(kind.num_fields):
+        yield from _leaves(kind.field(number).type)
+
+
+def is_read_as(found: pa.DataType, spark: pa.DataType) -> bool:
+    """Return whether Arrow and Spark read the same values from columns of a file.
+
+    Maps, intervals, times, unsigned integers, half floats, extension types, timestamps in
+    nanoseconds and decimals of other sizes than Spark's are left to Spark.
+
+    Args:
+        found: the type that Arrow gives the column, INT96 in units of `INT96_UNIT`.
+        spark: the type that Spark gives it.
+    """
+    types = pa.types
+    if types.is_nested(spark):
+        return _is_nested_read_as(found, spark)
+    if types.is_string(spark) or types.is_binary(spark):
+        # Arrow may give texts as a dictionary, of the same values.
+        kind = found.value_type if types.is_dictionary(found) else found
+        return not isinstance(kind, pa.BaseExtensionType) and spark_type(kind).equals(spark)
+    if types.is_timestamp(spark) and types.is_timestamp(found):
+        # INT96 is always an instant; of others the file says it by a zone.
+        is_instant = found.tz is not None or found.unit == INT96_UNIT
+        return found.unit in ("ms", "us", INT96_UNIT) and is_instant == (spark.tz is not None)
+    return bool((spark in _PLAIN or types.is_decimal128(spark)) and found.equals(spark))
+
+
+def _is_nested_read_as(found: pa.DataType, spark: pa.DataType) -> bool:
+    types = pa.types
+    is_list = types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)
+    if types.is_list(spark) and is_list:
+        return _is_field_read_as(found.value_field, spark.value_field)
+    if types.is_struct(spark) and types.is_struct(found):
+        names = [field.name for field in found]
+        is_same = names == [field.name for field in spark]
+        is_clear = len({name.lower() for name in names}) == len(names)
+        return is_same and is_clear and all(map(_is_field_read_as, found, spark))
+    return False
+
+
+def _is_field_read_as(found: pa.Field, spark: pa.Field) -> bool:
+    # Where Spark expects no nulls, the file must not be able to hold any.
+    is_nullable = spark.nullable or not found.nullable
+    return is_nullable and is_read_as(found.type, spark.type)
+
+
+def is_same_cast(start: pa.DataType, end: pa.DataType) -> bool:
+    """Return whether a cast gives the same in Arrow as in Spark, whatever the value.
+
+    Integers and booleans become wider integers, or floats: the nearest one, as IEEE 754 has it.
+    Floats become doubles, doubles the nearest float; and so do the elements of arrays.
+    """
+    if pa.types.is_list(start) and pa.types.is_list(end):
+        is_nullable = end.value_field.nullable or not start.value_field.nullable
+        return is_nullable and (start.equals(end) or is_same_cast(start.value_type, end.value_type))
+    if end in _FLOATS:
+        return start in (*_WIDTHS, *_FLOATS)
+    return start in _WIDTHS and end in _WIDTHS[_WIDTHS.index(start) :]

@@ -1,0 +1,446 @@
+"""The files and rows of a Parquet data set, as Spark would read it, and each node's share.
+
+Runs in: driver, agent
+
+    source = list_files("s3://bucket/train", columns=["features", "label"])
+    shares = source.shares(num_nodes)      # one for each node, as JSON to its agent
+    for batch in read_share(shares[rank]): ...  # there, see `read.py`
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import date
+from itertools import accumulate, chain, groupby
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from sparkdl.control.rows import Condition, DataFile, FileRange, Pick, Share, Storage
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.row_ranges import Range, uncovered
+from sparkdl.storage.systems import find_files, locate, open_storage
+
+# Reading a footer is waiting for the storage, so there may be more threads than cores.
+_FOOTER_THREADS = 16
+# Arrow's offset of a string, binary or list, beside its bytes.
+_VARIABLE_NBYTES = 4
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
+_NAME_THEM = "Name the columns that all files have, once each"
+
+Values = Mapping[str, str | None]
+T = TypeVar("T")
+F = TypeVar("F")
+INT96_UNIT = "s"
+"""Schemas are read with INT96 in seconds: no other timestamp of a Parquet file has this unit."""
+
+
+@dataclass(frozen=True)
+class ParquetSource:
+    """The files of a data set, and their columns and rows.
+
+    Attributes:
+        schema: of every batch that is read.
+        partitions: the columns whose values are in the names of folders.
+        row_groups: for each file, how many rows each of its row groups has.
+        picks, condition: see `Share`. Rows that do not fulfil it are not counted.
+        numbering: see `CallShape`.
+    """
+
+    storage: Storage
+    schema: pa.Schema
+    partitions: tuple[str, ...]
+    files: tuple[DataFile, ...]
+    row_groups: tuple[tuple[int, ...], ...]
+    picks: tuple[Pick, ...] = ()
+    numbering: str = ""
+    condition: Condition | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows all files have."""
+        return sum(map(sum, self.row_groups))
+
+    def shares(
+        self, num_nodes: int, seed: int | None = None, done: Sequence[Range] = ()
+    ) -> list[Share]:
+        """Return what each node reads, see `plan`."""
+        schema = self.schema.serialize().to_pybytes()
+        return [
+            Share(
+                *(self.storage, schema, self.partitions, *own_files(self.files, ranges)),
+                *(self.picks, self.condition),
+            )
+            for ranges in plan(self.row_groups, num_nodes, seed, done)
+        ]
+
+
+@dataclass(frozen=True)
+class _Footer:
+    """The facts at the end of a file; `schema` holds all columns as they will be read."""
+
+    schema: pa.Schema
+    row_groups: tuple[int, ...]
+    row_nbytes: int
+
+
+def list_files(
+    paths: str | Sequence[str],
+    columns: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> ParquetSource:
+    """Find Parquet files and read their footers, several at a time.
+
+    `key=value` folders give columns, after those of the files: int32, int64, float64, date32 or
+    string, whichever all values fit first. A name that is in the files as well means the folder's.
+
+    Args:
+        paths: folders, files or patterns, all in one storage, see `storage.locate`; local ones
+            must be there on all nodes.
+        columns: which columns, in this order; None means all.
+        options: how to open the storage, see `storage.locate`. They go to the agents.
+
+    Raises:
+        ConfigError: if nothing is found, a file is not Parquet or cannot be read, the storage is
+            not supported, there is no such column or it is named twice, or files
+            differ in the wanted columns' types.
+    """
+    asked = [paths] if isinstance(paths, str) else list(paths)
+    located = [locate(path, dict(options or {})) for path in asked]
+    if len({storage.uri for storage, _ in located}) > 1:
+        raise ConfigError(f"{', '.join(asked)} are in different storages; name one at a time")
+    if not located:
+        raise ConfigError("no path was given: paths= must name a folder, a file or a pattern")
+    if columns is not None and (not columns or len(set(columns)) < len(columns)):
+        raise ConfigError(f"columns is {list(columns)}; name at least one, and each once")
+    storage = located[0][0]
+    system = open_storage(storage)
+    found = _find(system, asked, [path for _, path in located])
+    partitions = partition_fields(found)
+    own = None if columns is None else [n for n in columns if n not in partitions.names]
+    footers = read_footers(list(found), lambda path: _read_footer(system, path, own))
+    schema = _whole(_agreed_schema(list(found), footers, own), partitions, columns)
+    kept = tuple(name for name in partitions.names if name in schema.names)
+    files = tuple(
+        DataFile(path, footer.row_nbytes, tuple(values[name] for name in kept))
+        for (path, values), footer in zip(found.items(), footers, strict=True)
+    )
+    return ParquetSource(storage, schema, kept, files, tuple(f.row_groups for f in footers))
+
+
+def _whole(own: pa.Schema, partitions: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """Return the schema with the folders' columns in it, in the order that was asked for."""
+    fields = {field.name: field for field in [*own, *partitions]}
+    return pa.schema([fields[name] for name in (fields if columns is None else columns)])
+
+
+def _find(system: pafs.FileSystem, asked: Sequence[str], paths: Sequence[str]) -> dict[str, Values]:
+    """Return all files, sorted, each once, with the values of its folders."""
+    found: dict[str, Values] = {}
+    for name, path in zip(asked, paths, strict=True):
+        here = dict(find_files(system, path))
+        if not here:
+            raise ConfigError(
+                f"{name}: no Parquet file found. Hidden names (with _ or . in front) and folders "
+                "that are not named key=value do not count, as in Spark. For files in other "
+                "folders, give a pattern, such as path/*/*.parquet"
+            )
+        found.update(here)
+    # Sorted, because nodes that list by themselves must number the rows alike.
+    return dict(sorted(found.items()))
+
+
+def partition_fields(found: Mapping[str, Values]) -> pa.Schema:
+    """Return the columns that folders give, by the values for each file; at least one file.
+
+    Raises:
+        ConfigError: if files lie in folders with different columns.
+    """
+    (first, values), *others = found.items()
+    for path, more in others:
+        if list(more) != list(values):
+            raise ConfigError(
+                f"files lie in folders of different kinds: {first} has the partition columns "
+                f"{list(values)}, {path} has {list(more)}. Name the paths that belong together"
+            )
+    return pa.schema(
+        [(name, _narrowest({values[name] for values in found.values()})) for name in values]
+    )
+
+
+def _narrowest(values: set[str | None]) -> pa.DataType:
+    """Return the first type that all values fit, as Spark does; strings if there is none."""
+    present = [value for value in values if value is not None]
+    # Up to 18 digits always fit an int64.
+    if present and all(re.fullmatch(r"[+-]?\d{1,18}", value) for value in present):
+        is_small = all(-(2**31) <= int(value) < 2**31 for value in present)
+        return pa.int32() if is_small else pa.int64()
+    number = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+    if present and all(re.fullmatch(number, value) for value in present):
+        return pa.float64()
+    return pa.date32() if present and all(map(_is_date, present)) else pa.string()
+
+
+def _is_date(value: str) -> bool:
+    try:
+        return bool(re.fullmatch(r"\d{4}-\d\d-\d\d", value) and date.fromisoformat(value))
+    except ValueError:
+        return False
+
+
+def read_footers(files: Sequence[T], read: Callable[[T], F]) -> list[F]:
+    """Return `read`'s result for each file, several at a time; raise its first error."""
+    pool = ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), "sparkdl-parquet-footer")
+    try:
+        return list(pool.map(read, files))
+    finally:
+        # After the first error the other footers are not needed.
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_footer(system: pafs.FileSystem, path: str, columns: Sequence[str] | None) -> _Footer:
+    try:
+        with pq.ParquetFile(
+            path, filesystem=system, coerce_int96_timestamp_unit=INT96_UNIT
+        ) as file:
+            schema = spark_schema(file.schema_arrow)
+            wanted = set(schema.names if columns is None else columns)
+            rows = (file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
+            return _Footer(schema, tuple(rows), row_nbytes(file.metadata, wanted))
+    except pa.ArrowInvalid as error:
+        raise ConfigError(
+            f"{path} is not a Parquet file, or is damaged: {error}. Write it again, or leave it "
+            "out with a pattern such as path/*.parquet"
+        ) from error
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}. Give a path that the driver and all nodes may read"
+        ) from error
+
+
+def row_nbytes(footer: pq.FileMetaData, names: set[str]) -> int:
+    """Estimate what a row takes in memory: encodings make numbers small in the file.
+
+    Args:
+        names: which columns; a field of a struct as `column.field`.
+    """
+    total = 0
+    leaves = [i for i in range(footer.num_columns) if _is_in(footer.schema.column(i).path, names)]
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for leaf in map(group.column, leaves):
+            if leaf.physical_type in _WIDTHS:
+                width = _WIDTHS[leaf.physical_type] * leaf.num_values
+                total += max(width, leaf.total_uncompressed_size)
+            else:
+                total += _VARIABLE_NBYTES * leaf.num_values + leaf.total_uncompressed_size
+    return max(1, int(total) // max(1, int(footer.num_rows)))
+
+
+def _is_in(path: str, names: set[str]) -> bool:
+    """Return whether the leaf `path`, as `list.element`, is of one of the columns `names`."""
+    return not names.isdisjoint(accumulate(path.split("."), "{}.{}".format))
+
+
+def _agreed_schema(
+    paths: Sequence[str], footers: Sequence[_Footer], columns: Sequence[str] | None
+) -> pa.Schema:
+    """Return the wanted columns of the files; `columns` are not those of folders."""
+    first = footers[0].schema
+    names = list(first.names if columns is None else columns)
+    for path, footer in zip(paths, footers, strict=True):
+        schema = footer.schema
+        if schema is not first and schema.equals(first):
+            continue
+        _raise_if_missing(names, schema.names, path)
+        others = [name for name in schema.names if name not in names]
+        if columns is None and others:
+            raise ConfigError(f"{path} has columns that {paths[0]} has not: {others}. {_NAME_THEM}")
+        for name in names:
+            kinds = first.field(name).type, schema.field(name).type
+            if not kinds[0].equals(kinds[1]):
+                raise ConfigError(
+                    f"column {name!r} is {kinds[0]} in {paths[0]}, {kinds[1]} in {path}. "
+                    "Rewrite the files with one type, or feed them through Spark"
+                )
+    return pa.schema([first.field(name) for name in names])
+
+
+def _raise_if_missing(names: Iterable[str], there: Sequence[str], path: str) -> None:
+    missing = [name for name in names if there.count(name) != 1]
+    if missing:
+        raise ConfigError(
+            f"{path} has no column {missing[0]!r}, or two of that name; its columns are "
+            f"{', '.join(map(repr, there))}. {_NAME_THEM}"
+        )
+
+
+def plan(
+    row_groups: Sequence[Sequence[int]],
+    num_nodes: int,
+    seed: int | None = None,
+    done: Sequence[Range] = (),
+) -> list[list[FileRange]]:
+    """Share out all rows except `done` ones so that the nodes' totals differ by at most one.
+
+    The row groups are laid end to end and cut into `num_nodes` lengths, so that at most
+    `num_nodes - 1` row groups are read by two nodes or more. The same arguments give the same
+    result, anywhere and always.
+
+    Args:
+        row_groups: for each file the rows of each of its row groups; `FileRange.file` counts them.
+        num_nodes: at least 1.
+        seed: shuffles the row groups first; None keeps their order.
+        done: numbers of rows, counted through all files.
+
+    Returns:
+        For each node its ranges, none of them empty.
+    """
+    if num_nodes < 1:
+        raise ValueError(f"num_nodes is {num_nodes}; it must be at least 1")
+    groups = list(_groups(row_groups))
+    if seed is not None:
+        # Python seeds by a text's SHA-512, so every node and every run gets the same order.
+        random.Random(f"{seed}/0").shuffle(groups)
+    left = [
+        FileRange(part.file, part.row_group, first - part.first, last - part.first, first)
+        for part in groups
+        for first, last in uncovered(*part.numbers, done)
+    ]
+    total = sum(part.num_rows for part in left)
+    shares: list[list[FileRange]] = [[] for _ in range(num_nodes)]
+    node, offset = 0, 0
+    for part in left:
+        rows, start = part.num_rows, 0
+        while start < rows:
+            # From the total, not node by node: totals then differ by one row at most.
+            end = total * (node + 1) // num_nodes - offset  # of this node, within this range
+            stop = min(rows, end)
+            if start < stop:
+                low, high = part.start + start, part.start + stop
+                own = FileRange(part.file, part.row_group, low, high, part.first + start)
+                shares[node].append(own)
+                start = stop
+            if stop == end:
+                node += 1
+        offset += rows
+    return shares
+
+
+def _groups(row_groups: Sequence[Sequence[int]]) -> Iterator[FileRange]:
+    """Yield all row groups that are not empty, as ranges."""
+    first = 0
+    for file, counts in enumerate(row_groups):
+        for group, rows in enumerate(counts):
+            if rows:
+                yield FileRange(file, group, 0, rows, first)
+            # Groups that are empty or done count too: numbers do not depend on what is skipped.
+            first += rows
+
+
+def shuffled(share: Share, seed: int | None, epoch: int) -> Share:
+    """Return the share with its row groups in random order, if there is a seed."""
+    if seed is None:
+        return share
+    # The remaining rows of a row group may be many ranges, which are read in one go.
+    whole = groupby(share.ranges, lambda part: (part.file, part.row_group))
+    groups = [tuple(ranges) for _, ranges in whole]
+    random.Random(f"{seed}/{epoch}").shuffle(groups)
+    return msgspec.structs.replace(share, ranges=tuple(chain.from_iterable(groups)))
+
+
+def own_files(
+    files: Sequence[DataFile], ranges: Sequence[FileRange]
+) -> tuple[tuple[DataFile, ...], tuple[FileRange, ...]]:
+    """Return the files that `ranges` name, once each, and the ranges as indices into those."""
+    numbers: dict[int, int] = {}
+    for part in ranges:
+        numbers.setdefault(part.file, len(numbers))
+    return tuple(files[file] for file in numbers), tuple(
+        msgspec.structs.replace(part, file=numbers[part.file]) for part in ranges
+    )
+
+
+def spark_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that columns of `kind` are given.
+
+    ========================================  ================================================
+    timestamp with a time zone, INT96         timestamp[us, UTC]
+    timestamp without                         timestamp[us]; digits past microseconds are cut
+    dictionary                                its values' type
+    large or view string, binary              string, binary
+    lists of any kind                         list<element>
+    decimals of up to 38 digits               decimal128
+    date64; fixed-size binary                 date32; binary
+    extension types                           their storage
+    others, unsigned integers among them      unchanged
+    ========================================  ================================================
+
+    Elements, fields and values are nullable at any depth, as Spark reads all files.
+    """
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return spark_type(kind.storage_type)
+    if types.is_dictionary(kind):
+        return spark_type(kind.value_type)
+    if types.is_timestamp(kind):
+        is_instant = kind.tz is not None or kind.unit == INT96_UNIT
+        # Spark writes INT96 as an instant, without a time zone in the file.
+        return pa.timestamp("us", "UTC" if is_instant else None)
+    if types.is_map(kind):
+        return pa.map_(spark_type(kind.key_type), spark_type(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([pa.field(field.name, spark_type(field.type)) for field in kind])
+    if types.is_nested(kind) and hasattr(kind, "value_type"):
+        return pa.list_(pa.field("element", spark_type(kind.value_type)))
+    if types.is_decimal(kind) and kind.precision <= 38:
+        return pa.decimal128(kind.precision, kind.scale)
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.string()
+    is_binary = types.is_large_binary(kind) or types.is_binary_view(kind)
+    if is_binary or types.is_fixed_size_binary(kind):
+        return pa.binary()
+    return pa.date32() if types.is_date64(kind) else kind
+
+
+def spark_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of the batches read from a file of `schema`, without metadata."""
+    return pa.schema([pa.field(field.name, spark_type(field.type)) for field in schema])
+
+
+def convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return `column` as `kind`, its `spark_type` or wider; without a copy where only names differ.
+
+    Integers become the nearest floats.
+
+    Raises:
+        pyarrow.ArrowInvalid: if a value does not fit.
+        pyarrow.ArrowNotImplementedError: if the file has another type than was expected.
+    """
+    if column.type.equals(kind):
+        return column
+    # Arrow refuses integers that a float cannot hold exactly; Spark takes the nearest float.
+    is_rounded = pa.types.is_integer(_element(column.type)) and pa.types.is_floating(_element(kind))
+    return pc.cast(
+        column,
+        options=pc.CastOptions(kind, allow_time_truncate=True, allow_float_truncate=is_rounded),
+    )
+
+
+def _element(kind: pa.DataType) -> pa.DataType:
+    is_list = pa.types.is_nested(kind) and hasattr(kind, "value_type")
+    return _element(kind.value_type) if is_list else kind
+
+
+def has_text(kind: pa.DataType) -> bool:
+    """Return whether values of `kind` hold strings or bytes, whose decoded size is not known."""
+    if pa.types.is_nested(kind):
+        return any(has_text(kind.field(i).type) for i in range(kind.num_fields))
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))

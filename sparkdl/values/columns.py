@@ -1,0 +1,313 @@
+"""The columns of Arrow batches become numpy arrays by name, without a copy where possible.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.values.decode import decode, is_list, tagged, union_places
+from sparkdl.values.encode import Codec
+from sparkdl.values.ndarrays import (
+    Array,
+    dense_matrices,
+    dense_vectors,
+    is_matrix,
+    is_vector,
+    lengths,
+    load,
+    load_ragged,
+    split,
+    to_array,
+)
+from sparkdl.values.row_codec import row_schema
+
+Columns = dict[str, Array]
+_NUMBERS = {"bool", "int", "float", "scalar", "decimal"}
+_STACKED = {"ndarray", "vector"}
+
+
+def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> Columns:
+    """Return columns of a batch as arrays, by name.
+
+    Columns are named as in the DataFrame; for a batch of `encode_rows` by the Row's or dict's
+    fields, "0", "1", ... for tuples and lists, and "value" for rows of one value. A struct becomes
+    a column for each of its fields, to any depth, like "address.city"; where the struct is null,
+    so are they, and nulls are refused.
+
+    Args:
+        batch: from a DataFrame or from `encode_rows`.
+        columns: which columns; None means all. The name of a struct means all its fields.
+
+    Raises:
+        ConfigError: if there is no such column.
+        FeedTypeError: if a column cannot be an array, see `convert`, or two have one name.
+    """
+    parts = _parts(batch)
+    found: Columns = {}
+    for wanted in [None] if columns is None else columns:
+        chosen = [part for part in parts if wanted is None or is_within(part[0], wanted)]
+        if not chosen and batch.num_columns:
+            names = ", ".join(repr(name) for name, _, _ in parts)
+            raise ConfigError(f"the feed has no column {wanted!r}; its columns are {names}")
+        names_chosen = [name for name, _, _ in chosen]
+        for name, column, codec in chosen:
+            if names_chosen.count(name) > 1:
+                raise FeedTypeError(
+                    f"the feed has {names_chosen.count(name)} columns {name!r}. Rename all but "
+                    "one before feeding (df.withColumnRenamed), or drop them"
+                )
+            found[name] = convert(column, codec, f"column {name!r}")
+    return found
+
+
+def concat(parts: Sequence[Mapping[str, Array]]) -> Columns:
+    """Return the rows of `parts` one after another; a single part is not copied.
+
+    Where rows are arrays whose shapes differ from part to part, the column becomes an object
+    array with one array per row. Numbers get their common dtype, as numpy has it: float32 and
+    float64 are float64, int64 and float32 are float64. Objects and anything else are objects.
+
+    Raises:
+        FeedTypeError: if the parts have different columns, or dtypes that have no common one.
+    """
+    if not parts:
+        return {}
+    if len(parts) == 1:
+        return dict(parts[0])
+    names = list(parts[0])
+    for part in parts:
+        if set(part) != set(names):
+            raise FeedTypeError(
+                f"the feed's rows have columns {names} at first and {list(part)} later. Feed rows "
+                "of one kind, or name the columns that all rows have"
+            )
+    return {name: _join([part[name] for part in parts], name) for name in names}
+
+
+def slice_columns(cols: Mapping[str, Array], start: int, stop: int) -> Columns:
+    """Return rows `start` to `stop` of each column, as views."""
+    return {name: array[start:stop] for name, array in cols.items()}
+
+
+def _parts(batch: pa.RecordBatch) -> list[tuple[str, pa.Array, Codec | None]]:
+    """Return the columns of a batch with structs taken apart: name, values, codec."""
+    schema = row_schema(batch)
+    codecs = [None] * batch.num_columns if schema is None else schema.columns
+    parts = zip(batch.schema.names, batch.columns, codecs, strict=True)
+    return [leaf for part in parts for leaf in _leaves(*part)]
+
+
+def _leaves(
+    name: str, column: pa.Array, codec: Codec | None
+) -> Iterator[tuple[str, pa.Array, Codec | None]]:
+    is_row = codec is not None and codec.name == "row"
+    if not is_row and (codec is not None or not _is_plain_struct(column.type)):
+        yield name, column, codec
+        return
+    names = [field.name for field in column.type]
+    codecs = [None] * len(names) if codec is None else codec.of
+    for part in zip(names, column.flatten(), codecs, strict=True):  # null where the struct is
+        yield from _leaves(f"{name}.{part[0]}", *part[1:])
+
+
+def _is_plain_struct(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) and not (is_vector(kind) or is_matrix(kind) or tagged(kind))
+
+
+def is_within(name: str, wanted: str) -> bool:
+    """Return whether `name` is the column `wanted`, or a field of it."""
+    return name == wanted or name.startswith(f"{wanted}.")
+
+
+def _join(arrays: list[Array], name: str) -> Array:
+    # Without rows a part has no shape or dtype of its own, and must not change those of the others.
+    arrays = [array for array in arrays if len(array)] or arrays[:1]
+    if len({array.shape[1:] for array in arrays}) > 1:
+        arrays = [objects(list(array)) for array in arrays]
+    if not _mix(array.dtype for array in arrays):
+        dtypes = " and ".join(dict.fromkeys(str(array.dtype) for array in arrays))
+        raise FeedTypeError(
+            f"column {name!r} holds values of types that do not mix: {dtypes}. Cast them to one "
+            "type before feeding"
+        )
+    return np.concatenate(arrays)
+
+
+def _mix(dtypes: Iterable[np.dtype[Any]]) -> bool:
+    """Return whether values of these dtypes can share an array and keep their meaning."""
+    kinds = {"number" if dtype.kind in "biufc" else dtype.kind for dtype in dtypes}
+    return len(kinds - {"O"}) <= 1
+
+
+def convert(column: pa.Array, codec: Codec | None = None, where: str = "the column") -> Array:
+    """Return one Arrow column as one array; first axis: rows.
+
+    ========================================  =======================================
+    the column's type                         the array
+    ========================================  =======================================
+    float, double                             the same dtype, no copy
+    byte, short, int, long                    the same dtype, no copy
+    boolean                                   bool
+    decimal                                   float64: digits past 15 are lost
+    date                                      datetime64[D]
+    timestamp                                 datetime64[us], always in UTC
+    timestamp_ntz                             datetime64[us], as the clock shows it
+    interval day to second                    timedelta64[us]
+    time                                      timedelta64[ns] since midnight
+    string, binary                            object: str, bytes
+    arrays of equal length, to any depth      [rows, length, ...], no copy
+    arrays of different lengths               object [rows]: one array per row
+    Spark ML vectors                          float64 [rows, size]
+    Spark ML matrices                         float64 [rows, height, width]
+    numpy arrays in rows of an RDD            [rows, *shape], no copy; object [rows]
+                                              if the shapes differ
+    numbers of several types, or arrays of    their common dtype, as numpy has it
+    several dtypes and one shape, in an RDD
+    other values of several types, in an RDD  object
+    struct, map, dict                         refused: `to_columns` takes structs
+                                              apart
+    ========================================  =======================================
+
+    A null is refused in every type, and so is one among the elements of an array: it never becomes
+    NaN, NaT or None, which a training would use without a word. A column that may hold nulls and
+    holds none is like any other. Arrays that were not copied are read-only.
+
+    Args:
+        codec: of a column made by `encode`; it adds the Python type.
+        where: names the column in errors.
+
+    Raises:
+        FeedTypeError: for a null, and for what the table says is refused.
+    """
+    # Before anything else: once converted, a null is a NaN, NaT or None like any other.
+    if column.null_count:
+        raise _nulls(column.null_count, len(column), column.type, where)
+    if codec is not None and codec.name in _BY_CODEC:
+        return _BY_CODEC[codec.name](column, codec, where)
+    kind = column.type
+    types = pa.types
+    if is_list(kind):
+        return _lists(column, codec.of[0] if codec is not None and codec.of else None, where)
+    if types.is_time(kind):
+        # numpy has no time of day: it becomes the time since midnight, by way of its integers.
+        column = column.cast(pa.time64("ns")).cast(pa.int64()).cast(pa.duration("ns"))
+    if types.is_struct(kind) or types.is_map(kind) or types.is_union(kind):
+        return _structs(column, where)
+    if types.is_decimal(kind) or (codec is not None and codec.name == "decimal"):
+        return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+    return to_array(column)
+
+
+def objects(values: Sequence[Any]) -> Array:
+    """Return an object array [rows], also where the values are sequences themselves."""
+    # `np.array` would make one array of several dimensions of equal sequences.
+    return np.fromiter(values, object, len(values))
+
+
+def is_text(column: Array) -> bool:
+    """Return whether each row of an object array [rows] is a text or bytes."""
+    return column.ndim == 1 and all(isinstance(value, (str, bytes)) for value in column)
+
+
+def objects_in(column: Array) -> str:
+    """Return what the rows of an array are, in words for an error."""
+    if column.dtype != object:
+        return f"values of {column.dtype}" + f" {list(column.shape[1:])}" * (column.ndim > 1)
+    if is_text(column):
+        return "text"
+    if column.ndim > 1 or any(isinstance(v, np.ndarray) and v.dtype == object for v in column):
+        return "arrays of text or other objects"
+    if all(isinstance(value, np.ndarray) for value in column):
+        return "arrays of different lengths"
+    return f"values of {' and '.join(sorted({type(value).__name__ for value in column}))}"
+
+
+def _nulls(count: int, rows: int, kind: pa.DataType | str, where: str) -> FeedTypeError:
+    return FeedTypeError(
+        f"{where} holds {count} null{'s' * (count > 1)} among {rows} values of {kind}, and nulls "
+        "do not become arrays. Fill them (df.fillna or coalesce; with float('nan') where NaN is "
+        "meant), or drop those rows (df.dropna). Within arrays use functions.transform or "
+        "functions.filter; in rows of an RDD replace None, and give all dicts the same keys"
+    )
+
+
+def _lists(column: pa.Array, element: Codec | None, where: str) -> Array:
+    counts = lengths(column)
+    flat = convert(column.flatten(), element, where)
+    if (counts == counts[:1]).all():
+        width = column.type.list_size if pa.types.is_fixed_size_list(column.type) else -1
+        # Without rows only the type can say the width, and only a fixed-size list does.
+        width = int(counts[0]) if len(counts) else max(width, 0)
+        return flat.reshape(len(column), width, *flat.shape[1:])
+    return objects(split(flat, counts))
+
+
+def _structs(column: pa.Array, where: str) -> Array:
+    if is_vector(column.type) or is_matrix(column.type):
+        try:
+            return (dense_vectors if is_vector(column.type) else dense_matrices)(column)
+        except ValueError as error:
+            raise FeedTypeError(f"{where} holds {error}; they must have one size") from None
+    raise FeedTypeError(
+        f"{where} is a {column.type}, which is no array. Feed its parts as columns of their own, "
+        "for example df.select('name.*') for a struct or df.select(col('name')['key']) for a "
+        "map, or name the columns that are wanted"
+    )
+
+
+def _arrays(column: pa.Array, codec: Codec, _where: str) -> Array:
+    if not pa.types.is_struct(column.type):
+        return load(column, codec.detail)
+    arrays = load_ragged(column, codec.detail)
+    return np.stack(arrays) if len({a.shape for a in arrays}) == 1 else objects(arrays)
+
+
+def _mixed(column: pa.Array, codec: Codec, where: str) -> Array:
+    """Numbers, datetimes, arrays of one shape get their common dtype; other mixes are objects."""
+    members, places = union_places(column)
+    for number, member in enumerate(codec.of):
+        if member.name == "null" and (count := int((members == number).sum())):
+            raise _nulls(count, len(column), "several types", where)
+    names = {part.name for part in codec.of} - {"null"}
+    is_aware = {bool(part.detail) for part in codec.of if part.name == "datetime"}
+    is_time = names == {"datetime"} and len(is_aware) == 1
+    if not (names <= _NUMBERS or names <= _STACKED or is_time):
+        return objects(decode(column, codec))
+    parts = {
+        number: convert(column.field(number), part, where)
+        for number, part in enumerate(codec.of)
+        if part.name != "null"
+    }
+    shapes = {part.shape[1:] for part in parts.values()}
+    if len(shapes) > 1 or any(part.dtype.kind not in "biufcM" for part in parts.values()):
+        return objects(decode(column, codec))
+    array = np.zeros((len(column), *shapes.pop()), np.result_type(*parts.values()))
+    for number, part in parts.items():
+        array[members == number] = part[places[members == number]]
+    return array
+
+
+def _no_array(_column: pa.Array, codec: Codec, where: str) -> Array:
+    raise FeedTypeError(
+        f"{where} holds a {codec.name}, which is no array. Feed its parts as fields of their own, "
+        "or name the columns that are wanted"
+    )
+
+
+_BY_CODEC: dict[str, Callable[[pa.Array, Codec, str], Array]] = {
+    "scalar": _arrays,
+    "ndarray": _arrays,
+    "vector": lambda column, _codec, where: _structs(column, where),
+    "matrix": lambda column, _codec, where: _structs(column, where),
+    "union": _mixed,
+    "optional": lambda column, codec, where: convert(column.field("value"), codec.of[0], where),
+    "dict": _no_array,
+    "row": _no_array,
+}

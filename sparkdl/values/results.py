@@ -1,0 +1,375 @@
+"""Results of inference become Arrow columns of the types that were declared for them.
+
+Runs in: feeder
+
+Whole columns are converted at once where the types allow it; others go value by value, and errors
+name the value of the wrong type. Nothing is bent to fit: no number becomes text, and none loses
+its fraction; only float64 may become float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, timezone
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.core.errors import InferenceError
+from sparkdl.values.decode import decode, is_list
+from sparkdl.values.encode import Codec, row_fields
+from sparkdl.values.ndarrays import is_vector, lengths
+from sparkdl.values.row_codec import row_schema, rows
+
+_SAME: dict[str, Callable[[pa.DataType], bool]] = {
+    "bool": pa.types.is_boolean,
+    "str": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+    "bytes": lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
+    "bytearray": lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
+    "date": pa.types.is_date32,
+    "timedelta": pa.types.is_duration,
+    "null": lambda _kind: True,
+}
+_SPARKS = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    # Spark has no unsigned integers and no half floats: the next wider type holds the values.
+    "uint8": "smallint",
+    "uint16": "int",
+    "uint32": "bigint",
+    "halffloat": "float",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "binary": "binary",
+    "date32[day]": "date",
+    "duration[us]": "interval day to second",
+    "timestamp[us]": "timestamp_ntz",
+    "timestamp[us, tz=UTC]": "timestamp",
+}
+"""Arrow's types, and those of Spark that hold their values."""
+_MAX_REPR = 60
+
+
+class MisfitError(ValueError):
+    """A value does not fit a declared type."""
+
+
+def result_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
+    """Return the columns that `schema` declares, in its order and of its types.
+
+    A row of results fills the columns by name (Row, dict) or by position (tuple, list). Where one
+    column is declared it may as well be that column's value: a number, an array, a struct, a map.
+
+    Args:
+        batch: results as `encode_rows` encoded them.
+
+    Raises:
+        InferenceError: if a result does not fit; it names the column and the value's type, and the
+            schema to write, if one fits these results.
+    """
+    try:
+        parts = _parts(batch, schema)
+        return [
+            _column(array, codec, field, parts is None)
+            for (array, codec), field in zip(parts or [_whole(batch)], schema, strict=True)
+        ]
+    except InferenceError as error:
+        if found := fitting_schema(batch, schema.names):
+            raise InferenceError(f"{error.args[0]}. These results fit schema={found!r}") from None
+        raise
+
+
+def fitting_schema(batch: pa.RecordBatch, declared: Sequence[str] = ()) -> str:
+    """Return the schema that results fit, as Spark writes it; empty if they do not say it.
+
+    Args:
+        batch: results as `encode_rows` encoded them.
+        declared: the names of columns, for results without names of their own.
+    """
+    encoded = row_schema(batch)
+    if encoded is None or not batch.num_columns:
+        return ""
+    names: Sequence[str] = batch.schema.names
+    if encoded.kind not in ("row", "dict"):
+        numbered = [f"_{place + 1}" for place in range(len(names))]
+        alone = ["prediction"] if encoded.kind == "value" else numbered
+        names = declared if len(declared) == len(names) else alone
+    found = []
+    for name, codec, column in zip(names, encoded.columns, batch.columns, strict=True):
+        try:
+            found.append((_quoted(name), _sparks(column, codec)))
+        except MisfitError:
+            return ""
+    kinds = {kind for _, kind in found}
+    if encoded.kind == "list" and len(kinds) == 1:  # whose length may be another in other rows
+        name = declared[0] if len(declared) == 1 else "prediction"
+        return f"{_quoted(name)} array<{kinds.pop()}>"
+    return ", ".join(f"{name} {kind}" for name, kind in found)
+
+
+def _quoted(name: str) -> str:
+    return name if name.isidentifier() else "`" + name.replace("`", "``") + "`"
+
+
+def _sparks(array: pa.Array, codec: Codec) -> str:
+    """Return the type of Spark's that encoded values fit.
+
+    Raises:
+        MisfitError: if they do not say it.
+    """
+    if codec.name == "ndarray" and pa.types.is_struct(array.type):
+        _expect(_are_flat(array), "arrays of several numbers of axes")
+        return f"array<{_sparks(array.field('data').flatten(), Codec('scalar'))}>"
+    if codec.name in ("list", "tuple", "ndarray") and is_list(array.type):
+        is_axis = codec.name == "ndarray" and is_list(array.type.value_type)
+        inner = codec.of[0] if codec.of else codec if is_axis else Codec("scalar")
+        return f"array<{_sparks(array.flatten(), inner)}>"
+    is_plain = codec.name in ("scalar", "float", "int", "datetime", *_SAME)
+    _expect(is_plain and str(array.type) in _SPARKS, "no type of Spark's")
+    return _SPARKS[str(array.type)]
+
+
+def _whole(batch: pa.RecordBatch) -> tuple[Any, Codec | None]:
+    """Return the rows as the values of a single column."""
+    schema = row_schema(batch)
+    if schema is not None and schema.kind == "value":
+        return batch.column(0), schema.columns[0]
+    return rows(batch), None
+
+
+def _parts(batch: pa.RecordBatch, schema: pa.Schema) -> list[tuple[Any, Codec | None]] | None:
+    """Return a column for each field of `schema`; None if a row is the only field's value."""
+    encoded = row_schema(batch)
+    names = batch.schema.names
+    if encoded is None:
+        raise InferenceError("the node sent results that encode_rows has not made")
+    only = schema.field(0).type if len(schema) == 1 else None
+    is_named = encoded.kind in ("row", "dict")
+    if encoded.kind == "value":
+        if only is None:
+            raise _misfit(
+                f"each result is one {_word(encoded.columns[0])}, and schema= declares "
+                f"{len(schema)} columns ({', '.join(schema.names)}). Answer with a tuple, a Row or "
+                "a dict for each row, or declare one column"
+            )
+        return None
+    if only is not None and _is_value(encoded.kind, names, only, schema.names[0]):
+        return None
+    if not is_named and len(names) != len(schema):
+        raise _misfit(
+            f"a result is a {encoded.kind} of {len(names)} values, and schema= declares "
+            f"{len(schema)} columns ({', '.join(schema.names)}). Declare one for each value"
+        )
+    if is_named and (odd := set(names) ^ set(schema.names)):
+        problem = "lacks" if (missing := odd - set(names)) else "has undeclared"
+        raise _misfit(
+            f"a result {problem} {', '.join(map(repr, sorted(missing or odd)))}: it is a "
+            f"{encoded.kind} of {', '.join(names)}, and schema= declares "
+            f"{', '.join(schema.names)}. Name the same fields in both"
+        )
+    for name, codec in zip(names, encoded.columns, strict=True):
+        if codec.name == "optional":
+            raise _misfit(f"some results lack {name!r}. Give it in all of them; None is a value")
+    places = [names.index(name) for name in schema.names] if is_named else range(len(schema))
+    return [(batch.column(place), encoded.columns[place]) for place in places]
+
+
+def _is_value(kind: str, names: list[str], only: pa.DataType, name: str) -> bool:
+    """Whether a row of several columns is one value of the type `only`."""
+    if is_list(only):
+        return kind == "list" or (kind == "tuple" and len(names) != 1)
+    if pa.types.is_map(only):
+        return kind == "dict" and names != [name]
+    if pa.types.is_struct(only):
+        return names != [name] and (kind in ("row", "dict") or len(names) != 1)
+    return False
+
+
+def _column(values: Any, codec: Codec | None, field: pa.Field, is_row: bool) -> pa.Array:
+    found = None
+    if codec is not None:
+        try:
+            found = _cast(values, codec, field.type)
+        except pa.ArrowException:
+            found = None  # value by value, below, to find out which does not fit
+        if found is None:
+            values = decode(values, codec)
+    if found is None:
+        found = build(values, field, is_row)
+    if found.null_count and not field.nullable:
+        raise _misfit(
+            f"a result is None in column {field.name!r}, which schema= declares as NOT NULL"
+        )
+    return found
+
+
+def _cast(array: pa.Array, codec: Codec, to: pa.DataType) -> pa.Array | None:
+    """Convert a whole array; None if it takes a closer look at the values."""
+    name, detail = codec.name, codec.detail
+    if name in ("float", "int") or (name == "scalar" and detail and detail[1] in "iuf"):
+        # Arrow's safe cast refuses fractions and overflow. The values are then looked at one by
+        # one.
+        is_number = pa.types.is_integer(to) or pa.types.is_floating(to)
+        plain = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
+        return array.cast(to) if is_number and plain else None
+    if name == "scalar" and detail == "|b1":
+        name = "bool"
+    if name in _SAME:
+        return array.cast(to) if _SAME[name](to) else None
+    if name == "datetime" and pa.types.is_timestamp(to):
+        # A naive time is local time in a `timestamp`, as `_scalar` has it.
+        return array.cast(to) if bool(detail) == (to.tz is not None) else None
+    if name in ("list", "tuple") and pa.types.is_list(to) and not array.null_count:
+        return _list(array, codec.of[0], to)
+    if name == "ndarray" and pa.types.is_list(to):
+        if pa.types.is_fixed_size_list(array.type):
+            is_last = not pa.types.is_fixed_size_list(array.type.value_type)
+            return _list(array, Codec("scalar" if is_last else "ndarray", detail=detail), to)
+        if pa.types.is_struct(array.type) and _are_flat(array):
+            return _list(array.field("data"), Codec("scalar", detail=detail), to)
+    return None
+
+
+def _are_flat(ragged: pa.Array) -> bool:
+    """Whether all arrays of a struct<shape, data> have one dimension."""
+    return bool((lengths(ragged.field("shape")) == 1).all())
+
+
+def _list(array: pa.Array, element: Codec, to: pa.DataType) -> pa.Array | None:
+    values = _cast(array.flatten(), element, to.value_type)
+    if values is None or (values.null_count and not to.value_field.nullable):
+        return None
+    # Offsets anew, because those of a slice do not begin at 0.
+    ends = np.concatenate([[0], np.cumsum(lengths(array))])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=to)
+
+
+def build(
+    values: Sequence[Any], field: pa.Field, is_row: bool = False, whose: str = "map_fun"
+) -> pa.Array:
+    """Return values of Python as an array of the field's type.
+
+    Args:
+        is_row: each value is the only column of a row of results.
+        whose: the function that returned them, for errors.
+
+    Raises:
+        InferenceError: if a value does not fit; it names the column and the value's type.
+    """
+    try:
+        return pa.array([_plain(value, field.type) for value in values], field.type)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        # Value by value only after the fast way has failed, to name the one that does not fit.
+        value, error = _culprit(values, field.type)
+    text = repr(value)
+    text = text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}…"
+    where = "as a whole " if is_row and isinstance(value, list | tuple | dict) else ""
+    raise _misfit(
+        f"column {field.name!r} is declared as {field.type}, and a result {where}is a "
+        f"{_type_name(value)}, {text}: {error}. Declare another type, or convert the results in "
+        f"{whose}",
+        whose,
+    )
+
+
+def _culprit(values: Sequence[Any], to: pa.DataType) -> tuple[Any, str]:
+    for value in values:
+        try:
+            pa.array([_plain(value, to)], to)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            return value, str(error).rstrip(".")
+    return values[0], "the values do not fit together"
+
+
+def _plain(value: Any, to: pa.DataType) -> Any:
+    """Return what `pa.array` turns into `to` without bending it.
+
+    Raises:
+        MisfitError: if the value is of another kind.
+    """
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        value = value.item()
+    if value is None:
+        return None
+    if is_list(to):
+        if hasattr(value, "toArray"):
+            value = value.toArray()
+        _expect(isinstance(value, list | tuple | np.ndarray), "no array")
+        return [_plain(element, to.value_type) for element in value]
+    if pa.types.is_map(to):
+        _expect(isinstance(value, dict), "no dict")
+        return [(_plain(k, to.key_type), _plain(v, to.item_type)) for k, v in value.items()]
+    if is_vector(to) and hasattr(value, "toArray"):
+        return _vector(value)
+    if pa.types.is_struct(to):
+        return _struct(value, to)
+    return _scalar(value, to)
+
+
+def _scalar(value: Any, to: pa.DataType) -> Any:
+    kinds = pa.types
+    is_bool = isinstance(value, bool)
+    # A bool is an int to Python, and `pa.array` makes 1.0 of it in a column of floats.
+    _expect(is_bool == kinds.is_boolean(to), "a bool is no number" if is_bool else "no bool")
+    if kinds.is_integer(to) and isinstance(value, float):
+        # `pa.array` would cut the fraction off.
+        _expect(value.is_integer(), "it has a fraction")
+        return int(value)
+    if kinds.is_string(to) or kinds.is_large_string(to):
+        _expect(isinstance(value, str), "no str")
+    elif kinds.is_binary(to) or kinds.is_large_binary(to):
+        _expect(isinstance(value, bytes | bytearray), "no bytes")
+    elif kinds.is_date(to):
+        _expect(isinstance(value, date) and not isinstance(value, datetime), "no date")
+    elif kinds.is_timestamp(to):
+        _expect(isinstance(value, datetime), "no datetime")
+        if to.tz is not None:  # without a zone it is local time, as everywhere in pyspark
+            return value.astimezone(timezone.utc)
+        _expect(value.tzinfo is None, "a timestamp without a time zone is declared")
+    return value
+
+
+def _struct(value: Any, to: pa.DataType) -> dict[str, Any]:
+    names = [field.name for field in to]
+    own = row_fields(value) or getattr(value, "_fields", None)
+    if own:
+        value = dict(zip(own, value, strict=True))
+    elif isinstance(value, list | tuple):
+        _expect(len(value) == len(names), f"it needs {len(names)} values")
+        value = dict(zip(names, value, strict=True))
+    _expect(isinstance(value, dict), "no Row, dict or tuple")
+    _expect(set(value) == set(names), f"its fields must be {', '.join(names)}")
+    return {field.name: _plain(value[field.name], field.type) for field in to}
+
+
+def _vector(value: Any) -> dict[str, Any]:
+    """Return what Spark stores for an ML vector (VectorUDT)."""
+    if hasattr(value, "indices"):
+        indices, values = value.indices.tolist(), value.values.tolist()
+        return {"type": 0, "size": value.size, "indices": indices, "values": values}
+    return {"type": 1, "size": None, "indices": None, "values": value.toArray().tolist()}
+
+
+def _expect(is_so: bool, problem: str) -> None:
+    if not is_so:
+        raise MisfitError(problem)
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    if isinstance(value, np.ndarray):
+        return f"numpy array of {value.dtype} {list(value.shape)}"
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _word(codec: Codec) -> str:
+    return "mix of types" if codec.name == "union" else codec.name
+
+
+def _misfit(text: str, whose: str = "map_fun") -> InferenceError:
+    return InferenceError(f"the results of {whose} do not fit: {text}")

@@ -1,0 +1,156 @@
+"""Columns as the frameworks' tensors hold them: times as integers, rows of different lengths.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.values.columns import Columns, is_text, is_within, objects_in
+from sparkdl.values.ndarrays import Array
+
+LENGTH, MASK = ".length", ".mask"
+"""Ends of the names of a padded column's further columns: int64 `[rows]`, bool `[rows, length]`."""
+Padding = Mapping[str, int | None]
+"""Columns with the length that their rows are padded to; `None` is the batch's longest row."""
+
+
+def as_numbers(name: str, column: Array) -> Array:
+    """Return dates as int64 days since 1970, other times as int64 microseconds, the rest as it is.
+
+    Timestamps count from 1970 in UTC, times of day from midnight. NaT is refused.
+    """
+    if column.dtype.kind not in "mM":
+        return column
+    if np.isnat(column).any():
+        raise FeedTypeError(f"column {name!r} holds NaT, which is no time: drop or fill such rows")
+    is_date = column.dtype.kind == "M" and np.datetime_data(column.dtype)[0] == "D"
+    # Spark's own units.
+    unit = "D" if is_date else "us"
+    return column.astype(f"{column.dtype.kind}8[{unit}]", copy=False).view(np.int64)
+
+
+def no_tensor(name: str, column: Array, framework: str) -> FeedTypeError:
+    """Return the error about a column that the framework has no tensor for."""
+    return FeedTypeError(
+        f"column {name!r} holds {objects_in(column)}, which {framework} has no tensor for. Feed it "
+        "as numbers, or read it with ctx.batches; arrays of different lengths are filled up by "
+        f"pad={{{name!r}: None}}, or by a length instead of None"
+    )
+
+
+def check_padding(padding: Padding) -> None:
+    """Raise a ConfigError unless `padding` is columns with lengths."""
+    lengths = padding.values() if isinstance(padding, Mapping) else [0]
+    if not all(each is None or (isinstance(each, int) and each > 0) for each in lengths):
+        raise ConfigError(
+            f"pad={padding!r}: must be a dict of columns with a length of 1 or more each, or None "
+            "for the longest row of a batch"
+        )
+
+
+def check_shared(padding: Padding) -> None:
+    """Raise a ConfigError for padding of arrays that nodes share to lengths of each node's own."""
+    if None in padding.values():
+        raise ConfigError(
+            f"pad={dict(padding)}: the nodes share arrays, which need one length on all of them. "
+            "Give a number instead of None"
+        )
+
+
+def stored(columns: tuple[str, ...] | None, padding: Padding) -> tuple[str, ...] | None:
+    """Return the columns of the feed from which `padded` makes the wanted ones."""
+    made = {name + end: name for name in padding for end in (LENGTH, MASK)}
+    return None if columns is None else tuple(dict.fromkeys(made.get(c, c) for c in columns))
+
+
+def padded(columns: Columns, padding: Padding, wanted: tuple[str, ...] | None) -> Columns:
+    """Return columns with rows filled up with zeros or empty texts, and their lengths and masks.
+
+    Args:
+        wanted: names of columns, which mean their lengths and masks as well; `None` means all.
+
+    Raises:
+        ConfigError: if there is no such column, or the feed has one of the name of a mask.
+        FeedTypeError: if a row is longer than its column's length, or is no array.
+    """
+    found = dict(columns)
+    for name, length in padding.items():
+        if name not in found:
+            raise ConfigError(
+                f"pad= names {name!r}: must name columns of the feed, which are "
+                f"{', '.join(columns)}"
+            )
+        column = found.pop(name)
+        names = (name, name + LENGTH, name + MASK)
+        made = dict(zip(names, _filled(name, column, length), strict=True))
+        if taken := made.keys() & found.keys():
+            raise ConfigError(f"pad= adds a column {taken.pop()!r}; rename the one of the feed")
+        found |= {each: array for each, array in made.items() if _is_wanted(each, wanted)}
+    return found
+
+
+def _is_wanted(name: str, columns: tuple[str, ...] | None) -> bool:
+    return columns is None or any(is_within(name, wanted) for wanted in columns)
+
+
+def unnest(name: str, column: Array, levels: int | None = None) -> tuple[Array, list[Array]]:
+    """Return the innermost values of rows of different lengths, and the lengths level by level.
+
+    Without `levels` there are as many as hold arrays of different lengths.
+
+    Raises:
+        FeedTypeError: if arrays differ in more than their lengths, or there are fewer levels.
+    """
+    counts: list[Array] = []
+    while len(counts) != levels:
+        is_nested = column.dtype == object and all(isinstance(v, np.ndarray) for v in column.flat)
+        if not is_nested and levels is None:
+            break
+        if column.ndim > 1:
+            # Rows of equal length are one array, and not an array of arrays.
+            counts.append(np.full(len(column), column.shape[1], np.int64))
+            column = column.reshape(-1, *column.shape[2:])
+            continue
+        if not is_nested:
+            raise FeedTypeError(
+                f"column {name!r} holds {objects_in(column)}, and must hold arrays. Feed arrays "
+                "in all rows, or leave it out of pad="
+            )
+        counts.append(np.fromiter(map(len, column), np.int64, len(column)))
+        # An empty row says nothing of the shape behind its first dimension.
+        parts = [part for part in column if len(part)] or [column[0]]
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise FeedTypeError(
+                f"column {name!r} holds arrays that differ in more than their first dimension. "
+                "Make them alike in the others, or read the column with ctx.batches"
+            )
+        column = np.concatenate(parts)
+    return column, counts
+
+
+def _filled(name: str, column: Array, length: int | None) -> tuple[Array, Array, Array]:
+    flat, (lengths,) = unnest(name, column, 1)
+    is_object = flat.dtype == object
+    if is_object and not is_text(flat):
+        kind = objects_in(flat)
+        raise FeedTypeError(
+            f"column {name!r} holds arrays of {kind}, and pad= can only fill one dimension. "
+            "Flatten them, or read the column with ctx.batches"
+        )
+    longest = int(lengths.max(initial=0))
+    if length is not None and longest > length:
+        raise FeedTypeError(
+            f"column {name!r} has a row of length {longest}, and pad={{{name!r}: {length}}} cuts "
+            f"nothing off: give a larger length, or feed functions.slice({name!r}, 1, {length})"
+        )
+    mask = np.arange(longest if length is None else length) < lengths[:, None]
+    shape = (*mask.shape, *flat.shape[1:])
+    rows = np.full(shape, "", object) if is_object else np.zeros(shape, flat.dtype)
+    # The mask is filled row by row, as `flat` lies.
+    rows[mask] = flat
+    return rows, lengths, mask

@@ -1,0 +1,421 @@
+"""A feed as a `tf.data.Dataset`: types as they are, each iteration an epoch, batches kept whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError
+from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.store.held import Appended, AppendRequest
+from tests.doubles.feeds import SOON_S, Arrivals, LocalNode, Running, numbers
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(autouse=True)
+def _strategies_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    original = tf.distribute.Strategy.experimental_distribute_dataset
+    monkeypatch.setattr(tf.distribute.Strategy, "experimental_distribute_dataset", original)
+
+
+STORED = Appended.STORED
+
+
+def rows(start: int, stop: int) -> pa.RecordBatch:
+    """Features "x" float32 [rows, 2], labels "y" int64 [rows], names "s"."""
+    flat = np.repeat(np.arange(start, stop, dtype=np.float32), 2)
+    return pa.record_batch(
+        {
+            "x": pa.FixedSizeListArray.from_arrays(pa.array(flat), 2),
+            "y": np.arange(start, stop),
+            "s": [f"name {i}" for i in range(start, stop)],
+        }
+    )
+
+
+def dataset(it: Arrivals, x: Any = None, y: Any = None, batch_size: int = 4) -> tf.data.Dataset:
+    from sparkdl.datasets.tensorflow import tf_dataset
+
+    names = [n for part in (x, y) for n in ([part] if isinstance(part, str) else part or [])]
+    return tf_dataset(EpochBatches(it.reader, batch_size, tuple(names) or None), x, y)
+
+
+def test_elements_have_the_types_of_the_rows() -> None:
+    import tensorflow as tf
+
+    features = tf.TensorSpec((None, 2), tf.float32)
+    labels = tf.TensorSpec((None,), tf.int64)
+    names = tf.TensorSpec((None,), tf.string)
+    with Arrivals() as it:
+        it.batch(rows(0, 3))
+        everything = {"x": features, "y": labels, "s": names}
+        assert dataset(it).element_spec == everything
+        assert dataset(it, "x").element_spec == features
+        assert dataset(it, "x", "y").element_spec == (features, labels)
+        assert dataset(it, ["x", "s"], "y").element_spec == ({"x": features, "s": names}, labels)
+        assert dataset(it, "x", ["y", "s"]).element_spec == (features, {"y": labels, "s": names})
+
+
+def test_strings_and_shapes_arrive() -> None:
+    with Arrivals() as it:
+        it.batch(rows(0, 2))
+        it.end_epoch(0)
+        (batch,) = dataset(it)
+        assert batch["s"].numpy().tolist() == [b"name 0", b"name 1"]
+        assert batch["x"].numpy().tolist() == [[0, 0], [1, 1]]
+
+
+def test_peek_at_the_first_batch_loses_no_rows() -> None:
+    with Arrivals() as it:
+        it.batch(rows(0, 10))
+        it.end_epoch(0)
+        data = dataset(it, "y")
+        for _ in range(2):
+            assert next(iter(data)).numpy().tolist() == [0, 1, 2, 3]
+        assert [v for batch in data for v in batch.numpy().tolist()] == list(range(10))
+
+
+def test_feed_that_ended_before_a_row_came_has_no_types() -> None:
+    with Arrivals() as it:
+        it.end()
+        with pytest.raises(EndOfFeedError, match="ended before any row came"):
+            dataset(it)
+
+
+LISTS = pa.record_batch(
+    {
+        "ids": pa.array([[1], [2, 3], []], pa.list_(pa.int32())),
+        "words": [["a"], ["b", "c"], []],
+        "deep": pa.array([[[1]], [[2, 3], []], []], pa.list_(pa.list_(pa.int64()))),
+        "at": pa.array([[5], [], [6, 7]], pa.list_(pa.timestamp("us"))),
+    }
+)
+
+
+def test_arrays_of_different_lengths_are_ragged_tensors() -> None:
+    import tensorflow as tf
+
+    with Arrivals() as it:
+        it.batch(LISTS)
+        it.batch(LISTS.slice(0, 1))  # of one length
+        it.batch(LISTS.slice(2, 1))  # of no element
+        it.end_epoch(0)
+        data = dataset(it, batch_size=3)
+        expected = tf.RaggedTensorSpec((None, None), tf.int32, 1, tf.int64)
+        assert data.element_spec["ids"] == expected
+        assert data.element_spec["deep"].ragged_rank == 2
+        first, second = data
+        assert first["ids"].to_list() == [[1], [2, 3], []]
+        assert first["words"].to_list() == [[b"a"], [b"b", b"c"], []]
+        assert first["deep"].to_list() == [[[1]], [[2, 3], []], []]
+        assert first["at"].to_list() == [[5], [], [6, 7]]
+        assert second["ids"].to_list() == [[1], []]
+        assert second["deep"].to_list() == [[[1]], []]
+
+
+@pytest.mark.parametrize("length", [None, 4])
+def test_padded_arrays_are_tensors_with_lengths_and_masks(length: int | None) -> None:
+    from sparkdl.datasets.tensorflow import tf_dataset
+
+    with Arrivals() as it:
+        it.batch(LISTS)
+        it.end_epoch(0)
+        columns = ("ids", "ids.mask", "ids.length")
+        batches = EpochBatches(it.reader, 2, columns, tail="pad", pad={"ids": length})
+        data = tf_dataset(batches, ["ids", "ids.mask"], "ids.length")
+        specs, _, _ = data.element_spec
+        assert specs["ids"].shape.as_list() == specs["ids.mask"].shape.as_list() == [2, length]
+        (first, lengths, weight), (second, _, last_weight) = data
+        width = length or 2
+        assert first["ids"].numpy().tolist() == [
+            [1] + [0] * (width - 1),
+            [2, 3] + [0] * (width - 2),
+        ]
+        assert first["ids.mask"].numpy().sum(axis=1).tolist() == lengths.numpy().tolist() == [1, 2]
+        assert second["ids"].shape == (2, length or 0)
+        assert (weight.numpy().tolist(), last_weight.numpy().tolist()) == ([1, 1], [1, 0])
+
+
+def test_times_are_integers_and_a_struct_is_its_fields() -> None:
+    import tensorflow as tf
+
+    batch = pa.record_batch(
+        {
+            "at": pa.array([1_000_001, 2], pa.timestamp("us", "UTC")),
+            "day": pa.array([1, 2], pa.date32()),
+            "c": [{"a": 1, "b": {"d": 2.0}}, {"a": 3, "b": {"d": 4.0}}],
+        }
+    )
+    with Arrivals() as it:
+        it.batch(batch)
+        it.end_epoch(0)
+        data = dataset(it, ["at", "c"], "day")
+        assert {spec.dtype for spec in data.element_spec[0].values()} == {tf.int64, tf.float64}
+        ((x, y),) = data
+        assert {name: value.numpy().tolist() for name, value in x.items()} == {
+            "at": [1_000_001, 2],
+            "c.a": [1, 3],
+            "c.b.d": [2.0, 4.0],
+        }
+        assert y.numpy().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "words"),
+    [
+        (
+            [[1, 2], [3, 4]],
+            [[1], [2, 3]],
+            r"held int64 \[2\] in the first rows, and holds arrays of",
+        ),
+        ([[1, 2], [3, 4]], [[1], [2]], r"and holds values of int64 \[1\] now.*pad=\{'c': None\}"),
+        ([1, 2], [0.5, 1.5], r"held int64 \[\] in the first rows, and holds values of float64"),
+        ([1, 2], [3, None], "holds 1 null among 2 values"),
+    ],
+)
+def test_rows_unlike_the_first_ones_are_named(first: Any, later: Any, words: str) -> None:
+    import tensorflow as tf
+
+    with Arrivals() as it:
+        it.batch(pa.record_batch({"c": first}))
+        it.batch(pa.record_batch({"c": later}))
+        it.end_epoch(0)
+        data = dataset(it, "c", batch_size=2)
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            list(data)
+        assert isinstance(it.reader.raised, FeedTypeError)
+        with pytest.raises(FeedTypeError, match=f"column 'c' .*{words}|column 'c' {words}"):
+            raise it.reader.raised
+        assert str(it.reader.raised) in str(raised.value)
+
+
+def test_maps_have_no_tensor() -> None:
+    column = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))
+    with Arrivals() as it:
+        it.batch(pa.record_batch({"m": column}))
+        with pytest.raises(FeedTypeError, match="column 'm' is a map"):
+            dataset(it, "m")
+
+
+@pytest.mark.parametrize("way", ["fit", "evaluate", "validation", "distributed"])
+def test_text_as_a_label_is_refused_by_name_before_keras_traces(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorflow as tf
+
+    from sparkdl.datasets import keras_epochs
+
+    for library in keras_epochs._LIBRARIES:
+        if library.name == "keras":
+            for patch in library.patches():
+                module, _, path = patch.target.partition(":")
+                monkeypatch.setattr(f"{module}.{path}", patch.find())
+    keras_epochs.let_epochs_differ()
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with Arrivals() as it:
+        it.batch(rows(0, 4))
+        with pytest.raises(FeedTypeError, match=r"label column 's' holds text.*StringIndexer"):
+            if way == "evaluate":
+                model.evaluate(dataset(it, "x", "s").prefetch(1), verbose=0)
+            elif way == "validation":
+                numbers = tf.data.Dataset.from_tensors((tf.zeros([4, 2]), tf.zeros([4])))
+                data = dataset(it, "x", "s")
+                model.fit(numbers, validation_data=data, shuffle=False, verbose=0)
+            elif way == "distributed":
+                data = dataset(it, "x", "s")
+                strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+                data = strategy.experimental_distribute_dataset(data)
+                model.fit(data, steps_per_epoch=1, verbose=0)
+            else:
+                model.fit(dataset(it, "x", "s").prefetch(1), verbose=0)
+
+
+def test_text_that_a_map_indexes_is_a_label() -> None:
+    import tensorflow as tf
+
+    from sparkdl.datasets.tensorflow import text_labels
+
+    with Arrivals() as it:
+        it.batch(rows(0, 4))
+        data = dataset(it, "x", "s")
+        assert text_labels(data.prefetch(1)) == ["s"]
+        assert text_labels(data.map(lambda x, s: (x, tf.strings.length(s)))) == []
+
+
+def test_dataset_is_not_sharded_and_takes_no_rows_in_advance() -> None:
+    import tensorflow as tf
+
+    with Arrivals() as it:
+        it.batch(rows(0, 3))
+        options = dataset(it, "x").options()
+        off = tf.data.experimental.AutoShardPolicy.OFF
+        assert options.experimental_distribute.auto_shard_policy == off
+        assert options.experimental_optimization.inject_prefetch is False
+        assert options.autotune.enabled is False  # epochs would wait for it, see `tf_dataset`
+
+
+def model(strategy: Any = None) -> Any:
+    """Return a model that adds up the labels it was fed, as the metric "seen"."""
+    import tensorflow as tf
+
+    class Seen(tf.keras.metrics.Metric):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(name="seen")
+            self.total = self.add_weight(name="total", initializer="zeros")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            self.total.assign_add(tf.reduce_sum(tf.cast(y_true, tf.float32)))
+
+        def result(self) -> Any:
+            return self.total + 0.0
+
+    with strategy.scope() if strategy is not None else tf.device("cpu"):
+        built = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        built.compile("sgd", "mse", metrics=[Seen()])
+    return built
+
+
+def fit(model: Any, node: LocalNode, epochs: int) -> list[float]:
+    from sparkdl.datasets.tensorflow import tf_dataset
+
+    data = tf_dataset(EpochBatches(node.reader(), 4, ("x", "y")), "x", "y")
+    history = model.fit(data, epochs=epochs, verbose=0, shuffle=False).history
+    return [float(seen) for seen in history["seen"]]
+
+
+@pytest.mark.parametrize("strategy", ["none", "mirrored"])
+def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: str) -> None:
+    import tensorflow as tf
+
+    scope = tf.distribute.MirroredStrategy(["CPU:0"]) if strategy == "mirrored" else None
+    built = model(scope)
+    with LocalNode() as node:
+        log = node.feeds.store.log("input")
+        for epoch in range(3):
+            assert (
+                log.append(
+                    rows(epoch * 10, epoch * 10 + 6), Deadline.after(SOON_S), AppendRequest(epoch)
+                )
+                is STORED
+            )
+            assert (
+                log.append(
+                    rows(epoch * 10 + 6, epoch * 10 + 10),
+                    Deadline.after(SOON_S),
+                    AppendRequest(epoch),
+                )
+                is STORED
+            )
+            node.end_epoch(epoch, {0: 10})
+        assert fit(built, node, 2) == [sum(range(10)), sum(range(10, 20))]
+        reader = node.reader()
+        left = [v for batch in EpochBatches(reader, 4) for v in batch["y"].tolist()]
+        assert left == list(range(20, 30))
+
+
+def test_fit_follows_a_feed_that_is_larger_than_the_budget() -> None:
+    built = model()
+    with LocalNode(limit_nbytes=3_000) as node:
+        log = node.feeds.store.log("input")
+
+        def feed() -> None:
+            for epoch in range(2):
+                for start in range(0, 200, 10):
+                    batch = rows(start + epoch, start + epoch + 10)
+                    assert log.append(batch, Deadline.after(SOON_S), AppendRequest(epoch)) is STORED
+                node.end_epoch(epoch, {0: 200})
+
+        feeding = Running(feed)
+        node.wait_sent(lambda sent: bool(sent))  # the budget is full before Keras begins
+        assert fit(built, node, 2) == [sum(range(200)), sum(range(1, 201))]
+        feeding.result()
+
+
+# strategies
+
+
+def distribute(num_workers: int, data: Any) -> list[str]:
+    """Distribute `data` with a strategy of that many nodes; return what was done."""
+    import tensorflow as tf
+
+    from sparkdl.datasets.tensorflow import let_strategies_keep_batches
+
+    done: list[str] = []
+
+    class Fake:
+        extended = SimpleNamespace(_num_workers=num_workers)
+
+        def distribute_datasets_from_function(self, function: Any, options: Any) -> None:
+            assert function(None) is data
+            done.append("kept")
+
+    def original(self: Any, dataset: Any, options: Any = None) -> None:
+        assert dataset is data
+        done.append("cut")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.distribute.Strategy, "experimental_distribute_dataset", original)
+        for _ in range(2):
+            let_strategies_keep_batches()
+        tf.distribute.Strategy.experimental_distribute_dataset(Fake(), data)
+    return done
+
+
+@pytest.fixture
+def ours() -> Iterator[Any]:
+    with Arrivals() as it:
+        it.batch(numbers(0, 3))
+        yield dataset(it, "x")
+
+
+def test_strategy_of_several_nodes_keeps_our_batches(ours: Any) -> None:
+    assert distribute(2, ours) == ["kept"]
+    assert distribute(2, ours.map(lambda x: x + 1).prefetch(1)) == ["kept"]
+
+
+def test_strategy_of_several_nodes_cuts_what_was_batched_anew(ours: Any) -> None:
+    assert distribute(2, ours.unbatch().batch(2)) == ["cut"]
+    assert distribute(2, ours.rebatch(2)) == ["cut"]
+    assert distribute(2, ours.unbatch().ragged_batch(2)) == ["cut"]
+
+
+def test_other_datasets_and_strategies_of_one_node_are_left_alone(ours: Any) -> None:
+    import tensorflow as tf
+
+    others = tf.data.Dataset.range(4).batch(2)
+    assert distribute(2, others) == ["cut"]
+    assert distribute(2, tf.data.Dataset.zip((ours, others))) == ["cut"]
+    assert distribute(1, ours) == ["cut"]
+
+
+def test_position_is_what_was_used_of_what_is_made_ready_in_advance() -> None:
+    with Arrivals(tracks=True) as it:
+        for epoch in range(2):
+            it.batch(rows(epoch * 10, epoch * 10 + 10), epoch)
+            it.end_epoch(epoch)
+        count = 0
+        batches = dataset(it, "y").prefetch(2)
+        for epoch in range(2):
+            used: list[int] = []
+            for batch in batches:
+                used += batch.numpy().tolist()
+                count += 1
+                assert used == list(range(epoch * 10, epoch * 10 + len(used)))
+                position = it.reader.position(count)
+                assert position[epoch] == {epoch: ((0, len(used)),)}
+                with pytest.raises(ConfigError, match="Pass batches="):
+                    it.reader.position(None)
+        assert it.reader.position(count) == {epoch: {epoch: ((0, 10),)} for epoch in range(2)}

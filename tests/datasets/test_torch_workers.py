@@ -1,0 +1,187 @@
+"""Batches for workers: who takes part in an epoch, who is too late, what ends it; their files."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.core.errors import FeedClosedError, FeedTimeoutError, FeedTypeError, SparkdlError
+from sparkdl.datasets.torch_workers import (
+    BatchServer,
+    Columns,
+    Hello,
+    Plain,
+    batches_from,
+    pack,
+    pack_failure,
+    unpack,
+    unpack_failure,
+)
+from sparkdl.feed.reader.batches import EpochBatches
+from tests.doubles.feeds import SOON_S, Arrivals, Running
+
+
+def server(it: Arrivals) -> BatchServer:
+    return BatchServer(EpochBatches(it.reader, 4), dict)
+
+
+def begin(at: BatchServer, worker: int, number: int = 0, loader: int = 1) -> Iterator[list[int]]:
+    """Begin an iteration, here instead of in a worker process."""
+    for batch in batches_from(at.inherited, Hello(loader, 2, worker, number)):
+        column = batch["x"]
+        assert isinstance(column, np.ndarray)
+        yield column.tolist()
+
+
+def arrive(it: Arrivals, epochs: int = 1) -> None:
+    """Let epochs of three batches arrive."""
+    for epoch in range(epochs):
+        it.rows(12, epoch=epoch)
+        it.end_epoch(epoch)
+
+
+def test_workers_share_an_epoch_and_both_see_its_end() -> None:
+    with Arrivals() as it:
+        arrive(it)
+        at = server(it)
+        first, second = begin(at, 0), begin(at, 1)
+        assert [next(first), next(second), next(first)] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+            [8, 9, 10, 11],
+        ]
+        assert next(second, None) is None
+        assert next(first, None) is None
+        assert it.consumed == (12, 1)
+
+
+def test_worker_that_comes_after_the_end_sees_the_end() -> None:
+    with Arrivals() as it:
+        arrive(it, epochs=2)
+        at = server(it)
+        assert len(list(begin(at, 0))) == 3
+        assert list(begin(at, 1)) == []
+        assert len(list(begin(at, 1, number=1))) == 3
+        assert list(begin(at, 0, number=1)) == []
+        assert it.consumed == (24, 2)
+
+
+@pytest.mark.parametrize("again", [{"number": 1}, {"loader": 2}, {}])
+def test_who_begins_again_takes_the_epoch_over(again: dict[str, int]) -> None:
+    with Arrivals() as it:
+        arrive(it)
+        at = server(it)
+        old = begin(at, 0)
+        next(old)
+        new = begin(at, 0, **again)
+        assert next(new) == [0, 1, 2, 3]
+        assert list(old) == []
+        assert len(list(new)) == 2
+
+
+def test_worker_that_still_reads_an_iteration_left_by_others_takes_nothing() -> None:
+    with Arrivals() as it:
+        arrive(it)
+        at = server(it)
+        next(begin(at, 0))
+        new = begin(at, 0, number=1)
+        next(new)
+        assert list(begin(at, 1, number=0)) == []
+        assert len(list(new)) == 2
+
+
+def test_epoch_whose_worker_went_away_is_not_joined() -> None:
+    with Arrivals() as it:
+        arrive(it)
+        at = server(it)
+        old = begin(at, 0)
+        next(old)
+        del old
+        for thread in threading.enumerate():
+            if thread.name == "sparkdl-batches-worker":
+                thread.join(SOON_S)
+        assert next(begin(at, 1)) == [0, 1, 2, 3]
+
+
+def test_error_of_one_batch_ends_the_epoch_of_who_asked() -> None:
+    def refuse(columns: Columns) -> Plain:
+        raise FeedTypeError("column 'x'")
+
+    with Arrivals() as it:
+        arrive(it)
+        at = BatchServer(EpochBatches(it.reader, 4), refuse)
+        with pytest.raises(FeedTypeError, match=r"(?m)^column 'x'$"):
+            list(begin(at, 0))
+
+
+def test_server_that_is_forgotten_ends_who_waits() -> None:
+    with Arrivals() as it:
+        at = server(it)
+        door = at.inherited.dup()
+        waiting = Running(lambda: list(batches_from(door, Hello(1, 2, 0, 0))))
+        it.waits.wait_for_waiter()
+        del at
+        with pytest.raises(FeedClosedError, match="closed this feed"):
+            waiting.result()
+        with pytest.raises(FeedClosedError, match="closed this feed"):
+            list(batches_from(door, Hello(1, 2, 1, 0)))
+        door.close()
+
+
+def there_and_back(columns: Plain) -> dict[str, Any]:
+    fd, at = pack(columns)
+    try:
+        return unpack(fd, at)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "<u2", "<i8", "<f2", "<f4", "<c16"])
+@pytest.mark.parametrize("shape", [(3,), (3, 5), (0,), (2, 0, 4)])
+def test_arrays_arrive_as_they_were(dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    arrived = there_and_back({"a": np.zeros(1, np.int8), "b": array})["b"]
+    assert arrived.dtype == array.dtype
+    np.testing.assert_array_equal(arrived, array)
+
+
+def test_lists_arrive_as_they_were() -> None:
+    strings = ["ä", None, b"\xff", ""]
+    assert there_and_back({"a": strings, "b": []}) == {"a": strings, "b": []}
+    assert there_and_back({}) == {}
+
+
+def test_views_with_gaps_are_packed_without_them() -> None:
+    array = np.arange(12).reshape(3, 4)[:, ::2]
+    np.testing.assert_array_equal(there_and_back({"a": array})["a"], array)
+
+
+def test_what_is_written_to_a_mapped_array_is_seen_by_nobody_else() -> None:
+    fd, at = pack({"a": np.zeros(4)})
+    try:
+        mine = unpack(fd, at)["a"]
+        assert isinstance(mine, np.ndarray)
+        mine[:] = 1
+        np.testing.assert_array_equal(unpack(fd, at)["a"], np.zeros(4))
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (FeedTypeError("column 'a'"), FeedTypeError, "(?m)^column 'a'$"),
+        (FeedTimeoutError("no row"), FeedTimeoutError, "(?m)^no row$"),
+        (KeyError("a"), SparkdlError, "(?m)^KeyError: 'a'$"),
+    ],
+)
+def test_errors_arrive_with_their_type(error: Exception, kind: type, words: str) -> None:
+    fd, at = pack_failure(error)
+    with pytest.raises(kind, match=words):
+        raise unpack_failure(fd, at)
+    os.close(fd)

@@ -1,0 +1,234 @@
+"""Files that an agent reads: of one generation, for as long as they are wanted."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkdl.control.channel import EndMark, ReadFailed, ReadParquet, Reclaim, Reopened, Terminated
+from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCount, FeedCut, ReadShare
+from sparkdl.control.rows import Share
+from sparkdl.core.errors import ConfigError, ReadError
+from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.storage.parquet.source import list_files
+from tests.doubles.feeds import FEED, LevelDriver, LocalNode, values
+
+ROWS = 2000
+LITTLE = 1 << 16
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two files of 0.5 MB each."""
+    for file in range(2):
+        columns = {"x": np.arange(file * ROWS // 2, (file + 1) * ROWS // 2)}
+        columns |= {f"filler{i}": np.zeros(ROWS // 2, np.int64) for i in range(63)}
+        pq.write_table(pa.table(columns), tmp_path / f"{file}.parquet", row_group_size=100)
+    return tmp_path
+
+
+def share_of(folder: Path) -> Share:
+    return list_files(str(folder)).shares(1)[0]
+
+
+def read(node: LocalNode, share: Share, epoch: int = 0, last: int = 0) -> None:
+    """Do what the driver does to begin a pass, and to assign what it brings."""
+    LevelDriver([node])
+    order = ReadShare(FEED, epoch, share, "run", epoch < last)
+    node.call(lambda: node.feeds.on_driver_message(FeedBegin(FEED, epoch, last)))
+    node.call(lambda: node.feeds.on_driver_message(order))
+
+
+def cut(node: LocalNode, epoch: int = 0, is_short: bool = False) -> None:
+    """Do what the driver does to have the rows of a pass counted."""
+    node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, epoch, is_short)))
+
+
+def wait_for(node: LocalNode, is_it: Callable[[FeedCount], bool]) -> FeedCount:
+    """Wait until the coordinator was told what is asked of the feed; return it."""
+    found: list[FeedCount] = []
+
+    def look(told: object) -> bool:
+        found[:] = [c for each in node.told for c in each.counts if c.feed == FEED and is_it(c)]
+        return bool(found)
+
+    node.wait_told(look)
+    return found[-1]
+
+
+def test_share_is_read_and_told_once_all_is_there(folder: Path) -> None:
+    with LocalNode() as node:
+        read(node, share_of(folder))
+        node.wait_received(ROWS)
+        cut(node)
+        count = wait_for(node, lambda c: c.cut == 0)
+        assert (count.cut_rows, count.problem) == (ROWS, "")
+        node.end_epoch(0, {0: ROWS})
+        assert values(node.reader()) == list(range(ROWS))
+
+
+def test_want_of_descriptors_that_lasts_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_segment(*_: object) -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("sparkdl.feed.store.held.write_segment", write_segment)
+    monkeypatch.setattr("sparkdl.feed.store.held._FULL_WAIT_S", 0.01)
+    monkeypatch.setattr("sparkdl.feed.store.held._SHORT_WAIT_S", 0.02)
+    with LocalNode() as node:
+        read(node, share_of(folder))
+        count = wait_for(node, lambda c: c.problem != "")
+        assert "rows cannot be kept: no file descriptors are left" in count.problem
+        assert count.rows_received == 0
+
+
+def test_problem_with_a_file_is_told_and_the_next_pass_is_not_blamed(folder: Path) -> None:
+    share = share_of(folder)
+    (folder / "0.parquet").rename(folder / "gone")
+    with LocalNode() as node:
+        read(node, share)
+        count = wait_for(node, lambda c: c.problem != "")
+        assert "0.parquet, row groups 0 to" in count.problem
+        cut(node)
+        (folder / "gone").rename(folder / "0.parquet")
+        read(node, share, epoch=1, last=1)
+        cut(node, 1)
+        assert wait_for(node, lambda c: c.cut == 1).problem == ""
+
+
+def test_reading_that_waits_for_room_ends_when_the_epoch_is_cut(folder: Path) -> None:
+    with LocalNode(limit_nbytes=LITTLE) as node:
+        read(node, share_of(folder))
+        wait_for(node, lambda c: c.rows_received > 0)
+        cut(node, is_short=True)
+        count = wait_for(node, lambda c: c.cut == 0)
+        assert 0 < count.rows_received < ROWS
+        assert count.problem == ""
+
+
+def test_rows_of_an_old_reading_do_not_reach_the_next_child(folder: Path) -> None:
+    with LocalNode(limit_nbytes=LITTLE) as node:
+        read(node, share_of(folder))
+        wait_for(node, lambda c: c.rows_received > 0)
+        node.call(lambda: node.feeds.close("the child has died"))
+        node.call(lambda: node.feeds.reopen(1))
+        told = len(node.told)
+        read(node, list_files(str(folder / "1.parquet")).shares(1)[0])
+        batches = iter(EpochBatches(node.reader(), 1))
+        while (first := int(next(batches)["x"][0])) < ROWS // 2:
+            pass  # what the child had been sent before
+        assert first == ROWS // 2
+        assert all(not c.problem for each in node.told[told:] for c in each.counts)
+
+
+def test_plea_for_room_that_terminate_has_overtaken_is_forgotten() -> None:
+    """The child would release what the agent believes to be there for the next epoch to read."""
+    with LocalNode() as node:
+
+        def press_and_terminate() -> None:
+            node.feeds.store.log(FEED)
+            node.feeds.store._press()  # as a feeder's thread does that waits for room
+            node.feeds.on_child_message(Terminated(FEED), -1)
+
+        node.call(press_and_terminate)
+        node.call(lambda: None)
+        assert [m for m in node.sent if isinstance(m, Reclaim | Reopened)] == [Reopened(FEED, 1)]
+
+
+# what a child asks for
+
+
+def own(
+    node: LocalNode,
+    folder: Path,
+    epochs: int | None = None,
+    nodes: tuple[int, ...] = (0,),
+    seed: int | None = None,
+) -> None:
+    """Ask as the child of one of `nodes` does."""
+    paths, own_id = (str(folder),), node.node_id
+    node.link.send(ReadParquet("parquet:0", paths, nodes, own_id, epochs=epochs, seed=seed))
+
+
+def test_child_reads_epochs_for_ever_from_files_that_were_read_once(folder: Path) -> None:
+    with LocalNode() as node:
+        own(node, folder)
+        reader = node.reader("parquet:0")
+        for _ in range(10):
+            assert values(reader) == list(range(ROWS))
+        segments = node.feeds.store.log("parquet:0").rows_received
+        assert segments == ROWS
+        assert all(mark.again for mark in node.sent if isinstance(mark, EpochEnd))
+
+
+@pytest.mark.parametrize("limit_nbytes", [LITTLE, 1 << 28])
+def test_epochs_end_after_as_many_as_were_wanted(folder: Path, limit_nbytes: int) -> None:
+    with LocalNode(limit_nbytes=limit_nbytes) as node:
+        own(node, folder, epochs=6)
+        reader = node.reader("parquet:0")
+        for _ in range(6):
+            assert values(reader, 50) == list(range(ROWS))
+        assert values(reader) == []
+        node.wait_sent(lambda sent: sent[-1] == EndMark("parquet:0"))
+        budget = node.feeds.store.budget
+        node.call(lambda: None)  # what the child has released before it asked for more
+        assert not budget.num_segments
+
+
+def test_shuffled_rows_come_once_an_epoch_also_where_one_node_has_room_and_another_has_not(
+    folder: Path,
+) -> None:
+    with LocalNode(0) as roomy, LocalNode(1, LITTLE) as full:
+        orders = []
+        for node in (roomy, full):
+            own(node, folder, 3, (0, 1), seed=7)
+        for _ in range(3):
+            parts = [values(node.reader("parquet:0"), 50) for node in (roomy, full)]
+            assert sorted(parts[0] + parts[1]) == list(range(ROWS))
+            orders.append(tuple(parts[1]))
+    assert len(set(orders)) == 3
+
+
+def test_counts_of_own_files_are_no_news_for_the_coordinator(folder: Path) -> None:
+    with LocalNode() as node:
+        own(node, folder, epochs=1)
+        assert len(values(node.reader("parquet:0"))) == ROWS
+        assert not [c for each in node.told for c in each.counts if c.feed == "parquet:0"]
+
+
+def test_nothing_to_read_is_an_error_for_user_code(tmp_path: Path) -> None:
+    with LocalNode() as node:
+        own(node, tmp_path)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="no Parquet file found"):
+                values(node.reader("parquet:0"))
+        assert any(isinstance(m, ReadFailed) and m.is_config for m in node.sent)
+
+
+def test_file_that_vanishes_between_epochs_is_an_error_for_user_code(folder: Path) -> None:
+    with LocalNode(limit_nbytes=LITTLE) as node:
+        own(node, folder)
+        reader = node.reader("parquet:0")
+        assert len(values(reader, 50)) == ROWS
+        (folder / "1.parquet").unlink()
+
+        def read_on() -> None:
+            for _ in range(4):
+                values(reader, 50)
+
+        with pytest.raises(ReadError, match=r"1\.parquet"):
+            read_on()
+
+
+def test_node_ends_in_time_while_it_reads_for_a_child_that_asks_no_more(folder: Path) -> None:
+    with LocalNode(limit_nbytes=LITTLE) as node:
+        own(node, folder)
+        next(iter(EpochBatches(node.reader("parquet:0"), 10)))

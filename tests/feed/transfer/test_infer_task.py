@@ -1,0 +1,257 @@
+"""A partition is answered by a living node, from its start; what cannot be is an error."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import pyarrow as pa
+import pytest
+
+from sparkdl.core.codes import Code
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import FeedClosedError, LaunchError
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.datasets.tfos import DataFeed
+from sparkdl.driver.controller import Controller
+from sparkdl.driver.executors.executor import Executor
+from sparkdl.driver.lifecycle.state import LaunchBroke, has_ended
+from sparkdl.feed.store.session import Exchange
+from sparkdl.feed.transfer import infer_task as task
+from sparkdl.feed.transfer.infer_task import _Partition, decode_results, exchange
+from sparkdl.feed.transfer.messages import FeederError
+from sparkdl.values.row_codec import encode_rows
+from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, NodeProxy, Running, order
+from tests.doubles.programs import output_of
+
+ROWS = list(range(50))
+
+
+def serve(node: LocalNode) -> Running[None]:
+    """Answer each row with its negative."""
+
+    def map_fun() -> None:
+        feed = DataFeed(node.reader(), node.link.send, train_mode=False)
+        while not feed.should_stop():
+            feed.batch_results([-row for row in feed.next_batch(7)])
+
+    return Running(map_fun)
+
+
+def infer(first: LocalNode, *others: LocalNode, wait_s: float = 0.0) -> list[Any]:
+    asked = order([node.target for node in (first, *others)])
+    sent = encode_rows(ROWS, max_rows=10)
+    answers = exchange(replace(asked, patience_s=wait_s), "0.a", first.target, sent)
+    return [row for data in answers for row in decode_results(data)]
+
+
+def test_another_node_answers_for_one_that_takes_no_rows() -> None:
+    with LocalNode(0) as closed, LocalNode(1) as living:
+        closed.call(lambda: closed.feeds.close("the child has died"))
+        serving = serve(living)
+        assert infer(closed, living) == [-row for row in ROWS]
+        living.end_feed()
+        serving.result()
+
+
+def test_another_node_answers_from_the_start_for_one_lost_with_rows() -> None:
+    with LocalNode(0) as lost, LocalNode(1) as living:
+
+        def read_and_die() -> None:
+            feed = DataFeed(lost.reader(), lost.link.send, train_mode=False)
+            assert feed.next_batch(7) == ROWS[:7]
+            lost.call(lambda: lost.feeds.close("the child has died"))
+
+        dying, serving = Running(read_and_die), serve(living)
+        assert infer(lost, living) == [-row for row in ROWS]
+        dying.result()
+        living.end_feed()
+        serving.result()
+
+
+def test_another_node_answers_the_rest_for_one_lost_after_results_were_passed_on() -> None:
+    with LocalNode(0) as lost, LocalNode(1) as living:
+        is_passed_on = threading.Event()
+
+        def answer_some_and_die() -> None:
+            feed = DataFeed(lost.reader(), lost.link.send, train_mode=False)
+            feed.batch_results([-row for row in feed.next_batch(7)])
+            assert is_passed_on.wait(SOON_S)
+            lost.call(lambda: lost.feeds.close("the child has died"))
+
+        dying, serving = Running(answer_some_and_die), serve(living)
+        asked = order([lost.target, living.target])
+        answers = exchange(asked, "0.a", lost.target, encode_rows(ROWS, max_rows=10))
+        assert decode_results(next(answers)) == [-row for row in ROWS[:7]]
+        is_passed_on.set()
+        assert [row for data in answers for row in decode_results(data)] == [
+            -row for row in ROWS[7:]
+        ]
+        dying.result()
+        living.end_feed()
+        serving.result()
+
+
+def test_another_node_answers_the_rest_for_one_whose_host_says_no_word_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its link is cut: no connection ends, and nobody is told."""
+    monkeypatch.setattr(task, "_LOOK_S", 0.1)
+    with LocalNode(0) as lost, LocalNode(1) as living, NodeProxy(lost.target) as link:
+
+        def answer_some() -> None:
+            feed = DataFeed(lost.reader(), lost.link.send, train_mode=False)
+            feed.batch_results([-row for row in feed.next_batch(7)])
+            link.stall()
+            feed.batch_results([-row for row in feed.next_batch(7)])
+
+        answering, serving = Running(answer_some), serve(living)
+        asked = replace(order([link.target, living.target]), host_timeout_s=0.2)
+        answers = exchange(asked, "0.a", link.target, encode_rows(ROWS, max_rows=10))
+        assert [row for data in answers for row in decode_results(data)] == [-row for row in ROWS]
+        answering.result()
+        living.end_feed()
+        serving.result()
+
+
+def test_partition_that_no_node_takes_in_time_is_an_error() -> None:
+    with LocalNode() as node:
+        node.call(lambda: node.feeds.close("the child has died"))
+        with pytest.raises(FeederError, match=r"worker:0 failed: .*the child has died"):
+            infer(node)
+
+
+def test_nobody_is_waited_for_once_the_cluster_has_failed_and_the_cause_is_told() -> None:
+    cause = "worker:1 (rank 1, pid 7) on b raised ValueError: no such layer"
+    with LocalNode(0) as one, LocalNode(1) as other:
+        one.call(lambda: one.feeds.close("map_fun has ended"))
+        one.call(lambda: one.feeds.close(f"{Code.CLUSTER_FAILED} {cause}"))
+        one.call(lambda: one.feeds.close("the node ends"))
+        asking = Running(lambda: infer(other, one, wait_s=SOON_S * 100))
+        other.call(lambda: other.feeds.close("the node ends"))
+        with pytest.raises(FeederError, match=re.escape(f"failed: {Code.CLUSTER_FAILED} {cause}")):
+            asking.result()
+
+
+def test_nodes_that_have_gone_are_no_riddle_the_coordinator_tells_the_cause() -> None:
+    """A cluster that has failed ends its nodes after seconds: they cannot say why any more."""
+    with LocalNode(0) as gone:
+        target = gone.target
+    controller = Controller(
+        ClusterSpec("test", plan_nodes(1)),
+        TOKEN,
+        Mock(spec_set=Executor, reached_at=lambda address, _: address),
+    )
+    try:
+        coordinator = controller.start("127.0.0.1", (0,)).url
+        asked = replace(order([target]), patience_s=0.0, coordinator=coordinator)
+
+        def act() -> None:
+            list(exchange(asked, "0.a", target, encode_rows(ROWS)))
+
+        with pytest.raises(FeederError, match=r"\] inference at worker:0 failed: .*refused"):
+            act()  # it has not failed, as far as is known
+        controller.submit(LaunchBroke(LaunchError("no such layer")))
+        assert controller.wait_for(lambda view: has_ended(view.state), Deadline.after(SOON_S))
+        with pytest.raises(FeederError, match=r"has failed: no such layer .*refused"):
+            act()
+    finally:
+        controller.close()
+    with pytest.raises(
+        FeederError, match=r"\] the cluster has been shut down, .* before the shutdown"
+    ):
+        act()
+
+
+def test_long_reason_is_cut_in_its_middle_to_what_travels() -> None:
+    text = f"{Code.CLUSTER_FAILED} worker:0 raised\n" + "é\n" * 100_000 + "ValueError: at the end"
+    with LocalNode() as node:
+        node.call(lambda: node.feeds.close(text))
+        with pytest.raises(
+            FeederError, match=r"(?sm)worker:0 raised.*\n…\n.*ValueError: at the end$"
+        ):
+            infer(node)
+
+
+def test_exchange_that_fails_leaves_nothing_of_arrows_on_the_error_stream(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with LocalNode(0) as closed:
+        closed.call(lambda: closed.feeds.close("map_fun has ended"))
+        for _ in range(5):
+            with pytest.raises(FeederError, match="map_fun has ended"):
+                infer(closed)
+    assert capfd.readouterr().err == ""
+
+
+def test_node_on_its_way_to_another_round_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalNode() as node:
+        is_refused, store = threading.Event(), node.feeds.store
+        open_exchange = store.open_exchange
+
+        def open_or_refuse(name: str) -> Exchange:
+            try:
+                return open_exchange(name)
+            except FeedClosedError:
+                is_refused.set()
+                raise
+
+        monkeypatch.setattr(store, "open_exchange", open_or_refuse)
+        node.call(lambda: node.feeds.close("the child has died"))
+        asking = Running(lambda: infer(node, wait_s=SOON_S))
+        assert is_refused.wait(SOON_S)
+        node.call(lambda: node.feeds.reopen(1))
+        serving = serve(node)
+        assert asking.result() == [-row for row in ROWS]
+        node.end_feed()
+        serving.result()
+
+
+def test_partition_gives_its_rows_again_until_their_results_are_passed_on() -> None:
+    sent = list(encode_rows(ROWS, max_rows=10))
+    partition = _Partition(iter(sent))
+    for _ in range(2):
+        assert [partition.at(row) for row in range(0, 60, 10)] == [*sent, None]
+    partition.pass_on(27)
+    assert partition.at(27) == sent[2].slice(7)
+    assert list(partition._held) == sent[2:]
+    assert partition.at(7) is None, "somebody asks who was lost long ago"
+
+
+def test_error_in_the_partition_is_not_taken_for_its_end() -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield from encode_rows([1])
+        raise ArithmeticError("from the user's own code")
+
+    partition = _Partition(broken())
+    assert partition.at(0) is not None
+    for _ in range(2):
+        with pytest.raises(ArithmeticError):
+            partition.at(1)
+
+
+def test_results_of_dataframes_come_without_an_import_of_pandas() -> None:
+    code = """
+import sys
+import pyarrow as pa
+from sparkdl.feed.transfer import infer_task as task
+from sparkdl.feed.transfer.messages import FeedSpec
+
+column = pa.Array.from_buffers(pa.int64(), 2, [None, pa.py_buffer(bytes(16))])
+asked = pa.RecordBatch.from_arrays([column], ["x"])
+sink = pa.BufferOutputStream()
+with pa.ipc.new_stream(sink, asked.schema) as stream:
+    stream.write_batch(asked)
+answer = sink.getvalue().to_pybytes()
+task._spark_answers = lambda spec, batches: [answer for _ in batches]
+spec = FeedSpec("f", 0, "r", (), "")
+(encoded,) = task.InferRows(spec, ("y",))([asked])
+assert encoded.column(0)[0].as_py() == answer
+print(encoded.schema, *sorted({"pandas"} & sys.modules.keys()))
+"""
+    assert output_of(sys.executable, "-c", code).split() == ["ipc:", "binary"]

@@ -1,0 +1,404 @@
+"""Rows go into Arrow batches and come back with the same types and values."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import OrderedDict, namedtuple
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from pyspark.ml.linalg import DenseMatrix, DenseVector, SparseMatrix, SparseVector
+from pyspark.mllib.linalg import DenseVector as OldDenseVector
+from pyspark.mllib.linalg import Matrices as OldMatrices
+from pyspark.sql import Row
+
+from sparkdl.core.errors import FeedTypeError, ProtocolError
+from sparkdl.values import encode
+from sparkdl.values import ndarrays as tensors
+from sparkdl.values.columns import to_columns
+from sparkdl.values.row_codec import encode_rows, row_schema, rows
+
+Pair = namedtuple("Pair", "x y")
+
+DTYPES = ["?", "i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8", ">f4", "c8", "M8[ns]", "U3", "S2"]
+SCALAR_DTYPES = [np.bool_, np.int8, np.int64, np.uint64, np.float16, np.float32, np.float64]
+
+ARRAYS = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: npst.arrays(dtype, npst.array_shapes(min_dims=0, max_dims=3, min_side=0))
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    st.binary(max_size=5).map(bytearray),
+    st.dates(),
+    st.datetimes(),
+    st.datetimes(
+        datetime(1900, 1, 1),
+        datetime(2200, 1, 1),
+        timezones=st.sampled_from([timezone.utc, timezone(timedelta(hours=5, minutes=30))]),
+    ),
+    st.timedeltas(timedelta(days=-(10**6)), timedelta(days=10**6)),
+    st.decimals(allow_nan=False),
+    st.sampled_from(SCALAR_DTYPES).flatmap(lambda kind: npst.from_dtype(np.dtype(kind))),
+    st.text(max_size=3).map(np.str_),
+    st.binary(max_size=3).map(np.bytes_),
+)
+VECTORS = st.one_of(
+    st.lists(st.floats(), max_size=4).map(DenseVector),
+    st.lists(st.floats(), max_size=4).map(OldDenseVector),
+    st.dictionaries(st.integers(0, 9), st.floats(), max_size=4).map(
+        lambda items: SparseVector(10, items)
+    ),
+    st.builds(
+        lambda height, width, is_along: DenseMatrix(height, width, range(height * width), is_along),
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.booleans(),
+    ),
+    st.just(SparseMatrix(2, 3, [0, 1, 1, 2], [1, 0], [7.0, math.nan])),
+    st.just(SparseMatrix(2, 3, [0, 0, 1], [2], [9.0], True)),
+    st.just(OldMatrices.dense(1, 2, [1.0, 2.0])),
+)
+NAMES = st.sampled_from(["a", "b", "label"])
+VALUES = st.recursive(
+    st.one_of(SCALARS, ARRAYS, VECTORS),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.dictionaries(NAMES, inner, min_size=1).map(lambda fields: Row(**fields)),
+    ),
+    max_leaves=6,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Compare type and value; NaN equals NaN, and -0.0 does not equal 0.0."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, str | bytes):  # numpy's == and repr ignore NUL characters at the end
+        return len(a) == len(b) and list(a) == list(b)
+    if isinstance(a, np.ndarray | np.generic):
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+    if isinstance(a, float):
+        return (math.isnan(a) and math.isnan(b)) or (a == b and repr(a) == repr(b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        names = getattr(a, "__fields__", ()), getattr(b, "__fields__", ())
+        return tuple(names[0]) == tuple(names[1]) and len(a) == len(b) and all(map(same, a, b))
+    if type(a).__module__.endswith(".linalg"):
+        return same(vars(a), vars(b))
+    if isinstance(a, datetime) and a.utcoffset() != b.utcoffset():
+        return False
+    return bool(a == b)
+
+
+def roundtrip(given_rows: list[Any], **limits: int) -> list[Any]:
+    batches = list(encode_rows(given_rows, **limits))
+    assert all(row_schema(batch) for batch in batches)
+    return [row for batch in batches for row in rows(batch)]
+
+
+def assert_roundtrip(given_rows: list[Any], **limits: int) -> None:
+    back = roundtrip(given_rows, **limits)
+    assert len(back) == len(given_rows)
+    for row, expected in zip(back, given_rows, strict=True):
+        assert same(row, expected), (row, expected)
+
+
+@given(st.lists(VALUES, max_size=12))
+def test_any_mix_of_rows_comes_back_as_it_was(given_rows: list[Any]) -> None:
+    assert_roundtrip(given_rows)
+
+
+@given(
+    st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=12),
+    st.sampled_from(["tuple", "list", "row", "dict"]),
+    st.integers(1, 20),
+)
+def test_rows_of_two_columns_of_any_mix_come_back(
+    pairs: list[tuple[Any, Any]], kind: str, max_rows: int
+) -> None:
+    make: Any = {
+        "tuple": tuple,
+        "list": list,
+        "row": lambda pair: Row(x=pair[0], y=pair[1]),
+        "dict": lambda pair: {"x": pair[0], "y": pair[1]},
+    }[kind]
+    assert_roundtrip([make(pair) for pair in pairs], max_rows=max_rows)
+
+
+@given(st.lists(VALUES, min_size=2, max_size=10), st.data())
+def test_a_slice_of_a_batch_has_the_rows_of_the_slice(given_rows: list[Any], data: Any) -> None:
+    wrapped = [(row, [row, None, row]) for row in given_rows]
+    (batch,) = encode_rows([((row, 0), *rest) for row, *rest in wrapped])
+    start = data.draw(st.integers(0, batch.num_rows))
+    expected = [((row, 0), *rest) for row, *rest in wrapped][start:]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch.slice(start))
+    (received,) = pa.ipc.open_stream(sink.getvalue()) if start < batch.num_rows else (None,)
+    for part in (batch.slice(start), *([received] if received is not None else [])):
+        assert all(map(same, rows(part), expected))
+
+
+def test_a_change_of_kind_width_or_type_starts_a_new_batch() -> None:
+    given_rows = [1, 2, "a", "b", (1, 2.0), (1, 2.0), (1, 2, 3), (1, 2, "x"), {"a": 1}]
+    batches = list(encode_rows(given_rows))
+    assert [batch.num_rows for batch in batches] == [2, 2, 2, 1, 1, 1]
+    assert [row for batch in batches for row in rows(batch)] == given_rows
+
+
+def test_rows_that_alternate_share_a_batch() -> None:
+    numbers = [(i, i if i % 2 else i / 2) for i in range(100)]
+    ragged = [[7] * (i % 5 + 1) for i in range(100)]
+    for given_rows in (numbers, ragged):
+        assert len(list(encode_rows(given_rows))) == 1
+        assert_roundtrip(given_rows)
+
+
+def test_batches_are_bounded_by_rows_and_by_bytes() -> None:
+    by_rows = list(encode_rows(((i, i) for i in range(25)), max_rows=10))
+    assert [batch.num_rows for batch in by_rows] == [10, 10, 5]
+    small, huge = np.zeros(8), np.zeros(10_000)
+    by_nbytes = list(encode_rows([small] * 20 + [huge] + [small], max_nbytes=1000))
+    assert [batch.num_rows for batch in by_nbytes] == [15, 5, 1, 1]
+
+
+def test_encoding_takes_no_more_rows_than_a_batch_needs() -> None:
+    taken = 0
+
+    def source() -> Iterator[int]:
+        nonlocal taken
+        for number in range(1, 1000):
+            taken = number
+            yield number
+
+    next(iter(encode_rows(source(), max_rows=10)))
+    assert taken == 11
+
+
+def test_equal_shapes_travel_as_fixed_size_lists() -> None:
+    images = [(np.full((2, 3), i, np.float32), i) for i in range(4)]
+    (batch,) = encode_rows(images)
+    assert batch.schema.field("0").type == pa.list_(pa.list_(pa.float32(), 3), 2)
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from("abcd"), VALUES), max_size=4).map(dict), min_size=1)
+)
+def test_dicts_with_different_keys_come_back_with_the_keys_they_had(
+    dicts: list[dict[str, Any]],
+) -> None:
+    assert_roundtrip(dicts)
+
+
+def test_dicts_with_optional_keys_share_columns() -> None:
+    dicts = [{"a": 1.5, "b": "x"}, {"a": None}, {"b": None}, {"a": 2.5, "b": "y"}] * 20
+    (batch,) = encode_rows(dicts)
+    assert batch.schema.names == ["a", "b"]
+    assert rows(batch) == dicts
+    assert rows(batch.slice(1, 3)) == dicts[1:4]
+    arrays = to_columns(batch.slice(3, 2))
+    assert arrays["a"].tolist() == [2.5, 1.5]
+    assert arrays["b"].tolist() == ["y", "x"]
+    with pytest.raises(FeedTypeError, match=r"'a' holds 1 null .*give all dicts the same keys"):
+        to_columns(batch.slice(2, 2))
+
+
+def test_dicts_that_share_few_keys_or_no_order_are_values() -> None:
+    bags = [{f"word{i}": 1} for i in range(40)]
+    swapped: list[dict[str, Any]] = [{"a": 1, "b": 2}, {"b": 1, "a": 2}] * 20
+    for dicts in (bags, swapped):
+        (batch,) = encode_rows(dicts)
+        assert batch.schema.names == ["value"]
+        assert [list(row.items()) for row in rows(batch)] == [list(row.items()) for row in dicts]
+
+
+@given(
+    st.lists(st.sampled_from(["float", "int", "big", "str", "bool", "numpy"]), min_size=1),
+    st.sampled_from([tuple, list, Row]),
+    st.integers(0, 80),
+    st.booleans(),
+)
+def test_wide_rows_keep_every_type(runs: list[str], make: Any, odd: int, is_value: bool) -> None:
+    of = {
+        "float": 1.5, "int": -3, "big": 2**40, "str": "x", "bool": True, "numpy": np.float64(2.5),
+    }  # fmt: skip
+    row: list[Any] = [of[kind] for kind in runs for _ in range(20)]
+    others = list(row)
+    others[odd % len(row)] = "odd"
+    if make is Row:
+        wide = [Row(**{f"c{i}": x for i, x in enumerate(r)}) for r in (row, row, others, row)]
+    else:
+        wide = [make(r) for r in (row, row, others, row)]
+    assert_roundtrip([(each, 1) for each in wide] if is_value else wide)
+
+
+def test_what_passes_32_bits_of_offsets_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if 2 GiB were 100 bytes: no offset and no fixed size may be larger."""
+    monkeypatch.setattr(encode, "INT32_MAX", 100)
+    monkeypatch.setattr(tensors, "INT32_MAX", 100)
+    long = np.arange(101)
+    given_rows = [(b"x" * 101, "é" * 51, [1.5] * 101, long, {"k": ["y" * 101]}, None)] * 2
+    (batch,) = encode_rows(given_rows)
+    kinds = [field.type for field in batch.schema]
+    assert kinds[:3] == [pa.large_binary(), pa.large_string(), pa.large_list(pa.float64())]
+    assert kinds[3].field("data").type == pa.large_list(pa.int64())
+    assert kinds[4].field("values").type == pa.list_(pa.list_(pa.large_string()))
+    assert all(map(same, rows(batch), given_rows))
+    assert all(map(same, rows(batch.slice(1)), given_rows[1:]))
+    arrays = to_columns(batch, ["0", "1", "2", "3"])
+    assert [array.shape for array in arrays.values()] == [(2,), (2,), (2, 101), (2, 101)]
+    (batch,) = encode_rows([(b"x" * 50, "é" * 12, [1.5] * 50, long[:50])] * 2)
+    assert [field.type for field in batch.schema] == [
+        pa.binary(), pa.string(), pa.list_(pa.float64()), pa.list_(pa.int64(), 50)
+    ]  # fmt: skip
+
+
+def test_decoded_arrays_are_writable_copies() -> None:
+    (batch,) = encode_rows([np.zeros(3), np.zeros(3)])
+    first, second = rows(batch)
+    first += 1
+    assert second.sum() == 0
+
+
+def test_subclasses_of_tuple_and_dict_come_back_as_plain() -> None:
+    back = roundtrip([Pair(1, 2), Pair(3, 4)])
+    assert back == [(1, 2), (3, 4)]
+    assert type(back[0]) is tuple
+    assert type(roundtrip([OrderedDict(a=1)])[0]) is dict
+
+
+def test_floats_with_one_int_among_them_keep_their_types() -> None:
+    assert_roundtrip([[1.0] * 500 + [2] + [3.0] * 500, [1.5] * 1001])
+    assert_roundtrip([[float(i + j) for j in range(20)] for i in range(3)])
+    assert_roundtrip([tuple(range(i, i + 20)) for i in (0, 2**31 - 20)])
+    assert_roundtrip([(1.0, *range(20), 2.0), (True, *range(21))])
+    assert_roundtrip([(2**31, 1.0), (-(2**31), 2.0), (2**31 - 1, True)])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ((1, object()), r"field '1' holds a builtins\.object.*Convert it before feeding"),
+        ({"x": {1, 2}}, r"field 'x' holds a builtins\.set"),
+        (Row(x=1, y=[1j]), r"field 'y' holds a builtins\.complex"),
+        (Row(x=Row(y=object())), r"field 'x'\.y holds a builtins\.object"),
+        (2**63, r"the row holds a int too large.*feed it as float or str"),
+        ((1, np.array([None])), r"field '1' holds a numpy value of dtype object"),
+        ("\ud800", r"the row holds a str that is not valid Unicode"),
+    ],
+)
+def test_a_value_that_cannot_travel_is_named(row: Any, message: str) -> None:
+    with pytest.raises(FeedTypeError, match=message):
+        list(encode_rows([row]))
+
+
+def test_rows_are_named_tuples_where_pyspark_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    (batch,) = encode_rows([Row(x=1, y="a")])
+    monkeypatch.setitem(sys.modules, "pyspark.sql.types", None)
+    (row,) = rows(batch)
+    assert (row.x, row.y) == (1, "a")
+
+
+def test_a_broken_row_schema_is_a_protocol_error() -> None:
+    batch = pa.record_batch({"x": [1]}).replace_schema_metadata({"sparkdl.rows": "{}"})
+    with pytest.raises(ProtocolError, match="describes its rows wrongly"):
+        rows(batch)
+
+
+def test_vectors_of_an_unknown_module_are_refused() -> None:
+    (batch,) = encode_rows([DenseVector([1.0])])
+    data = batch.schema.metadata[b"sparkdl.rows"].replace(b"pyspark.ml.linalg", b"os.path")
+    with pytest.raises(ProtocolError, match=r"os\.path"):
+        rows(batch.replace_schema_metadata({"sparkdl.rows": data}))
+
+
+def test_a_dataframe_batch_gives_rows_as_df_rdd_does() -> None:
+    instant = datetime(2020, 5, 17, 12, 30, 0, 250)
+    utc = instant.astimezone(timezone.utc)
+    batch = pa.record_batch(
+        {
+            "i": pa.array([1, None], pa.int32()),
+            "f": pa.array([1.5, None], pa.float32()),
+            "s": ["x", None],
+            "b": [b"x", None],
+            "flag": [True, None],
+            "day": [date(2020, 1, 1), None],
+            "at": pa.array([utc, None], pa.timestamp("us", tz="America/Los_Angeles")),
+            "ntz": pa.array([instant, None], pa.timestamp("us")),
+            "money": pa.array([Decimal("1.50"), None], pa.decimal128(10, 2)),
+            "list": [[1, 2], None],
+            "nested": [[[b"x"], []], None],
+            "struct": [{"a": 1, "b": b"y"}, None],
+            "map": pa.array([[("k", [1])], None], pa.map_(pa.string(), pa.list_(pa.int64()))),
+        }
+    )
+    assert row_schema(batch) is None
+    first, second = rows(batch)
+    expected = Row(
+        i=1, f=1.5, s="x", b=b"x", flag=True, day=date(2020, 1, 1), at=instant,
+        ntz=instant, money=Decimal("1.50"), list=[1, 2], nested=[[b"x"], []],
+        struct=Row(a=1, b=b"y"), map={"k": [1]},
+    )  # fmt: skip
+    assert same(first, expected)
+    assert list(second) == [None] * 13
+    assert rows(batch.slice(1)) == [second]
+
+
+def test_rows_of_slices_and_of_large_types_are_the_same() -> None:
+    kind = pa.map_(pa.string(), pa.list_(pa.int8()))
+    maps = pa.array([[("a", [1])], [], None, [("b", [2]), ("c", [])]], kind)
+    large = pa.array([[b"x"], [], None, [b"y", None]], pa.large_list(pa.large_binary()))
+    fixed = pa.array([[1.5, None], [2.5, 3.5], None, [0.0, 1.0]], pa.list_(pa.float32(), 2))
+    batch = pa.record_batch({"m": maps, "l": large, "f": fixed})
+    expected = [
+        Row(m={"a": [1]}, l=[b"x"], f=[1.5, None]),
+        Row(m={}, l=[], f=[2.5, 3.5]),
+        Row(m=None, l=None, f=None),
+        Row(m={"b": [2], "c": []}, l=[b"y", None], f=[0.0, 1.0]),
+    ]
+    for start in range(5):
+        for stop in range(start, 5):
+            back = rows(batch.slice(start, stop - start))
+            assert len(back) == stop - start
+            assert all(map(same, back, expected[start:stop]))
+
+
+def test_rows_without_columns_are_counted() -> None:
+    batch = pa.record_batch({"x": [1, 2], "e": pa.array([{}, None], pa.struct([]))})
+    assert rows(batch) == [Row(x=1, e=Row()), Row(x=2, e=None)]
+    assert rows(batch.select([])) == [Row(), Row()]
+
+
+def test_a_dataframe_batch_gives_ml_vectors() -> None:
+    (dense, sparse) = DenseVector([1.0, 2.0]), SparseVector(4, {1: 3.0})
+    kind = pa.struct(
+        {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()),
+         "values": pa.list_(pa.float64())}
+    )  # fmt: skip
+    column = pa.array(
+        [
+            {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0]},
+            None,
+            {"type": 0, "size": 4, "indices": [1], "values": [3.0]},
+        ],
+        kind,
+    )
+    back = [row.v for row in rows(pa.record_batch({"v": column}))]
+    assert back == [dense, None, sparse]
