@@ -11,6 +11,7 @@ from typing import Any
 
 _DESCRIPTION, _GROUP = "spark.job.description", "spark.jobGroup.id"
 _INTERRUPTS = "spark.job.interruptOnCancel"
+_BATCH_NBYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _TAG = "sparkdl"
 """The tag of all jobs that sparkdl starts."""
 
@@ -69,16 +70,24 @@ def _unless_gone(undo: Callable[..., object], *arguments: object) -> None:
 
 
 @contextmanager
-def interruptible_jobs(spark: Any) -> Iterator[None]:
-    """Let `cancel_jobs` interrupt the tasks of jobs that this thread starts.
+def feeding_jobs(spark: Any, batch_nbytes: int) -> Iterator[None]:
+    """Let `cancel_jobs` interrupt the tasks of jobs that this thread starts; keep batches small.
 
     By default Spark only sets a flag. A task that fetches a block from a dead host does not see the
     flag, and holds its slot for two minutes. Spark Connect interrupts all tasks that it cancels.
+
+    Args:
+        batch_nbytes: where Spark ends an Arrow batch for Python, unless the session says where. By
+            default it does at 64 MB, which is slower. Connect ignores this, and so does a Spark
+            without the setting.
     """
     context = context_of(spark)
     with ExitStack() as after:
         if context is not None:
             _local(after, context, _INTERRUPTS, "true")
+            # A task reads Spark's settings from its job's properties. Those of the session replace
+            # this one, and no other thread's job has it.
+            _local(after, context, _BATCH_NBYTES, str(batch_nbytes))
         yield
 
 

@@ -23,7 +23,7 @@ from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.jobs import (
     cancel_jobs,
     context_of,
-    interruptible_jobs,
+    feeding_jobs,
     named_jobs,
     tagged_jobs,
 )
@@ -64,7 +64,7 @@ from sparkdl.driver.slots.preflight import (
 )
 from sparkdl.driver.slots.queue import Turn
 from sparkdl.driver.slots.spark_errors import explain_job_failure
-from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd
+from sparkdl.feed.transfer.feeder import BATCH_NBYTES, FED_SCHEMA, FeedDataFrame, FeedRdd
 from sparkdl.feed.transfer.infer_task import InferRdd, decode_results
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
@@ -290,7 +290,7 @@ class SparkExecutor(Executor):
         tags = (self._feed_tag, self._tag_of(spec.feed))
         if is_rdd(data):
             spec.check_partitions(data.getNumPartitions())
-            with self._jobs_of(what, *tags), interruptible_jobs(self._spark):
+            with self._jobs_of(what, *tags), feeding_jobs(self._spark, BATCH_NBYTES):
                 fed: list[FedPartition] = data.mapPartitions(FeedRdd(spec)).collect()
                 return fed
         if not _is_dataframe(data):
@@ -303,7 +303,7 @@ class SparkExecutor(Executor):
                 "a streaming DataFrame has no end, so cluster.feed cannot feed it: call "
                 "cluster.train_stream(df)"
             )
-        with self._jobs_of(what, *tags), interruptible_jobs(self._spark):
+        with self._jobs_of(what, *tags), feeding_jobs(self._spark, BATCH_NBYTES):
             rows = data.mapInArrow(FeedDataFrame(spec), FED_SCHEMA).collect()
         return [FedPartition(**row.asDict()) for row in rows]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import psutil
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
@@ -143,6 +144,31 @@ def test_rows_that_nobody_reads_are_counted_on_spark_and_told_with_the_nodes(
         rows = spark_local.sparkContext.parallelize(range(300), 3)
         assert cluster.feed(rows, epochs=2).rows_unused == 300
     assert "1000 rows were not used: map_fun has returned on worker:0; map_fun" in caplog.text
+
+
+def test_spark_makes_small_batches_for_a_feed_unless_the_session_says_how_large(
+    spark_local: SparkSession,
+) -> None:
+    limit = "spark.sql.execution.arrow.maxBytesPerBatch"
+    try:
+        spark_local.conf.get(limit)
+    except PySparkException:
+        pytest.skip("this Spark limits batches by rows alone")
+
+    def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = [batch.num_rows for batch in batches]
+        yield pa.RecordBatch.from_pydict({"id": rows})
+
+    texts = spark_local.range(2000, numPartitions=1).selectExpr("repeat('x', 8192) AS text")
+    with launch(spark_local, map_funs.count_rows, nodes=1) as cluster:
+        assert cluster.feed(texts.mapInArrow(sizes, "id long")).rows_fed == 4
+        spark_local.conf.set(limit, "64m")
+        try:
+            assert cluster.feed(texts.mapInArrow(sizes, "id long")).rows_fed == 1
+        finally:
+            spark_local.conf.unset(limit)
+        assert cluster.results(60)[0]["total"] == 2 * 2000
+    assert spark_local.sparkContext.getLocalProperty(limit) is None
 
 
 def test_filter_that_no_row_passes_and_an_empty_rdd_are_errors_of_the_feed(
