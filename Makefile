@@ -10,7 +10,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage docs soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-timeline bench-waits bench-search screenshots browser peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage docs soak fuzz check bench-launch bench-feed bench-first-row bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-timeline bench-waits bench-search screenshots browser peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -156,6 +156,9 @@ bench-launch: peers  ## measure the time to launch a cluster, sparkdl against it
 
 bench-feed: peers  ## measure rows/s and CPU time of the feed, against its peers and its limits
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/feed.py $(ARGS)
+
+bench-first-row: setup  ## measure the time from a call of feed to the first row, by source
+	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/first_row.py $(ARGS)
 
 bench-overlap: peers  ## measure how far feeding hides behind training
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/overlap.py $(ARGS)
