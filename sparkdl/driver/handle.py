@@ -22,9 +22,9 @@ from sparkdl.core.spelling import checks_keywords
 from sparkdl.core.world import World, host_port
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.ending import Ending, ends_if_interrupted
-from sparkdl.driver.executors.executor import Executor
+from sparkdl.driver.executors.executor import Executor, StreamOptions, trigger_options
 from sparkdl.driver.feeds.coverage import FeedRequest
-from sparkdl.driver.feeds.feeds import Feeds, StreamFeed, StreamOptions, trigger_options
+from sparkdl.driver.feeds.feeds import Feeds, StreamFeed
 from sparkdl.driver.feeds.report import FeedReport, nothing_fed
 from sparkdl.driver.feeds.runner import LongWait
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of

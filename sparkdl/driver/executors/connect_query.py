@@ -21,9 +21,10 @@ from pyspark.sql.connect.streaming.query import StreamingQuery
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.driver.executors import server_task
+from sparkdl.driver.executors.executor import StreamOptions
 from sparkdl.driver.executors.sessions import by_value
 from sparkdl.driver.executors.stream_query import FeedQuery, set_up
-from sparkdl.driver.feeds.feeds import StreamFeed, StreamOptions
+from sparkdl.driver.feeds.feeds import StreamFeed
 from sparkdl.driver.threads import Thread, begin
 
 _BEAT_S = 1.0

@@ -32,7 +32,7 @@ from sparkdl.core.options import Placement
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.connect_relay import TO_AVOID_IT, ClientRelay, why_unreached
 from sparkdl.driver.executors.console import ConsoleBar
-from sparkdl.driver.executors.executor import Executor, Launch
+from sparkdl.driver.executors.executor import Executor, Launch, StreamOptions
 from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.driver.executors.scored import (
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
     from sparkdl.driver.executors.result_rdd import Explain
     from sparkdl.driver.executors.stream_query import FeedQuery
-    from sparkdl.driver.feeds.feeds import StreamFeed, StreamOptions
+    from sparkdl.driver.feeds.feeds import StreamFeed
 
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0

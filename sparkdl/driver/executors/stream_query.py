@@ -15,7 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
-from sparkdl.driver.feeds.feeds import StreamFeed, StreamOptions
+from sparkdl.driver.executors.executor import StreamOptions
+from sparkdl.driver.feeds.feeds import StreamFeed
 from sparkdl.driver.threads import Thread
 
 _STARTED_S = 60.0

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -49,7 +49,6 @@ _log = logging.getLogger(__name__)
 _TURN_S = 0.5
 """How often a query is asked whether it is still active."""
 _JOIN_S = 5.0
-_TRIGGERS = ("processingTime", "once", "availableNow")
 
 
 class Query(Protocol):
@@ -59,37 +58,6 @@ class Query(Protocol):
     def isActive(self) -> bool: ...  # noqa: D102, N802
 
     def stop(self) -> None: ...  # noqa: D102
-
-
-@dataclass(frozen=True)
-class StreamOptions:
-    """How a query runs; see `Cluster.train_stream`.
-
-    Attributes:
-        trigger: the argument of `DataStreamWriter.trigger`; none for Spark's default.
-    """
-
-    checkpoint_location: str | None
-    query_name: str | None
-    trigger: dict[str, Any]
-
-
-def trigger_options(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the argument of `DataStreamWriter.trigger`; a string is a processing time.
-
-    Raises:
-        ConfigError: for an unknown trigger, or one without micro-batches.
-    """
-    if trigger is None:
-        return {}
-    if isinstance(trigger, str):
-        return {"processingTime": trigger}
-    if len(trigger) != 1 or not trigger.keys() <= set(_TRIGGERS):
-        raise ConfigError(
-            f"trigger={trigger!r}: give a time like '10 seconds', or a dict with one of "
-            f"{', '.join(_TRIGGERS)}; others make no micro-batches to feed"
-        )
-    return dict(trigger)
 
 
 class StreamFeed:

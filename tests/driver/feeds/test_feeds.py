@@ -13,7 +13,8 @@ from sparkdl.control.rows import DataFile, Share, Storage
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.driver.feeds.feeds import listed, trigger_options
+from sparkdl.driver.executors.executor import trigger_options
+from sparkdl.driver.feeds.feeds import listed
 from sparkdl.driver.feeds.report import check_size
 from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
