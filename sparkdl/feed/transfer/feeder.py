@@ -36,11 +36,10 @@ from sparkdl.feed.transfer.put_stream import Piece, PutStream
 from sparkdl.values.batches import halve, join, join_small
 from sparkdl.values.row_codec import encode_rows
 
-BATCH_NBYTES = 5 * 1024 * 1024
-"""Where Spark shall end a batch: the JVM makes the next one while a feeder passes this one on. It
-is a piece as it is, which needs neither be joined nor halved."""
 MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """The most bytes sent to an agent at once, where the batches allow."""
+BATCH_NBYTES = MAX_PIECE_NBYTES * 15 // 16
+"""Where Spark shall end a batch: a piece as it is. The JVM makes the next one meanwhile."""
 MAX_JOINED_S = 0.1
 """How long small batches wait for others to be joined to."""
 _MOST_FEEDERS = 32

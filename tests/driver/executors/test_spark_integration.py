@@ -161,7 +161,7 @@ def test_spark_makes_small_batches_for_a_feed_unless_the_session_says_how_large(
 
     texts = spark_local.range(2000, numPartitions=1).selectExpr("repeat('x', 8192) AS text")
     with launch(spark_local, map_funs.count_rows, nodes=1) as cluster:
-        assert cluster.feed(texts.mapInArrow(sizes, "id long")).rows_fed == 4
+        assert cluster.feed(texts.mapInArrow(sizes, "id long")).rows_fed == 3
         spark_local.conf.set(limit, "64m")
         try:
             assert cluster.feed(texts.mapInArrow(sizes, "id long")).rows_fed == 1
