@@ -56,7 +56,6 @@ class Column:
 
 TFOS = Contestant("TensorFlowOnSpark 2.2.5", "feed_tfos.py", on_few=True)
 DRAIN = Contestant("drain", "feed_drain.py")
-AS_FED = Contestant("drain, as fed", "feed_drain.py", ("--as-fed",))
 OURS = Contestant("sparkdl", "feed_sparkdl.py")
 BARE = Contestant("bare loop", "feed_bare.py")
 PARQUET = Contestant("sparkdl, Parquet", "feed_sparkdl.py", ("--source", "parquet"))
@@ -64,7 +63,7 @@ NODES_READ = Contestant("sparkdl, nodes read", "feed_sparkdl.py", ("--source", "
 SCAN = Contestant("scan", "feed_scan.py")
 TOUCH = Contestant("scan, touched", "feed_scan.py", ("--touch",))
 MEMORY = Contestant("sparkdl, memory", "feed_sparkdl.py", ("--memory",))
-CONTESTANTS = (TFOS, DRAIN, AS_FED, OURS, BARE, PARQUET, NODES_READ, SCAN, TOUCH, MEMORY)
+CONTESTANTS = (TFOS, DRAIN, OURS, BARE, PARQUET, NODES_READ, SCAN, TOUCH, MEMORY)
 DRAINED = Column("drain: limit of a first epoch", DRAIN.name, FIRST)
 LOOPED = Column("bare loop: limit of later epochs", BARE.name, LATER)
 FIRST_SCAN = Column("scan, touched, first pass: limit of a first feed", TOUCH.name, FIRST)
@@ -72,7 +71,6 @@ SCANNED = Column("scan, touched: limit of Parquet", TOUCH.name, LATER)
 COLUMNS = (
     Column("TensorFlowOnSpark 2.2.5", TFOS.name, FIRST),
     DRAINED,
-    Column("drain in batches of a feed's size", AS_FED.name, FIRST, DRAINED),
     Column("sparkdl, first epoch of the first feed", OURS.name, COLD, DRAINED),
     Column("sparkdl, first epoch", OURS.name, FIRST, DRAINED),
     LOOPED,

@@ -6,22 +6,14 @@ It has one task slot on each executor, as many as the nodes of sparkdl leave to 
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 
 from feeding import cpu_s, drain, feed_session, options, write_epochs
 from harness import claim_stdout, write
 
 if __name__ == "__main__":
-    parser = options(__doc__)
-    parser.add_argument("--as-fed", action="store_true", help="in batches as small as a feed's")
-    parsed = parser.parse_args()
+    parsed = options(__doc__).parse_args()
     lines = claim_stdout()
-    with feed_session(slots=1, partitions=parsed.files) as spark, ExitStack() as stack:
-        if parsed.as_fed:
-            from sparkdl.core.jobs import feeding_jobs
-            from sparkdl.feed.transfer.feeder import BATCH_NBYTES
-
-            stack.enter_context(feeding_jobs(spark, BATCH_NBYTES))
+    with feed_session(slots=1, partitions=parsed.files) as spark:
         data = spark.read.parquet(parsed.path)
         drain(data)
         start = {"at": time.time(), "cpu_s": cpu_s()}

@@ -77,9 +77,9 @@ def feeding_jobs(spark: Any, batch_nbytes: int) -> Iterator[None]:
     flag, and holds its slot for two minutes. Spark Connect interrupts all tasks that it cancels.
 
     Args:
-        batch_nbytes: where Spark ends an Arrow batch for Python, unless the session says where. By
-            default it does at 64 MB, which is slower. Connect ignores this, and so does a Spark
-            without the setting.
+        batch_nbytes: where Spark ends an Arrow batch for Python at the latest, unless the session
+            says where. By default it does at 64 MB, which is slower. Connect ignores this, and so
+            does a Spark without the setting.
     """
     context = context_of(spark)
     with ExitStack() as after:

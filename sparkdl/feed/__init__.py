@@ -1,4 +1,4 @@
-"""The data plane: rows become Arrow batches, travel by Flight, lie in a log, are read by offset.
+"""The data plane: Arrow batches travel by Flight, wait in spools, lie in logs, and are read.
 
 Runs in: feeder, agent, child
 """

@@ -1,4 +1,4 @@
-"""An agent's store of its feeds: logs of segments within a byte budget.
+"""An agent's store of its feeds: spools and logs of segments within a byte budget.
 
 Runs in: agent
 """
