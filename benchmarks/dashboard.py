@@ -16,7 +16,7 @@ import psutil
 from msgspec.structs import replace
 
 from scripts import chromium
-from sparkdl.control.messages import FeedCount, NodeActive, NodeLoad
+from sparkdl.control.messages import FeedCount, Given, NodeActive, NodeLoad
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.dashboard.pages import PAGES
@@ -41,7 +41,7 @@ def view_of(spec: ClusterSpec, step: int) -> View:
     view = View(Running(Roster(spec), world, frozenset(range(len(spec.nodes)))))
     for node in spec.nodes:
         rows = 100 * step + node.node_id
-        view.feeds[node.node_id, "input"] = FeedCount("input", rows + 50, rows, steps=step)
+        view.feeds[node.node_id, "input"] = FeedCount("input", rows + 50, Given(rows, steps=step))
         waited = {"watched_s": 1.0 + step, "rows_s": 0.1 * step, "others_s": 0.2 * step}
         metrics: dict[str, float | str] = {"loss": 1 / (step + 1), "auc": 0.5}
         view.activity[node.node_id] = replace(NodeActive(0, step, metrics), **waited)

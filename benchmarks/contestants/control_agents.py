@@ -29,6 +29,7 @@ from sparkdl.control.messages import (
     FeedCount,
     FeedProgress,
     FromAgent,
+    Given,
     Hello,
     Offer,
     encode,
@@ -140,7 +141,7 @@ class Agents:
         agent.steps += 1
         rows = agent.steps * 256
         count = FeedCount(
-            "input", rows + 4096, rows, steps=agent.steps, epoch_rows=rows + 4096, began=0
+            "input", rows + 4096, Given(rows, steps=agent.steps), epoch_rows=rows + 4096, began=0
         )
         self._send(agent, framed(FeedProgress(0, (count,))))
 

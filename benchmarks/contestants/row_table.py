@@ -107,7 +107,7 @@ class Feeding:
             n: msg.FeedCount(
                 "input",
                 rows_received=self.got[n],
-                rows_consumed=self.read[n],
+                given=msg.Given(self.read[n]),
                 waits=self.read[n] == self.got[n],
             )
             for n in self.ids

@@ -49,7 +49,9 @@ from sparkdl.control.messages import (
     FeedCovered,
     FeedHold,
     Gather,
+    Given,
     Granted,
+    HoldAnswer,
     LoneNodes,
     Profiled,
     Traced,
@@ -136,17 +138,11 @@ class Imported(LocalMessage, frozen=True):
 
 
 class Consumed(LocalMessage, frozen=True):
-    """The rows handed to user code since the child started. See `FeedCount`."""
+    """What user code has been given of a feed since the child started; see `FeedCount`."""
 
     feed: str
-    rows: int
-    epochs: int
-    steps: int = 0
-    padded: int = 0
-    dropped: int = 0
-    held: int = -1
-    reading: int = -1
-    beyond: int = 0
+    given: Given = Given()
+    hold: HoldAnswer = HoldAnswer()
     waits: bool = False
 
 

@@ -111,8 +111,8 @@ def progress_of(
                 member.node.name,
                 member.rank,
                 active.step,
-                sum(count.steps for count in counts) + active.batches,
-                sum(count.rows_consumed for count in counts),
+                sum(count.given.steps for count in counts) + active.batches,
+                sum(count.given.rows for count in counts),
                 active.log_nbytes,
                 node_id in state.in_map_fun,
                 may_be_fed and can_be_fed and all(map(_has_read_all, counts)),
@@ -125,10 +125,10 @@ def _has_read_all(count: FeedCount) -> bool:
     """Whether a node waits for rows of a feed, or wants none."""
     if count.closed or count.closed_to >= count.epoch:
         return True
-    has_read = count.rows_consumed + count.rows_dropped >= count.rows_received
+    has_read = count.given.used >= count.rows_received
     # Epochs that the node repeats from its log must be read too. Rows that wait for the next
     # epoch's, as in a stream, cannot be read yet.
-    return count.epochs_done > count.cut and (has_read or not count.epoch_rows)
+    return count.given.epochs > count.cut.epoch and (has_read or not count.epoch_rows)
 
 
 def steps_of(nodes: Sequence[Progress]) -> tuple[str, dict[int, int]]:

@@ -203,19 +203,15 @@ def _columns(feed: str, counts: list[FeedCount | None], call: Call | None) -> Fe
     stage, goal = "", 0
     if call is not None:
         stage = call.stage(found)
-        goal = call.rows and call.rows + sum(map(_used, call.before.values()))
+        goal = call.rows and call.rows + sum(count.given.used for count in call.before.values())
     return FeedColumns(
         [count.rows_received for count in found],
-        [_used(count) for count in found],
-        [count.steps for count in found],
-        [count.epochs_done for count in found],
+        [count.given.used for count in found],
+        [count.given.steps for count in found],
+        [count.given.epochs for count in found],
         goal,
         stage,
     )
-
-
-def _used(count: FeedCount) -> int:
-    return count.rows_consumed + count.rows_dropped
 
 
 def node_state(view: View, node_id: int) -> str:

@@ -201,7 +201,7 @@ class Activity:
             case ReadParquet(feed):
                 self._own[feed] = 0
             case Consumed(feed) if feed in self._own:
-                self._own[feed] = message.steps
+                self._own[feed] = message.given.steps
                 now = replace(now, batches=sum(self._own.values()))
             case _:
                 return

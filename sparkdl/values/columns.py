@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc  # `Array.flatten` imports it at the first batch otherwise
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.values.decode import decode, is_list, tagged, union_places
@@ -240,7 +241,7 @@ def _nulls(count: int, rows: int, kind: pa.DataType | str, where: str) -> FeedTy
 
 def _lists(column: pa.Array, element: Codec | None, where: str) -> Array:
     counts = lengths(column)
-    flat = convert(column.flatten(), element, where)
+    flat = convert(pc.list_flatten(column), element, where)
     if (counts == counts[:1]).all():
         width = column.type.list_size if pa.types.is_fixed_size_list(column.type) else -1
         # Without rows only the type can say the width, and only a fixed-size list does.

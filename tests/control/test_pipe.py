@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from sparkdl.control import channel as ch
-from sparkdl.control.messages import ChildReturned, EpochEnd
+from sparkdl.control.messages import ChildReturned, EpochEnd, Given
 from tests.doubles.feeds import SOON_S
 from tests.doubles.limits import no_descriptors_left
 
@@ -134,9 +134,13 @@ def test_what_the_child_says_is_heard_in_order_and_whole() -> None:
         fd = memory(b"result")
         ch.send(agent.child_end, ch.Imported())
         ch.send(agent.child_end, ch.Results("0.a", 1), fd)
-        ch.send(agent.child_end, ch.Consumed("input", 1, 0))
+        ch.send(agent.child_end, ch.Consumed("input", Given(1)))
         agent.turn()
-        assert agent.messages == [ch.Imported(), ch.Results("0.a", 1), ch.Consumed("input", 1, 0)]
+        assert agent.messages == [
+            ch.Imported(),
+            ch.Results("0.a", 1),
+            ch.Consumed("input", Given(1)),
+        ]
         assert is_open(fd)  # the sender keeps its own
         os.close(fd)
         assert content(agent.heard[1][1]) == b"result"
@@ -144,11 +148,11 @@ def test_what_the_child_says_is_heard_in_order_and_whole() -> None:
 
 def test_last_words_are_heard_when_the_pipe_is_closed() -> None:
     with opened() as agent:
-        ch.send(agent.child_end, ch.Consumed("input", 1, 0))
+        ch.send(agent.child_end, ch.Consumed("input", Given(1)))
         ch.send(agent.child_end, ChildReturned(0, b"result"))
         agent.child_end.close()
         agent.pipe.close()
-        assert agent.messages == [ch.Consumed("input", 1, 0), ChildReturned(0, b"result")]
+        assert agent.messages == [ch.Consumed("input", Given(1)), ChildReturned(0, b"result")]
 
 
 def test_last_words_are_heard_though_rows_for_the_child_can_no_longer_be_sent() -> None:

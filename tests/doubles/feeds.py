@@ -123,7 +123,7 @@ class Sent:
     def held(self) -> tuple[int, int]:
         """The last hold that was answered, and the epoch that was being read."""
         told = [m for m in self.sent if isinstance(m, Consumed)]
-        return told[-1].held, told[-1].reading
+        return told[-1].hold.epoch, told[-1].hold.reading
 
     def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
         """Wait until enough messages were sent."""
@@ -193,7 +193,7 @@ class Arrivals(Sent):
     def consumed(self) -> tuple[int, int]:
         """Rows and epochs as last told."""
         told = [m for m in self.sent if isinstance(m, Consumed)]
-        return (told[-1].rows, told[-1].epochs) if told else (0, 0)
+        return (told[-1].given.rows, told[-1].given.epochs) if told else (0, 0)
 
 
 class LocalNode(Sent):

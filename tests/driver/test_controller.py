@@ -258,14 +258,18 @@ def test_a_broadcast_for_another_world_reaches_nobody(play: Play) -> None:
 
 def test_progress_counts_news_only(play: Play) -> None:
     agents = play.world()
-    counts = msg.FeedCount("x", 10, 4), msg.FeedCount("y", 1, 1, closed=True)
+    counts = msg.FeedCount("x", 10, msg.Given(4)), msg.FeedCount("y", 1, msg.Given(1), closed=True)
     agents[0].say(msg.FeedProgress(0, counts))
     agents[0].say(msg.FeedProgress(0, counts))
     agents[0].say(msg.ChildReturned(0, b""))
-    agents[1].say(msg.FeedProgress(0, (msg.FeedCount("x", 7, 7),)))
+    agents[1].say(msg.FeedProgress(0, (msg.FeedCount("x", 7, msg.Given(7)),)))
     play.until(lambda view: (1, "x") in view.feeds and bool(getattr(view.state, "returned", ())))
     feeds, progress = play.controller.look(lambda view: (dict(view.feeds), view.progress))
-    assert feeds == {(0, "x"): counts[0], (0, "y"): counts[1], (1, "x"): msg.FeedCount("x", 7, 7)}
+    assert feeds == {
+        (0, "x"): counts[0],
+        (0, "y"): counts[1],
+        (1, "x"): msg.FeedCount("x", 7, msg.Given(7)),
+    }
     assert progress == 3
 
 
@@ -276,11 +280,13 @@ def test_counts_that_a_child_leaves_behind_are_not_the_next_ones() -> None:
         agents[0].say(child_failed(0, "exception", 1.0))
         play.until_is(states.Gathering)
         for generation, rows in ((0, 80), (1, 0)):
-            agents[1].say(msg.FeedProgress(generation, (msg.FeedCount("x", rows, rows),)))
+            agents[1].say(
+                msg.FeedProgress(generation, (msg.FeedCount("x", rows, msg.Given(rows)),))
+            )
             agents[1].say(msg.Spooled(generation, "x", 0, (), 0))
         play.until(lambda view: bool(view.feeds and view.spooled))
         feeds, spooled = play.controller.look(lambda view: (view.feeds, [*view.spooled]))
-        assert feeds == {(1, "x"): msg.FeedCount("x", 0, 0)}
+        assert feeds == {(1, "x"): msg.FeedCount("x", 0, msg.Given(0))}
         assert [(node_id, report.generation) for node_id, report in spooled] == [(1, 1)]
 
 

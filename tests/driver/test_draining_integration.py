@@ -70,7 +70,7 @@ def is_in_second_world(view: View) -> bool:
 
 
 def has_rows(view: View) -> bool:
-    return any(count.rows_consumed for count in view.feeds.values())
+    return any(count.given.rows for count in view.feeds.values())
 
 
 def warn(process: psutil.Process) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from sparkdl.control.messages import ChildReturned, FeedCount, NodeActive
+from sparkdl.control.messages import ChildReturned, EpochCount, FeedCount, Given, NodeActive
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -207,10 +207,10 @@ def test_rows_at_servers_are_progress_of_the_chief_that_steps_on_them() -> None:
     nodes = plan_nodes(3, Roles(ps=1, chief="chief"), is_coordinated=True)
     world = build_world(0, {node: Address("h", 1, "") for node in nodes})
     running = Running(Roster(ClusterSpec("c", nodes)), world, frozenset({0, 1, 2}))
-    feeds = {(2, "a"): FeedCount("a", 8, 4, steps=1, epoch_rows=8)}
+    feeds = {(2, "a"): FeedCount("a", 8, Given(4, steps=1), epoch_rows=8)}
     (chief,) = health.progress_of(running, feeds, {}, False)
     assert (chief.node, chief.batches, chief.rows, chief.is_idle) == ("chief:0", 1, 4, False)
-    (chief,) = health.progress_of(running, {(2, "a"): FeedCount("a", 8, 8)}, {}, False)
+    (chief,) = health.progress_of(running, {(2, "a"): FeedCount("a", 8, Given(8))}, {}, False)
     assert chief.is_idle
 
 
@@ -230,7 +230,10 @@ def test_only_nodes_that_finish_the_job_are_watched_until_they_return() -> None:
 
 def test_what_is_told_of_another_world_does_not_count() -> None:
     activity = {CHIEF: NodeActive(2, 50), WORKER: NodeActive(3, 4, batches=2, log_nbytes=9)}
-    feeds = {(WORKER, "a"): FeedCount("a", 8, 8, steps=1), (WORKER, "b"): FeedCount("b", 4, 2)}
+    feeds = {
+        (WORKER, "a"): FeedCount("a", 8, Given(8, steps=1)),
+        (WORKER, "b"): FeedCount("b", 4, Given(2)),
+    }
     chief, worker = health.progress_of(RUNNING, feeds, activity, False)
     assert (chief.step, chief.has_reported) == (-1, False)
     assert (worker.step, worker.batches, worker.rows, worker.log_nbytes) == (4, 3, 10, 9)
@@ -240,12 +243,15 @@ def test_what_is_told_of_another_world_does_not_count() -> None:
     ("count", "is_idle"),
     [
         (FeedCount("a"), True),
-        (FeedCount("a", rows_received=2, rows_consumed=1, epoch_rows=2), False),
-        (FeedCount("a", 3, 2, cut=0, epochs_done=1, epoch=1), True),  # one waits for the next epoch
-        (FeedCount("a", rows_received=2, rows_consumed=1, rows_dropped=1), True),
-        (FeedCount("a", rows_received=2, rows_consumed=2, cut=0), False),  # its end is to be seen
-        (FeedCount("a", rows_received=2, rows_consumed=2, cut=0, epochs_done=1, epoch=1), True),
-        (FeedCount("a", rows_received=2, rows_consumed=4, cut=2, epochs_done=2), False),
+        (FeedCount("a", 2, Given(1), epoch_rows=2), False),
+        (
+            FeedCount("a", 3, Given(2, epochs=1), cut=EpochCount(0)),
+            True,
+        ),  # one waits for the next epoch
+        (FeedCount("a", 2, Given(1, dropped=1)), True),
+        (FeedCount("a", 2, Given(2), cut=EpochCount(0)), False),  # its end is to be seen
+        (FeedCount("a", 2, Given(2, epochs=1), cut=EpochCount(0)), True),
+        (FeedCount("a", 2, Given(4, epochs=2), cut=EpochCount(2)), False),
         (FeedCount("a", rows_received=2, closed_to=0), True),
         (FeedCount("a", rows_received=2, closed=True), True),
     ],

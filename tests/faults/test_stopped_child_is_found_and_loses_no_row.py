@@ -28,7 +28,7 @@ def test_stopped_child_is_found_and_loses_no_row(
         child = processes(nodes=2)["worker:1"].child
         # Stopped before it enters map_fun, a node would have longer than the hang timeout.
         assert cluster._controller.wait_for(
-            lambda view: (1, "input") in view.feeds and view.feeds[1, "input"].steps > 0,
+            lambda view: (1, "input") in view.feeds and view.feeds[1, "input"].given.steps > 0,
             Deadline.after(SOON_S),
         )
         child.suspend()

@@ -253,8 +253,8 @@ def test_one_fit_of_two_workers_goes_on_over_all_micro_batches_of_a_stream(pair:
     counts = pair.cluster._controller.look(
         lambda view: [count for (_, name), count in view.feeds.items() if name == "stream"]
     )
-    assert sum(count.rows_consumed for count in counts) == 40
-    assert len({count.steps for count in counts}) == 1
+    assert sum(count.given.rows for count in counts) == 40
+    assert len({count.given.steps for count in counts}) == 1
     assert chief["history"] == worker["history"]
 
 

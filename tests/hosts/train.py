@@ -44,7 +44,7 @@ def tell(event: str, **values: Any) -> None:
 
 def has_rows(view: View) -> bool:
     """Whether nodes have read rows."""
-    return any(count.rows_consumed for count in view.feeds.values())
+    return any(count.given.rows for count in view.feeds.values())
 
 
 def has_stopped(view: View) -> bool:

@@ -17,7 +17,7 @@ import pytest
 
 from sparkdl.control import channel
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
-from sparkdl.control.messages import AllGathered, Drain, EpochEnd, FeedBegin, Gather
+from sparkdl.control.messages import AllGathered, Drain, EpochEnd, FeedBegin, Gather, Given
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, UnfedError
@@ -226,13 +226,13 @@ def test_agent_that_asks_for_room_gets_what_was_read() -> None:
     with linked() as ends:
         reader = ends.link.feeds.reader("input")
         waiting = Running(reader.has_epoch)
-        assert ends.hear() == channel.Consumed("input", 0, 0, waits=True), "that it is waited for"
+        assert ends.hear() == channel.Consumed("input", waits=True), "that it is waited for"
         ends.send_segment(0)
         assert waiting.result()
         owner = reader.claim()
         reader.take(owner)
         reader.give(owner, 1)
-        assert ends.hear() == channel.Consumed("input", 1, 0, 1)
+        assert ends.hear() == channel.Consumed("input", Given(1, steps=1))
         ends.send(channel.Reclaim("input"))
         assert ends.hear() == channel.Release("input", (0,))
 
@@ -242,7 +242,7 @@ def test_messages_of_several_threads_do_not_mix() -> None:
 
         def say(number: int) -> None:
             for i in range(20):
-                ends.link.send(channel.Consumed(str(number) * 50_000, i, 0))
+                ends.link.send(channel.Consumed(str(number) * 50_000, Given(i)))
 
         sending = [Running(partial(say, number)) for number in range(4)]
         heard = [ends.hear() for _ in range(80)]
@@ -250,7 +250,7 @@ def test_messages_of_several_threads_do_not_mix() -> None:
             each.result()
         for number in range(4):
             mine = [
-                m.rows
+                m.given.rows
                 for m in heard
                 if isinstance(m, channel.Consumed) and m.feed[0] == str(number)
             ]
@@ -269,7 +269,7 @@ def test_closed_link_fails_every_wait() -> None:
         with pytest.raises(FeedClosedError, match="agent of this node is gone"):
             late.take(late.claim())
         with pytest.raises(FeedClosedError, match="agent of this node is gone"):
-            ends.link.send(channel.Consumed("input", 0, 0))
+            ends.link.send(channel.Consumed("input"))
         with pytest.raises(FeedClosedError, match="before the world began"):
             ends.begun()
 

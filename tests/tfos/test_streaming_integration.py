@@ -63,7 +63,7 @@ def test_stream_ends_when_a_client_asks_and_all_rows_until_then_are_read(
     ssc.start()
     controller = cluster.cluster._controller
     assert controller.wait_for(
-        lambda view: sum(count.rows_consumed for count in view.feeds.values()) >= 60,
+        lambda view: sum(count.given.rows for count in view.feeds.values()) >= 60,
         Deadline.after(120),
     )
     with closing(Client(cluster.cluster_meta["server_addr"])) as client:

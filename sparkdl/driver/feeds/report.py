@@ -82,20 +82,19 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
     before, after = run.before, feed.nodes.counts_of(names)
     call = run.call
 
-    def since(field_: str, node_id: int) -> int:
-        return int(getattr(after[node_id], field_) - getattr(before[node_id], field_))
+    given = {node_id: after[node_id].given - before[node_id].given for node_id in names}
 
     def total(field_: str) -> int:
-        return sum(max(0, since(field_, node_id)) for node_id in names)
+        return sum(max(0, int(getattr(each, field_))) for each in given.values())
 
     rows, unread = {}, {}
     for node_id, name in names.items():
-        received = since("rows_received", node_id)
-        read = since("rows_consumed", node_id) + since("rows_dropped", node_id)
+        received = after[node_id].rows_received - before[node_id].rows_received
+        read = given[node_id].used
         # A call also reads rows carried over from an earlier one, so `read` may be larger.
         rows[name] = max(received, read if run.is_unwanted else run.expected.get(node_id, read))
         unread[node_id] = max(0, rows[name] - read)
-    used = total("rows_consumed") + total("rows_dropped")
+    used = total("rows") + total("dropped")
     unused = max(run.refused + sum(unread.values()), run.rows - used)
     epochs = call.request.epochs - len(run.left) + min(run.epoch, run.last + 1) - run.first
     is_short = run.is_unwanted and run.rows > 0
@@ -119,10 +118,10 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
         warning = f"Feed {feed.name!r}: {least}{unused} rows were not used: {why}"
         if is_short and epochs < call.request.epochs > 1:
             warning += f". Used were {epochs} of {call.request.epochs} epochs"
-    steps = {n: call.batches_before.get(n, 0) + since("steps", i) for i, n in names.items()}
+    steps = {n: call.batches_before.get(n, 0) + given[i].steps for i, n in names.items()}
     result = FeedReport(
         *(epochs, rows, {**call.batches_before, **steps}),
-        *(run.covered + total("rows_consumed"), total("rows_padded"), total("rows_dropped")),
+        *(run.covered + total("rows"), total("padded"), total("dropped")),
         *(unused, run.passes, run.covered, run.moved + run.table.rows_moved),
     )
     return result, warning
@@ -160,7 +159,7 @@ def _why(now: FeedCount, node: str, unread: int, is_stopped: bool, has_left: boo
         return f"{node} was stopped, because the nodes that finish the job had returned{received}"
     if has_left:
         return f"map_fun has returned on {node}{received}"
-    if now.closed_to >= now.cut >= 0:
+    if now.closed_to >= now.cut.epoch >= 0:
         return f"map_fun has called terminate() on {node}{received}"
     return f"{node} keeps {unread} of them for an epoch to come (tail='carry')"
 
@@ -261,7 +260,9 @@ def gone_beyond(
     node: str, now: FeedCount, feeds: Mapping[tuple[int, str], FeedCount]
 ) -> str | None:
     """Return a warning if `node` is the first to read on beyond the end of a feed."""
-    if not now.beyond or any(c.beyond for (_, feed), c in feeds.items() if feed == now.feed):
+    if not now.given.beyond or any(
+        c.given.beyond for (_, feed), c in feeds.items() if feed == now.feed
+    ):
         return None
     return (
         f"feed {now.feed!r} has ended, and map_fun on {node} has gone on to another epoch, which "
@@ -288,7 +289,7 @@ def standstill(state: Delivering | Cutting | Reading, event: LogFetched) -> Feed
     tail = "".join(f"\n  | {line}" for line in event.lines) or " (nothing)"
     return FeedTimeoutError(
         f"feed {state.feed.name!r} made no progress for {state.run.spec.timeout_s:g} s: {name} "
-        f"has read {count.rows_consumed} rows in {count.steps} steps, and received "
+        f"has read {count.given.rows} rows in {count.given.steps} steps, and received "
         f"{count.rows_received}. Raise the feed's timeout if a step may take longer; otherwise "
         f"see what it waits for{event.unfed and f' ({event.unfed})'}. Last log lines of "
         f"{name}:{tail}"

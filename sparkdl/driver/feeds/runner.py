@@ -211,7 +211,7 @@ class FeedRunner:
         if state is None or isinstance(state, fs.Idle):
             return None
         run, counts = state.run, state.feed.nodes.counts_of(state.run.node_ids)
-        since = (count.rows_consumed - run.before[n].rows_consumed for n, count in counts.items())
+        since = (count.given.rows - run.before[n].given.rows for n, count in counts.items())
         return run.covered + sum(max(0, rows) for rows in since)
 
     def stop_stream(self, feed: str) -> None:

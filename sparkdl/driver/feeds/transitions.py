@@ -226,7 +226,9 @@ def _begin(
         partitions=call.shape.partitions,
     )
     before = feed.nodes.counts_of(_ids(members))
-    call.began_at = {member.node.name: before[member.node.node_id].steps for member in members}
+    call.began_at = {
+        member.node.name: before[member.node.node_id].given.steps for member in members
+    }
     run = Run(
         *(call, left, first, spec, members, before, call.rows_covered),
         *(_brought_before(feed, members), first, feed.nodes.progress, now_s + timeout_s),
@@ -393,7 +395,7 @@ def _assign(state: Delivering, now_s: float) -> list[Action]:
 def _unread(run: Run, node_id: int, count: FeedCount) -> int:
     """Return how many rows a node has left to read; 0 if user code waits for a row."""
     before, assigned = run.before[node_id], run.table.assigned[node_id]
-    read = count.rows_consumed + count.rows_dropped - before.rows_consumed - before.rows_dropped
+    read = count.given.used - before.given.used
     sent = run.sent.get(node_id, 0) + assigned
     # A node that waits is short of rows only if none of its own is still on the way.
     has_all = count.rows_received - before.rows_received >= sent
@@ -511,17 +513,17 @@ def _look_cutting(
     cut = feed.nodes.staying(run.node_ids)
     if error := state.error or _problem(feed, run):
         return _cut_short(feed, run, error, now_s)
-    if any(count.cut < run.epoch for count in cut.values()):
+    if any(count.cut.epoch < run.epoch for count in cut.values()):
         return _cut_short(feed, run, None, now_s) if run.is_unwanted else _watch(state, now_s)
     now, said = run.now, list[Action]()
-    has_rows = any(run.table.assigned.values()) or any(count.cut_rows for count in cut.values())
+    has_rows = any(run.table.assigned.values()) or any(count.cut.rows for count in cut.values())
     if now.done and not has_rows:
         run = replace(run, epoch=run.epoch + 1)
         if run.epoch <= run.last:  # it is fully covered: no node sees it
             said.append(_to_nodes(run, _beginning(run)))
         return _then(said, _go_on(feed, run, now_s))
-    rows = {node_id: count.cut_rows for node_id, count in cut.items()}
-    is_whole = all(count.cut_whole for count in cut.values())
+    rows = {node_id: count.cut.rows for node_id, count in cut.items()}
+    is_whole = all(count.cut.is_whole for count in cut.values())
     stop = run.epoch + (_whole_epochs(run) if is_whole else 0)
     # A checkpoint covers the other rows of the epoch. If fewer rows than nodes are left, they come
     # first in the next epoch, as in a stream: a step needs one row for each node.
@@ -590,10 +592,10 @@ def _has_read(feed: Feed, run: Run) -> bool:
     # If more rows follow, the children must also have released the rows: their epoch is over.
     return all(
         node_id in gone
-        or count.epochs_done > run.read_to
+        or count.given.epochs > run.read_to
         or (
             run.epoch > run.last
-            and count.rows_consumed - run.before[node_id].rows_consumed >= run.expected[node_id] > 0
+            and count.given.rows - run.before[node_id].given.rows >= run.expected[node_id] > 0
         )
         for node_id, count in feed.nodes.counts_of(run.node_ids).items()
     )
@@ -623,10 +625,10 @@ def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[H
 def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort | Idle]:
     run = state.run
     cut = state.feed.nodes.staying(run.node_ids)
-    have_counted = all(c.cut >= run.epoch for c in cut.values())
+    have_counted = all(c.cut.epoch >= run.epoch for c in cut.values())
     if now_s < state.deadline_s and not have_counted:
         return state, []
-    rows = {node_id: count.cut_rows for node_id, count in cut.items()}
+    rows = {node_id: count.cut.rows for node_id, count in cut.items()}
     # A node that has failed for good is not asked, and may have received rows.
     is_empty = have_counted and not any(rows.values()) and rows.keys() == run.node_ids
     if is_empty and state.error is not None and not run.is_micro_batch:
@@ -639,12 +641,16 @@ def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort 
 def _look_holding(state: Holding, now_s: float) -> Step[Holding | Idle]:
     run = state.run
     counts = state.feed.nodes.staying(run.node_ids)
-    have_answered = [c.held == run.last or c.closed_to >= run.last for c in counts.values()]
+    have_answered = [c.hold.epoch == run.last or c.closed_to >= run.last for c in counts.values()]
     if now_s < state.deadline_s and not all(have_answered):
         return state, []
     assert run.repeated is not None
     first, rows = run.repeated
-    reading = [c.reading for c in counts.values() if c.held == run.last and c.closed_to < run.last]
+    reading = [
+        c.hold.reading
+        for c in counts.values()
+        if c.hold.epoch == run.last and c.closed_to < run.last
+    ]
     # The epoch of the furthest node, which would otherwise wait for the others in it.
     mark = _mark(run, min(run.last, max([first, *reading])), rows)
     return _then([mark], _finish(state.feed, run, state.error))
@@ -771,15 +777,15 @@ def is_stream_over(feed: Feed) -> bool:
 def _granted(feed: Feed, run: Run) -> Granted | None:
     """Return the number of rows that every node has of the current epoch."""
     counts = feed.nodes.staying(run.node_ids).values()
-    if all(count.cut >= run.epoch for count in counts):  # the epoch's end says more
+    if all(count.cut.epoch >= run.epoch for count in counts):  # the epoch's end says more
         return None
     rows = min(_rows_of(count, run.epoch) for count in counts)
     return Granted(feed.name, run.epoch, rows) if rows else None
 
 
 def _rows_of(count: FeedCount, epoch: int) -> int:
-    if count.cut == epoch:
-        return count.cut_rows
+    if count.cut.epoch == epoch:
+        return count.cut.rows
     return count.epoch_rows if count.epoch == epoch else 0
 
 
@@ -836,8 +842,8 @@ def _watch(state: W, now_s: float) -> Step[W]:
 def _slowest(feed: Feed, run: Run) -> int:
     counts = feed.nodes.counts_of(run.node_ids)
     # A node with unread rows stands still itself. The others may be waiting for it.
-    behind = {n: c for n, c in counts.items() if c.rows_consumed < c.rows_received and not c.closed}
-    return min(behind or counts, key=lambda n: counts[n].rows_consumed)
+    behind = {n: c for n, c in counts.items() if c.given.rows < c.rows_received and not c.closed}
+    return min(behind or counts, key=lambda n: counts[n].given.rows)
 
 
 def _fetched(state: W, event: LogFetched, now_s: float) -> Step[W]:

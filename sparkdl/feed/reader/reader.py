@@ -25,7 +25,15 @@ from sparkdl.control.channel import (
     Reopened,
     Terminated,
 )
-from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCovered, FeedHold, Granted
+from sparkdl.control.messages import (
+    EpochEnd,
+    FeedBegin,
+    FeedCovered,
+    FeedHold,
+    Given,
+    Granted,
+    HoldAnswer,
+)
 from sparkdl.control.rows import EpochRows
 from sparkdl.core import trace
 from sparkdl.core.errors import (
@@ -415,9 +423,9 @@ class FeedReader:
 
     def _consumed(self) -> Consumed:
         here, now = self._cursor, self._cursor.counts
-        counts = (now.rows, here.epoch, now.steps, now.padded, now.dropped)
+        given = Given(now.rows, here.epoch, now.steps, now.padded, now.dropped, self._beyond)
         waits = self._is_waiting and not self._is_patient  # inference may wait for any time
-        return Consumed(self.feed, *counts, self._held, here.reading, self._beyond, waits)
+        return Consumed(self.feed, given, HoldAnswer(self._held, here.reading), waits)
 
     def _report_if_due(self) -> None:
         self._is_reported = False

@@ -15,21 +15,12 @@ import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from sparkdl.control.messages import EpochCount
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.row_ranges import Range, Span, merge_ranges, spans_within
 from sparkdl.feed.store.held import FOR_EVER, AppendRequest, Budget, HeldSegments, Use
 from sparkdl.feed.store.segment import StoredSegment
-
-
-@dataclass(frozen=True)
-class EpochCount:
-    """A node's count of an epoch that takes no more rows."""
-
-    epoch: int = -1
-    rows: int = 0
-    is_whole: bool = False
 
 
 class Provenance:

@@ -94,7 +94,7 @@ class NodeFeeds:
 
     def _feed(self, name: str) -> NodeFeed:
         if name not in self._feeds:
-            self._feeds[name] = NodeFeed(self.store.log(name), channel.Consumed(name, 0, 0))
+            self._feeds[name] = NodeFeed(self.store.log(name), channel.Consumed(name))
         return self._feeds[name]
 
     # From the coordinator.
@@ -227,13 +227,13 @@ class NodeFeeds:
         if isinstance(message, channel.Consumed):
             feed = self._feed(message.feed)
             # After an epoch the child has forgotten that it was to release.
-            if feed.consumed.epochs != message.epochs:
+            if feed.consumed.given.epochs != message.given.epochs:
                 feed.is_reclaimed = False
                 self.store.budget.wake()  # what waits for room presses again
             # Each report with `waits` is about another wait, and the driver has to hear of it.
             feed.consumed, feed.waits, feed.has_told_wait = message, message.waits, False
             if feed.direct is not None:
-                feed.direct.reached(message.epochs)
+                feed.direct.reached(message.given.epochs)
             self._report(feed)
         elif isinstance(message, channel.Release):
             feed = self._feed(message.feed)
@@ -267,7 +267,7 @@ class NodeFeeds:
     @property
     def steps(self) -> int:
         """How many batches the child has reported as read, of the feed with the most."""
-        return max((feed.consumed.steps for feed in self._feeds.values()), default=0)
+        return max((feed.consumed.given.steps for feed in self._feeds.values()), default=0)
 
     def close(self, reason: str, has_failed: bool = False) -> None:
         """Take no more rows.

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from sparkdl.control.channel import Consumed
 from sparkdl.control.messages import FeedCount, Lot
 from sparkdl.feed.store.loader import DirectLoader
@@ -75,37 +77,24 @@ class NodeFeed:
         Args:
             has_failed: do not report that it is closed, or it would seem to have ended in order.
         """
-        log, read = self.log, self.consumed
-        cut = log.last_cut
-        # The epoch that is received: the one after the last cut, unless the driver has skipped
-        # some.
-        epoch = max(cut.epoch + 1, self.began, 0)
-        return FeedCount(
+        log = self.log
+        count = FeedCount(
             log.feed,
-            rows_received=log.rows_received,
-            rows_consumed=read.rows,
-            rows_padded=read.padded,
-            rows_dropped=read.dropped,
-            steps=read.steps,
-            epochs_done=read.epochs,
+            log.rows_received,
+            self.consumed.given,
+            self.waits,
+            self.began,
+            cut=log.last_cut,
+            hold=self.consumed.hold,
             closed=log.is_closed and not has_failed,
             closed_to=log.terminated_to,
-            began=self.began,
-            epoch=epoch,
-            epoch_rows=log.rows_of(epoch),
-            cut=cut.epoch,
-            cut_rows=cut.rows,
-            cut_whole=cut.is_whole,
-            held=read.held,
-            reading=read.reading,
             problem=self.problem,
-            waits=self.waits,
-            beyond=read.beyond,
         )
+        return structs.replace(count, epoch_rows=log.rows_of(count.epoch))
 
     def awaited(self, count: FeedCount) -> tuple[int, ...]:
         """Return the values the driver waits for: first rows, the last epoch's end, a hold.
 
         Each change answers a message of the driver, so changes are as rare as those messages.
         """
-        return count.epoch, count.epoch_rows > 0, count.epochs_done > self.marked, count.held
+        return count.epoch, count.epoch_rows > 0, count.given.epochs > self.marked, count.hold.epoch

@@ -514,7 +514,9 @@ def test_loop_that_goes_on_beyond_the_end_is_told_of_and_then_fails(
         ):
             roomy.ended(feed)
     assert roomy.cluster._controller.wait_for(
-        lambda view: any(count.beyond for (_, name), count in view.feeds.items() if name == feed),
+        lambda view: any(
+            count.given.beyond for (_, name), count in view.feeds.items() if name == feed
+        ),
         Deadline.after(SOON_S),
     )
     assert f"feed {feed!r} has ended, and map_fun on worker:" in caplog.text

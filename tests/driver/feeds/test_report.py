@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.messages import ChildReturned, FeedCount
+from sparkdl.control.messages import ChildReturned, EpochCount, FeedCount, Given
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import EVALUATOR, WORKER, ClusterSpec, NodeSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
@@ -94,11 +94,13 @@ def test_cluster_waits_to_be_fed_once_all_its_nodes_wait_for_what_was_never_fed(
 
 
 def test_first_node_beyond_the_end_of_a_feed_is_told_of_and_no_other() -> None:
-    beyond = FeedCount("input", beyond=1)
+    beyond = FeedCount("input", given=Given(beyond=1))
     assert gone_beyond("worker:0", FeedCount("input"), {}) is None
     assert "map_fun on worker:0 has gone on" in (gone_beyond("worker:0", beyond, {}) or "")
     assert gone_beyond("worker:1", beyond, {(0, "input"): beyond}) is None
-    assert gone_beyond("worker:1", beyond, {(0, "other"): FeedCount("other", beyond=1)})
+    assert gone_beyond(
+        "worker:1", beyond, {(0, "other"): FeedCount("other", given=Given(beyond=1))}
+    )
 
 
 def told_of(world: World, refused: int, expected: dict[int, int], **nodes: Any) -> str:
@@ -122,7 +124,11 @@ def told_of(world: World, refused: int, expected: dict[int, int], **nodes: Any) 
     ("now", "over", "why"),
     [
         (FeedCount("f"), [0], "map_fun has returned on worker:0, which left 7 unread"),
-        (FeedCount("f", closed_to=4, cut=4), [], "called terminate() on worker:0, which left 7"),
+        (
+            FeedCount("f", closed_to=4, cut=EpochCount(4)),
+            [],
+            "called terminate() on worker:0, which left 7",
+        ),
         (FeedCount("f"), [], "worker:0 keeps 7 of them for an epoch to come"),
     ],
 )

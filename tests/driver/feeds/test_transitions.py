@@ -13,16 +13,20 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sparkdl.control.messages import (
     Assign,
+    EpochCount,
     EpochEnd,
     FeedBegin,
     FeedCount,
     FeedCut,
     FeedHold,
+    Given,
     Grant,
     Granted,
+    HoldAnswer,
     Lot,
     Spooled,
 )
@@ -87,7 +91,7 @@ class Play(Played):
     def seen(self, *nodes: dict[str, Any], **known: Any) -> list[fs.Action]:
         """Have the nodes tell counts, one after the other."""
         for node_id, count in enumerate(nodes):
-            self.counts[node_id] = replace_count(self.counts[node_id], **count)
+            self.counts[node_id] = structs.replace(self.counts[node_id], **count)
             self.progress += 1
         now = {"counts": dict(self.counts), "progress": self.progress, **known}
         return self.say(fs.NodesSeen(replace(self.state.feed.nodes, **now)))
@@ -101,10 +105,6 @@ class Play(Played):
             said += self.say(fs.RowsSpooled(((node_id, message),)))
             start += num_rows
         return said
-
-
-def replace_count(count: FeedCount, **changes: Any) -> FeedCount:
-    return FeedCount(**{f: getattr(count, f) for f in count.__struct_fields__} | changes)
 
 
 def fed(rows: int, refused: int = 0) -> tuple[FedPartition, ...]:
@@ -149,14 +149,14 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
         *granted(start, 1, Grant(1, 1, 0, 1, ((0, 9, 10),))),
         sent(FeedCut("input", 0)),
     ]
-    counted = [{"cut": 0, "cut_rows": 5, "epoch": 1, "epoch_rows": 0, "rows_received": 5}] * 2
+    counted = [{"cut": EpochCount(0, 5), "epoch_rows": 0, "rows_received": 5}] * 2
     assert play.seen(*counted) == [
         sent(EpochEnd("input", 0, {0: 5, 1: 5})),
         fs.ShowEpochs(0, 0, "feeders", 10),
     ]
     assert isinstance(play.state, fs.Reading)
-    assert play.seen({"rows_consumed": 5}) == []
-    (answer,) = play.seen({}, {"rows_consumed": 5})
+    assert play.seen({"given": Given(5)}) == []
+    (answer,) = play.seen({}, {"given": Given(5)})
     rows = {"worker:0": 5, "worker:1": 5}
     steps = dict.fromkeys(rows, 0)
     assert answer == fs.Answer(7, FeedReport(1, rows, steps, rows_used=10, passes=1))
@@ -167,15 +167,15 @@ def test_epochs_that_all_nodes_hold_are_read_again_without_another_job() -> None
     play = Play()
     play.asked(epochs=3)
     brought(play, 1, 2, 2)
-    whole = {"cut": 0, "cut_rows": 2, "cut_whole": True, "rows_received": 2}
+    whole = {"cut": EpochCount(0, 2, is_whole=True), "rows_received": 2}
     assert play.seen(whole, whole) == [
         sent(EpochEnd("input", 0, {0: 2, 1: 2}, again=True)),
         sent(EpochEnd("input", 1, {0: 2, 1: 2}, again=True)),
         sent(EpochEnd("input", 2, {0: 2, 1: 2})),
         fs.ShowEpochs(0, 2, "feeders", 4),
     ]
-    play.seen({"epochs_done": 3, "rows_consumed": 6})
-    (answer,) = play.seen({}, {"rows_consumed": 6})
+    play.seen({"given": Given(6, epochs=3)})
+    (answer,) = play.seen({}, {"given": Given(6)})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedReport)
     assert (answer.value.epochs, answer.value.rows_fed, answer.value.passes) == (3, 12, 1)
@@ -185,11 +185,11 @@ def test_terminate_while_logs_are_read_ends_all_nodes_in_the_furthest_epoch() ->
     play = Play()
     play.asked(epochs=5)
     brought(play, 1, 2, 2)
-    whole = {"cut": 0, "cut_rows": 2, "cut_whole": True}
+    whole = {"cut": EpochCount(0, 2, is_whole=True)}
     play.seen(whole, whole)
     assert play.seen({"closed_to": 4}) == [sent(FeedHold("input", 4))]
     assert isinstance(play.state, fs.Holding)
-    end, warned, answer = play.seen({}, {"held": 4, "reading": 2, "rows_received": 2})
+    end, warned, answer = play.seen({}, {"hold": HoldAnswer(4, 2), "rows_received": 2})
     assert end == sent(EpochEnd("input", 2, {0: 2, 1: 2}))
     assert isinstance(warned, fs.Warn)
     assert isinstance(answer, fs.Answer)
@@ -204,7 +204,7 @@ def test_job_that_nobody_wants_is_cancelled_until_it_ends_and_what_came_is_an_ep
     assert play.say(fs.JobBroke(9, RuntimeError("of an earlier call"))) == []
     assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == [CUT_SHORT]
     assert isinstance(play.state, fs.CuttingShort)
-    end, *_, answer = play.seen({"cut": 0, "cut_rows": 3}, {"cut": 0, "cut_rows": 0})
+    end, *_, answer = play.seen({"cut": EpochCount(0, 3)}, {"cut": EpochCount(0, 0)})
     assert end == sent(EpochEnd("input", 0, {0: 0, 1: 0})), "a node has no row: none has stepped"
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedReport)
@@ -235,12 +235,12 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
 def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
     play = Play()
     play.asked(timeout_s=9.0)
-    play.seen({"rows_received": 5, "rows_consumed": 5}, {"rows_received": 5, "rows_consumed": 1})
+    play.seen({"given": Given(5), "rows_received": 5}, {"given": Given(1), "rows_received": 5})
     assert play.state.deadline_s == 9.0
     assert play.expire() == [fs.FetchLines(1)]
     assert play.say(fs.LogFetched(1, ("compiling",))) == [fs.CancelJob(1)]
     assert play.say(fs.JobEnded(1, fed(10))) == [CUT_SHORT]
-    *_, answer = play.seen({"cut": 0}, {"cut": 0})
+    *_, answer = play.seen({"cut": EpochCount(0)}, {"cut": EpochCount(0)})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedTimeoutError)
     assert "no progress for 9 s: worker:1 has read 1 rows" in str(answer.value)
@@ -253,7 +253,7 @@ def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None
     assert play.expire() == [fs.FetchLines(0)]
     assert play.say(fs.LogFetched(0, ())) == [fs.CancelJob(1)]
     assert play.say(fs.JobEnded(1, fed(0))) == [CUT_SHORT]
-    *_, answer = play.seen({"cut": 0}, {"cut": 0})
+    *_, answer = play.seen({"cut": EpochCount(0)}, {"cut": EpochCount(0)})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedTimeoutError)
     assert "has brought no row to any node for 9 s" in str(answer.value)
@@ -286,11 +286,11 @@ def test_nodes_may_take_long_to_fetch_their_rows_as_long_as_some_move() -> None:
     play.asked(timeout_s=99.0)
     brought(play, 1, 5, 5)
     play.now_s = 98.0
-    play.seen({"cut": 0, "cut_rows": 5, "rows_received": 5}, {"rows_received": 4})
+    play.seen({"cut": EpochCount(0, 5), "rows_received": 5}, {"rows_received": 4})
     assert play.state.deadline_s == 98.0 + 99.0
     assert play.expire() == [fs.FetchLines(0)]
     assert play.say(fs.LogFetched(0, ())) == [CUT_SHORT]
-    end, *_, answer = play.seen({}, {"cut": 0, "cut_rows": 4})
+    end, *_, answer = play.seen({}, {"cut": EpochCount(0, 4)})
     assert end == sent(EpochEnd("input", 0, {0: 5, 1: 4}))
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedTimeoutError)
@@ -365,8 +365,8 @@ def test_node_whose_agent_is_brought_no_row_gets_those_of_another_after_a_moment
         *granted(start, 1, Grant(0, 0, 4, 4, ((0, 4, 8),))),
     ]
     play.say(fs.JobEnded(1, fed(8)))
-    play.seen({"cut": 0, "cut_rows": 4}, {"cut": 0, "cut_rows": 4})
-    *_, answer = play.seen({"rows_consumed": 4}, {"rows_consumed": 4})
+    play.seen({"cut": EpochCount(0, 4)}, {"cut": EpochCount(0, 4)})
+    *_, answer = play.seen({"given": Given(4)}, {"given": Given(4)})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedReport)
     assert answer.value.rows_moved == 4
@@ -379,7 +379,7 @@ def test_rows_that_cannot_be_fetched_end_the_call() -> None:
     problem = "worker:1 cannot fetch rows from worker:0: not there"
     assert play.seen({"problem": problem, "began": 0}) == [fs.CancelJob(1)]
     assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == [CUT_SHORT]
-    *_, answer = play.seen({"cut": 0}, {"cut": 0})
+    *_, answer = play.seen({"cut": EpochCount(0)}, {"cut": EpochCount(0)})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, ReadError)
     assert problem in str(answer.value)
@@ -394,11 +394,11 @@ def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     begin, _start = play.asked(is_micro_batch=True)
     assert begin == sent(FeedBegin("input", 0, 1)), "the epoch behind it may end the stream"
     brought(play, 1, 1)
-    end, _shown, answer = play.seen({"cut": 0, "cut_rows": 1}, {"cut": 0})
+    end, _shown, answer = play.seen({"cut": EpochCount(0, 1)}, {"cut": EpochCount(0)})
     assert end == sent(EpochEnd("input", 0, {0: 1, 1: 0}, goes_on=True))
     assert isinstance(answer, fs.Answer), "nobody waits while a node has had no row"
     assert math.isinf(play.state.deadline_s)
-    play.seen({"rows_received": 1, "rows_consumed": 1})
+    play.seen({"given": Given(1), "rows_received": 1})
     _begin, start = play.asked(ticket=8, is_micro_batch=True)
     assert isinstance(start, fs.StartJob)
     play.spooled(1, epoch=1)
@@ -409,7 +409,7 @@ def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     assert play.say(fs.StreamStopped()) == [fs.CancelJob(2)]
     play.say(fs.Requested(fs.StreamEndAsked(9, None)))
     play.say(fs.JobBroke(2, RuntimeError("cancelled")))
-    *_, begin, end, told = play.seen({"cut": 1}, {"cut": 1})
+    *_, begin, end, told = play.seen({"cut": EpochCount(1)}, {"cut": EpochCount(1)})
     assert (begin, end) == (
         sent(FeedBegin("input", 2, 2)),
         sent(EpochEnd("input", 2, {0: 0, 1: 0})),
@@ -425,18 +425,18 @@ def test_shuffled_rows_are_dealt_anew_once_all_nodes_have_read_them() -> None:
     assert start.spec.keep
     said = brought(play, 1, 5, 5)
     assert [rows_granted(action) for action in said[:-1]] == [5, 5]
-    counted = {"cut": 0, "cut_rows": 5, "cut_whole": True, "rows_received": 5}
+    counted = {"cut": EpochCount(0, 5, is_whole=True), "rows_received": 5}
     assert play.seen(counted, counted)[0] == sent(EpochEnd("input", 0, {0: 5, 1: 5}))
-    read = {"rows_consumed": 5, "epochs_done": 1}
-    assert play.seen(read, {"rows_consumed": 5}) == [], "one child may not have released its rows"
+    read = {"given": Given(5, epochs=1)}
+    assert play.seen(read, {"given": Given(5)}) == [], "one child may not have released its rows"
     assert play.seen({}, read) == [sent(FeedBegin("input", 1, 1, start.spec.run))]
     assert isinstance(play.state, fs.Opening)
     play.spooled(5, 5, epoch=1)
     *deal, cut = play.seen({"began": 1}, {"began": 1})
     assert ([rows_granted(action) for action in deal], cut) == ([5, 5], sent(FeedCut("input", 1)))
-    again = {"cut": 1, "cut_rows": 5, "rows_received": 10}
+    again = {"cut": EpochCount(1, 5), "rows_received": 10}
     play.seen(again, again)
-    last = {"rows_consumed": 10, "epochs_done": 2}
+    last = {"given": Given(10, epochs=2)}
     (answer,) = play.seen(last, last)
     assert isinstance(answer, fs.Answer)
     report = answer.value
@@ -474,8 +474,8 @@ def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -
     later = Play()
     later.say(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
     brought(later, 1, 1, 1)
-    later.seen({"cut": 0, "cut_rows": 1}, {"cut": 0, "cut_rows": 1})
-    later.seen({"rows_consumed": 1}, {"rows_consumed": 1})
+    later.seen({"cut": EpochCount(0, 1)}, {"cut": EpochCount(0, 1)})
+    later.seen({"given": Given(1)}, {"given": Given(1)})
     (kept,) = later.seen(generation=1, world=world_of(2, 1))
     assert isinstance(kept, fs.KeepProblem)
 
@@ -619,17 +619,12 @@ class SimulatedNode:
         return FeedCount(
             "input",
             rows_received=self.received,
-            rows_consumed=self.consumed,
-            epochs_done=self.reading,
+            given=Given(self.consumed, self.reading),
             closed=self.closed,
             closed_to=self.closed_to,
-            epoch=epoch,
             epoch_rows=len(self.rows.get(epoch, [])),
-            cut=self.cut,
-            cut_rows=self.cut_rows,
-            cut_whole=may_be_whole,
-            held=self.held,
-            reading=self.told_reading,
+            cut=EpochCount(self.cut, self.cut_rows, may_be_whole),
+            hold=HoldAnswer(self.held, self.told_reading),
             began=self.began,
             waits=self.position >= len(self.rows.get(self.reading, [])),
         )

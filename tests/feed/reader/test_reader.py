@@ -381,9 +381,9 @@ def test_agent_is_told_now_and_then_and_when_there_is_nothing_left() -> None:
     reader.take(owner)
     for _ in range(100):
         assert reader.give(owner, 1)
-    assert [m.rows for m in sent] == [1]
+    assert [m.given.rows for m in sent] == [1]
     taking = Running(lambda: reader.take(owner))
     waits.wait_for_waiter()
-    assert [(m.rows, m.waits) for m in sent] == [(1, False), (100, True)]
+    assert [(m.given.rows, m.waits) for m in sent] == [(1, False), (100, True)]
     reader.hear(EpochEnd(FEED, 0, {0: 100}))
     assert isinstance(taking.result(), EpochEnd)

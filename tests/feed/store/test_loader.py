@@ -68,8 +68,8 @@ def test_share_is_read_and_told_once_all_is_there(folder: Path) -> None:
         read(node, share_of(folder))
         node.wait_received(ROWS)
         cut(node)
-        count = wait_for(node, lambda c: c.cut == 0)
-        assert (count.cut_rows, count.problem) == (ROWS, "")
+        count = wait_for(node, lambda c: c.cut.epoch == 0)
+        assert (count.cut.rows, count.problem) == (ROWS, "")
         node.end_epoch(0, {0: ROWS})
         assert values(node.reader()) == list(range(ROWS))
 
@@ -101,7 +101,7 @@ def test_problem_with_a_file_is_told_and_the_next_pass_is_not_blamed(folder: Pat
         (folder / "gone").rename(folder / "0.parquet")
         read(node, share, epoch=1, last=1)
         cut(node, 1)
-        assert wait_for(node, lambda c: c.cut == 1).problem == ""
+        assert wait_for(node, lambda c: c.cut.epoch == 1).problem == ""
 
 
 def test_reading_that_waits_for_room_ends_when_the_epoch_is_cut(folder: Path) -> None:
@@ -109,7 +109,7 @@ def test_reading_that_waits_for_room_ends_when_the_epoch_is_cut(folder: Path) ->
         read(node, share_of(folder))
         wait_for(node, lambda c: c.rows_received > 0)
         cut(node, is_short=True)
-        count = wait_for(node, lambda c: c.cut == 0)
+        count = wait_for(node, lambda c: c.cut.epoch == 0)
         assert 0 < count.rows_received < ROWS
         assert count.problem == ""
 

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.control.messages import EpochCount
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.store.held import Appended, AppendRequest, Budget
-from sparkdl.feed.store.log import EpochCount, Log, Provenance
+from sparkdl.feed.store.log import Log, Provenance
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
 from tests.doubles.feeds import SOON_S, Running, noting, numbers
 from tests.doubles.limits import no_descriptors_left

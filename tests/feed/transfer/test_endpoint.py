@@ -55,7 +55,7 @@ def last_told(progress: list[msg.FeedProgress], feed: str = FEED) -> msg.FeedCou
 def told(progress: list[msg.FeedProgress], feed: str = FEED) -> tuple[int, int, int, bool]:
     """Return rows received, rows consumed, epochs done, and whether it is closed, as last told."""
     count = last_told(progress, feed)
-    return count.rows_received, count.rows_consumed, count.epochs_done, count.closed
+    return count.rows_received, count.given.rows, count.given.epochs, count.closed
 
 
 def test_coordinator_is_told_what_was_received_and_read() -> None:
@@ -89,7 +89,7 @@ def test_what_the_driver_waits_for_is_told_at_once_and_other_counts_seldom(
         append(node, epoch=20)
         node.wait_told(lambda all_told: told(all_told) == (300, 4000, 20, False))
         node.call(lambda: node.feeds.on_driver_message(msg.FeedHold(FEED, 20)))
-        node.wait_told(lambda all_told: last_told(all_told).held == 20)
+        node.wait_told(lambda all_told: last_told(all_told).hold.epoch == 20)
 
 
 def test_counts_are_told_by_feed() -> None:
@@ -149,9 +149,9 @@ def test_epoch_is_counted_before_it_ends_and_can_be_read_again() -> None:
         append(node)
         append(node)
         node.call(lambda: node.feeds.on_driver_message(msg.FeedCut(FEED, 0)))
-        node.wait_told(lambda all_told: last_told(all_told).cut == 0)
+        node.wait_told(lambda all_told: last_told(all_told).cut.epoch == 0)
         count = last_told(node.told)
-        assert (count.cut_rows, count.cut_whole) == (200, True)
+        assert (count.cut.rows, count.cut.is_whole) == (200, True)
         assert not append(node)
         for epoch in range(3):
             end = msg.EpochEnd(FEED, epoch, {0: 200}, again=epoch < 2)
@@ -172,8 +172,8 @@ def test_repeats_end_when_the_driver_ends_the_feeding() -> None:
         reading = iter(EpochBatches(node.reader(), 60))
         next(reading)
         node.call(lambda: node.feeds.on_driver_message(msg.FeedHold(FEED, 8)))
-        node.wait_told(lambda all_told: last_told(all_told).held == 8)
-        assert last_told(node.told).reading == 0
+        node.wait_told(lambda all_told: last_told(all_told).hold.epoch == 8)
+        assert last_told(node.told).hold.reading == 0
         node.call(lambda: node.feeds.on_driver_message(msg.EpochEnd(FEED, 1, {0: 100})))
         assert len(list(reading)) == 1
         assert len(list(EpochBatches(node.reader(), 60))) == 2

@@ -100,9 +100,9 @@ def test_marks_wait_until_the_rows_before_them_are_here() -> None:
         node.call(lambda: None)
         assert not [each for each in node.sent if not isinstance(each, Reclaim)]
         assert not node.feeds.store.spool(FEED).takes(0), "rows of feeders are refused at once"
-        assert last_count(node).cut == -1
+        assert last_count(node).cut.epoch == -1
         assert values(node.reader()) == list(range(200))
-        node.wait_told(lambda _: last_count(node).cut_rows == 200)
+        node.wait_told(lambda _: last_count(node).cut.rows == 200)
         node.wait_sent(lambda sent: EndMark("") in sent)
         marks = [each for each in node.sent if not isinstance(each, Reclaim)]
         assert marks == [end, FeedHold(FEED, 1), EndMark("")]
@@ -139,10 +139,10 @@ def test_own_rows_that_are_not_there_fail_the_node_and_no_mark_goes_past_them() 
         node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, 0)))
         node.call(lambda: None)
         assert len(node.lacking) == 1
-        assert last_count(node).cut == -1
+        assert last_count(node).cut.epoch == -1
         node.call(lambda: node.feeds.reopen(1))
         node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, 0)))
-        node.wait_told(lambda _: last_count(node).cut == 0)
+        node.wait_told(lambda _: last_count(node).cut.epoch == 0)
 
 
 def test_more_rows_than_there_is_memory_for_come_as_they_are_read() -> None:
