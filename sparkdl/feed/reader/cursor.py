@@ -17,14 +17,13 @@ import os
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from msgspec import structs
 
 from sparkdl.control.channel import Segment
-from sparkdl.control.messages import EpochEnd
+from sparkdl.control.messages import EpochEnd, Given
 from sparkdl.feed.reader.consumed import ConsumedRows, Part
 from sparkdl.feed.store.segment import read_segment
 
@@ -85,21 +84,12 @@ class Item:
             self.fd = -1
 
 
-class Counts(NamedTuple):
-    """The rows and steps handed to user code, as in `Consumed`."""
-
-    rows: int = 0
-    steps: int = 0
-    padded: int = 0
-    dropped: int = 0
-
-
 class ReaderCursor:
     """The segments and marks of a feed that have arrived, and a position among them.
 
     Attributes:
         epoch: the number of the epoch that is read.
-        counts: what user code has been given, in all epochs.
+        counts: the rows and batches that user code has been given.
         inference: segments of inference, which belong to no epoch.
         has_ended: nothing more will arrive.
         granted: rows of the epoch, by its number, that every node has at least.
@@ -109,7 +99,7 @@ class ReaderCursor:
 
     def __init__(self, feed: str = "") -> None:
         self.epoch = 0
-        self.counts = Counts()
+        self.counts = Given()
         self.inference: deque[Item] = deque()
         self.has_ended = False
         self.granted: dict[int, int] = {}
@@ -126,7 +116,7 @@ class ReaderCursor:
         self._position = 0
         self._given_items = self._given_rows = 0
         self._floor_items = self._floor_rows = 0
-        self._counts_at_floor = Counts()
+        self._counts_at_floor = Given()
 
     # What arrives.
 
@@ -246,7 +236,9 @@ class ReaderCursor:
     def give(self, rows: int, padded: int, steps: int, for_good: bool) -> None:
         """Count rows that are handed to user code."""
         was = self.counts
-        self.counts = Counts(was.rows + rows, was.steps + steps, was.padded + padded, was.dropped)
+        self.counts = structs.replace(
+            was, rows=was.rows + rows, steps=was.steps + steps, padded=was.padded + padded
+        )
         self._given_rows += rows
         while self._given_items < self._position:
             in_item = self._items[self._given_items].segment.rows
@@ -259,7 +251,7 @@ class ReaderCursor:
 
     def drop(self, rows: int, parts: list[Part]) -> None:
         """Count rows that user code is not given."""
-        self.counts = self.counts._replace(dropped=self.counts.dropped + rows)
+        self.counts = structs.replace(self.counts, dropped=self.counts.dropped + rows)
         self.consumed.drop(parts)
 
     def rewind(self) -> None:

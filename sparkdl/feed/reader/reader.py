@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 
 from sparkdl.control.channel import (
     Consumed,
@@ -30,7 +31,6 @@ from sparkdl.control.messages import (
     FeedBegin,
     FeedCovered,
     FeedHold,
-    Given,
     Granted,
     HoldAnswer,
 )
@@ -422,8 +422,8 @@ class FeedReader:
         self._send(self._consumed())
 
     def _consumed(self) -> Consumed:
-        here, now = self._cursor, self._cursor.counts
-        given = Given(now.rows, here.epoch, now.steps, now.padded, now.dropped, self._beyond)
+        here = self._cursor
+        given = structs.replace(here.counts, epochs=here.epoch, beyond=self._beyond)
         waits = self._is_waiting and not self._is_patient  # inference may wait for any time
         return Consumed(self.feed, given, HoldAnswer(self._held, here.reading), waits)
 

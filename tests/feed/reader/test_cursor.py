@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sparkdl.control.messages import EpochEnd
-from sparkdl.feed.reader.cursor import HEAD_STEPS, Counts, ReaderCursor
+from sparkdl.control.messages import EpochEnd, Given
+from sparkdl.feed.reader.cursor import HEAD_STEPS, ReaderCursor
 from tests.doubles.feeds import FEED, item, numbers
 
 
@@ -44,7 +44,7 @@ class Moves:
         self.passes = [Pass(0)]
         self.released: set[int] = set()
         self.row = self.number = self.epoch = 0
-        self.counts = self.floor_counts = Counts()
+        self.counts = self.floor_counts = Given()
         self.taken = self.given = self.floor = self.lost = 0
         """Segments: taken, given whole, given whole before the floor, and no more here."""
         self.given_rows: list[int] = []
@@ -129,7 +129,8 @@ class Moves:
             self.cursor.give(len(rows), most - len(rows), 1, for_good)
             self.given_rows += rows
             was = self.counts
-            self.counts = Counts(was.rows + len(rows), was.steps + 1, was.padded + most - len(rows))
+            padded = was.padded + most - len(rows)
+            self.counts = Given(was.rows + len(rows), steps=was.steps + 1, padded=padded)
             held = self.read.pieces[: self.taken]
             ends = [sum(len(piece.rows) for piece in held[: n + 1]) for n in range(len(held))]
             self.given = sum(end <= len(self.given_rows) for end in ends)
