@@ -16,7 +16,8 @@ import psutil
 from msgspec.structs import replace
 
 from scripts import chromium
-from sparkdl.control.messages import FeedCount, Given, NodeActive, NodeLoad
+from sparkdl.control.counts import FeedCount, Given
+from sparkdl.control.messages import NodeActive, NodeLoad
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.dashboard.pages import PAGES

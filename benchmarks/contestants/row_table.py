@@ -8,6 +8,7 @@ from dataclasses import replace
 from random import Random
 
 from sparkdl.control import messages as msg
+from sparkdl.control.counts import FeedCount, Given
 from sparkdl.core import throttle
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, build_world
@@ -104,10 +105,10 @@ class Feeding:
         step_rows = min(self.got[n] - self.read[n] for n in self.ids)
         self.read.update(dict.fromkeys(self.ids, step_rows))
         counts = {
-            n: msg.FeedCount(
+            n: FeedCount(
                 "input",
                 rows_received=self.got[n],
-                given=msg.Given(self.read[n]),
+                given=Given(self.read[n]),
                 waits=self.read[n] == self.got[n],
             )
             for n in self.ids

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sparkdl.control.counts import Given, HoldAnswer
 from sparkdl.control.descriptors import close_fd, receive_with_fds
 from sparkdl.control.messages import (
     AllGathered,
@@ -49,9 +50,7 @@ from sparkdl.control.messages import (
     FeedCovered,
     FeedHold,
     Gather,
-    Given,
     Granted,
-    HoldAnswer,
     LoneNodes,
     Profiled,
     Traced,

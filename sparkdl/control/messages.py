@@ -31,10 +31,10 @@ with their number (`Begin`, `EpochEnd`) are JSON in a binary frame, deflated.
 from __future__ import annotations
 
 import zlib
-from operator import sub
 
 import msgspec
 
+from sparkdl.control.counts import FeedCount
 from sparkdl.control.rows import EpochRows, Share
 from sparkdl.control.world_columns import WorldColumns
 from sparkdl.core.errors import ProtocolError
@@ -122,93 +122,6 @@ class ChildFailed(Message, frozen=True):
     generation: int
     failure: Failure
     age_s: float | None = None
-
-
-class Given(msgspec.Struct, frozen=True):
-    """What user code of one node has been given of a feed, in all epochs of one child.
-
-    Attributes:
-        rows: rows that several epochs read count for each.
-        epochs: every epoch with a smaller number is over.
-        steps: batches.
-        padded: rows given beyond these, to fill a step.
-        dropped: rows not given because they filled no step.
-        beyond: iterations that found the feed's end in place of an epoch.
-    """
-
-    rows: int = 0
-    epochs: int = 0
-    steps: int = 0
-    padded: int = 0
-    dropped: int = 0
-    beyond: int = 0
-
-    @property
-    def used(self) -> int:
-        """Rows that user code waits for no longer."""
-        return self.rows + self.dropped
-
-    def __sub__(self, before: Given) -> Given:
-        return Given(*map(sub, msgspec.structs.astuple(self), msgspec.structs.astuple(before)))
-
-
-class EpochCount(msgspec.Struct, frozen=True):
-    """A node's answer to `FeedCut` and `EpochEnd`: its rows of an epoch that takes no more.
-
-    Attributes:
-        epoch: the last such one, or -1.
-        is_whole: all its rows are still here, and stay, so that they can be read again.
-    """
-
-    epoch: int = -1
-    rows: int = 0
-    is_whole: bool = False
-
-
-class HoldAnswer(msgspec.Struct, frozen=True):
-    """A child's answer to `FeedHold`.
-
-    Attributes:
-        epoch: of the last `FeedHold`, or -1.
-        reading: the epoch that the child was reading then, or had read.
-    """
-
-    epoch: int = -1
-    reading: int = -1
-
-
-class FeedCount(msgspec.Struct, frozen=True):
-    """Rows of one feed at one node. Epochs are numbered over the whole life of the feed.
-
-    Attributes:
-        rows_received: since the node came up.
-        given: what its user code has been given.
-        waits: user code waits for a row, and has been given all rows that were received.
-        began: the epoch of the last `FeedBegin`.
-        epoch_rows: rows that are here of `epoch`.
-        cut, hold: its last answers.
-        closed: the node takes no more rows, ever: its child has ended.
-        closed_to: nor those of epochs up to this one: user code called `terminate`.
-        problem: why the node's rows cannot come: a file cannot be read, or another agent's rows
-            cannot be fetched.
-    """
-
-    feed: str
-    rows_received: int = 0
-    given: Given = Given()
-    waits: bool = False
-    began: int = -1
-    epoch_rows: int = 0
-    cut: EpochCount = EpochCount()
-    hold: HoldAnswer = HoldAnswer()
-    closed: bool = False
-    closed_to: int = -1
-    problem: str = ""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is received: the one after the last cut, unless some were skipped."""
-        return max(self.cut.epoch + 1, self.began, 0)
 
 
 class FeedProgress(Message, frozen=True):

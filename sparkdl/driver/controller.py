@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from sparkdl.control import messages as msg
 from sparkdl.control.cause import CutLink
+from sparkdl.control.counts import FeedCount
 from sparkdl.control.server import CoordinatorServer, ServerAddress
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
@@ -424,7 +425,7 @@ class Controller:
         self._progress.request()
         self.events.publish(events.Stepped)
 
-    def _note_counts(self, node_id: int, counts: Iterable[msg.FeedCount]) -> None:
+    def _note_counts(self, node_id: int, counts: Iterable[FeedCount]) -> None:
         """Note what a node has received and consumed, under the condition."""
         for now in counts:
             if beyond := gone_beyond(self._name(node_id), now, self.view.feeds):

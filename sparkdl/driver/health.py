@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from sparkdl.control.messages import FeedCount, NodeActive
+from sparkdl.control.counts import FeedCount
+from sparkdl.control.messages import NodeActive
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure
 from sparkdl.core.listing import MOST, listed

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkdl.control.messages import BoardStarted, FeedCount, NodeActive, NodeLoad, Spooled
+from sparkdl.control.counts import FeedCount
+from sparkdl.control.messages import BoardStarted, NodeActive, NodeLoad, Spooled
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import CheckpointRef, World

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from sparkdl.control.messages import ChildReturned, EpochCount, FeedCount, Given, NodeActive
+from sparkdl.control.counts import EpochCount, FeedCount, Given
+from sparkdl.control.messages import ChildReturned, NodeActive
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes

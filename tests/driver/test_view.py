@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.messages import ChildReturned, FeedCount, Hello, NodeActive
+from sparkdl.control.counts import FeedCount
+from sparkdl.control.messages import ChildReturned, Hello, NodeActive
 from sparkdl.core.failure import Failure
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.channel import Consumed, ReadParquet, Reported
-from sparkdl.control.messages import MAX_MESSAGE_NBYTES, Given, LogLines, NodeActive, encode
+from sparkdl.control.counts import Given
+from sparkdl.control.messages import MAX_MESSAGE_NBYTES, LogLines, NodeActive, encode
 from sparkdl.node import activity
 from sparkdl.node.activity import Activity, ChildLog, log_period_s
 

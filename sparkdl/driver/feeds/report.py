@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 
-from sparkdl.control.messages import MAX_MESSAGE_NBYTES, FeedCount, ReadShare, encode
+from sparkdl.control.counts import FeedCount
+from sparkdl.control.messages import MAX_MESSAGE_NBYTES, ReadShare, encode
 from sparkdl.core.errors import ConfigError, FeedTimeoutError
 from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import ClusterSpec

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, TypeVar
 
-from sparkdl.control.messages import FeedCount, Granted, Spooled, ToAgent
+from sparkdl.control.counts import FeedCount
+from sparkdl.control.messages import Granted, Spooled, ToAgent
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, CallHistory, EpochLeft, FeedRequest
@@ -129,8 +130,7 @@ class Feed:
         history: its calls, and their coverage by checkpoints.
         spec: settings of every call: the token, the default feed timeout.
         reason_s: how long to wait for a failure that explains why feeders have lost a node.
-        answer_s: how long nodes may take to report their rows or their current epoch: longer than
-            an agent may be silent, so that a frozen agent counts as lost before.
+        answer_s: how long nodes may take to answer; a frozen agent counts as lost before.
         requests: the waiting requests, in order. The first `FeedAsked` may be in progress.
         last_job: the number of the last Spark job.
     """

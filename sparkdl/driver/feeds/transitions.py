@@ -20,11 +20,11 @@ from typing import Any
 
 from msgspec import structs
 
+from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import (
     Assign,
     EpochEnd,
     FeedBegin,
-    FeedCount,
     FeedCut,
     FeedHold,
     Grant,
@@ -226,9 +226,7 @@ def _begin(
         partitions=call.shape.partitions,
     )
     before = feed.nodes.counts_of(_ids(members))
-    call.began_at = {
-        member.node.name: before[member.node.node_id].given.steps for member in members
-    }
+    call.began_at = {m.node.name: before[m.node.node_id].given.steps for m in members}
     run = Run(
         *(call, left, first, spec, members, before, call.rows_covered),
         *(_brought_before(feed, members), first, feed.nodes.progress, now_s + timeout_s),
@@ -641,16 +639,12 @@ def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort 
 def _look_holding(state: Holding, now_s: float) -> Step[Holding | Idle]:
     run = state.run
     counts = state.feed.nodes.staying(run.node_ids)
-    have_answered = [c.hold.epoch == run.last or c.closed_to >= run.last for c in counts.values()]
-    if now_s < state.deadline_s and not all(have_answered):
+    answers = [c.hold for c in counts.values() if c.closed_to < run.last]
+    if now_s < state.deadline_s and any(hold.epoch != run.last for hold in answers):
         return state, []
     assert run.repeated is not None
     first, rows = run.repeated
-    reading = [
-        c.hold.reading
-        for c in counts.values()
-        if c.hold.epoch == run.last and c.closed_to < run.last
-    ]
+    reading = [hold.reading for hold in answers if hold.epoch == run.last]
     # The epoch of the furthest node, which would otherwise wait for the others in it.
     mark = _mark(run, min(run.last, max([first, *reading])), rows)
     return _then([mark], _finish(state.feed, run, state.error))

@@ -26,14 +26,8 @@ from sparkdl.control.channel import (
     Reopened,
     Terminated,
 )
-from sparkdl.control.messages import (
-    EpochEnd,
-    FeedBegin,
-    FeedCovered,
-    FeedHold,
-    Granted,
-    HoldAnswer,
-)
+from sparkdl.control.counts import HoldAnswer
+from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCovered, FeedHold, Granted
 from sparkdl.control.rows import EpochRows
 from sparkdl.core import trace
 from sparkdl.core.errors import (

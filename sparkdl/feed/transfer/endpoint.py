@@ -15,6 +15,7 @@ from functools import partial
 
 from sparkdl.control import channel
 from sparkdl.control import messages as msg
+from sparkdl.control.counts import FeedCount
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
 from sparkdl.control.rows import EpochRows
 from sparkdl.control.tls import Tls
@@ -293,7 +294,7 @@ class NodeFeeds:
             feed.stop()
         # Zeros for each feed: a late report of the former child would count as the new one's
         # otherwise.
-        counts = tuple(msg.FeedCount(feed) for feed in self._feeds)
+        counts = tuple(FeedCount(feed) for feed in self._feeds)
         self._report_to_driver(msg.FeedProgress(generation, counts))
         self._feeds.clear()
         for name in self._ended:

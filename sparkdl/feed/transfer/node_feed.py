@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from sparkdl.control.channel import Consumed
-from sparkdl.control.messages import FeedCount, Lot
+from sparkdl.control.counts import FeedCount
+from sparkdl.control.messages import Lot
 from sparkdl.feed.store.loader import DirectLoader
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.transfer.fetch import Fetcher

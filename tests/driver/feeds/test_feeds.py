@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.messages import FeedCount, ReadShare
+from sparkdl.control.counts import FeedCount
+from sparkdl.control.messages import ReadShare
 from sparkdl.control.rows import DataFile, Share, Storage
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError

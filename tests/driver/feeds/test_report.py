@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.messages import ChildReturned, EpochCount, FeedCount, Given
+from sparkdl.control.counts import EpochCount, FeedCount, Given
+from sparkdl.control.messages import ChildReturned
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import EVALUATOR, WORKER, ClusterSpec, NodeSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world

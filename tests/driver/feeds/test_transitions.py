@@ -15,18 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from sparkdl.control.counts import EpochCount, FeedCount, Given, HoldAnswer
 from sparkdl.control.messages import (
     Assign,
-    EpochCount,
     EpochEnd,
     FeedBegin,
-    FeedCount,
     FeedCut,
     FeedHold,
-    Given,
     Grant,
     Granted,
-    HoldAnswer,
     Lot,
     Spooled,
 )

@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sparkdl.control.messages import EpochEnd, Given
+from sparkdl.control.counts import Given
+from sparkdl.control.messages import EpochEnd
 from sparkdl.feed.reader.cursor import HEAD_STEPS, ReaderCursor
 from tests.doubles.feeds import FEED, item, numbers
 

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.control.channel import EndMark, ReadFailed, ReadParquet, Reclaim, Reopened, Terminated
-from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCount, FeedCut, ReadShare
+from sparkdl.control.counts import FeedCount
+from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCut, ReadShare
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.feed.reader.batches import EpochBatches

@@ -9,6 +9,7 @@ import pytest
 
 from sparkdl.control import messages as msg
 from sparkdl.control.channel import EndMark, Reclaim, Results, Segment, send
+from sparkdl.control.counts import FeedCount
 from sparkdl.control.rows import PartRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ReadError
@@ -46,10 +47,10 @@ def append(node: LocalNode, epoch: int = 0, feed: str = FEED) -> bool:
     return log.append(BATCH, Deadline.after(SOON_S), AppendRequest(epoch)) is Appended.STORED
 
 
-def last_told(progress: list[msg.FeedProgress], feed: str = FEED) -> msg.FeedCount:
+def last_told(progress: list[msg.FeedProgress], feed: str = FEED) -> FeedCount:
     """Return what the coordinator was told last of a feed."""
     counts = [count for each in progress for count in each.counts if count.feed == feed]
-    return counts[-1] if counts else msg.FeedCount(feed)
+    return counts[-1] if counts else FeedCount(feed)
 
 
 def told(progress: list[msg.FeedProgress], feed: str = FEED) -> tuple[int, int, int, bool]:
