@@ -149,6 +149,8 @@ $(PEERS)/.installed: benchmarks/requirements-peers.txt
 	@$(PEERS)/bin/python -m pip install -q -r $<
 	@touch $@
 
+bench-%: export CUDA_VISIBLE_DEVICES =  # cores are measured; two nodes would want two GPUs
+
 bench-launch bench-feed bench-overlap bench-inference bench-recovery bench-job: PYSPARK_PYTHON = $(peers_bin)/python
 bench-launch bench-feed bench-overlap bench-inference bench-recovery bench-job: PYSPARK_DRIVER_PYTHON = $(peers_bin)/python
 bench-launch: peers  ## measure the time to launch a cluster, sparkdl against its peers
