@@ -243,7 +243,7 @@ def torn_files() -> Iterator[None]:
 
     Its handler of SIGCHLD raises wherever the loader stands, also between the opening of a file, by
     which it asks whether there are descriptors left, and what would close that. One that is torn
-    earlier still is closed by Python, with a warning.
+    earlier still has the folder's name yet, and is closed by Python, with a warning.
     """
     own = os.path.join(tempfile.gettempdir(), "tmp")
     before = set(os.listdir("/dev/fd"))
@@ -256,16 +256,19 @@ def torn_files() -> Iterator[None]:
 
 # PyTorch's handler of SIGCHLD raises wherever the thread is: in the loader's __del__, too.
 @pytest.mark.filterwarnings("ignore:.*_MultiProcessingDataLoaderIter.__del__")
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")  # see torn_files
+@pytest.mark.filterwarnings(
+    r"ignore:Exception ignored in. <_io.FileIO name='\S+/sdl-\w+' mode='rb\+'"
+)
 @pytest.mark.usefixtures("torn_files")
 def test_worker_that_dies_is_an_error_and_the_feed_can_be_read_again() -> None:
     with Arrivals() as it:
         feed(it, epochs=1, count=100)
+        # The last two are PyTorch's while the worker's end has not been noticed: it asks the worker
+        # for the descriptor of a tensor.
+        said = r"exited unexpectedly|killed by signal|reset by peer|^EOFError"
         error = error_of(loader(it, collate_fn=die_at_8))
-        # A broken connection while PyTorch has not noticed the worker's end: it asks the worker for
-        # the descriptor of a tensor.
-        is_cut = isinstance(error, ConnectionError | EOFError)
-        assert is_cut or re.search("exited unexpectedly|killed by signal", str(error)), repr(error)
+        assert isinstance(error, (RuntimeError, ConnectionError, EOFError))
+        assert re.search(said, str(error) or type(error).__name__)
         del error  # its traceback holds the loader
         assert values(loader(it)) == list(range(100))
 

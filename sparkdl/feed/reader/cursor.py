@@ -90,7 +90,7 @@ class ReaderCursor:
 
     Attributes:
         epoch: the number of the epoch that is read.
-        counts: the rows and batches that user code has been given.
+        counts: the rows and batches that user code has been given; see `given`.
         inference: segments of inference, which belong to no epoch.
         has_ended: nothing more will arrive.
         granted: rows of the epoch, by its number, that every node has at least.
@@ -269,6 +269,10 @@ class ReaderCursor:
         self._floor_items, self._floor_rows = self._given_items, self._given_rows
         self._counts_at_floor = self.counts
         self.consumed.raise_floor()
+
+    def given(self, beyond: int) -> Given:
+        """Return all that user code has been given; `beyond` as there."""
+        return structs.replace(self.counts, epochs=self.epoch, beyond=beyond)
 
     @property
     def rows_since_floor(self) -> int:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import pyarrow as pa
-from msgspec import structs
 
 from sparkdl.control.channel import (
     Consumed,
@@ -416,10 +415,9 @@ class FeedReader:
         self._send(self._consumed())
 
     def _consumed(self) -> Consumed:
-        here = self._cursor
-        given = structs.replace(here.counts, epochs=here.epoch, beyond=self._beyond)
+        given = self._cursor.given(self._beyond)
         waits = self._is_waiting and not self._is_patient  # inference may wait for any time
-        return Consumed(self.feed, given, HoldAnswer(self._held, here.reading), waits)
+        return Consumed(self.feed, given, HoldAnswer(self._held, self._cursor.reading), waits)
 
     def _report_if_due(self) -> None:
         self._is_reported = False
