@@ -110,20 +110,9 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "lightning.py": "a data module gives loaders of PyTorch",
 }
 
-MAX_LINES = 500
-MAX_FUNCTION_LINES = 60
+MAX_LINES = 900
 LONG_FILES = {  # longest each may become, and why it is one file
-    "control/messages.py": (680, "all messages between driver and agents"),
-    "control/channel.py": (470, "all messages between agent and child, and their pipe"),
-    "node/context.py": (560, "all that `ctx` offers to user code"),
-    "feed/reader/reader.py": (480, "one feed as its child reads it, under one lock"),
-    "driver/feeds/state.py": (540, "all states and events of one machine"),
     "driver/feeds/transitions.py": (960, "one table of transitions, read as a whole"),
-    "dashboard/pages.py": (520, "all pages, of the same few widgets"),
-    "driver/lifecycle/transitions.py": (555, "one table of transitions, read as a whole"),
-}
-LONG_FUNCTIONS = {  # and why each is one function
-    "driver/launch.py:launch": "one option, one line: to declare it and to hand it on"
 }
 
 FORBIDDEN = {  # calls, and what to write instead
@@ -368,7 +357,7 @@ def docstrings_say_where_a_module_runs(modules: list[Module]) -> Iterator[str]:
             )
 
 
-def files_and_functions_are_short(modules: list[Module]) -> Iterator[str]:
+def files_are_short(modules: list[Module]) -> Iterator[str]:
     for module in modules:
         limit = LONG_FILES.get(module.where, (MAX_LINES, ""))[0]
         lines = len(module.text.splitlines())
@@ -377,24 +366,6 @@ def files_and_functions_are_short(modules: list[Module]) -> Iterator[str]:
                 f"{module.where} has {lines} lines, {limit} are allowed. Does it answer one"
                 f" question? If so, say in LONG_FILES why it is long; if not, split it."
             )
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                size = _code_lines(node)
-                if (
-                    size > MAX_FUNCTION_LINES
-                    and f"{module.where}:{node.name}" not in LONG_FUNCTIONS
-                ):
-                    yield (
-                        f"{module.where}:{node.lineno} {node.name} has {size} lines without its"
-                        f" docstring, {MAX_FUNCTION_LINES} are allowed; split it by its steps"
-                    )
-
-
-def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    first = function.body[0]
-    is_docstring = ast.get_docstring(function) is not None
-    docstring = (first.end_lineno or 0) - first.lineno + 1 if is_docstring else 0
-    return (function.end_lineno or 0) - function.lineno + 1 - docstring
 
 
 def forbidden_calls_are_not_made(modules: list[Module]) -> Iterator[str]:
@@ -429,7 +400,7 @@ RULES: tuple[Rule, ...] = (
     frameworks_are_imported_late,
     core_needs_the_standard_library_only,
     docstrings_say_where_a_module_runs,
-    files_and_functions_are_short,
+    files_are_short,
     forbidden_calls_are_not_made,
 )
 
@@ -538,12 +509,7 @@ BAD: tuple[tuple[Rule, dict[str, str], str], ...] = (
     (core_needs_the_standard_library_only, {"core__a": "import numpy as np"}, "imports numpy"),
     (docstrings_say_where_a_module_runs, {"core__a": '"""It is."""'}, "needs a line `Runs in:"),
     (docstrings_say_where_a_module_runs, {"a": '"""It.\n\nRuns in: hell\n"""'}, "needs a line"),
-    (files_and_functions_are_short, {"core__a": "a = 1\n" * 501}, "501 lines, 500 are allowed"),
-    (
-        files_and_functions_are_short,
-        {"core__a": "def f():\n" + "    a = 1\n" * 60},
-        "core/a.py:1 f has 61 lines",
-    ),
+    (files_are_short, {"core__a": "a = 1\n" * 901}, "901 lines, 900 are allowed"),
     (forbidden_calls_are_not_made, {"a": "import time\ntime.sleep(1)"}, "a.py:2 uses time.sleep"),
     (forbidden_calls_are_not_made, {"a": "from time import sleep"}, "uses time.sleep"),
     (forbidden_calls_are_not_made, {"a": "print(1)"}, "uses print"),
@@ -560,7 +526,6 @@ GOOD: tuple[tuple[Rule, dict[str, str]], ...] = (
     (pyspark_stays_in_its_rooms, {"node__task": "def f():\n  import pyspark"}),
     (frameworks_are_imported_late, {"frameworks__a": "def f():\n  import keras"}),
     (docstrings_say_where_a_module_runs, {"a": '"""It.\n\nRuns in: agent, child. Not often."""'}),
-    (files_and_functions_are_short, {"a": 'def f():\n    """It.' + "\n" * 80 + '    """\n    g()'}),
     (forbidden_calls_are_not_made, {"cli": "print(1)"}),
 )
 
