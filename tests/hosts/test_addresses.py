@@ -50,6 +50,7 @@ def test_nodes_are_known_by_the_address_that_is_reached_and_by_no_name(bed: Bed)
 
 
 @pytest.mark.deep
+@pytest.mark.smoke
 def test_address_that_others_do_not_reach_says_what_to_set(bed: Bed) -> None:
     bed["h1"].add_address(f"{ELSEWHERE}/32", "lo")
     driver = training(bed, bed["h0"].address, "plain", f"SPARKDL_NODE_HOST={ELSEWHERE}")
@@ -66,6 +67,7 @@ def test_address_that_is_not_the_executors_says_what_to_set(bed: Bed) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.smoke
 def test_name_that_means_loopback_at_the_driver_says_what_to_set(bed: Bed) -> None:
     """As Debian has it in /etc/hosts."""
     bed["h0"].know_only(h0="127.0.1.1")

@@ -68,7 +68,7 @@ def is_alive(process: psutil.Process) -> bool:
 @pytest.mark.parametrize(
     ("lose", "rows", "options"),
     [
-        (Host.cut, "cached", "{}"),
+        pytest.param(Host.cut, "cached", "{}", marks=pytest.mark.smoke),
         (Host.power_off, "cached", "{}"),
         (Host.cut, "cached", '{"startup": {"tls": true}}'),
         (Host.cut, "here", "{}"),
@@ -105,7 +105,7 @@ def test_host_that_comes_back_takes_part_again(bed: Bed, host: str, cut_s: float
     assert_trained(driver)
 
 
-@pytest.mark.parametrize("pause_s", [5.0, 20.0, 90.0])
+@pytest.mark.parametrize("pause_s", [pytest.param(5.0, marks=pytest.mark.smoke), 20.0, 90.0])
 def test_paused_host_loses_no_row(bed: Bed, pause_s: float) -> None:
     """All its processes stand still; 90 seconds are more than the lease."""
     driver = trained_until_checkpoint(bed, "--fault-within=0")

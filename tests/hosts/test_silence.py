@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.hosts.bed import Bed, Host, Program
 
@@ -31,8 +32,16 @@ def ends(bed: Bed, server: str) -> tuple[Program, Program]:
     return there, here
 
 
-@pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("lose", [Host.cut, Host.lose_what_comes, Host.lose_what_goes])
+def every_pair(*first: object, smoke: tuple[object, str]) -> list[ParameterSet]:
+    """All of these with all servers; one of them is a smoke test."""
+    pairs = ((one, server) for one in first for server in SERVERS)
+    return [pytest.param(*p, marks=pytest.mark.smoke if p == smoke else ()) for p in pairs]
+
+
+@pytest.mark.parametrize(
+    ("lose", "server"),
+    every_pair(*(Host.cut, Host.lose_what_comes, Host.lose_what_goes), smoke=(Host.cut, "talking")),
+)
 def test_agent_gives_up_before_the_driver_does(
     bed: Bed, lose: Callable[[Host], None], server: str
 ) -> None:
@@ -48,8 +57,7 @@ def is_joined(there: Program, here: Program) -> bool:
     return here.process.poll() is None and "left" not in {e["event"] for e in there.events()}
 
 
-@pytest.mark.parametrize("end", ["h0", "h1"])
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize(("end", "server"), every_pair("h0", "h1", smoke=("h1", "talking")))
 def test_host_whose_processes_stand_still_is_there(bed: Bed, end: str, server: str) -> None:
     """For much longer than the timeout: its kernel answers."""
     there, here = ends(bed, server)
