@@ -106,7 +106,7 @@ class Feeder:
         finally:
             self._stream.close()
         # `halved` goes on where the loop above left it.
-        refused = self._stream.rows_left + self._count(halved)
+        refused = self._stream.rows_left + self._count(halved, MAX_COUNT_S)
         return FedPartition(self._partition, self._stream.rows_stored, refused, num_rows)
 
     @property
@@ -120,7 +120,7 @@ class Feeder:
         """The node whose agent could not be reached, or not any more."""
         return [self._stream.target] if self._stream.is_unreachable else []
 
-    def _count(self, batches: Iterator[pa.RecordBatch], within_s: float = MAX_COUNT_S) -> int:
+    def _count(self, batches: Iterator[pa.RecordBatch], within_s: float) -> int:
         """Return how many rows are left, all of them unwanted; stop after `within_s`."""
         rows, deadline = 0, Deadline.after(within_s)
         for batch in batches:
