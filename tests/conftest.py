@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
@@ -33,6 +34,8 @@ _DEEP_TIMEOUT_S = 1800
 _SLOW = ("spark", "tensorflow", "torch", "jax")
 _LAST = 100
 _MAX_ID_CHARS = 80
+_SUMMED_S = 60.0
+"""Shorter runs print no seconds by folder."""
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Of every JVM of the tests: they live too shortly to win back what optimising them costs."""
 _CLASSES = _ROOT / "build" / "spark.jsa"
@@ -121,6 +124,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             f"pytest {pytest.__version__} and this pytest-xdist do not keep a group on one "
             "worker; install the versions of constraints.txt"
         )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the seconds that the tests of each folder took."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                folder = "/".join(report.nodeid.split("::")[0].split("/")[1:-1])
+                seconds[folder.split("/")[0] or "tests"] += report.duration
+    if seconds.total() >= _SUMMED_S:
+        terminalreporter.section("seconds by folder")
+        found = ", ".join(f"{name} {took:.0f}" for name, took in seconds.most_common())
+        terminalreporter.write_line(f"{seconds.total():.0f}: {found}")
 
 
 def _choose(config: pytest.Config, items: list[pytest.Item], *, is_deep: bool) -> None:
