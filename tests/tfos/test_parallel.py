@@ -66,6 +66,7 @@ def test_task_hands_on_the_gpus_that_spark_assigned(
         Path(args["folder"], "gpus").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
 
     monkeypatch.setattr(local, "assigned_gpus", lambda: ("2", "3", "5"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     args = {"folder": str(tmp_path), "num_gpus": 2}
     list(TFParallel.RunTask(TFParallel.Run(gpus, 1), args, "file://", "/")(numbers(0)))
     assert told(tmp_path) == {"gpus": "2,3"}
