@@ -155,3 +155,16 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[str, ...] | 
         return None
     entries = [entry.strip() for entry in text.split(",")]
     return tuple(takewhile(lambda entry: entry not in ("", "-1"), entries))
+
+
+EXECUTORS_GPUS = "SPARKDL_EXECUTORS_GPUS"
+"""In a Python worker whose CUDA_VISIBLE_DEVICES sparkdl has set: the executor's, or `ALL_GPUS`."""
+ALL_GPUS = "all"
+
+
+def executors_gpus(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return `visible_gpus` of the executor, also where its Python worker has another share."""
+    own = environ.get(EXECUTORS_GPUS)
+    if own == ALL_GPUS:
+        return None
+    return visible_gpus(environ if own is None else {"CUDA_VISIBLE_DEVICES": own})

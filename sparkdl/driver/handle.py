@@ -430,14 +430,14 @@ class Cluster:
         return taken(self._controller, seconds, folder, tool)
 
     @ends_if_interrupted
-    def shutdown(self, grace_s: float | None = None, timeout_s: float | None = None) -> None:
+    def shutdown(self, timeout_s: float | None = None) -> None:
         """End the feeds, wait for `map_fun` to return everywhere, and end all nodes.
 
         A second call does nothing. The SparkContext and other jobs are left alone.
 
         Args:
-            grace_s: how long `map_fun` may take to return; then it is stopped.
-            timeout_s: likewise, for the whole; the shorter of the two counts.
+            timeout_s: how long `map_fun` may take to return; then it is stopped. By default it has
+                no limit.
 
         Raises:
             NodeFailedError: if a node failed, at any time.
@@ -447,10 +447,8 @@ class Cluster:
         if not self.ending.is_wanted():
             self.ending.wait()
             return
-        limits = [limit for limit in (grace_s, timeout_s) if limit is not None]
-        limit_s = min(limits) if limits else None
-        deadline = Deadline.after(limit_s)
-        self._feeds.end(timeout_s=limit_s)
+        deadline = Deadline.after(timeout_s)
+        self._feeds.end(timeout_s=timeout_s)
         in_time = self._controller.wait_for(lambda view: has_ended(view.state), deadline)
         running = self._still_running()
         self.ending.ask(self.spec.settings.grace_s)
@@ -459,9 +457,9 @@ class Cluster:
         self._feeds.raise_problem()
         if not in_time:
             raise ShutdownTimeoutError(
-                f"{running} had not returned from map_fun after {limit_s:g} s and was stopped. If "
-                "it needs longer, for example to export a model, raise grace_s or timeout_s of "
-                "shutdown (in TFCluster: grace_secs or timeout)"
+                f"{running} had not returned from map_fun after {timeout_s:g} s and was stopped. "
+                "If it needs longer, for example to export a model, raise timeout_s of shutdown "
+                "(in TFCluster: timeout)"
             )
         if running:
             raise ResultError(f"the cluster was aborted before {running} had returned")

@@ -29,7 +29,7 @@ from sparkdl.control.descriptors import peer_of
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FrameworkMissingError, SparkConfigError
 from sparkdl.core.links import docs_page
-from sparkdl.core.settings import Environment, visible_gpus
+from sparkdl.core.settings import Environment, executors_gpus, visible_gpus
 
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux, Windows' subsystem for Linux
 
@@ -165,7 +165,8 @@ def share_gpus(
         wanted: how many; `None` for all that Spark assigned, or else for one where there are any.
         assigned: addresses that Spark assigned to the node's task; `None` where it assigns none.
         who: the node, for errors.
-        environ: of the host: its CUDA_VISIBLE_DEVICES says which may be claimed.
+        environ: of the executor: its CUDA_VISIBLE_DEVICES says which may be claimed, and which
+            GPU each of Spark's addresses means.
         wait_s: how long to wait for GPUs to become free.
 
     Raises:
@@ -175,7 +176,7 @@ def share_gpus(
     if wanted == 0:
         return NONE
     if assigned is not None:
-        return _assigned_share(wanted, assigned, who)
+        return _assigned_share(wanted, assigned, who, environ)
     if wanted is not None:
         return _claimed_share(wanted, who, f"num_gpus={wanted}", environ, wait_s)
     if not has_driver() or visible_gpus(environ) == ():
@@ -246,7 +247,35 @@ def claimant_of(uuid: str) -> int | None:
             return 0
 
 
-def _assigned_share(wanted: int | None, assigned: tuple[str, ...], who: str) -> GpuShare:
+def owned_gpus(assigned: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return the GPUs that Spark assigned, as CUDA_VISIBLE_DEVICES names them.
+
+    A number is a place among the GPUs that the executor sees, as in pyspark's distributors: with
+    CUDA_VISIBLE_DEVICES=4,5 on the executor, Spark's GPU 1 is 5.
+
+    Returns:
+        None of them where the executor's variable hides all GPUs.
+
+    Raises:
+        SparkConfigError: if the executor sees some GPUs, but not one of these.
+    """
+    visible = executors_gpus(environ)
+    if not visible:
+        return tuple(assigned) if visible is None else ()
+    unseen = [each for each in assigned if each.isdigit() and int(each) >= len(visible)]
+    if unseen:
+        raise SparkConfigError(
+            f"Spark assigned GPU {', '.join(unseen)}, and the executor on host "
+            f"{socket.gethostname()} sees {len(visible)} GPUs (CUDA_VISIBLE_DEVICES="
+            f"{','.join(visible)!r}). Spark's numbers count these from 0: have the discovery "
+            "script print so many, or unset CUDA_VISIBLE_DEVICES on the executor"
+        )
+    return tuple(visible[int(each)] if each.isdigit() else each for each in assigned)
+
+
+def _assigned_share(
+    wanted: int | None, assigned: tuple[str, ...], who: str, environ: Mapping[str, str]
+) -> GpuShare:
     if wanted is not None and wanted > len(assigned):
         raise SparkConfigError(
             f"{who} on host {socket.gethostname()} was to have {wanted} GPUs (num_gpus={wanted}), "
@@ -256,7 +285,13 @@ def _assigned_share(wanted: int | None, assigned: tuple[str, ...], who: str) -> 
         )
     # Spark's numbers are nvidia-smi's, which are in the order of the PCI bus; CUDA's own need not.
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return GpuShare({"CUDA_VISIBLE_DEVICES": ",".join(assigned[:wanted]), **order})
+    owned = owned_gpus(assigned[:wanted], environ)
+    if wanted and not owned:
+        raise SparkConfigError(
+            f"{_wish(wanted, who, f'num_gpus={wanted}')}, and CUDA_VISIBLE_DEVICES of its executor "
+            "hides all: unset it there, or set num_gpus=0"
+        )
+    return GpuShare({"CUDA_VISIBLE_DEVICES": ",".join(owned), **order})
 
 
 def _claimed_share(

@@ -207,9 +207,10 @@ class TFCluster:
             ssc: a StreamingContext whose end is waited for first, without a limit. It is ended
                 when a node has called `terminate()`, all have returned or one has failed, or a
                 client has asked `server` to stop; its SparkContext stays.
-            grace_secs: if above zero, how long `map_fun` may take to return after the end of the
-                feed. It is not slept.
-            timeout: seconds for the whole; 0 or below for no limit.
+            grace_secs: accepted, without effect. TensorFlowOnSpark sleeps so long after the
+                training, so that `map_fun` can still export a model; here the call waits until
+                `map_fun` has returned.
+            timeout: seconds until `map_fun` must have returned everywhere; 0 or below for no limit.
 
         Raises:
             NodeFailedError: if a node failed.
@@ -224,10 +225,7 @@ class TFCluster:
             raise
         finally:
             self.server.stop()
-            self.cluster.shutdown(
-                grace_s=grace_secs if grace_secs > 0 else None,
-                timeout_s=timeout if timeout > 0 else None,
-            )
+            self.cluster.shutdown(timeout if timeout > 0 else None)
 
     def tensorboard_url(self) -> str | None:
         """Return where TensorBoard answers; `None` if it was not asked for."""

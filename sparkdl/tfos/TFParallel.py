@@ -22,9 +22,13 @@ from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ResultError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.core.options import Feeding
+from sparkdl.core.settings import Settings
+from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.executors.sessions import default_fs, session_of
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
+from sparkdl.driver.slots.placement import needs, outlook
+from sparkdl.driver.slots.preflight import EXECUTORS_WAIT_S, read_topology
 from sparkdl.node.task import Problem, parse_problem
 from sparkdl.tfos.TFSparkNode import TFNodeContext
 from sparkdl.tfos.util import num_gpus
@@ -57,8 +61,10 @@ def run(
         tf_args: anything picklable; a list becomes `sys.argv` in the runs; `num_gpus` is read from
             a namespace or dict.
         num_executors: how many runs.
-        use_barrier: all runs at once, so there have to be as many task slots. `False` runs them as
-            slots come free, and Spark repeats one that has failed (`spark.task.maxFailures`).
+        use_barrier: all runs at once, so there have to be as many task slots. The call waits a
+            moment for executors, longer only if Spark's settings promise enough of them. `False`
+            runs them as slots come free, and Spark repeats one that has failed
+            (`spark.task.maxFailures`).
 
     Raises:
         ConfigError: if it cannot work as asked; nothing was started.
@@ -71,6 +77,7 @@ def run(
     one = Run(map_fn, num_executors)
     if use_barrier:
         options: dict[str, Any] = {"num_gpus": num_gpus(tf_args), "feeding": Feeding(fed=False)}
+        _check_slots(session_of(sc), num_executors, **options)
         with launch(sc, one, tf_args, num_executors, framework="plain", **options) as cluster:
             return _values(cluster.results())
     session = session_of(sc)
@@ -141,6 +148,25 @@ class RunTask:
             except NodeFailedError as error:
                 raise Problem(type(error).__name__, str(error)).error() from error
             yield pa.record_batch({"run": [number], "returned": [encode_value(returned)]})
+
+
+def _check_slots(spark: SparkSession, runs: int, feeding: Feeding, **options: Any) -> None:
+    """Check that all runs fit, unless Spark's settings promise executors that have not come yet.
+
+    A barrier stage of Spark fails where it has fewer slots than tasks, so programs expect it.
+
+    Raises:
+        ConfigError: if they do not fit.
+    """
+    settings = Settings(feeding=feeding)
+    spec = ClusterSpec("", plan_nodes(runs), framework="plain", settings=settings, **options)
+    topology = read_topology(spark, spec, EXECUTORS_WAIT_S)
+    if topology and topology.most is None and outlook(spec, topology) == "may fit":
+        raise ConfigError(
+            f"num_executors={runs}: {needs(runs)} at once, and Spark has {topology.describe()}. "
+            "Ask for fewer runs, give Spark more executors or cores, or set use_barrier=False, "
+            "which starts runs as slots come free"
+        )
 
 
 def _values(returned: Iterable[Mapping[str, Any]]) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -178,6 +179,23 @@ def test_shutdown_raises_what_a_node_raised_only_once_and_the_next_run_is_not_sp
     cluster.shutdown()
     check_that_command_lines_and_old_names_are_there(run)
     assert not processes()
+
+
+@pytest.mark.parametrize("input_mode", list(TFCluster.InputMode))
+def test_shutdown_waits_for_the_training_however_short_the_grace(
+    run: Run, input_mode: TFCluster.InputMode
+) -> None:
+    def export(args: Any, ctx: NodeContext) -> str:
+        if args[0] is SPARK:
+            assert len(ctx.get_data_feed().next_batch(100)) == 10
+        threading.Event().wait(1.0)
+        return "exported"
+
+    cluster = run(export, [input_mode], 2, input_mode=input_mode)
+    if input_mode is SPARK:
+        cluster.train(range(20), 1)
+    cluster.shutdown(grace_secs=0.1)
+    assert cluster.cluster.results() == ["exported", "exported"]
 
 
 def check_that_command_lines_and_old_names_are_there(run: Run) -> None:

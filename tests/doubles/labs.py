@@ -70,7 +70,7 @@ class Lab:
             except BaseException:  # the test's time is over, perhaps
                 for late in wait(answers, _LATER_S).not_done:
                     with suppress(ShutdownTimeoutError):
-                        self.cluster.shutdown(grace_s=0.0)
+                        self.cluster.shutdown(timeout_s=0.0)
                     _answers(self.folder, answers[late]).write_bytes(b"")
                 raise
         return [found[rank] for rank in range(self.size)]

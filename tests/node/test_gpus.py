@@ -64,22 +64,31 @@ def seen(share: gpus.GpuShare) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "assigned", "visible"),
+    ("wanted", "assigned", "visible", "confined"),
     [
-        (None, ("1", "3"), "1,3"),
-        (1, ("1", "3"), "1"),
-        (2, ("1", "3"), "1,3"),
-        (None, ("GPU-8932f937",), "GPU-8932f937"),
-        (None, (), ""),
+        (None, ("1", "3"), "1,3", "5,GPU-b"),
+        (1, ("1", "3"), "1", "5"),
+        (2, ("1", "3"), "1,3", "5,GPU-b"),
+        (None, ("GPU-8932f937",), "GPU-8932f937", "GPU-8932f937"),
+        (None, (), "", ""),
     ],
 )
-def test_what_spark_assigned_is_taken_as_it_counts(
-    wanted: int | None, assigned: tuple[str, ...], visible: str
+def test_gpus_of_spark_are_numbers_among_those_that_the_executor_sees(
+    wanted: int | None, assigned: tuple[str, ...], visible: str, confined: str
 ) -> None:
-    share = gpus.share_gpus(wanted, assigned, "worker:0", {"CUDA_VISIBLE_DEVICES": "7"})
-    assert share == gpus.GpuShare(
-        {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    )
+    for environ, seen in (({}, visible), ({"CUDA_VISIBLE_DEVICES": "4,5,6,GPU-b"}, confined)):
+        share = gpus.share_gpus(wanted, assigned, "worker:0", environ)
+        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        assert share == gpus.GpuShare({"CUDA_VISIBLE_DEVICES": seen, **order})
+
+
+def test_gpu_of_spark_that_the_executor_does_not_see_is_refused_or_stays_hidden() -> None:
+    with pytest.raises(SparkConfigError, match=r"Spark assigned GPU 1, and .* sees 1 GPUs"):
+        gpus.share_gpus(None, ("1",), "worker:0", {"CUDA_VISIBLE_DEVICES": "4"})
+    hidden = {"CUDA_VISIBLE_DEVICES": "-1,2"}
+    assert seen(gpus.share_gpus(None, ("1",), "worker:0", hidden)) == [""]
+    with pytest.raises(SparkConfigError, match="CUDA_VISIBLE_DEVICES of its executor hides all"):
+        gpus.share_gpus(1, ("1",), "worker:0", hidden)
 
 
 def test_more_than_spark_assigned_is_refused_with_the_setting_to_change() -> None:

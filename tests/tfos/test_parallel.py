@@ -15,10 +15,12 @@ from pyspark.sql import SparkSession
 
 from sparkdl.control.values import decode_value
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError
+from sparkdl.core.options import Feeding
 from sparkdl.driver.executors import local
 from sparkdl.tfos import TFParallel
 from sparkdl.tfos.TFSparkNode import TFNodeContext
 from tests.doubles.until import until
+from tests.driver.slots.test_preflight import Executors, context
 
 
 def tell(args: Any, ctx: TFNodeContext) -> Any:
@@ -64,6 +66,7 @@ def test_task_hands_on_the_gpus_that_spark_assigned(
         Path(args["folder"], "gpus").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
 
     monkeypatch.setattr(local, "assigned_gpus", lambda: ("2", "3", "5"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     args = {"folder": str(tmp_path), "num_gpus": 2}
     list(TFParallel.RunTask(TFParallel.Run(gpus, 1), args, "file://", "/")(numbers(0)))
     assert told(tmp_path) == {"gpus": "2,3"}
@@ -84,6 +87,18 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     sc: Any = None
     with pytest.raises(ConfigError, match=text):
         TFParallel.run(sc, *arguments, use_barrier=use_barrier)
+
+
+def test_more_runs_at_once_than_slots_fail_unless_spark_promises_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TFParallel, "EXECUTORS_WAIT_S", 0.1)
+    two = Executors((1, 1))
+    options: dict[str, Any] = {"feeding": Feeding(fed=False), "num_gpus": None}
+    with pytest.raises(ConfigError, match=r"3 nodes need 3 task slots.*use_barrier=False"):
+        TFParallel._check_slots(context("spark://m:7077", two), 3, **options)
+    promised = context("spark://m:7077", two, spark_cores_max="3")
+    TFParallel._check_slots(promised, 3, **options)
 
 
 # on Spark

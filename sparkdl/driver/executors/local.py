@@ -190,7 +190,9 @@ class LocalExecutor(Executor):
             with self._lock:
                 self._feeds.remove(feed)
 
-    def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
+    def scanned_files(
+        self, data: Any, is_local: bool, is_wanted: Callable[[], bool]
+    ) -> ParquetSource:
         """Raise: there are no DataFrames here."""
         raise ConfigError(
             "with executor='local' nodes can only read files of sparkdl.parquet, not a "

@@ -5,8 +5,9 @@ Runs in: driver
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from itertools import islice
 from typing import Any
@@ -22,8 +23,9 @@ from sparkdl.driver.executors.plan import (
     PlannedScan,
     check_shape,
     find_scan,
+    getter,
     items,
-    names_of,
+    texts,
 )
 from sparkdl.driver.executors.plan_filter import Wanted, wanted_rows
 from sparkdl.driver.executors.scored import arrow_schema
@@ -58,10 +60,11 @@ _FOLDERS = (
     spark_types.DateType,
 )
 """Types of partition columns whose values are the same when they come from text."""
-_SEPARATOR = "\x1e\x1d\x1e"
 
 
-def scanned_files(data: Any, is_local: bool) -> ParquetSource:
+def scanned_files(
+    data: Any, is_local: bool, is_wanted: Callable[[], bool] = lambda: True
+) -> ParquetSource:
     """Return the files of a DataFrame's rows, to be read by nodes as they are now.
 
     Nodes can read the files if Spark's plan only scans plain Parquet files. It may choose, rename
@@ -71,6 +74,7 @@ def scanned_files(data: Any, is_local: bool) -> ParquetSource:
 
     Args:
         is_local: refuse files that are not local ones.
+        is_wanted: asked before each footer.
 
     Raises:
         ConfigError: if nodes cannot, or might read other rows; it says why.
@@ -82,7 +86,7 @@ def scanned_files(data: Any, is_local: bool) -> ParquetSource:
     if data.isStreaming:
         raise ConfigError("it is a stream")
     try:
-        return source_of(_scan(data, is_local))
+        return source_of(_scan(data, is_local), is_wanted)
     except ConfigError:
         raise
     except Exception as error:  # of py4j: another Spark has other plans
@@ -100,7 +104,8 @@ def _scan(data: DataFrame, is_local: bool) -> Scan:
     columns, folders = [], []
     for origin, shown in zip(found.origins, data.schema.fields, strict=True):
         kind = _arrow_type(shown.dataType, zone)
-        name = str(found.attributes[origin.number].name())
+        attribute = found.attributes.get(origin.number, {})
+        name = attribute.get("name", "")
         if name in found.partitions:
             if not origin.is_as_stored:
                 raise ConfigError(f"its column {origin.name!r} is made of folders' names")
@@ -108,7 +113,7 @@ def _scan(data: DataFrame, is_local: bool) -> Scan:
             folders.append(_folder(found, name))
             continue
         pick = Pick((found.stored_as(origin), *origin.fields), origin.refuses_nulls)
-        inner = _spark_type(found.attributes[origin.number])
+        inner = _spark_type(name, attribute["dataType"])
         for part in origin.fields:
             assert isinstance(inner, StructType)
             inner = inner[part].dataType
@@ -135,14 +140,15 @@ def _check_for_nodes(frame: DataFrame, found: PlannedScan) -> None:
     hadoop = frame.sparkSession.sparkContext._jsc.hadoopConfiguration()
     if hadoop.get("parquet.crypto.factory.class"):
         raise ConfigError("its files may be encrypted")
-    if shared := {*found.partitions} & {*names_of(relation.dataSchema())}:
+    if shared := {*found.partitions} & found.stored:
         raise ConfigError(f"{min(shared)!r} is a column of files and of folders")
 
 
 def _folder(found: PlannedScan, name: str) -> tuple[int, DataType]:
     """Return a partition column's number and type."""
     place = found.partitions.index(name)
-    kind = _spark_type(found.relation.partitionSchema().apply(place))
+    json_type = found.relation.partitionSchema().apply(place).dataType().json()
+    kind = _spark_type(name, json.loads(json_type))
     if not isinstance(kind, _FOLDERS):
         raise ConfigError(f"{name!r}, which folders say, is of type {kind.simpleString()}")
     return place, kind
@@ -169,27 +175,12 @@ def _files(
 def _listed(session: Any, directories: Any) -> Iterator[tuple[str, str, str]]:
     """Return path, bytes and milliseconds of the last change of all files of directories."""
     # `flatMap` of iterators: a collection's also takes a CanBuildFrom in Spark 3.5's Scala.
-    each = _getter(session, f"{_DATASOURCES}.PartitionDirectory", "files")
+    each = getter(session, f"{_DATASOURCES}.PartitionDirectory", "files")
     files = directories.iterator().flatMap(each).toList()
-    if files.isEmpty():
-        return iter(())
-    # By Scala's `map`: a call of py4j for each getter and file takes seconds for 10,000 files.
+    # Not a call of py4j for each file, which takes seconds for 10,000 files.
     status = f"{_DATASOURCES}.FileStatusWithMetadata"
     names = ("getPath", "getLen", "getModificationTime")
-    getters = (_getter(session, status, name) for name in names)
-    columns = (files.iterator().map(getter).mkString(_SEPARATOR) for getter in getters)
-    return zip(*(str(column).split(_SEPARATOR) for column in columns), strict=True)
-
-
-def _getter(session: Any, of: str, name: str) -> Any:
-    """Return a method without arguments of a Java class as a function of Scala's."""
-    java = session._jvm.java.lang
-    no_types = session.sparkContext._gateway.new_array(java.Class, 0)
-    method = java.Class.forName(of).getMethod(name, no_types)
-    return java.invoke.MethodHandleProxies.asInterfaceInstance(
-        java.Class.forName("scala.Function1"),
-        java.invoke.MethodHandles.publicLookup().unreflect(method),
-    )
+    return zip(*(texts(session, files, status, name) for name in names), strict=True)
 
 
 def _value(row: Any, place: int, kind: DataType) -> str | None:
@@ -204,14 +195,11 @@ def _value(row: Any, place: int, kind: DataType) -> str | None:
     return str(getters.get(kind.simpleString(), row.getLong)(place))
 
 
-# Java objects
-
-
-def _spark_type(attribute: Any) -> DataType:
+def _spark_type(name: str, json_type: Any) -> DataType:
     try:
-        return spark_types._parse_datatype_json_string(attribute.dataType().json())
+        return spark_types._parse_datatype_json_value(json_type)
     except Exception as error:  # noqa: BLE001 (a type of the user's, of which Python knows nothing)
-        raise ConfigError(f"the type of {attribute.name()!r} is not known: {error}") from None
+        raise ConfigError(f"the type of {name!r} is not known: {error}") from None
 
 
 def _arrow_type(kind: DataType, zone: str) -> pa.DataType:

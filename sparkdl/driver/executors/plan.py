@@ -11,8 +11,9 @@ Scoring and feeding use it. A `ConfigError` has the reason against it, for use i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -28,8 +29,12 @@ _VANISHING = (*_TRANSPARENT, "View", "ResolvedHint")
 # Options by which Spark leaves out files that are an error for a node.
 _TOLERANT = ("ignoreCorruptFiles", "ignoreMissingFiles")
 _FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
-_DEFAULT, _HIDDEN = "EXISTS_DEFAULT", "__metadata_col"
-"""Keys in a column's metadata: its value in files that lack it; a mark of metadata columns."""
+_DEFAULT = "EXISTS_DEFAULT"
+"""A key in a column's metadata: its value in files that lack it."""
+_SEPARATOR = "\x1e\x1d\x1e"
+
+Tree = list[dict[str, Any]]
+"""An expression of Spark's as `TreeNode.toJSON` writes it: its nodes in preorder."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,11 @@ class PlannedFilter:
 
     Attributes:
         condition: Spark's expression, a Java object.
-        lower: the projections below it, uppermost first: Spark's expressions by id.
+        lower: the projections below it, uppermost first.
     """
 
     condition: Any
-    lower: tuple[Mapping[int, Any], ...]
+    lower: tuple[Projection, ...]
 
     def origin(self, expression: Any) -> Origin:
         """Return the origin of the column in a part of the condition.
@@ -75,9 +80,31 @@ class PlannedFilter:
             ConfigError: if it is computed.
         """
         origin = below(Origin(str(expression.sql()), -1), expression)
-        for columns in self.lower:
-            origin = below(origin, columns[origin.number])
+        for projection in self.lower:
+            origin = projection.below(origin)
         return origin
+
+
+class Projection:
+    """The columns that a Project of a plan makes, and what it makes them of."""
+
+    def __init__(self, frame: DataFrame, project: Any) -> None:
+        self._list = project.projectList()
+        self._trees = trees(frame, self._list)
+        self._places = {number_of(tree): place for place, tree in enumerate(self._trees)}
+
+    def below(self, origin: Origin) -> Origin:
+        """Follow a column through the projection.
+
+        Raises:
+            ConfigError: if it is computed.
+        """
+        place = self._places[origin.number]
+        *above, last = self._trees[place]
+        if kind_in(last) == "AttributeReference" and {*map(kind_in, above)} <= {"Alias"}:
+            return replace(origin, number=number_of([last]))
+        # Other expressions are few, so they may cost some calls each.
+        return below(origin, self._list.apply(place))
 
 
 @dataclass(frozen=True)
@@ -85,16 +112,18 @@ class PlannedScan:
     """The bottom of a plan.
 
     Attributes:
-        relation: Spark's `HadoopFsRelation`, a Java object as are the attributes.
-        attributes: its columns by their ids.
+        relation: Spark's `HadoopFsRelation`, a Java object.
+        attributes: its columns by their ids, as Spark writes them in JSON.
         origins: where the wanted columns come from.
+        stored: the names of the columns in the files.
         partitions: the columns whose values are in the names of folders.
         filters: the filters that rows must pass.
     """
 
     relation: Any
-    attributes: Mapping[int, Any]
+    attributes: Mapping[int, dict[str, Any]]
     origins: tuple[Origin, ...]
+    stored: frozenset[str]
     partitions: tuple[str, ...]
     filters: tuple[PlannedFilter, ...]
 
@@ -104,12 +133,11 @@ class PlannedScan:
         Raises:
             ConfigError: if files do not hold it.
         """
-        attribute = self.attributes[origin.number]
-        name, tags = str(attribute.name()), attribute.metadata()
-        is_data = name in names_of(self.relation.dataSchema()) and name not in self.partitions
-        if not is_data or tags.contains(_HIDDEN):
+        attribute = self.attributes.get(origin.number)
+        name = str(attribute["name"]) if attribute else ""
+        if attribute is None or name not in self.stored or name in self.partitions:
             raise ConfigError(f"its column {origin.name!r} is not in the files")
-        if tags.contains(_DEFAULT):
+        if _DEFAULT in attribute["metadata"]:
             raise ConfigError(f"its column {origin.name!r} has a default for files that lack it")
         return name
 
@@ -124,17 +152,17 @@ def find_scan(frame: DataFrame, plan: Any, places: Sequence[int], is_local: bool
     Raises:
         ConfigError: if there is none, or settings change what Spark would read; it says why.
     """
-    output = items(plan.output())
-    origins = [Origin(frame.columns[p], int(output[p].exprId().id())) for p in places]
-    projections: list[Mapping[int, Any]] = []
+    # A call of py4j for each column would take minutes for a table of thousands.
+    output, names = trees(frame, plan.output()), frame.columns
+    origins = [Origin(names[place], number_of(output[place])) for place in places]
+    projections: list[Projection] = []
     filters: list[tuple[Any, int]] = []
     while (kind := kind_of(plan)) != "LogicalRelation":
         if kind not in _TRANSPARENT:
             raise ConfigError(f"its rows come through {kind}, not straight from files")
         if kind == "Project":
-            columns = {int(each.exprId().id()): each for each in items(plan.projectList())}
-            origins = [below(origin, columns[origin.number]) for origin in origins]
-            projections.append(columns)
+            projections.append(Projection(frame, plan))
+            origins = [projections[-1].below(origin) for origin in origins]
         elif kind == "Filter":
             # A filter's columns are followed through the projections below it alone.
             filters.append((plan.condition(), len(projections)))
@@ -144,10 +172,13 @@ def find_scan(frame: DataFrame, plan: Any, places: Sequence[int], is_local: bool
     _check_settings(frame)
     if is_local and not _has_local_files(relation):
         raise ConfigError("its files are not local")
-    attributes = {int(each.exprId().id()): each for each in items(plan.output())}
+    # Behind them is `_metadata`, which no file holds.
+    held = trees(frame, plan.output())[: relation.schema().size()]
+    attributes = {number_of(tree): tree[0] for tree in held}
+    stored = frozenset(names_of(relation.dataSchema()))
     partitions = names_of(relation.partitionSchema())
     passed = tuple(PlannedFilter(each, tuple(projections[depth:])) for each, depth in filters)
-    return PlannedScan(relation, attributes, tuple(origins), partitions, passed)
+    return PlannedScan(relation, attributes, tuple(origins), stored, partitions, passed)
 
 
 def check_shape(plan: Any) -> None:
@@ -235,4 +266,45 @@ def items(sequence: Any) -> list[Any]:
 
 def names_of(schema: Any) -> tuple[str, ...]:
     """Return the names of the fields of Spark's `StructType`."""
-    return tuple(str(name) for name in schema.fieldNames())
+    return tuple(field["name"] for field in json.loads(schema.json())["fields"])
+
+
+def texts(session: Any, sequence: Any, of: str, name: str) -> list[str]:
+    """Return what a method of the elements of a Scala sequence returns, as text: by a few calls.
+
+    Args:
+        of: the class that has the method, which takes no arguments.
+    """
+    if sequence.isEmpty():
+        return []
+    each = getter(session, of, name)
+    return str(sequence.iterator().map(each).mkString(_SEPARATOR)).split(_SEPARATOR)
+
+
+def getter(session: Any, of: str, name: str) -> Any:
+    """Return a method without arguments of a Java class as a function of Scala's."""
+    java = session._jvm.java.lang
+    no_types = session.sparkContext._gateway.new_array(java.Class, 0)
+    method = java.Class.forName(of).getMethod(name, no_types)
+    return java.invoke.MethodHandleProxies.asInterfaceInstance(
+        java.Class.forName("scala.Function1"),
+        java.invoke.MethodHandles.publicLookup().unreflect(method),
+    )
+
+
+def trees(frame: DataFrame, sequence: Any) -> list[Tree]:
+    """Return the expressions of a Scala sequence."""
+    found = texts(
+        frame.sparkSession, sequence, "org.apache.spark.sql.catalyst.trees.TreeNode", "toJSON"
+    )
+    return [json.loads(text) for text in found]
+
+
+def kind_in(node: Mapping[str, Any]) -> str:
+    """Return what `kind_of` does for the node of a tree."""
+    return str(node["class"]).rpartition(".")[2]
+
+
+def number_of(tree: Tree) -> int:
+    """Return Spark's id of a named expression."""
+    return int(tree[0]["exprId"]["id"])

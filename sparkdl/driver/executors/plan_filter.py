@@ -165,7 +165,7 @@ class _Reading:
         origin: Origin = self.filter.origin(column)
         if origin.cast is not None or origin.refuses_nulls:
             raise ConfigError(f"its filter is about {origin.name}, which is computed")
-        name = str(self.found.attributes[origin.number].name())
+        name = self.found.attributes.get(origin.number, {}).get("name", "")
         if name in self.found.partitions and not origin.fields:
             self.is_of_folders.add(True)
             return (name,)

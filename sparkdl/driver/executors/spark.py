@@ -321,9 +321,11 @@ class SparkExecutor(Executor):
             start = start_served
         return start_query(data, open_stream, partial(start, options, self.thread))
 
-    def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
+    def scanned_files(
+        self, data: Any, is_local: bool, is_wanted: Callable[[], bool]
+    ) -> ParquetSource:
         """Ask Spark's plan, and the footers of the files; starts no job."""
-        return scanned_files(data, is_local)
+        return scanned_files(data, is_local, is_wanted)
 
     def infer(self, data: Any, spec: FeedSpec, schema: Any, keep: Keep) -> Any:
         """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""

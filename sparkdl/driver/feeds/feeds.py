@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sparkdl.control.rows import CallShape
 from sparkdl.core.deadline import Deadline
@@ -49,6 +49,10 @@ _log = logging.getLogger(__name__)
 _TURN_S = 0.5
 """How often a query is asked whether it is still active."""
 _JOIN_S = 5.0
+_SILENT_S = 10.0
+"""How long a look at files is not worth a line of the log."""
+
+T = TypeVar("T")
 
 
 class Query(Protocol):
@@ -382,8 +386,7 @@ class Feeds:
         """
         files, frame = request.data, None
         if parquet_paths(files) is not None:
-            # In a thread, so that Ctrl-C ends the wait: a storage may not answer for long.
-            files = begin(partial(listed, files, self._spec), f"sparkdl-files-{name}").result()
+            files = self._looked_up(name, partial(listed, files, self._spec))
         if isinstance(files, ParquetSource):
             if request.reader == "spark":
                 raise ConfigError(
@@ -403,9 +406,9 @@ class Feeds:
         # Only a DataFrame has a plan to follow. The error of other data is for `nodes` alone.
         if request.reader == "spark" or not (is_asked or hasattr(request.data, "mapInArrow")):
             return None
-        job = partial(self._executor.scanned_files, request.data, is_local=not is_asked)
+        look = partial(self._executor.scanned_files, request.data, not is_asked)
         try:
-            found = begin(job, f"sparkdl-scan-{name}", self._executor.thread).result()
+            found = self._looked_up(name, look)
         except ConfigError as error:
             if is_asked:
                 raise ConfigError(
@@ -420,6 +423,30 @@ class Feeds:
             *(name, len(found.files), found.num_rows),
         )
         return found
+
+    def _looked_up(self, name: str, look: Callable[[Callable[[], bool]], T]) -> T:
+        """Return what a look at files finds. The look ends with the call of `feed`.
+
+        Args:
+            look: is given a function that says whether its result is still wanted.
+        """
+        is_over = threading.Event()
+        # In a thread, so that Ctrl-C ends the wait: a storage may not answer for long.
+        outcome = begin(
+            lambda: look(lambda: not is_over.is_set()),
+            f"sparkdl-files-{name}",
+            self._executor.thread,
+        )
+        try:
+            if not outcome.wait(_SILENT_S):
+                _log.warning(
+                    "Feed %r: the driver is still reading the footers of the Parquet files. Fewer "
+                    "and larger files need less time",
+                    name,
+                )
+            return outcome.result()
+        finally:
+            is_over.set()
 
     def _show_rows(
         self, runner: FeedRunner, name: str, bar: FeedBar, report: FeedReport | None = None
@@ -447,7 +474,7 @@ class Feeds:
             )
 
 
-def listed(data: Any, spec: ClusterSpec) -> Any:
+def listed(data: Any, spec: ClusterSpec, is_wanted: Callable[[], bool] = lambda: True) -> Any:
     """Return the `ParquetSource` that `data` names, if it names files; else `data` itself.
 
     Raises:
@@ -457,4 +484,4 @@ def listed(data: Any, spec: ClusterSpec) -> Any:
     if named is None:
         return data
     paths = [absolute_url(path, spec.default_fs, spec.working_dir) for path in named.paths]
-    return list_files(paths, named.columns, named.options)
+    return list_files(paths, named.columns, named.options, is_wanted)

@@ -88,7 +88,7 @@ class TFEstimator(
             validation_col=args.validation_indicator_col,
             validation_split=_value(args, "validation_split"),
             seed=_value(args, "seed") or 0,
-            return_timeout_s=float(self._return_timeout_s(args)),
+            return_timeout_s=float(_value(args, "shutdown_timeout")),
             cache=_value(args, "cache"),
             reader=_value(args, "feed_reader"),
             options=self._options(args),
@@ -116,10 +116,6 @@ class TFEstimator(
         columns = sorted(args.input_mapping)
         weight = args.weight_col
         return (*columns, weight) if columns and weight not in (None, *columns) else tuple(columns)
-
-    def _return_timeout_s(self, args: Any) -> float:
-        is_set = self.isSet("grace_secs") and args.grace_secs > 0
-        return float(args.grace_secs) if is_set else float(_value(args, "shutdown_timeout"))
 
     def _save_files(self, storage: Storage) -> None:
         save_code(storage, self.train_fn, self.args)

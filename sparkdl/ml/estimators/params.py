@@ -174,8 +174,7 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("batch_size", 100, _whole(1), "Rows in a batch"),
     ("cluster_size", 1, _whole(1), "Nodes of the cluster, ps included"),
     ("epochs", 1, _whole(1), "How often the data is fed"),
-    ("grace_secs", 30, _int, "Seconds that train_fn may take to return after the last row; counts "
-     "if it is set. It is not slept"),
+    ("grace_secs", 30, _int, "Passed to train_fn; fit waits until train_fn has returned"),
     ("input_mapping", {}, _dict, "DataFrame column to the model's input"),
     ("input_mode", _FROM_SPARK, _input_mode, "How nodes get data; always 1, from Spark"),
     ("master_node", "chief", _text, "Job name of the node that leads"),

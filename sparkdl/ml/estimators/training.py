@@ -201,7 +201,7 @@ class Training:
         except TimeoutError as error:
             raise ShutdownTimeoutError(
                 f"{error}. If train_fn only needs longer, for example to save a model, raise "
-                "grace_secs or shutdown_timeout"
+                "shutdown_timeout"
             ) from None
         if validating is not None:
             validating.result(self.return_timeout_s)

@@ -22,6 +22,7 @@ from sparkdl.control.descriptors import close_fd, nameless_file, peer_of
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
 from sparkdl.core.paths import python_path
+from sparkdl.core.settings import EXECUTORS_GPUS
 from sparkdl.feed.store.session import Session
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring import protocol
@@ -255,6 +256,7 @@ def _environment(device: str) -> dict[str, str]:
         if share is not None and found.get(name) == str(share.cores):
             del found[name]  # Spark's, or this worker's: a task's share, not an executor's
     if device:
+        found.pop(EXECUTORS_GPUS, None)
         found |= {"CUDA_VISIBLE_DEVICES": device, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return found
 

@@ -12,9 +12,11 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.core.errors import InferenceError
+from sparkdl.core.settings import ALL_GPUS, EXECUTORS_GPUS
 from sparkdl.ml.estimators.source import ModelSource, Signature
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
+from sparkdl.node.gpus import owned_gpus
 from sparkdl.values.ndarrays import Array
 
 
@@ -55,8 +57,8 @@ def load_function(source: ModelSource, share: Share | None) -> Predictor:
 def take_share(share: Share) -> None:
     """Limit every framework's cores and GPUs to this worker's share.
 
-    Otherwise a framework takes all of them in each of Spark's workers. Variables that are set
-    already stay.
+    Otherwise a framework takes all of them in each of Spark's workers. Other variables that are
+    set already stay.
     """
     own = {
         "OMP_NUM_THREADS": str(share.cores),
@@ -65,8 +67,12 @@ def take_share(share: Share) -> None:
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "TQDM_DISABLE": "1",  # a bar for each batch, in an executor's log
     }
-    if share.gpus:
-        own |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(share.gpus)}
+    if share.gpus and EXECUTORS_GPUS not in os.environ:
+        own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        # What the executor sees is kept: Spark's next addresses count by it.
+        owned = owned_gpus(share.gpus)
+        os.environ[EXECUTORS_GPUS] = os.environ.get("CUDA_VISIBLE_DEVICES", ALL_GPUS)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(owned)
     for name, value in own.items():
         # Before `make` runs: libraries read these when they are imported.
         os.environ.setdefault(name, value)

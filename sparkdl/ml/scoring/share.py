@@ -14,6 +14,7 @@ from typing import Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import visible_gpus
+from sparkdl.node.gpus import owned_gpus
 
 MODEL_PER = ("auto", "slot", "executor")
 """The unit that has a copy of the model: each task slot, or each executor or each of its GPUs."""
@@ -28,7 +29,7 @@ class Share:
     """The cores and GPUs that a model may use.
 
     Attributes:
-        gpus: the addresses that Spark assigned; None if it assigns none.
+        gpus: the addresses that Spark assigned, see `owned_gpus`; None if it assigns none.
         number: of the partition: spreads tasks over the GPUs if Spark assigns none.
     """
 
@@ -81,7 +82,7 @@ class Sharing:
             return None
         if share.gpus:
             is_crowded = 0 < self.gpus_per_task < 1
-            found = _entry(share.gpus[0], visible_gpus())
+            found = next(iter(owned_gpus(share.gpus[:1])), "")
         elif seen:
             is_crowded = len(seen) < (self.slots or os.cpu_count() or 1)
             found = seen[share.number % len(seen)]
@@ -136,10 +137,3 @@ def seen_gpus() -> tuple[str, ...]:
     if visible is not None:
         return visible
     return tuple(str(number) for number, _ in enumerate(_DEVICES.glob(_NUMBERED)))
-
-
-def _entry(address: str, visible: Sequence[str] | None) -> str:
-    """Return the entry for an address of Spark's, a number among those visible or a UUID."""
-    if visible and address.isdigit() and int(address) < len(visible):
-        return visible[int(address)]
-    return address

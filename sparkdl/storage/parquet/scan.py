@@ -9,7 +9,7 @@ Arrow reads exactly the same values, and refuses the scan wherever that is uncer
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -104,8 +104,11 @@ class _Found:
     nbytes_to_count: int
 
 
-def source_of(scan: Scan) -> ParquetSource:
+def source_of(scan: Scan, is_wanted: Callable[[], bool] = lambda: True) -> ParquetSource:
     """Return a source of the scan's rows; reads the footers, several at a time.
+
+    Args:
+        is_wanted: asked before each footer.
 
     Raises:
         ConfigError: if Arrow's values may differ from Spark's: a file has changed since Spark
@@ -125,12 +128,12 @@ def source_of(scan: Scan) -> ParquetSource:
         raise ConfigError("it reads a file twice")
     # Sorted, because the rows' numbers must not depend on the order of Spark's listing.
     paths = sorted(listed)
-    found = read_footers(paths, partial(_read_footer, system, listed, scan))
+    found = read_footers(paths, partial(_read_footer, system, listed, scan), is_wanted)
     row_groups = [footer.row_groups for footer in found]
     if scan.condition is not None:
         if sum(footer.nbytes_to_count for footer in found) > MAX_COUNTED_NBYTES:
             raise ConfigError("it takes long to count the rows that pass its filter")
-        row_groups = read_footers(paths, partial(_count, system, scan.condition))
+        row_groups = read_footers(paths, partial(_count, system, scan.condition), is_wanted)
     files = tuple(
         DataFile(path, footer.row_nbytes, file.values, file.nbytes)
         for path, footer, file in zip(paths, found, map(listed.get, paths), strict=True)
@@ -192,10 +195,11 @@ def _read_footer(
             metadata, schema = parquet.metadata, parquet.schema_arrow
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+    fields = _in_any_case(schema)
     for column in (*scan.columns, *_asked(scan.condition)):
         if column.pick is None or column.stored == _ANY:
             continue
-        if problem := _problem(column, schema, metadata, scan):
+        if problem := _problem(column, fields, metadata, scan):
             raise ConfigError(f"its column {column.name!r} {problem} in {path}")
     names = {".".join(column.pick.path) for column in scan.columns if column.pick is not None}
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
@@ -235,18 +239,31 @@ def _asked(condition: Condition | None) -> Iterator[ScannedColumn]:
         yield ScannedColumn(".".join(about.path), Pick(about.path), kind, kind)
 
 
+def _in_any_case(fields: Iterable[pa.Field]) -> dict[str, list[pa.Field]]:
+    """Return fields by their names in lower case."""
+    found: dict[str, list[pa.Field]] = {}
+    for field in fields:
+        found.setdefault(field.name.lower(), []).append(field)
+    return found
+
+
 def _problem(
-    column: ScannedColumn, schema: pa.Schema, metadata: pq.FileMetaData, scan: Scan
+    column: ScannedColumn,
+    fields: Mapping[str, list[pa.Field]],
+    metadata: pq.FileMetaData,
+    scan: Scan,
 ) -> str:
     """Return why the values of a column in a file need not be what Spark reads; empty if they are.
 
     The name must occur exactly, and no other name that differs in case only: Spark might read that
     column.
+
+    Args:
+        fields: of the file, by their names in lower case.
     """
     assert column.pick is not None
-    fields = list(schema)
     for depth, name in enumerate(column.pick.path):
-        same = [field for field in fields if field.name.lower() == name.lower()]
+        same = fields.get(name.lower(), [])
         if [field.name for field in same] != [name]:
             names = ", ".join(repr(field.name) for field in same)
             return f"is called {names}" if same else "is missing"
@@ -254,7 +271,7 @@ def _problem(
         if depth < len(column.pick.path) - 1:
             if not pa.types.is_struct(kind):
                 return f"is no field of a struct, but of {kind},"
-            fields = list(kind)
+            fields = _in_any_case(kind)
     if not is_read_as(kind, column.stored):
         return f"is {kind}, which Spark reads as {column.stored},"
     tags = metadata.metadata or {}

@@ -96,6 +96,7 @@ def list_files(
     paths: str | Sequence[str],
     columns: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> ParquetSource:
     """Find Parquet files and read their footers, several at a time.
 
@@ -107,6 +108,7 @@ def list_files(
             must be there on all nodes.
         columns: which columns, in this order; None means all.
         options: how to open the storage, see `storage.locate`. They go to the agents.
+        is_wanted: asked before each footer.
 
     Raises:
         ConfigError: if nothing is found, a file is not Parquet or cannot be read, the storage is
@@ -126,7 +128,7 @@ def list_files(
     found = _find(system, asked, [path for _, path in located])
     partitions = partition_fields(found)
     own = None if columns is None else [n for n in columns if n not in partitions.names]
-    footers = read_footers(list(found), lambda path: _read_footer(system, path, own))
+    footers = read_footers(list(found), lambda path: _read_footer(system, path, own), is_wanted)
     schema = _whole(_agreed_schema(list(found), footers, own), partitions, columns)
     kept = tuple(name for name in partitions.names if name in schema.names)
     files = tuple(
@@ -196,11 +198,23 @@ def _is_date(value: str) -> bool:
         return False
 
 
-def read_footers(files: Sequence[T], read: Callable[[T], F]) -> list[F]:
-    """Return `read`'s result for each file, several at a time; raise its first error."""
+def read_footers(
+    files: Sequence[T], read: Callable[[T], F], is_wanted: Callable[[], bool]
+) -> list[F]:
+    """Return `read`'s result for each file, several at a time; raise its first error.
+
+    Raises:
+        ConfigError: if the result is not wanted any more.
+    """
+
+    def read_if_wanted(file: T) -> F:
+        if not is_wanted():
+            raise ConfigError("reading its files was interrupted")
+        return read(file)
+
     pool = ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), "sparkdl-parquet-footer")
     try:
-        return list(pool.map(read, files))
+        return list(pool.map(read_if_wanted, files))
     finally:
         # After the first error the other footers are not needed.
         pool.shutdown(cancel_futures=True)

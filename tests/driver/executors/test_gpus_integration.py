@@ -10,7 +10,7 @@ import pytest
 import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.tfos import TFCluster
-from tests.doubles.sessions import GPUS_PER_WORKER
+from tests.doubles.sessions import EXECUTORS_GPUS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +44,7 @@ def test_nodes_ask_for_the_gpus_of_their_executors_and_feeders_need_none(
         results = cluster.cluster.results(60)
     jobs, gpus, orders, counts, rows = zip(*results, strict=True)
     assert (set(jobs), set(orders), counts) == ({"worker"}, {"PCI_BUS_ID"}, (1, 1))
-    assert len({int(gpu) for gpu in gpus} & set(range(2 * GPUS_PER_WORKER))) == 2
+    assert len({*gpus} & {*EXECUTORS_GPUS}) == 2
     assert sum(rows) == 100
     with pytest.raises(ConfigError, match=r"num_gpus=2, and Spark gives an executor 1 GPUs"):
         sparkdl.launch(spark_standalone, count_rows, nodes=2, framework="plain", num_gpus=2)

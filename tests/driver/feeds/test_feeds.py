@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.executors.executor import trigger_options
+from sparkdl.driver.feeds import feeds
 from sparkdl.driver.feeds.feeds import listed
 from sparkdl.driver.feeds.report import check_size
 from sparkdl.feed.reader.batches import Tail
@@ -22,6 +25,7 @@ from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab
 from tests.doubles.meetings import STEP_S, Meetings, meet, parts, train
 from tests.doubles.nodes import SOON_S, launch
+from tests.doubles.until import until
 
 MICRO_BATCHES = (1, 0, 1, 3, 40, 2, 1, 1, 1, 18)
 """Rows of each: fewer than nodes, none at all, no multiple of a step."""
@@ -200,3 +204,21 @@ def test_share_that_is_too_large_for_a_message_says_what_to_do() -> None:
 @pytest.mark.parametrize("data", [[1, 2], range(3), object(), iter(["a"])])
 def test_what_names_no_files_is_left_as_it_is(data: Any) -> None:
     assert listed(data, SPEC) is data
+
+
+def test_look_at_files_ends_with_the_call_that_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(feeds, "_SILENT_S", 0.1)
+    over, caller = threading.Event(), threading.get_ident()
+
+    def look(is_wanted: Callable[[], bool]) -> None:
+        assert until(lambda: "still reading the footers" in caplog.text)
+        signal.pthread_kill(caller, signal.SIGINT)
+        assert until(lambda: not is_wanted())
+        over.set()
+
+    own: Any = SimpleNamespace(_executor=SimpleNamespace(thread=thread))
+    with pytest.raises(KeyboardInterrupt):
+        feeds.Feeds._looked_up(own, "x", look)
+    assert over.wait(SOON_S)

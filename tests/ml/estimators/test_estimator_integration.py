@@ -74,8 +74,10 @@ def test_validation_rows_that_nobody_reads_and_results_that_cannot_travel_do_no_
 
 
 def test_train_fn_that_does_not_return_is_ended_with_an_error(frame: DataFrame) -> None:
-    with pytest.raises(ShutdownTimeoutError, match="grace_secs or shutdown_timeout"):
-        plain(train_fns.never_return).setGraceSecs(1).fit(frame)
+    # grace_secs is passed to train_fn, and ends nothing.
+    late = plain(train_fns.never_return).setGraceSecs(1).setShutdownTimeout(2)
+    with pytest.raises(ShutdownTimeoutError, match=r"after 2 s\..* raise shutdown_timeout"):
+        late.fit(frame)
 
 
 def test_error_of_train_fn_reaches_the_driver(frame: DataFrame) -> None:

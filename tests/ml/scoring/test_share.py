@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from sparkdl.ml.scoring.function import take_share
 from sparkdl.ml.scoring.share import Share, Sharing, sharing_of
+from sparkdl.node.gpus import owned_gpus
 
 TASK = Share(1, None, 5)
 ASSIGNED = Share(1, ("1",), 5)
@@ -45,12 +49,16 @@ def test_slots_share_a_model_where_they_are_to_or_outnumber_the_gpus(
     assert sharing.device(share, seen) == device
 
 
-def test_address_of_spark_is_a_number_among_the_gpus_that_the_executor_may_see(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("visible", "second"), [("GPU-a,GPU-b", "GPU-b"), (None, "1")])
+def test_worker_that_is_used_again_counts_the_gpus_of_its_executor(
+    visible: str | None, second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    assert Sharing("executor").device(ASSIGNED, ()) == "GPU-b"
-    assert Sharing("executor").device(Share(1, ("GPU-c",)), ()) == "GPU-c"
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    with patch.dict(os.environ, environ, clear=True):
+        assert Sharing("executor").device(ASSIGNED, ()) == second
+        take_share(ASSIGNED)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == second
+        assert owned_gpus(["1"]) == (second,)
 
 
 @pytest.mark.parametrize(
