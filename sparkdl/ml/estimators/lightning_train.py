@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from sparkdl.ml.estimators.torch_module import (
     returned,
     say,
 )
+from sparkdl.ml.estimators.torch_shapes import unmixed
 from sparkdl.ml.estimators.torch_train import Watch
 from sparkdl.ml.scoring.torch import module_content, module_signature
 
@@ -72,6 +74,8 @@ def train_by_lightning(task: LightningTask, ctx: NodeContext) -> dict[str, Any]:
         shuffle=task.shuffle,
         seed=task.seed or 0,
     )
+    for name in ("training_step", "validation_step"):
+        _watch_first(module, name)
     trainer = home.Trainer(**_arguments(task, ctx, notes, home))
     trainer.fit(module, data, ckpt_path=notes.path if task.saves else None)
     state = full_state(module) if notes.best is None else notes.best
@@ -93,6 +97,23 @@ def _home(module: Any) -> Any:
 
 def _dtype(module: Any) -> Any:
     return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+
+
+def _watch_first(module: Any, name: str) -> None:
+    """Look at the shapes that the first call of a step compares."""
+    step = getattr(module, name)
+
+    @wraps(step)
+    def first(*args: Any, **kwargs: Any) -> Any:
+        delattr(module, name)
+        batch = kwargs.get("batch", args[0] if args else None)
+        if not isinstance(batch, tuple | list):  # a step that takes the loader's iterator
+            return step(*args, **kwargs)
+        sources = dict(zip(("features", "label"), batch, strict=False))
+        with unmixed(f"{type(module).__name__}.{name}", sources):
+            return step(*args, **kwargs)
+
+    setattr(module, name, first)
 
 
 def _arguments(task: LightningTask, ctx: NodeContext, notes: Any, home: Any) -> dict[str, Any]:

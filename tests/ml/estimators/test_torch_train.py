@@ -163,6 +163,25 @@ def test_several_inputs_and_outputs_and_shapes() -> None:
     assert signature_of(result) == ["twice (float32 [?, 1])", "sum (float32 [?])"]
 
 
+def test_rows_that_a_loss_or_metric_mixes_are_refused_before_the_first_step() -> None:
+    def mixing(output: Any, label: Any) -> Any:
+        return ((output - label) ** 2).mean()
+
+    def classes(output: Any, label: Any) -> Any:
+        return (output - label).abs()
+
+    ctx: Any = Alone(x=X, y=Y)
+    error = r"the loss mixing puts output \[46, 1\] beside label \[46\]: PyTorch broadcasts"
+    with pytest.raises(ConfigError, match=error):
+        train(task(loss=mixing), ctx)
+    fitting = task(loss=lambda o, y: mixing(o[:, 0], y), metrics={"mine": mixing})
+    with pytest.raises(ConfigError, match=r"the metric 'mine' puts output \[46, 1\] beside"):
+        train(fitting, ctx)
+    # As many rows as outputs: PyTorch would take the labels of rows for those of outputs.
+    with pytest.raises(ConfigError, match=r"the loss classes failed on output float32 \[2, 3\]"):
+        train(task(made=linear(3, 3), loss=classes, batch_size=3), ctx)
+
+
 def test_own_training_function_trains_the_model_in_place() -> None:
     def train_fn(model: Any, args: Any, ctx: Any) -> dict[str, Any]:
         for batch in ctx.torch_dataset(args.batch_size):
