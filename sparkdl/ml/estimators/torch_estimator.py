@@ -17,7 +17,11 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
 from sparkdl.ml.estimators.checks import Inputs, check_fits, check_schema
 from sparkdl.ml.estimators.columns import check_travels
-from sparkdl.ml.estimators.lightning_train import LightningTask, train_by_lightning
+from sparkdl.ml.estimators.lightning_train import (
+    LightningTask,
+    check_trainer_args,
+    train_by_lightning,
+)
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.network import NetworkEstimator
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, TORCH, TRAINING
@@ -36,7 +40,6 @@ if TYPE_CHECKING:
 
 _OBJECTS = ("optimizer", "optimizer_args", "loss", "metrics", "trainer_args")
 """Parameters whose values may be objects; they are saved like the user's functions."""
-_OWN = ("devices", "max_epochs", "num_nodes")
 _WEIGHT = "the column sample_weight"
 _SHARED = (
     *("input_mapping", "input_shapes", "output_cols", "batch_size", "epochs", "model_dir"),
@@ -260,10 +263,6 @@ class LightningEstimator(ModuleEstimator, params=[*_SHARED, "trainer_args"]):
 
     def _work(self) -> tuple[Callable[[Any, Any], Any], LightningTask]:
         given = self.getTrainerArgs()
-        if refused := [name for name in _OWN if name in given]:
-            raise ConfigError(
-                f"trainer_args has {', '.join(refused)}: set num_workers and epochs of the "
-                "estimator instead"
-            )
+        check_trainer_args(given, () if callable(self._callbacks) else self._callbacks)
         task = LightningTask(trainer_args=given, **self._task_fields())
         return train_by_lightning, task

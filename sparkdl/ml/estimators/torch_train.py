@@ -404,13 +404,18 @@ class Watch:
     metrics: Mapping[str, Any]
     state: tuple[float | None, int] = (None, 0)
 
+    @property
+    def name(self) -> str:
+        """The metric."""
+        return self.stopping.monitor or ("val_loss" if self.validates else "loss")
+
     def improves(self, logs: Mapping[str, float]) -> bool:
         """Take the values of an epoch; return whether they are the best.
 
         Raises:
             ConfigError: if there is no such metric.
         """
-        name = self.stopping.monitor or ("val_loss" if self.validates else "loss")
+        name = self.name
         if name not in logs:
             raise ConfigError(
                 f"early_stopping_monitor={name!r} must be one of the history's {', '.join(logs)}"
