@@ -31,7 +31,7 @@ from sparkdl.ml.estimators.torch_module import (
 )
 from sparkdl.ml.estimators.torch_shapes import unmixed
 from sparkdl.ml.estimators.torch_train import Watch
-from sparkdl.ml.scoring.torch import module_content, module_signature
+from sparkdl.ml.scoring.torch import module_content, module_signature, uncompiled
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
@@ -55,7 +55,14 @@ def train_by_lightning(task: LightningTask, ctx: NodeContext) -> dict[str, Any]:
         FrameworkMissingError: if TensorBoard is to log and is not installed.
     """
     check_board(task)
-    module = made(task, ctx)
+    given = made(task, ctx)
+    module = uncompiled(given)
+    if module is given:
+        for name in ("training_step", "validation_step"):
+            _watch_first(module, name)
+    else:
+        # The Trainer compiles each step of a compiled module, and not its call.
+        module._compiled_call_impl = None
     home = _home(module)
     # `nn.Module` itself has one, which only raises.
     if type(module).forward is import_module("torch").nn.Module.forward:
@@ -75,13 +82,11 @@ def train_by_lightning(task: LightningTask, ctx: NodeContext) -> dict[str, Any]:
         shuffle=task.shuffle,
         seed=task.seed or 0,
     )
-    for name in ("training_step", "validation_step"):
-        _watch_first(module, name)
     trainer = home.Trainer(**_arguments(task, ctx, home))
     _check_averaging(trainer.callbacks, module)
     # After the construction: the trainer would take `notes` for a checkpoint of its own.
     trainer.callbacks.append(notes)
-    trainer.fit(module, data, ckpt_path=notes.path if task.saves else None)
+    trainer.fit(given, data, ckpt_path=notes.path if task.saves else None)
     state = full_state(module) if notes.best is None else notes.best
     found = returned(content, state, arrange.sample, "", task, ctx) if ctx.is_chief else {}
     return {**found, "history": notes.history}

@@ -45,7 +45,7 @@ from sparkdl.ml.estimators.torch_module import (
     wrapped,
 )
 from sparkdl.ml.estimators.torch_shapes import unmixed
-from sparkdl.ml.scoring.torch import module_content, module_signature
+from sparkdl.ml.scoring.torch import module_content, module_signature, uncompiled
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +105,7 @@ def train(task: TorchTask, ctx: NodeContext) -> dict[str, Any]:
     """
     check_board(task)
     device = join(ctx)
-    module = made(task, ctx)
+    module = uncompiled(made(task, ctx))
     inputs = inputs_of(module_signature(module), task)
     # Pickled before the training, so that a module that cannot travel costs no epochs: a strategy
     # changes its class.

@@ -16,6 +16,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.torch_shapes import unmixed
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
+from sparkdl.ml.scoring.torch import uncompiled
 from sparkdl.values.ndarrays import Array
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class _Trained:
 
     def __init__(self, spec: TorchSpec) -> None:
         self.spec = spec
-        self.model = spec.model_fn()
+        self.model = uncompiled(spec.model_fn())
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = spec.optimizer_fn(self.trainable)
         trainable = {id(parameter) for parameter in self.trainable}

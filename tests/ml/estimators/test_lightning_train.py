@@ -18,6 +18,7 @@ from sparkdl.ml.estimators.lightning_train import (
     check_trainer_args,
     train_by_lightning,
 )
+from sparkdl.ml.scoring.torch import module_of
 from tests.doubles.lazy import Lazy
 from tests.ml.torch_fits import line
 
@@ -125,6 +126,17 @@ def test_epochs_that_were_not_validated_have_no_value_and_are_not_judged() -> No
     assert [value is None for value in history["val_loss"]] == [True, False, True, False]
     assert [len(values) for values in history.values()] == [4, 4, 4]
     assert ctx.passes == {"input": 4, "validation": 2}
+
+
+@lightning
+@its_warnings
+def test_compiled_module_of_lightning_is_returned_plain() -> None:
+    made = lambda: torch.compile(line(), backend="eager")  # noqa: E731
+    result = fit({}, Alone(2), made=made, validates=False, epochs=1)
+    module = module_of(result["content"])
+    assert type(module).__name__ == "Line"
+    assert next(iter(module.state_dict())) == "net.0.weight"
+    assert result["history"]["loss"]
 
 
 @lightning
