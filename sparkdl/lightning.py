@@ -236,7 +236,7 @@ class FeedDataModule(Adopted):
         for stage, feed in (("val", validation), ("test", test)):
             if feed is not None:  # Lightning takes a missing method for a missing loader
                 self._feeds[stage] = {"feed": feed, "pad": options.get("pad")}
-                setattr(self, f"{stage}_dataloader", partial(self._loader, stage))
+                setattr(self, f"{stage}_dataloader", partial(self._rows_of, stage))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -251,7 +251,15 @@ class FeedDataModule(Adopted):
 
     def train_dataloader(self) -> Any:
         """Return what loads the feed of the training."""
+        if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0):
+            raise ConfigError(
+                "reload_dataloaders_every_n_epochs: Lightning would begin an epoch of the feed "
+                "twice. Leave it out: the loaders last for the whole feed"
+            )
         return _UntilFeedEnds(self._loader("train"), self)
+
+    def _rows_of(self, stage: str) -> Any:
+        return _NoSanityCheck(self._loader(stage), self)
 
     def _loader(self, stage: str) -> Any:
         from torch.utils.data import DataLoader
@@ -285,6 +293,18 @@ class _UntilFeedEnds:
                 *(trainer.current_epoch + 1, trainer.max_epochs),
             )
             trainer.should_stop = True
+
+
+@dataclass(frozen=True)
+class _NoSanityCheck:
+    """A loader that is empty in Lightning's sanity check, whose rows the feed would not repeat."""
+
+    loader: Any
+    data: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        is_check = getattr(self.data.trainer, "sanity_checking", False)
+        return iter(() if is_check else self.loader)
 
 
 class Checkpoint(Adopted):

@@ -136,7 +136,8 @@ class _Tracker:
                 # A metric that was reported step by step already has another axis.
                 key = f"epoch_{name}" if name in run.reported else name
                 for epoch, value in enumerate(values):
-                    self._writer.metric(run, key, value, epoch, now_s)
+                    if value is not None:
+                        self._writer.metric(run, key, value, epoch, now_s)
             if self._options.log_models and span.dataset is not None:
                 self._writer.do(run, partial(self._save_model, run, model, span.dataset))
 

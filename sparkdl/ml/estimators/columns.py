@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 VALIDATION = "validation"
 """The feed of the validation rows."""
 Callbacks = Sequence[Any] | Callable[[], Sequence[Any]]
+History = dict[str, list[Any]]
+"""Metric to its values, one for each epoch; None for an epoch without one."""
 
 
 @dataclass(frozen=True)

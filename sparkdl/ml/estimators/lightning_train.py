@@ -8,12 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.spelling import did_you_mean
 from sparkdl.lightning import TRAINERS, Checkpoint, Environment, FeedDataModule
-from sparkdl.ml.estimators.columns import VALIDATION, check_board, check_travels
+from sparkdl.ml.estimators.columns import VALIDATION, History, check_board, check_travels
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.estimators.torch_batch import floats_as
 from sparkdl.ml.estimators.torch_module import (
@@ -27,8 +29,9 @@ from sparkdl.ml.estimators.torch_module import (
     returned,
     say,
 )
+from sparkdl.ml.estimators.torch_shapes import unmixed
 from sparkdl.ml.estimators.torch_train import Watch
-from sparkdl.ml.scoring.torch import module_content, module_signature
+from sparkdl.ml.scoring.torch import module_content, module_signature, uncompiled
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
@@ -52,7 +55,14 @@ def train_by_lightning(task: LightningTask, ctx: NodeContext) -> dict[str, Any]:
         FrameworkMissingError: if TensorBoard is to log and is not installed.
     """
     check_board(task)
-    module = made(task, ctx)
+    given = made(task, ctx)
+    module = uncompiled(given)
+    if module is given:
+        for name in ("training_step", "validation_step"):
+            _watch_first(module, name)
+    else:
+        # The Trainer compiles each step of a compiled module, and not its call.
+        module._compiled_call_impl = None
     home = _home(module)
     # `nn.Module` itself has one, which only raises.
     if type(module).forward is import_module("torch").nn.Module.forward:
@@ -72,8 +82,11 @@ def train_by_lightning(task: LightningTask, ctx: NodeContext) -> dict[str, Any]:
         shuffle=task.shuffle,
         seed=task.seed or 0,
     )
-    trainer = home.Trainer(**_arguments(task, ctx, notes, home))
-    trainer.fit(module, data, ckpt_path=notes.path if task.saves else None)
+    trainer = home.Trainer(**_arguments(task, ctx, home))
+    _check_averaging(trainer.callbacks, module)
+    # After the construction: the trainer would take `notes` for a checkpoint of its own.
+    trainer.callbacks.append(notes)
+    trainer.fit(given, data, ckpt_path=notes.path if task.saves else None)
     state = full_state(module) if notes.best is None else notes.best
     found = returned(content, state, arrange.sample, "", task, ctx) if ctx.is_chief else {}
     return {**found, "history": notes.history}
@@ -95,10 +108,97 @@ def _dtype(module: Any) -> Any:
     return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
 
 
-def _arguments(task: LightningTask, ctx: NodeContext, notes: Any, home: Any) -> dict[str, Any]:
+def _watch_first(module: Any, name: str) -> None:
+    """Look at the shapes that the first call of a step compares."""
+    step = getattr(module, name)
+
+    @wraps(step)
+    def first(*args: Any, **kwargs: Any) -> Any:
+        delattr(module, name)
+        batch = kwargs.get("batch", args[0] if args else None)
+        if not isinstance(batch, tuple | list):  # a step that takes the loader's iterator
+            return step(*args, **kwargs)
+        sources = dict(zip(("features", "label"), batch, strict=False))
+        with unmixed(f"{type(module).__name__}.{name}", sources):
+            return step(*args, **kwargs)
+
+    setattr(module, name, first)
+
+
+def check_trainer_args(given: Mapping[str, Any], callbacks: Any = ()) -> None:
+    """Check arguments of Lightning's `Trainer`, and callbacks, against the feeds of a fit.
+
+    Raises:
+        ConfigError: if there is no such argument, or it changes when or how often rows are read.
+    """
+    known = [*_FREE, *_REFUSED]
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigError(
+                f"trainer_args has {name!r}: Lightning's Trainer has no such argument, as far as "
+                f"sparkdl knows{did_you_mean(name, known)}"
+            )
+        # By type as well: for Lightning 1.0 is all batches, and 1 is one.
+        allowed, advice = _REFUSED.get(name, ((value,), ""))
+        if not any(value is each or (type(value), value) == (type(each), each) for each in allowed):
+            raise ConfigError(f"trainer_args has {name}={value!r}: {advice}")
+    for each in (*callbacks, *_listed(given.get("callbacks"))):
+        if found := [kind.__name__ for kind in type(each).__mro__ if kind.__name__ in _FINDERS]:
+            raise ConfigError(
+                f"callbacks has a {found[0]}: it reads rows before the training, and the feed has "
+                "them once an epoch. Find the value outside of fit, on a sample of the rows"
+            )
+
+
+def _check_averaging(callbacks: Any, module: Any) -> None:
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    averages = any(type(each).__name__ == "StochasticWeightAveraging" for each in callbacks)
+    if averages and any(isinstance(each, _BatchNorm) for each in module.modules()):
+        raise ConfigError(
+            "StochasticWeightAveraging reads the rows once more for BatchNorm's statistics, and "
+            "the feed has only the epochs of the training: use another norm, or no averaging"
+        )
+
+
+_FEEDS = (
+    "an epoch is one pass over the rows: fit(df.sample(…)) or fit(df.limit(…)) makes it shorter"
+)
+_VALIDATES = "the rows to validate with are fed once an epoch: leave it out"
+_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    **dict.fromkeys(("devices", "num_nodes"), ((), "set num_workers of the estimator instead")),
+    "max_epochs": ((), "set epochs of the estimator instead"),
+    **dict.fromkeys(("limit_train_batches", "limit_val_batches"), ((None, 1.0), _FEEDS)),
+    "overfit_batches": ((0, 0.0), _FEEDS),
+    "fast_dev_run": ((False, 0), _FEEDS),
+    "val_check_interval": ((None, 1.0), _VALIDATES),
+    "num_sanity_val_steps": ((None, 0), _VALIDATES),
+    "reload_dataloaders_every_n_epochs": ((None, 0), "the loaders last for the whole feed"),
+    "check_val_every_n_epoch": (range(1, 1 << 16), "must be a number of epochs, at least 1"),
+}
+"""Arguments that change when or how often rows are read: their harmless values, and advice."""
+_FREE = (
+    # Merged with the estimator's own.
+    *("callbacks", "plugins"),
+    # Defaults here, which these replace.
+    *("strategy", "logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"),
+    # Ends of the training; the rows that remain are left unread.
+    *("min_epochs", "max_steps", "min_steps", "max_time"),
+    *("accelerator", "precision", "log_every_n_steps", "accumulate_grad_batches"),
+    *("gradient_clip_val", "gradient_clip_algorithm", "deterministic", "benchmark"),
+    *("inference_mode", "use_distributed_sampler", "profiler", "detect_anomaly", "barebones"),
+    *("sync_batchnorm", "default_root_dir", "enable_autolog_hparams", "model_registry"),
+    *("limit_test_batches", "limit_predict_batches"),
+)
+"""Arguments that the Trainer is given."""
+_FINDERS = ("BatchSizeFinder", "LearningRateFinder")
+
+
+def _arguments(task: LightningTask, ctx: NodeContext, home: Any) -> dict[str, Any]:
     given = dict(task.trainer_args)
     own = task.callbacks() if callable(task.callbacks) else task.callbacks
-    callbacks = [notes, *own, *_listed(given.pop("callbacks", None))]
+    check_trainer_args(given, own)
+    callbacks = [*own, *_listed(given.pop("callbacks", None))]
     plugins = [Environment(ctx), *_listed(given.pop("plugins", None))]
     logger: Any = False
     if task.tensorboard_dir:
@@ -108,7 +208,7 @@ def _arguments(task: LightningTask, ctx: NodeContext, notes: Any, home: Any) -> 
         "logger": logger,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        # A look at validation rows before the training would take them from the feed.
+        "enable_checkpointing": any(isinstance(e, home.callbacks.Checkpoint) for e in callbacks),
         "num_sanity_val_steps": 0,
         # The user's arguments win over those above, and not over those below, which nodes rely on.
         **given,
@@ -150,7 +250,7 @@ class Notes(Checkpoint):
     A checkpoint to Lightning, which calls those last: all is logged by then.
 
     Attributes:
-        history: metric to its values, one for each epoch.
+        history: metric to its values, one for each epoch; None for an epoch that logged none.
         best: the weights of the best epoch, if the training may stop early.
     """
 
@@ -160,10 +260,12 @@ class Notes(Checkpoint):
         super().__init__(every_epochs=1, ctx=ctx)
         self._task = task
         self._watch = Watch(task.stopping, task.validates, {})
-        self.history: dict[str, list[float]] = {}
+        self.history: History = {}
         self.best: dict[str, Any] | None = None
         self._loss: Any = 0.0
         self._rows = 0
+        self._logged: dict[str, Any] = {}
+        self._is_validated = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Stop at once where the training has been stopped before a restart."""
@@ -181,18 +283,29 @@ class Notes(Checkpoint):
             self._rows += rows
             self._loss = self._loss + loss.detach().double() * rows  # which waits for no GPU
 
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Note that this epoch has been validated."""
+        self._is_validated = not trainer.sanity_checking
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Record all nodes' metrics, stop the training if they no longer improve, and save."""
         own = {"loss": float(self._loss) / self._rows} if self._rows else {}
-        own |= {name: float(value) for name, value in trainer.callback_metrics.items()}
+        # Lightning keeps the last value of each metric: the same tensor where an epoch logs none.
+        found, before = dict(trainer.callback_metrics), self._logged
+        own |= {name: float(x) for name, x in found.items() if x is not before.get(name)}
+        self._logged = found
         # Lightning reduces a metric over nodes only if it is logged with `sync_dist=True`.
         logs = _means(self._ctx.all_gather([self._rows, own]))
         self._loss, self._rows = 0.0, 0
-        for name, value in logs.items():
-            self.history.setdefault(name, []).append(value)
+        epochs = max(map(len, self.history.values()), default=0)
+        for name in dict.fromkeys([*self.history, *logs]):
+            self.history.setdefault(name, [None] * epochs).append(logs.get(name))
         say(self._task, self._ctx, trainer.current_epoch, logs)
+        # `check_val_every_n_epoch` leaves epochs without a value to judge.
+        is_judged = self._is_validated or not self._task.validates or self._watch.name in logs
+        self._is_validated = False
         if self._task.stopping.patience is not None:
-            if self._watch.improves(logs):
+            if is_judged and self._watch.improves(logs):
                 self.best = full_state(pl_module)
             trainer.should_stop = trainer.should_stop or self._watch.stops
         if self._task.saves:

@@ -17,7 +17,11 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
 from sparkdl.ml.estimators.checks import Inputs, check_fits, check_schema
 from sparkdl.ml.estimators.columns import check_travels
-from sparkdl.ml.estimators.lightning_train import LightningTask, train_by_lightning
+from sparkdl.ml.estimators.lightning_train import (
+    LightningTask,
+    check_trainer_args,
+    train_by_lightning,
+)
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.network import NetworkEstimator
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, TORCH, TRAINING
@@ -26,7 +30,7 @@ from sparkdl.ml.estimators.source import NUMBER, Signature, Tensor
 from sparkdl.ml.estimators.torch_batch import check_optimizer, loss_of, metrics_of
 from sparkdl.ml.estimators.torch_module import ModuleTask, inputs_of
 from sparkdl.ml.estimators.torch_train import TorchTask, TrainFn, train
-from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
+from sparkdl.ml.scoring.torch import module_of, module_signature, pickled
 from sparkdl.ml.scoring.torch_model import TorchModel
 
 if TYPE_CHECKING:
@@ -36,7 +40,6 @@ if TYPE_CHECKING:
 
 _OBJECTS = ("optimizer", "optimizer_args", "loss", "metrics", "trainer_args")
 """Parameters whose values may be objects; they are saved like the user's functions."""
-_OWN = ("devices", "max_epochs", "num_nodes")
 _WEIGHT = "the column sample_weight"
 _SHARED = (
     *("input_mapping", "input_shapes", "output_cols", "batch_size", "epochs", "model_dir"),
@@ -59,7 +62,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         # either.
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(model, torch.nn.Module):
-            self._made = module_content(model, "Give a function that makes it on each node")
+            self._made = pickled(model, "Give a function that makes it on each node")
         elif callable(model):
             self._made = model
         else:
@@ -260,10 +263,6 @@ class LightningEstimator(ModuleEstimator, params=[*_SHARED, "trainer_args"]):
 
     def _work(self) -> tuple[Callable[[Any, Any], Any], LightningTask]:
         given = self.getTrainerArgs()
-        if refused := [name for name in _OWN if name in given]:
-            raise ConfigError(
-                f"trainer_args has {', '.join(refused)}: set num_workers and epochs of the "
-                "estimator instead"
-            )
+        check_trainer_args(given, () if callable(self._callbacks) else self._callbacks)
         task = LightningTask(trainer_args=given, **self._task_fields())
         return train_by_lightning, task

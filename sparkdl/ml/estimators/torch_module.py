@@ -260,6 +260,10 @@ def note_inputs(module: Any) -> dict[str, torch.Tensor]:
             tensors = {name: x for name, x in given.items() if hasattr(x, "detach")}
             noted.update({name: _copied(x[:SAMPLE_ROWS]) for name, x in tensors.items()})
 
+    if module._compiled_call_impl is not None:
+        import torch
+
+        note = torch.compiler.disable(note)
     module.register_forward_pre_hook(note, with_kwargs=True)
     return noted
 

@@ -44,7 +44,8 @@ from sparkdl.ml.estimators.torch_module import (
     say,
     wrapped,
 )
-from sparkdl.ml.scoring.torch import module_content, module_signature
+from sparkdl.ml.estimators.torch_shapes import unmixed
+from sparkdl.ml.scoring.torch import module_content, module_signature, uncompiled
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +105,7 @@ def train(task: TorchTask, ctx: NodeContext) -> dict[str, Any]:
     """
     check_board(task)
     device = join(ctx)
-    module = made(task, ctx)
+    module = uncompiled(made(task, ctx))
     inputs = inputs_of(module_signature(module), task)
     # Pickled before the training, so that a module that cannot travel costs no epochs: a strategy
     # changes its class.
@@ -155,6 +156,7 @@ class _Loop:
         self._best: dict[str, Any] | None = None
         self._stops = False
         self._sample: dict[str, torch.Tensor] = {}
+        self._is_tried = False
 
     def run(self) -> tuple[dict[str, list[float]], dict[str, Any], dict[str, Any], Scores]:
         """Train; return the history, the chief's model state, a batch, and the kind of scores."""
@@ -196,6 +198,8 @@ class _Loop:
             self._optimizer.zero_grad()
             with self._kept_norms(rows):
                 loss, output, label = self._forward(self._wrapped, batch)
+            if not self._is_tried:
+                self._try(output, batch)
             # A strategy takes the mean of the nodes' gradients, and nodes differ in rows.
             (loss * (rows * self._world / total())).backward()
             self._optimizer.step()
@@ -275,10 +279,30 @@ class _Loop:
         self._module.eval()
         with torch.no_grad(), naming("the model", **inputs):
             output = self._module(**inputs)
-        label = labels_of(batch, self._task.columns, output)
-        with torch.no_grad(), naming(f"the loss {self._loss.name}", output=output, label=label):
-            self._losses(output, batch, inputs)
+        rows = len(next(iter(inputs.values())))
+        if rows in getattr(output, "shape", ())[1:] and rows > SAMPLE_ROWS:
+            # Another number of rows than of outputs: the loss must not mistake one for the other.
+            self._begin_with({name: values[:-1] for name, values in batch.items()})
+            return
+        self._try(output, batch)
         self._wrapped.train()
+
+    def _try(self, output: Any, batch: dict[str, Any]) -> None:
+        """Compute loss and metrics of the first batch, and look at the shapes that they compare."""
+        import torch
+
+        self._is_tried = True
+        inputs, columns = self._arranged(batch), self._task.columns
+        given = {"output": output, "label": labels_of(batch, columns, output)}
+        sources = {"output": output, "label": [batch[name] for name in columns.labels]}
+        what = f"the loss {self._loss.name}"
+        with torch.no_grad(), naming(what, **given), unmixed(what, sources):
+            loss, _, label = self._losses(output, batch, inputs)
+        for name, metric in self._metrics.items():
+            means = Means(self._loss, {name: metric}, self._reduce, self._device)
+            what, sources = f"the metric {name!r}", {"output": output, "label": label}
+            with naming(what, **sources), unmixed(what, sources):
+                means.add(loss, output, label, 1)
 
     def _forward(self, module: Any, batch: dict[str, Any]) -> tuple[Any, Any, Any]:
         """Return loss, output and label of a batch."""
@@ -380,13 +404,18 @@ class Watch:
     metrics: Mapping[str, Any]
     state: tuple[float | None, int] = (None, 0)
 
+    @property
+    def name(self) -> str:
+        """The metric."""
+        return self.stopping.monitor or ("val_loss" if self.validates else "loss")
+
     def improves(self, logs: Mapping[str, float]) -> bool:
         """Take the values of an epoch; return whether they are the best.
 
         Raises:
             ConfigError: if there is no such metric.
         """
-        name = self.stopping.monitor or ("val_loss" if self.validates else "loss")
+        name = self.name
         if name not in logs:
             raise ConfigError(
                 f"early_stopping_monitor={name!r} must be one of the history's {', '.join(logs)}"

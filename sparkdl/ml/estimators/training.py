@@ -40,7 +40,7 @@ from sparkdl.driver.executors.sessions import default_fs
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
-from sparkdl.ml.estimators.columns import VALIDATION
+from sparkdl.ml.estimators.columns import VALIDATION, History
 from sparkdl.storage.systems import locate, open_storage
 
 _log = logging.getLogger(__name__)
@@ -276,13 +276,14 @@ class TrainingSummary:
     """The result of a `fit`.
 
     Attributes:
-        history: metric to its values, one for each epoch, as the chief returned them.
+        history: metric to its values, one for each epoch, as the chief returned them; None for an
+            epoch without one.
         feed: what became of the training rows.
         seconds: from the launch of the nodes to their end.
         results: what `train_fn` returned on each node, by rank.
     """
 
-    history: dict[str, list[float]] = field(default_factory=dict)
+    history: History = field(default_factory=dict)
     feed: FeedReport = field(default_factory=FeedReport)
     seconds: float = 0.0
     results: tuple[Any, ...] = ()
@@ -304,10 +305,10 @@ class TrainingSummary:
         return max(map(len, self.history.values()), default=0)
 
 
-def warn_of_no_numbers(losses: Iterable[float]) -> None:
+def warn_of_no_numbers(losses: Iterable[float | None]) -> None:
     """Log a warning if the loss of an epoch is NaN or infinite, as its model's weights may be."""
     for epoch, loss in enumerate(losses, 1):
-        if not math.isfinite(loss):
+        if loss is not None and not math.isfinite(loss):
             _log.warning(
                 "The loss of epoch %d is %s: do not use this model. Look for NaN and infinite "
                 "numbers in the columns, reduce the learning rate, or clip gradients",
@@ -317,18 +318,18 @@ def warn_of_no_numbers(losses: Iterable[float]) -> None:
             return
 
 
-def history_of(result: Any) -> dict[str, list[float]]:
+def history_of(result: Any) -> History:
     """Return the history in what `train_fn` returned: itself, or its entry `history`.
 
-    It is a dict from names to lists of numbers, like `History.history` of Keras; anything else is
-    no history, and gives an empty one.
+    It is a dict from names to lists of numbers, or of None, like `History.history` of Keras;
+    anything else is no history, and gives an empty one.
     """
     if isinstance(result, Mapping) and isinstance(result.get("history"), Mapping):
         result = result["history"]
     if not isinstance(result, Mapping):
         return {}
     return {
-        str(name): [float(value) for value in values]
+        str(name): [None if value is None else float(value) for value in values]
         for name, values in result.items()
-        if isinstance(values, (list, tuple)) and all(isinstance(v, Real) for v in values)
+        if isinstance(values, (list, tuple)) and all(isinstance(v, Real | None) for v in values)
     }

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.torch_shapes import unmixed
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
+from sparkdl.ml.scoring.torch import uncompiled
 from sparkdl.values.ndarrays import Array
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class _Trained:
 
     def __init__(self, spec: TorchSpec) -> None:
         self.spec = spec
-        self.model = spec.model_fn()
+        self.model = uncompiled(spec.model_fn())
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = spec.optimizer_fn(self.trainable)
         trainable = {id(parameter) for parameter in self.trainable}
@@ -146,17 +148,27 @@ class TorchLearner:
             return _metrics(self._loss(batch), batch)
 
     def _loss(self, batch: dict[str, Array]) -> torch.Tensor:
-        import torch
+        return _loss(self._spec, self._trained.model, _tensors_of(batch))
 
-        # Copies, because PyTorch warns of arrays that cannot be written to.
-        tensors = {name: torch.from_numpy(np.array(array)) for name, array in batch.items()}
-        loss = self._spec.loss_fn(self._trained.model, tensors)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise ConfigError(
-                f"loss_fn returned {type(loss).__name__}: it must return the mean over the batch "
-                "as a tensor of one number"
-            )
-        return loss
+
+def _tensors_of(batch: dict[str, Array]) -> dict[str, torch.Tensor]:
+    """Return a batch as the user's loss takes it."""
+    import torch
+
+    # Copies, because PyTorch warns of arrays that cannot be written to.
+    return {name: torch.from_numpy(np.array(array)) for name, array in batch.items()}
+
+
+def _loss(spec: TorchSpec, model: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    loss = spec.loss_fn(model, tensors)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise ConfigError(
+            f"loss_fn returned {type(loss).__name__}: it must return the mean over the batch as a "
+            "tensor of one number"
+        )
+    return loss
 
 
 class TorchMaster(Master):
@@ -180,6 +192,17 @@ class TorchMaster(Master):
     def columns(self) -> tuple[Column, ...]:
         """Return which columns are kept."""
         return tuple(Column(name) for name in self._columns)
+
+    def begin(self, sample: dict[str, Array]) -> None:
+        """Compute the loss of some rows, and look at the shapes that it compares."""
+        import torch
+
+        # Several rows: a single one is compared with no other.
+        rows = {name: np.repeat(array, 3, axis=0) for name, array in sample.items()}
+        tensors, model, spec = _tensors_of(rows), self._trained.model, self._trained.spec
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), unmixed("loss_fn", tensors):
+            _loss(spec, model.eval(), tensors)
+        model.train()
 
     def state(self) -> list[Array]:
         """Return what workers need."""

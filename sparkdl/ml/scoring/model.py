@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.columns import named
+from sparkdl.ml.estimators.columns import History, named
 from sparkdl.ml.estimators.describe import signature_of
 from sparkdl.ml.estimators.keras_model import code_in, from_content, is_keras_file
 from sparkdl.ml.estimators.namespace import Namespace
@@ -104,8 +104,8 @@ class FittedModel(ScoringModel):
         return self._summary
 
     @property
-    def history(self) -> dict[str, list[float]]:
-        """Metric to its values, one for each epoch."""
+    def history(self) -> History:
+        """Metric to its values, one for each epoch; None for an epoch without one."""
         return self.summary.history
 
     def history_plot(self) -> Figure:

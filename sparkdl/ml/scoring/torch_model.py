@@ -46,7 +46,8 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
 
     Args:
         model: the path of a saved model that driver and executors can read, or a
-            `torch.nn.Module`, which travels to the executors by pickle as it is now.
+            `torch.nn.Module`, which travels to the executors by pickle as it is now, and without
+            `torch.compile`.
 
     Raises:
         ConfigError: if the module cannot travel.

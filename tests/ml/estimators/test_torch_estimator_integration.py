@@ -269,7 +269,7 @@ def test_module_says_what_it_takes_before_nodes_start(
     with pytest.raises(ConfigError, match=r"model's weights take .* set model_dir"):
         TorchEstimator(torch.nn.Linear(2, 2_000_000), loss="MSELoss", features_col="a").fit(points)
     with pytest.raises(
-        ConfigError, match="trainer_args has max_epochs: set num_workers and epochs"
+        ConfigError, match="trainer_args has max_epochs=3: set epochs of the estimator"
     ):
         LightningEstimator(line, trainer_args={"max_epochs": 3}, features_col="a").fit(points)
     with pytest.raises(

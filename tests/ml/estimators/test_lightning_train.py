@@ -1,0 +1,165 @@
+"""What `LightningEstimator` checks and hands to Lightning, without nodes."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.columns import Columns, EarlyStopping
+from sparkdl.ml.estimators.lightning_train import (
+    _FREE,
+    _REFUSED,
+    LightningTask,
+    _watch_first,
+    check_trainer_args,
+    train_by_lightning,
+)
+from sparkdl.ml.scoring.torch import module_of
+from tests.doubles.lazy import Lazy
+from tests.ml.torch_fits import line
+
+torch: Any = Lazy("torch")
+pytestmark = [pytest.mark.torch]
+
+
+def test_first_call_of_a_step_may_not_mix_rows() -> None:
+    class Steps:
+        net = torch.nn.Linear(3, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, y = batch
+            return (self.net(x) - y).abs().mean()
+
+    module, batch = Steps(), (torch.ones(4, 3), torch.ones(4))
+    _watch_first(module, "training_step")
+    error = r"Steps.training_step puts features \[4, 1\] beside label \[4\]: PyTorch"
+    with pytest.raises(ConfigError, match=error):
+        module.training_step(batch, 0)
+    assert module.training_step(batch, 0).ndim == 0, "later calls are the module's own"
+
+
+lightning = pytest.mark.skipif(not find_spec("lightning"), reason="Lightning is not installed")
+its_warnings = pytest.mark.filterwarnings("ignore")
+
+
+class Alone:
+    """The context of a node without others; its feeds count their passes that were begun."""
+
+    num_workers, rank, is_chief, last_checkpoint, is_draining = 1, 0, True, None, False
+    member = SimpleNamespace(role=SimpleNamespace(is_trainer=True))
+    world = SimpleNamespace(trainers=[SimpleNamespace(host="127.0.0.1", port=1)])
+
+    def __init__(self, batches: int) -> None:
+        self.batches, self.passes = batches, dict.fromkeys(("input", "validation"), 0)
+
+    def torch_dataset(self, batch_size: int, *_: Any, feed: str, **_options: Any) -> Any:
+        ctx = self
+
+        class Feed(torch.utils.data.IterableDataset):  # type: ignore[misc]
+            def __iter__(self) -> Any:
+                ctx.passes[feed] += 1
+                for _ in range(ctx.batches):
+                    yield {"x": torch.ones(batch_size, 3), "y": torch.ones(batch_size)}
+
+        return Feed()
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+def fit(trainer_args: dict[str, Any], ctx: Any, **fields: Any) -> dict[str, Any]:
+    columns = Columns({"x": ""}, {"y": ""})
+    given = {"made": line, "batch_size": 4, "epochs": 4, "seed": 1, "validates": True, **fields}
+    args = {"accelerator": "cpu", **trainer_args}
+    return train_by_lightning(
+        LightningTask(columns=columns, name="fit", trainer_args=args, **given), ctx
+    )
+
+
+@lightning
+def test_table_of_the_trainers_arguments_is_whole() -> None:
+    import inspect
+
+    from lightning.pytorch import Trainer
+
+    assert sorted([*_FREE, *_REFUSED]) == sorted([*inspect.signature(Trainer).parameters])
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"num_sanity_val_steps": -1}, "num_sanity_val_steps=-1: the rows to validate with are"),
+        ({"limit_train_batches": 1}, "limit_train_batches=1: an epoch is one pass"),
+        ({"limit_val_batches": 0}, "limit_val_batches=0: "),
+        ({"overfit_batches": 2}, "overfit_batches=2: "),
+        ({"fast_dev_run": True}, "fast_dev_run=True: "),
+        ({"val_check_interval": 10}, "val_check_interval=10: "),
+        ({"check_val_every_n_epoch": None}, "check_val_every_n_epoch=None: must be a number"),
+        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1: the load"),
+        ({"num_nodes": 2}, "num_nodes=2: set num_workers"),
+        ({"max_step": 2}, "no such argument.*; did you mean 'max_steps'"),
+    ],
+)
+def test_argument_that_changes_how_often_rows_are_read_is_refused(given: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        check_trainer_args(given)
+
+
+def test_harmless_values_pass_and_callbacks_that_read_rows_are_refused() -> None:
+    check_trainer_args({"limit_train_batches": 1.0, "num_sanity_val_steps": 0, "max_steps": 5})
+    finder = type("BatchSizeFinder", (), {})()
+    for given, callbacks in (({}, [finder]), ({"callbacks": finder}, [])):
+        with pytest.raises(ConfigError, match="a BatchSizeFinder: it reads rows before the train"):
+            check_trainer_args(given, callbacks)
+
+
+@lightning
+@its_warnings
+def test_epochs_that_were_not_validated_have_no_value_and_are_not_judged() -> None:
+    ctx = Alone(1)
+    args = {"check_val_every_n_epoch": 2, "enable_checkpointing": False}
+    history = fit(args, ctx, stopping=EarlyStopping(3))["history"]
+    assert [value is None for value in history["val_loss"]] == [True, False, True, False]
+    assert [len(values) for values in history.values()] == [4, 4, 4]
+    assert ctx.passes == {"input": 4, "validation": 2}
+
+
+@lightning
+@its_warnings
+def test_compiled_module_of_lightning_is_returned_plain() -> None:
+    made = lambda: torch.compile(line(), backend="eager")  # noqa: E731
+    result = fit({}, Alone(2), made=made, validates=False, epochs=1)
+    module = module_of(result["content"])
+    assert type(module).__name__ == "Line"
+    assert next(iter(module.state_dict())) == "net.0.weight"
+    assert result["history"]["loss"]
+
+
+@lightning
+@its_warnings
+@pytest.mark.parametrize("steps", [None, -1])
+def test_sanity_check_takes_no_rows_of_the_feed(steps: int | None) -> None:
+    import lightning.pytorch as pl
+
+    from sparkdl.lightning import FeedDataModule
+
+    ctx: Any = Alone(1)
+    data = FeedDataModule(4, "x", "y", validation="validation", ctx=ctx, collate_fn=_columns)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        num_sanity_val_steps=steps,
+        enable_checkpointing=False,
+        **quiet,
+    )
+    trainer.fit(line(), data)
+    assert ctx.passes["validation"] == 2
+
+
+def _columns(batch: Any) -> Any:
+    return batch["x"], batch["y"]
