@@ -23,7 +23,14 @@ import msgspec
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.imports import quick_imports
 from sparkdl.core.paths import python_path
-from sparkdl.ml.estimators.keras_model import Recipe, costs_nothing, inputs_of, outputs_of
+from sparkdl.ml.estimators.keras_model import (
+    Recipe,
+    costs_nothing,
+    inputs_of,
+    outputs_of,
+    weights_nbytes,
+)
+from sparkdl.ml.estimators.keras_objects import checked_file
 from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature
 from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.keras_file import signature_in_keras_file
@@ -46,12 +53,14 @@ class Answer(msgspec.Struct, frozen=True):
         refused: why it cannot be used.
         missing: the module that cannot be imported here.
         failed: why it could not be made or loaded here.
+        nbytes: the size of a Keras model's weights.
     """
 
     signature: Signature | None = None
     refused: str = ""
     missing: str = ""
     failed: str = ""
+    nbytes: int = 0
 
 
 def signature_of(source: ModelSource) -> Signature:
@@ -110,8 +119,8 @@ def _ask_process(source: ModelSource) -> Signature:
     return answer.signature
 
 
-def keras_signature(recipe: Recipe, is_made_here: bool) -> Signature | None:
-    """Return what a Keras model takes and gives; None if only the nodes can make it.
+def keras_answer(recipe: Recipe, is_made_here: bool) -> Answer:
+    """Return what a Keras model takes and gives; no signature if only the nodes can make it.
 
     It is made in this process if that takes no more than memory, see `costs_nothing`.
 
@@ -119,7 +128,7 @@ def keras_signature(recipe: Recipe, is_made_here: bool) -> Signature | None:
         is_made_here: it is to be made in this process anyway.
 
     Raises:
-        ConfigError: if the model cannot be trained, see `Recipe.model`.
+        ConfigError: if the model cannot be trained, see `Recipe.model` and `checked_file`.
     """
     if is_made_here or costs_nothing(recipe.made):
         answer = _keras_answer(recipe)
@@ -139,7 +148,7 @@ def keras_signature(recipe: Recipe, is_made_here: bool) -> Signature | None:
             "the nodes only: %s",
             answer.failed,
         )
-    return answer.signature
+    return answer
 
 
 @lru_cache(maxsize=8)
@@ -151,8 +160,11 @@ def ask_keras_process(asked: bytes) -> Answer:
 def _keras_answer(recipe: Recipe) -> Answer:
     try:
         model = recipe.model()
+        # A model that was given as an object was tried when it was given.
+        if not isinstance(recipe.made, bytes):
+            checked_file(model, recipe.objects)
         outputs = outputs_of(model) if model.outputs else ()
-        return Answer(Signature(inputs_of(model), outputs))
+        return Answer(Signature(inputs_of(model), outputs), nbytes=weights_nbytes(model))
     except ConfigError as error:
         return Answer(refused=str(error))
     except Exception as error:  # noqa: BLE001 (whatever the user's function raises)

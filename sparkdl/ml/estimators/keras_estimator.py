@@ -12,17 +12,16 @@ from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.checks import check_fits, check_labels, check_schema
-from sparkdl.ml.estimators.columns import named
-from sparkdl.ml.estimators.describe import keras_signature
+from sparkdl.ml.estimators.columns import check_travels, named
+from sparkdl.ml.estimators.describe import keras_answer
 from sparkdl.ml.estimators.keras_model import (
     NO_LOSS,
     Recipe,
-    as_file,
     check_callbacks,
     check_inputs,
     keras_inputs_by_column,
 )
-from sparkdl.ml.estimators.keras_objects import objects_in
+from sparkdl.ml.estimators.keras_objects import checked_file, library_of, objects_in
 from sparkdl.ml.estimators.keras_train import KerasTask, train
 from sparkdl.ml.estimators.network import NetworkEstimator, Trained
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, TRAINING
@@ -93,9 +92,13 @@ class KerasEstimator(
             ConfigError: if it is neither, or a model that cannot be made again from its file.
         """
         if hasattr(model, "get_weights") and hasattr(model, "save"):
+            if library_of(model) == "tf_keras":
+                raise ConfigError(
+                    "model is of tf_keras, and KerasEstimator trains Keras 3: make it of keras, "
+                    "or train it with TFEstimator or sparkdl.horovod.spark.keras.KerasEstimator"
+                )
             check_inputs(model)
-            self._made, found = as_file(model)
-            self._objects = {**self._objects, **found}
+            self._made, self._objects = checked_file(model, self._objects)
         elif callable(model):
             self._made = model
         else:
@@ -133,7 +136,10 @@ class KerasEstimator(
         # The driver takes the steps itself, so it makes the model anyway.
         is_made_here = self.getMode() == "jobs"
         by_column = {}
-        if signature := keras_signature(task.recipe, is_made_here):
+        answer = keras_answer(task.recipe, is_made_here)
+        if not is_made_here:
+            check_travels(answer.nbytes, task.model_dir)
+        if signature := answer.signature:
             by_column = keras_inputs_by_column(task.columns.features, signature.inputs)
             check_fits(by_column, dataset.schema)
             check_labels(task.columns, signature.outputs, dataset.schema)

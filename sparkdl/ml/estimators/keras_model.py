@@ -12,11 +12,10 @@ from typing import Any
 
 import cloudpickle
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
-from sparkdl.core.scratch import scratch_folder
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.columns import inputs_by_column
-from sparkdl.ml.estimators.keras_objects import Objects, architecture, objects_of, scope
+from sparkdl.ml.estimators.keras_objects import Objects, loaded, saved, scope
 from sparkdl.ml.estimators.source import Signature, Tensor
 
 Made = bytes | Callable[[], Any]
@@ -25,36 +24,6 @@ _ZIP = b"PK"
 NO_LOSS = "the model has no loss: set loss=, or compile the model"
 _METRICS_BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
 """Names that `compile` takes for a metric by the loss, and `keras.metrics.get` does not know."""
-
-
-def as_content(model: Any) -> bytes:
-    """Return a Keras model as a `.keras` file."""
-    with scratch_folder() as folder:
-        path = folder / "model.keras"
-        model.save(path)
-        return path.read_bytes()
-
-
-def as_file(model: Any) -> tuple[bytes, Objects]:
-    """Return a Keras model as a `.keras` file, and the custom objects to send with it.
-
-    Raises:
-        ConfigError: if Keras cannot make the model again from these.
-    """
-    try:
-        objects = objects_of(model)
-        content = as_content(model)
-        # Models of Keras' own parts need no trial: they load wherever this Keras is.
-        if objects or not architecture(model):
-            with scope(objects):
-                from_content(content, compiles=True)
-    except Exception as error:
-        raise ConfigError(
-            f"the model {model.name!r} cannot be loaded from its file, as the nodes must "
-            f"load it: {in_words(error)}. Give a function that makes the model, or register its "
-            "custom objects with keras.saving.register_keras_serializable"
-        ) from error
-    return content, objects
 
 
 def as_config(value: Any) -> Any:
@@ -86,25 +55,6 @@ def _is_config(value: Any) -> bool:
     return isinstance(value, dict) and "class_name" in value
 
 
-def from_content(content: bytes, compiles: bool = False) -> Any:
-    """Return the Keras model of a `.keras` file.
-
-    Raises:
-        FrameworkMissingError: if there is no Keras.
-    """
-    try:
-        import keras
-    except ImportError as error:
-        raise FrameworkMissingError(
-            f"Keras cannot be imported here: {error}. Install it with its backend: "
-            "pip install keras tensorflow (or tensorflow-cpu)"
-        ) from error
-    with scratch_folder() as folder:
-        path = folder / "model.keras"
-        path.write_bytes(content)
-        return keras.saving.load_model(path, compile=compiles)
-
-
 @dataclass(frozen=True)
 class Recipe:
     """How the model is made.
@@ -131,7 +81,7 @@ class Recipe:
             ConfigError: if it has no loss, or no known inputs; or if Keras has nothing of a name.
         """
         with scope(self.objects):
-            model = self._made(compiles=True)
+            model = self._made()
             if self.loss is not None:
                 self._compile(model)
         if not model.compiled:
@@ -142,27 +92,23 @@ class Recipe:
             model.optimizer.learning_rate = self.learning_rate
         return model
 
-    def copy_of(self, model: Any) -> Any:
-        """Return a copy of what `model` has made, with other weights and without optimizer."""
+    def packed(self, model: Any) -> bytes:
+        """Return a trained model, without optimizer and loss: as a `.keras` file, or a `KerasCode`.
+
+        All nodes of a strategy must call it, see `as_content`; empty if this is not the chief.
+        """
+        content, objects = saved(model, self.objects)
+        if not content:
+            return b""
+        # Loaded once more, to leave out the optimizer, whose state may be twice the weights'.
+        content, objects = saved(loaded(content, objects), objects)
+        return content if not objects else bytes(cloudpickle.dumps(KerasCode(content, objects)))
+
+    def _made(self) -> Any:
         import keras
 
-        # Where possible from the configuration: a second call of the function may number layers
-        # anew.
-        if config := architecture(model):
-            return keras.saving.deserialize_keras_object(config)
-        with scope(self.objects):
-            return self._made(compiles=False)
-
-    def packed(self, copy: Any, signature: Signature) -> bytes:
-        """Return what `copy_of` gave as a `.keras` file, or else as a `KerasCode`."""
-        if architecture(copy):
-            return as_content(copy)
-        return bytes(cloudpickle.dumps(KerasCode(self, copy.get_weights(), signature)))
-
-    def _made(self, compiles: bool) -> Any:
-        import keras
-
-        model = from_content(self.made, compiles) if isinstance(self.made, bytes) else self.made()
+        is_file = isinstance(self.made, bytes)
+        model = loaded(self.made, self.objects, compiles=True) if is_file else self.made()
         if not isinstance(model, keras.Model):
             raise ConfigError(
                 f"the function that makes the model returned a {type(model).__name__}: must be a "
@@ -187,29 +133,22 @@ class Recipe:
 
 @dataclass(frozen=True)
 class KerasCode:
-    """A trained model that Keras cannot make from its file alone; pickled.
+    """A trained model with classes or functions that Keras does not have; pickled."""
 
-    Attributes:
-        signature: the names of its inputs and outputs: a second call of the function may number the
-            layers differently.
+    content: bytes
+    objects: Objects
+
+
+def trained(content: bytes) -> Any:
+    """Return the model that `Recipe.packed` gave, not compiled: trust its origin.
+
+    Raises:
+        ConfigError: if Keras cannot make it.
     """
-
-    recipe: Recipe
-    weights: Sequence[Any]
-    signature: Signature
-
-    def model(self) -> Any:
-        """Return the model, not compiled."""
-        with scope(self.recipe.objects):
-            model = self.recipe._made(compiles=False)
-        model.set_weights(self.weights)
-        return model
-
-
-def code_in(content: bytes) -> KerasCode:
-    """Return what `Recipe.packed` gave where it is no `.keras` file: trust its origin."""
-    found: KerasCode = cloudpickle.loads(content)
-    return found
+    if is_keras_file(content):
+        return loaded(content, {})
+    code: KerasCode = cloudpickle.loads(content)
+    return loaded(code.content, code.objects)
 
 
 def is_keras_file(content: bytes) -> bool:
@@ -228,6 +167,11 @@ def check_inputs(model: Any) -> None:
             f"the {type(model).__name__} {model.name!r} has no known inputs: begin it with a "
             "keras.Input, or train it with TFEstimator and a train_fn"
         )
+
+
+def weights_nbytes(model: Any) -> int:
+    """Return the size of a Keras model's weights."""
+    return sum(int(each.nbytes) for each in model.get_weights())
 
 
 def costs_nothing(made: Made) -> bool:

@@ -35,8 +35,11 @@ from sparkdl.ml.estimators.keras_model import (
     is_keras_file,
     keras_inputs_by_column,
     outputs_of,
+    trained,
+    weights_nbytes,
     with_softmax,
 )
+from sparkdl.ml.estimators.keras_objects import checked_file
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.scoring.tensorflow import keras_predictor
 
@@ -81,10 +84,9 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else None
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = task.recipe.model()
-    # The copy is made before the training: a model that cannot be copied then fails before any
-    # epoch. It has no strategy, and no optimizer: that is twice the size of the weights.
-    copy = task.recipe.copy_of(model)
-    check_travels(sum(int(each.nbytes) for each in model.get_weights()), task.model_dir)
+    # Before the training, so that a model that cannot be returned fails before any epoch.
+    checked_file(model, task.recipe.objects)
+    check_travels(weights_nbytes(model), task.model_dir)
     callbacks = [*callbacks_of(task, ctx.is_chief), *own_callbacks(task)]
     last = ctx.last_checkpoint if task.saves else None
     memory = Memory(callbacks, last.folder if last else None)
@@ -111,8 +113,8 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
         verbose=task.verbose if ctx.is_chief else 0,
     )
     found = {"history": memory.history}
-    copy.set_weights(model.get_weights())  # on all nodes: reading some of them is a collective
-    return {**found, **_saved(copy, task, ctx)} if ctx.is_chief else found
+    content = task.recipe.packed(model)  # on all nodes
+    return {**found, **_saved(content, task, ctx)} if ctx.is_chief else found
 
 
 def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEED) -> Any:
@@ -253,7 +255,7 @@ def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:
     return found
 
 
-def _saved(model: Any, task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
+def _saved(content: bytes, task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
+    model = trained(content)
     found = with_softmax(keras_predictor(model).signature, model)
-    content = task.recipe.packed(model, found)
     return delivered(content, "keras" if is_keras_file(content) else "pickle", found, task, ctx)

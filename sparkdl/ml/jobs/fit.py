@@ -18,7 +18,7 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.keras_model import with_softmax
+from sparkdl.ml.estimators.keras_model import trained, with_softmax
 from sparkdl.ml.estimators.keras_train import KerasTask
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.estimators.training import Training, TrainingSummary, check_columns
@@ -180,12 +180,10 @@ def fit_keras(
         spec = KerasSpec(small, content, is_local, backend())
         plan = replace(plan, identity=_identity(task, master))
         outcome = Loop(jobs, plan, master, spec).run(rows, validation)
-    # Without the optimizer, whose state may be larger than the weights.
-    copy = task.recipe.copy_of(master.model)
-    copy.set_weights(master.model.get_weights())
-    signature = with_softmax(signature_of(copy), copy)
-    summary = TrainingSummary(outcome.history, seconds=outcome.seconds)
-    return task.recipe.packed(copy, signature), signature, summary
+    content = task.recipe.packed(master.model)
+    model = trained(content)
+    signature = with_softmax(signature_of(model), model)
+    return content, signature, TrainingSummary(outcome.history, seconds=outcome.seconds)
 
 
 def _identity(task: KerasTask, master: KerasMaster) -> tuple[object, ...]:

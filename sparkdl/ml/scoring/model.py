@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import History, named
 from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.keras_model import code_in, from_content, is_keras_file
+from sparkdl.ml.estimators.keras_model import is_keras_file, trained
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, HasParams, TFParams
 from sparkdl.ml.estimators.persistence import Saved, Storage
@@ -273,8 +273,8 @@ class KerasModel(NetworkModel):
     """A model trained by `KerasEstimator.fit`; see `NetworkModel` for its columns.
 
     Attributes:
-        content: the trained model as a `.keras` file; if it has custom parts, a pickle with the
-            function that makes it.
+        content: the trained model as a `.keras` file; if it has classes or functions of the
+            program's own, a pickle of these and the file.
     """
 
     __module__ = "sparkdl"
@@ -291,9 +291,7 @@ class KerasModel(NetworkModel):
         Raises:
             FrameworkMissingError: if the driver has no Keras.
         """
-        if is_keras_file(self.content):
-            return from_content(self.content)
-        return code_in(self.content).model()
+        return trained(self.content)
 
     def _parts(self) -> Parts:
         args: Any = self._values()

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.keras_model import code_in, from_content, layer_names, output_names
+from sparkdl.ml.estimators.keras_model import layer_names, output_names, trained
+from sparkdl.ml.estimators.keras_objects import loaded
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.saved_model import signature_key
@@ -52,21 +53,15 @@ def _loaded(source: ModelSource) -> Predictor:
     if source.format == "weights":
         model = keras.models.model_from_json(source.config)
         model.load_weights(source.path)
-    elif source.format == "keras_code":
-        code = code_in(source.content or b"")
-        return keras_predictor(code.model(), code.signature)
     elif source.content is not None:
-        model = from_content(source.content)
+        model = trained(source.content)
     else:
-        model = keras.saving.load_model(source.path, compile=False)
+        model = loaded(source.path, {})
     return keras_predictor(model)
 
 
-def keras_predictor(model: Any, signature: Signature | None = None) -> Predictor:
+def keras_predictor(model: Any) -> Predictor:
     """Return a predictor for a Keras model that has been built.
-
-    Args:
-        signature: by which names its inputs and outputs go, if not by those of its layers.
 
     Raises:
         ConfigError: if the model's inputs are unknown.
@@ -79,7 +74,7 @@ def keras_predictor(model: Any, signature: Signature | None = None) -> Predictor
             f"the model {model.name!r} is a {type(model).__name__} without known inputs. "
             "Save it with model.export(folder), which makes a SavedModel with a signature"
         )
-    names = [each.name for each in signature.inputs] if signature else layer_names(flat)
+    names = layer_names(flat)
     struct = flat[0] if len(flat) == 1 else model.input
     specs = [tf.TensorSpec((None, *t.shape[1:]), t.dtype) for t in flat]
 
@@ -93,12 +88,7 @@ def keras_predictor(model: Any, signature: Signature | None = None) -> Predictor
     concrete = run.get_concrete_function()
     traced = concrete.structured_outputs
     found = list(traced.values()) if isinstance(traced, dict) else tf.nest.flatten(traced)
-    if isinstance(traced, dict):
-        outputs = list(traced)
-    elif signature:
-        outputs = [each.name for each in signature.outputs]
-    else:
-        outputs = output_names(model, len(found))
+    outputs = list(traced) if isinstance(traced, dict) else output_names(model, len(found))
 
     def outputs_of(inputs: Mapping[str, Array]) -> dict[str, Any]:
         given = concrete(*(tf.convert_to_tensor(inputs[name]) for name in names))

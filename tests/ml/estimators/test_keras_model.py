@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import cloudpickle
@@ -13,17 +14,13 @@ from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.keras_model import (
     Recipe,
     as_config,
-    as_file,
     as_inputs,
-    code_in,
-    from_content,
     inputs_of,
     is_keras_file,
-    outputs_of,
+    trained,
 )
-from sparkdl.ml.estimators.keras_objects import objects_in
+from sparkdl.ml.estimators.keras_objects import checked_file, loaded, objects_in, saved
 from sparkdl.ml.estimators.keras_train import _weight, arranged
-from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.jobs.keras import _joined
 from sparkdl.ml.scoring.tensorflow import keras_predictor
 from tests.ml.models import WIDTH, network
@@ -50,57 +47,79 @@ def test_values_reach_the_inputs_that_they_are_named_for(kind: str) -> None:
     np.testing.assert_array_equal(found, np.full((2, 1), 2.0))
 
 
-def signature_of(model: Any) -> Signature:
-    return Signature(inputs_of(model), outputs_of(model))
-
-
-def own_layer(units: int = 1) -> Any:
-    """Make a model with a layer and an activation that Keras does not have."""
-    import keras
+def own_parts(keras: Any, scale: float = 2.0) -> Any:
+    """Make a model of a class, functions of one name and lambdas that Keras does not have."""
 
     class Doubled(keras.layers.Layer):  # type: ignore[misc]
         def call(self, x: Any) -> Any:
             return 2 * x
 
-    x = keras.Input((3,), name="x")
-    return keras.Model(x, keras.layers.Dense(units)(Doubled()(x)))
+    def times(factor: float) -> Any:
+        def relu(x: Any) -> Any:  # which Keras has, too
+            return factor * scale * x
+
+        return relu
+
+    x = keras.layers.Input((3,), name="x")
+    y = Doubled()(x)
+    for factor in (3.0, 5.0):
+        y = keras.layers.Lambda(times(factor))(y)
+    y = keras.layers.Lambda(lambda values: np.sqrt(scale) * values)(y)
+    y = keras.layers.Dense(2, activation=times(0.5), name="y")(y)
+    model = keras.Model(x, keras.layers.Dense(1, activation=lambda values: -values, name="z")(y))
+    model.compile("sgd", lambda y, p: (y - p) ** 2)
+    return model
 
 
-def test_trained_model_of_own_parts_is_made_again_by_its_function() -> None:
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_classes_functions_and_lambdas_travel_with_the_file_of_a_model(library: str) -> None:
+    keras = pytest.importorskip(library)
+    model = own_parts(keras)
+    content, objects = checked_file(model)
+    assert sorted(each.__name__ for each in objects.values()) == [
+        *["<lambda>"] * 3,
+        "Doubled",
+        *["relu"] * 3,
+    ]
+    there = cloudpickle.loads(cloudpickle.dumps(objects))
+    found = loaded(content, there, library, compiles=True)
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_allclose(found.predict(x, verbose=0), model.predict(x, verbose=0))
+    again, same = saved(found, there)
+    assert list(same) == list(there)
+    found = loaded(again, same, library)
+    np.testing.assert_allclose(found.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+def test_trained_model_of_own_parts_travels_without_its_optimizer() -> None:
     import keras
 
-    recipe = Recipe(own_layer, loss="mse")
+    recipe = Recipe(functools.partial(own_parts, keras))
     model = recipe.model()
-    weights = [np.arange(3.0).reshape(3, 1), np.array([5.0])]
-    model.set_weights(weights)
-    copy = recipe.copy_of(model)
-    assert not copy.compiled
-    copy.set_weights(model.get_weights())
-    signature = signature_of(copy)
-    content = recipe.packed(copy, signature)
+    model.optimizer.build(model.trainable_variables)
+    content = recipe.packed(model)
     assert not is_keras_file(content)
-    keras.layers.Dense(1)  # so that the function's next layer has another number
-    found = code_in(content)
-    assert found.model().predict(np.ones((1, 3)), verbose=0).tolist() == [[11.0]]
-    predictor = keras_predictor(found.model(), found.signature)
-    assert predictor.signature.outputs == signature.outputs
-    assert list(predictor({"x": np.ones((1, 3), np.float32)})) == [signature.outputs[0].name]
+    found = trained(content)
+    assert not found.compiled
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_allclose(found.predict(x, verbose=0), model.predict(x, verbose=0))
+    predictor = keras_predictor(found)
+    assert [tensor.name for tensor in predictor.signature.outputs] == ["z"]
 
 
 def test_outputs_of_a_dict_keep_their_names_where_the_model_is_made_again() -> None:
     import keras
 
     def make() -> Any:
-        (x,) = own_layer().inputs
-        return keras.Model(x, {"z": own_layer(1)(x), "a": own_layer(2)(x)})
+        inner = own_parts(keras)
+        (x,) = inner.inputs
+        return keras.Model(x, {"z": inner(x), "a": keras.layers.Dense(2)(inner(x))})
 
     recipe = Recipe(make, loss="mse")
-    copy = recipe.copy_of(recipe.model())
-    code = code_in(recipe.packed(copy, signature_of(copy)))
-    predictor = keras_predictor(code.model(), code.signature)
+    predictor = keras_predictor(trained(recipe.packed(recipe.model())))
     found = predictor({"x": np.ones((1, 3), np.float32)})
     assert {name: values.shape for name, values in found.items()} == {"z": (1, 1), "a": (1, 2)}
-    shapes = {tensor.name: tensor.shape for tensor in code.signature.outputs}
+    shapes = {tensor.name: tensor.shape for tensor in predictor.signature.outputs}
     assert shapes == {"z": (None, 1), "a": (None, 2)}
 
 
@@ -111,32 +130,104 @@ def test_trained_model_of_keras_own_parts_is_a_file_whatever_its_loss() -> None:
     recipe = Recipe(lambda: network(None), loss=as_config(own_loss), objects=objects_in(own_loss))
     model = recipe.model()
     assert model.loss.__name__ == "own_loss"
-    copy = recipe.copy_of(model)
-    copy.set_weights(model.get_weights())
-    content = recipe.packed(copy, signature_of(copy))
+    content = recipe.packed(model)
     assert is_keras_file(content)
     x = np.ones((2, WIDTH))
-    found = from_content(content).predict(x, verbose=0)
+    found = trained(content).predict(x, verbose=0)
     np.testing.assert_allclose(found, model.predict(x, verbose=0))
 
 
-def test_file_of_a_model_has_the_classes_of_its_layers_with_it() -> None:
-    model = own_layer()
-    model.compile("sgd", "mse")
-    content, objects = as_file(model)
-    assert list(objects) == ["Doubled"]
-    found = Recipe(content, objects=cloudpickle.loads(cloudpickle.dumps(objects))).model()
-    x = np.ones((1, 3))
-    np.testing.assert_allclose(found.predict(x, verbose=0), model.predict(x, verbose=0))
+def stateful(keras: Any) -> Any:
+    """Return a layer that holds numbers which are no weight, and saves them."""
+
+    class Table(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.table: Any = np.zeros(3, np.float32)
+
+        def call(self, x: Any) -> Any:
+            return x * self.table
+
+        def save_own_variables(self, store: Any) -> None:
+            store["table"] = self.table
+
+        def load_own_variables(self, store: Any) -> None:
+            self.table = np.array(store["table"])
+
+    layer = Table()
+    layer.table = np.array([1, 2, 3], np.float32)
+    return layer
 
 
-def test_model_that_its_file_cannot_make_asks_for_a_function() -> None:
+def test_state_that_is_no_weight_comes_back_with_the_trained_model() -> None:
     import keras
 
-    x = keras.Input((3,))
-    model = keras.Model(x, keras.layers.Lambda(lambda value: value * 2)(x))
-    with pytest.raises(ConfigError, match=r"cannot be loaded from its file.*Give a function"):
-        as_file(model)
+    layers = keras.layers
+    words, table = layers.StringLookup(), stateful(keras)
+    words.set_vocabulary(["a", "b"])
+    vectors = layers.TextVectorization(output_mode="tf_idf", split="character")
+    vectors.adapt(["abc", "b"])
+    scaled, binned = layers.Normalization(), layers.Discretization(num_bins=3)
+    scaled.adapt(np.arange(6.0).reshape(2, 3))
+    binned.adapt(np.arange(6.0))
+    text = keras.Input((1,), dtype="string", name="text")
+    numbers = keras.Input((3,), name="numbers")
+    found = [
+        layers.Flatten()(layers.Embedding(3, 2)(words(text))),
+        layers.Flatten()(vectors(text)),
+        table(scaled(numbers)),
+        layers.CategoryEncoding(4, output_mode="multi_hot")(binned(numbers)),
+        layers.Flatten()(layers.Embedding(9, 2)(layers.Hashing(9)(text))),
+    ]
+    model = keras.Model([text, numbers], layers.Dense(1)(layers.Concatenate()(found)))
+    model.compile("sgd", "mse")
+    copy = trained(Recipe(lambda: model).packed(model))
+    import tensorflow as tf
+
+    rows = {"text": tf.constant([["b"], ["?"]]), "numbers": tf.constant([[1.0, 2, 5]] * 2)}
+    expected, again = (each(as_inputs(each, rows)) for each in (model, copy))
+    np.testing.assert_array_equal(expected, again)
+
+
+def test_model_whose_file_lacks_its_state_is_refused() -> None:
+    import keras
+
+    class Forgetful(keras.layers.Layer):  # type: ignore[misc]
+        table: Any = 0.0
+
+        def call(self, x: Any) -> Any:
+            return x * self.table
+
+    layer = Forgetful()
+    layer.table = 2.0
+    model = keras.Sequential([keras.Input((3,)), layer])
+    with pytest.raises(ConfigError, match=r"copy.*other outputs for the same row.*save_own_var"):
+        checked_file(model)
+    # Its outputs differ anyway.
+    random = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Lambda(lambda x: keras.random.normal((1, 3)))]
+    )
+    assert checked_file(random)[0]
+
+
+def test_layer_that_keras_cannot_make_again_is_refused_with_the_cure() -> None:
+    import keras
+
+    class Scaled(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self, table: Any) -> None:
+            super().__init__()
+            self.table = table
+
+        def call(self, x: Any) -> Any:
+            return x * 2.0
+
+    model = keras.Sequential([keras.Input((3,)), Scaled(object())])
+    with pytest.raises(ConfigError, match=r"cannot be saved to a file.*Give its own.*get_config"):
+        checked_file(model)
+    content, _ = saved(own_parts(keras))
+    with pytest.raises(ConfigError, match=r"Could not locate class 'Doubled'.*export") as found:
+        trained(content)
+    assert len(str(found.value)) < 1200
 
 
 def test_loss_without_a_name_is_refused() -> None:

@@ -7,6 +7,7 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/keras/estimator.py
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,12 @@ from sparkdl.horovod.spark.keras.models import (
     OptimizerState,
     known_objects,
     library_of,
-    load_file,
-    model_bytes,
-    model_of,
     shapes_of,
 )
 from sparkdl.horovod.spark.keras.remote import KerasTrainer
+from sparkdl.ml.estimators.keras_objects import loaded, named_objects, saved
 
+_log = logging.getLogger(__name__)
 _CUSTOM = Row("custom_objects", {}, "classes and functions that Keras does not know, by name")
 OWN = (
     _CUSTOM,
@@ -52,9 +52,9 @@ class _KerasSaved:
         found = dict(values)
         if (model := values.get("model")) is not None:
             library = library_of(model)
-            apart = ("custom_objects", "loss", "metrics")
-            known = known_objects(library, *map(values.get, apart))
-            found["model"] = library, known, model_bytes(model)
+            known = known_objects(*map(values.get, ("custom_objects", "optimizer")))
+            content, objects = saved(model, known)
+            found["model"] = library, {**known, **objects}, content
             if values.get("optimizer") is not None:
                 found["optimizer"] = OptimizerState.of(values["optimizer"], library)
         return found
@@ -64,7 +64,7 @@ class _KerasSaved:
         found = dict(values)
         if "model" in values:
             library, known, content = values["model"]
-            model = found["model"] = model_of(content, library, known, compile=True)
+            model = found["model"] = loaded(content, known, library, compiles=True)
             if isinstance(state := values.get("optimizer"), OptimizerState):
                 optimizer = found["optimizer"] = state.optimizer(library, known)
                 state.restore(optimizer, model.trainable_variables)
@@ -132,12 +132,16 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
             model = self._load_model_from_checkpoint(run_id)
             optimizer = model.optimizer
         state = OptimizerState.of(optimizer, library)
+        known = self._known()
+        content, objects = saved(model, known)
         with file.open("wb") as out:
-            cloudpickle.dump((model_bytes(model), self._known(library), state), out)
+            cloudpickle.dump((content, {**known, **objects}, state), out)
 
-    def _known(self, library: str) -> dict[str, Any]:
+    def _known(self) -> dict[str, Any]:
+        """Return the classes and functions of the model and the parameters, by name."""
         given = self.getCustomObjects(), self.getLoss(), self.getMetrics(), self.getOptimizer()
-        return known_objects(library, *given)
+        with named_objects(self.getModel()) as objects:
+            return {**known_objects(*given), **objects}
 
     def _load_model_from_checkpoint(self, run_id: str) -> Any:
         path = self._checkpoint_path(run_id)
@@ -148,21 +152,27 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
         with scratch_folder() as folder:
             local = folder / self._checkpoint_name()
             self._store().download(path, local)
-            return load_file(local, library, self._known(library), compile=True)
+            return loaded(local, self._known(), library, compiles=True)
 
     def _trainer(self, work: Work) -> Callable[[], Any]:
         library = library_of(self.getModel())
         return KerasTrainer(work, library, *self.get_model_shapes(), self._checkpoint_name())
 
     def _create_model(self, history: Any, file: Path, run_id: str, metadata: util.Metadata) -> Any:
-        library = library_of(self.getModel())
-        saved = file.rename(file.with_name(self._checkpoint_name()))
+        path = file.rename(file.with_name(self._checkpoint_name()))
+        known, library = self._known(), library_of(self.getModel())
+        try:
+            model = loaded(path, known, library, compiles=True)
+        except ConfigError as error:
+            # The weights are worth more than the optimizer's state.
+            model = loaded(path, known, library)
+            _log.warning("The trained model is not compiled: %s", error)
         return KerasModel(
             history=history,
-            model=load_file(saved, library, self._known(library), compile=True),
+            model=model,
             feature_columns=self.getFeatureCols(),
             label_columns=self.getLabelCols(),
-            custom_objects=self._known(library),
+            custom_objects=known,
             run_id=run_id,
             _metadata=metadata,
         )

@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.scratch import scratch_folder
 from sparkdl.horovod.tensorflow.optimizer import build, variables_of
-
-LIBRARIES = ("keras", "tf_keras")
+from sparkdl.ml.estimators import keras_objects
+from sparkdl.ml.estimators.keras_objects import loaded, saved
 
 
 def library_of(model: Any) -> str:
@@ -27,9 +25,8 @@ def library_of(model: Any) -> str:
     Raises:
         ConfigError: if it is neither's, or has no input shapes yet.
     """
-    origins = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
-    library = next((name for name in LIBRARIES if name in origins), None)
-    if library is None or not hasattr(model, "compile"):
+    library = keras_objects.library_of(model)
+    if library is None:
         raise ConfigError(f"model must be a Keras model, not {type(model).__name__}")
     if not getattr(model, "inputs", None):
         raise ConfigError(
@@ -44,60 +41,30 @@ def shapes_of(tensors: Sequence[Any]) -> list[list[int]]:
     return [[-1 if size is None else int(size) for size in tensor.shape] for tensor in tensors]
 
 
-def known_objects(library: str, *given: Any) -> dict[str, Any]:
-    """Return custom objects by name: registered ones, and those in `given`.
+def known_objects(*given: Any) -> dict[str, Any]:
+    """Return classes and functions by name, for a file that names them; lambdas get a name.
 
     Args:
         given: mappings, functions, or objects of classes.
     """
-    keras = import_module(library)
-    known = dict(keras.utils.get_custom_objects())
+    known: dict[str, Any] = {}
     for each in given:
         if isinstance(each, Mapping):
             known.update(each)
         elif isinstance(each, list | tuple):
-            known.update(known_objects(library, *each))
+            known.update(known_objects(*each))
         elif hasattr(each, "__name__"):
+            if each.__name__ == "<lambda>":
+                each.__name__ = "lambda_of_the_estimator"
             known[each.__name__] = each
         elif each is not None and not isinstance(each, str):
             known[type(each).__name__] = type(each)
     return known
 
 
-def model_bytes(model: Any) -> bytes:
-    """Return a model as its `.keras` file."""
-    with scratch_folder() as folder:
-        model.save(folder / "model.keras")
-        return (folder / "model.keras").read_bytes()
-
-
 def unpickled(content: bytes) -> Any:
     """Return what this program pickled on the driver; it runs what the pickle says."""
     return cloudpickle.loads(content)
-
-
-def model_of(content: bytes, library: str, known: Mapping[str, Any], compile: bool) -> Any:
-    """Return the model of a `.keras` file; `compile` with its optimizer and losses."""
-    with scratch_folder() as folder:
-        (folder / "model.keras").write_bytes(content)
-        return load_file(folder / "model.keras", library, known, compile)
-
-
-def load_file(path: Path, library: str, known: Mapping[str, Any], compile: bool) -> Any:
-    """Return a saved model.
-
-    Raises:
-        ConfigError: if Keras does not know one of its objects.
-    """
-    keras = import_module(library)
-    try:
-        with keras.utils.custom_object_scope(dict(known)):
-            return keras.models.load_model(path, compile=compile)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"the model cannot be loaded: {error}. Give its custom classes and functions as "
-            "custom_objects={name: class or function}; classes need get_config"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -162,14 +129,13 @@ class KerasScoring:
     def of(cls, model: Any, custom_objects: Mapping[str, Any]) -> KerasScoring:
         """Take a model as it is now."""
         library = library_of(model)
-        known = known_objects(library, custom_objects)
-        content = cloudpickle.dumps((model_bytes(model), known))
+        content = cloudpickle.dumps(saved(model, custom_objects))
         return cls(content, library, shapes_of(model.inputs))
 
     def __call__(self) -> Callable[..., list[Any]]:
         """Load it."""
-        content, known = unpickled(self.content)
-        model = model_of(content, self.library, known, compile=False)
+        content, objects = unpickled(self.content)
+        model = loaded(content, objects, self.library)
 
         def score(*columns: Any) -> list[Any]:
             inputs = [

@@ -25,10 +25,10 @@ from sparkdl.horovod.spark.common.work import Work
 from sparkdl.horovod.spark.keras.models import (
     OptimizerState,
     batch_of,
-    model_of,
     rate_of,
     unpickled,
 )
+from sparkdl.ml.estimators.keras_objects import loaded, named_objects
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,16 @@ class KerasTrainer:
     def _train(self, hvd: Any, folder: Path) -> dict[str, list[float]] | None:
         work, params = self.work, self.work.params
         is_root = hvd.rank() == 0
-        model = self._model(hvd)
+        model, known = self._model(hvd)
         steps, val_steps = work.steps(hvd.size())
         callbacks = self._callbacks(hvd, model, folder)
         if is_root and params.verbose:
             work.describe(hvd.size())
-        with work.data_module(hvd.rank(), hvd.size()) as rows:
+        # Callbacks save the model: its files have the names that the driver knows its functions by.
+        with (
+            work.data_module(hvd.rank(), hvd.size()) as rows,
+            named_objects(model, known),
+        ):
             history = model.fit(
                 self._data(rows, rows.train_data),
                 validation_data=self._data(rows, rows.val_data) if work.val is not None else None,
@@ -94,12 +98,12 @@ class KerasTrainer:
         work.send(folder / self.checkpoint, "result")
         return {name: [float(x) for x in values] for name, values in history.history.items()}
 
-    def _model(self, hvd: Any) -> Any:
-        """Return the compiled model, with the learning rate of all processes."""
+    def _model(self, hvd: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the compiled model, with the learning rate of all processes, and its objects."""
         params = self.work.params
         with self.work.received("start") as file:
             content, known, state = unpickled(file.read_bytes())
-        model = model_of(content, self.library, known, compile=False)
+        model = loaded(content, known, self.library)
         optimizer: OptimizerState = state
         made = optimizer.optimizer(self.library, known)
         compression = params.gradient_compression or hvd.Compression.none
@@ -116,7 +120,7 @@ class KerasTrainer:
             model.optimizer.learning_rate = rate * hvd.size()
         elif hvd.rank() == 0:
             say("The learning rate is a schedule: it is not multiplied by the number of processes")
-        return model
+        return model, known
 
     def _callbacks(self, hvd: Any, model: Any, folder: Path) -> list[Any]:
         params, keras = self.work.params, import_module(self.library)
