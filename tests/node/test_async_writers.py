@@ -21,12 +21,12 @@ def test_async_save_of_pytorch_ends_before_the_checkpoint_or_fails_it(tmp_path: 
     import torch
     import torch.distributed.checkpoint as dcp
 
-    class Slow(dcp.FileSystemWriter):
+    class Slow(dcp.FileSystemWriter):  # type: ignore[misc]
         def finish(self, metadata: Any, results: Any) -> None:
             Event().wait(SLOW_S)
             super().finish(metadata, results)
 
-    class Full(dcp.FileSystemWriter):
+    class Full(dcp.FileSystemWriter):  # type: ignore[misc]
         def finish(self, metadata: Any, results: Any) -> None:
             raise OSError("No space left on device")
 

@@ -120,8 +120,8 @@ def test_a_call_that_only_the_last_checkpoint_covers_is_fed_again_if_that_is_of_
         call = history.next()
         assert call is calls[generation]
         fed(history, call)
-        rows = {epoch: {0: ((0, 10),)} for epoch in (0, 1)}
-        own = {generation: {0: ((0, 1),)}}
+        rows: EpochRows = {epoch: {0: ((0, 10),)} for epoch in (0, 1)}
+        own: EpochRows = {generation: {0: ((0, 1),)}}
         parts: dict[int, Mapping[str, EpochRows]] = {0: {"input": rows, "own": own}}
         coverage.cover(coverage.coverage(generation, parts))
     assert [call.request.data for call in calls] == [None, None, "c"], "it may be fed again"

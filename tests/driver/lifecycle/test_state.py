@@ -327,11 +327,13 @@ def test_world_that_fails_twice_at_a_checkpoint_resumes_from_the_one_before() ->
         for agent_id in "abc":
             state, actions = step(state, offered(agent_id, generation), now_s)
         assert isinstance(state, states.Running)
-        resumed += [a.message.resume.checkpoint for a in actions if isinstance(a, states.Send)][:1]
+        begins = [a.message for a in actions if isinstance(a, states.Send)]
+        resumed += [b.resume.checkpoint for b in begins if isinstance(b, msg.Begin)][:1]
+        assert resumed[-1] is not None
         if generation == 2:  # there it trains on
             made = CheckpointRef("/c/step-6", 6, generation)
             state, _ = step(state, states.CheckpointMade(made), now_s)
-        at = 0 if generation == 2 else state.roster.checkpoint.step
+        at = 0 if generation == 2 else resumed[-1].step
         cause = replace(failure("b", generation=generation), step=at, message=f"no {generation}")
         broken = states.ChildBroke("b", msg.ChildFailed(generation, cause))
         state, _ = step(state, broken, now_s)
