@@ -133,7 +133,12 @@ class Seen:
             )
             self.state, self.generation, self.failures, self.is_over = now
         checkpoint = getattr(getattr(before, "roster", None), "checkpoint", None)
-        if checkpoint is not None and checkpoint != self.checkpoint:
+        known = self.checkpoint
+        # A training that goes back to an earlier one has made none.
+        if checkpoint is not None and (
+            known is None
+            or (checkpoint.generation, checkpoint.step) > (known.generation, known.step)
+        ):
             self.checkpoint = checkpoint
             yield Checkpoint(self.cluster, now_s, checkpoint.url, checkpoint.step)
 

@@ -37,6 +37,11 @@ MANIFEST = "manifest.json"
 _DIRECTORY = pafs.FileType.Directory
 _SUM = re.compile(rb'\{\n "checksum": "([0-9a-f]{8})",')
 """How a manifest begins: the CRC-32 of the JSON object without this key."""
+_WRONG = "is missing or has another size"
+_WAIT = (
+    "If a thread or an asynchronous save writes the files, wait for it inside the block: "
+    "thread.join(), future.result(), wait_until_finished()"
+)
 _NAME = re.compile(r"(?P<dot>\.?)step-(?P<step>\d{10,})-(?P<cluster>[A-Za-z0-9_]+)-(?P<round>\d+)")
 
 
@@ -142,10 +147,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint of an earlier job; `ref.generation` is -1."""
+    """A checkpoint of an earlier job; `ref.generation` is -1.
+
+    Attributes:
+        before: the checkpoint of an earlier step to resume from if this one is of no use.
+    """
 
     ref: CheckpointRef
     manifest: Manifest
+    before: Found | None = None
 
 
 class CheckpointStore:
@@ -201,11 +211,11 @@ class CheckpointStore:
                     found.append((manifest.step, manifest.time_s, entry, manifest))
         except OSError as error:
             raise CheckpointError(f"checkpoint_dir={self._url} cannot be read: {error}") from error
-        if not found:
-            return None
+        before: Found | None = None
         # Jobs may have made checkpoints of the same step in this folder: the later one counts.
-        step, _, entry, manifest = max(found, key=lambda each: each[:2])
-        return Found(CheckpointRef(f"{self._url}/{entry.name}", step, -1), manifest)
+        for step, _, entry, manifest in sorted(found, key=lambda each: each[:2])[-2:]:
+            before = Found(CheckpointRef(self.url_of(entry.name), step, -1), manifest, before)
+        return before
 
     def manifest(self, name: str) -> Manifest:
         """Return the manifest of the checkpoint called `name`.
@@ -222,6 +232,16 @@ class CheckpointStore:
             raise CheckpointError(f"{self._url}/{name} has a broken manifest")
         return manifest
 
+    def check_whole(self, name: str) -> None:
+        """Compare the checkpoint called `name` with its manifest.
+
+        Raises:
+            CheckpointError: if the manifest cannot be read, or does not agree with the files.
+        """
+        wrong = self._wrong(f"{self._path}/{name}", self.manifest(name))
+        if wrong:
+            raise CheckpointError(f"{self._url}/{name} is broken: {wrong[0]} {_WRONG}")
+
     def fetch(self, name: str) -> Path:
         """Return a local folder with the checkpoint called `name`, downloaded for this process."""
         folder = self._empty("last-checkpoint")
@@ -232,7 +252,7 @@ class CheckpointStore:
 
     def open(self, name: CheckpointName) -> Path:
         """Return a folder for this node to write its files into."""
-        return self._empty("checkpoint")
+        return self._empty(f"checkpoint-{name}")
 
     def finish(self, name: CheckpointName, folder: Path, node: str) -> None:
         """Put what `node` has written where it stays if the machine fails."""
@@ -249,15 +269,37 @@ class CheckpointStore:
         if for_all:
             self._delete(f"{self._path}/{name}")
 
+    def late(self, name: CheckpointName, manifest: Manifest | None = None) -> str:
+        """Return a file that was written after its checkpoint was complete; empty if none is seen.
+
+        Args:
+            manifest: of the checkpoint, if this node has made it complete: its files are compared.
+        """
+        if found := self._written_behind(name):
+            return found
+        if manifest is None:
+            return ""
+        path = f"{self._path}/{name}"
+        extra = self._files(path).keys() - manifest.files.keys() - {MANIFEST}
+        return next(iter([*self._wrong(path, manifest), *extra]), "")
+
+    def revoke(self, name: CheckpointName) -> None:
+        """Delete the manifest of a broken checkpoint: it counts no more, its files stay."""
+        with contextlib.suppress(FileNotFoundError):  # another node was first
+            self._system.delete_file(f"{self._path}/{name}/{MANIFEST}")
+
     # At the first node.
 
-    def commit(self, name: CheckpointName, manifest: Manifest) -> str:
-        """Make the checkpoint complete; return its URL.
+    def commit(self, name: CheckpointName, manifest: Manifest) -> Manifest:
+        """Make the checkpoint complete; return the manifest with its files.
 
         Raises:
-            CheckpointError: if a node's part is not here.
+            CheckpointError: if a node's part is not here, or no node has written a file.
         """
-        self._seal(f"{self._path}/{name}", manifest)
+        return self._seal(f"{self._path}/{name}", manifest)
+
+    def url_of(self, name: CheckpointName) -> str:
+        """Return the URL of a checkpoint's folder."""
         return f"{self._url}/{name}"
 
     def sweep(self, made: CheckpointName, keep: int, base: str = "") -> None:
@@ -288,6 +330,10 @@ class CheckpointStore:
             if not entry.is_complete and not _is_ahead(entry, now) and entry.name != now:
                 self._delete(entry.path)
 
+    def _written_behind(self, name: CheckpointName) -> str:
+        """Return a file that stands where this node wrote its part; empty if there is none."""
+        return _any_file(self._scratch / f"checkpoint-{name}")
+
     def _empty(self, name: str) -> Path:
         folder = self._scratch / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -296,15 +342,18 @@ class CheckpointStore:
 
     def entries(self) -> Iterator[Entry]:
         """Yield the checkpoints that are there, complete or not."""
-        selector = pafs.FileSelector(self._path, allow_not_found=True)
-        for info in self._system.get_file_info(selector):
-            parsed = CheckpointName.parse(info.base_name)
-            if parsed is None or info.type != _DIRECTORY:
+        infos = self._system.get_file_info(pafs.FileSelector(self._path, allow_not_found=True))
+        folders = {info.base_name: info.path for info in infos if info.type == _DIRECTORY}
+        for base, path in folders.items():
+            if (parsed := CheckpointName.parse(base)) is None:
                 continue
             name, is_unfinished = parsed
-            manifest = self._system.get_file_info(f"{info.path}/{MANIFEST}")
+            manifest = self._system.get_file_info(f"{path}/{MANIFEST}")
             is_complete = not is_unfinished and manifest.type == pafs.FileType.File
-            yield Entry(name, info.path, is_complete)
+            if is_complete and (file := _any_file(Path(folders.get(name.unfinished, "")))):
+                _log.error("%s", late_text(self.url_of(name), file))
+                is_complete = False
+            yield Entry(name, path, is_complete)
 
     def _read(self, entry: Entry) -> Manifest | None:
         """Return the manifest, if it agrees with the files."""
@@ -318,19 +367,19 @@ class CheckpointStore:
                 entry.name,
             )
             return None
-        # By sizes, because checksums would take reading all files.
-        there = self._files(entry.path)
-        wrong = [name for name, size in manifest.files.items() if there.get(name) != size]
-        if wrong:
+        if wrong := self._wrong(entry.path, manifest):
             _log.warning(
-                "%s/%s is skipped: %s is missing or has another size. An older checkpoint is "
-                "used; delete the folder",
-                self._url,
-                entry.name,
-                wrong[0],
+                "%s/%s is skipped: %s %s. An older checkpoint is used; delete the folder",
+                *(self._url, entry.name, wrong[0], _WRONG),
             )
             return None
         return manifest
+
+    def _wrong(self, folder: str, manifest: Manifest) -> list[str]:
+        """Return the files that are not as the manifest says."""
+        # By sizes, because checksums would take reading all files.
+        there = self._files(folder)
+        return [name for name, size in manifest.files.items() if there.get(name) != size]
 
     def _files(self, folder: str) -> dict[str, int]:
         """Return the bytes of each file in `folder`, by its path in it."""
@@ -341,11 +390,11 @@ class CheckpointStore:
             if info.type == pafs.FileType.File
         }
 
-    def _seal(self, folder: str, manifest: Manifest) -> None:
-        """Put the manifest into a folder that all nodes have written to.
+    def _seal(self, folder: str, manifest: Manifest) -> Manifest:
+        """Put the manifest into a folder that all nodes have written to; return it, with the files.
 
         Raises:
-            CheckpointError: if a node's part is not here.
+            CheckpointError: if a node's part is not here, or no node has written a file.
         """
         for node in manifest.nodes:
             if self._system.get_file_info(_mark(folder, node)).type != pafs.FileType.File:
@@ -358,7 +407,13 @@ class CheckpointStore:
             # Before the manifest, which lists all files that remain.
             self._system.delete_file(_mark(folder, node))
         complete = msgspec.structs.replace(manifest, files=self._files(folder))
+        if not complete.files:
+            raise CheckpointError(
+                f"there is no checkpoint of step {manifest.step}: no node has written a file into "
+                f"it. Write into the folder that `with ctx.checkpoint(…) as folder` gives. {_WAIT}"
+            )
         self._write(f"{folder}/{MANIFEST}", encode_manifest(complete))
+        return complete
 
     def _write(self, path: str, data: bytes) -> None:
         with self._system.open_output_stream(path) as file:
@@ -402,17 +457,22 @@ class LocalStore(CheckpointStore):
         if for_all:
             shutil.rmtree(self._unfinished(name), ignore_errors=True)
 
-    def commit(self, name: CheckpointName, manifest: Manifest) -> str:
-        """Put the manifest into the folder, sync it and give it its name; return its URL."""
+    def commit(self, name: CheckpointName, manifest: Manifest) -> Manifest:
+        """Put the manifest into the folder, sync it and give it its name; return the manifest."""
         folder = self._unfinished(name)
-        self._seal(str(folder), manifest)
+        complete = self._seal(str(folder), manifest)
         # A rename may reach the disk before the names inside the folder do, so those come first.
         for inner, _, _ in os.walk(folder):
             _sync(Path(inner))
         folder.rename(Path(self._path, str(name)))
         # The new name is an entry of the parent folder, which is synced for itself.
         _sync(Path(self._path))
-        return f"{self._url}/{name}"
+        return complete
+
+    def _written_behind(self, name: CheckpointName) -> str:
+        # In this order: other nodes may not have completed it yet, and write there.
+        is_renamed = Path(self._path, str(name)).is_dir()
+        return _any_file(self._unfinished(name)) if is_renamed else ""
 
     def _unfinished(self, name: CheckpointName) -> Path:
         return Path(self._path, name.unfinished)
@@ -422,6 +482,21 @@ class LocalStore(CheckpointStore):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+
+
+def late_text(url: str, file: str) -> str:
+    """Return the error that names a checkpoint with a file that came too late."""
+    return (
+        f"the checkpoint {url} is broken and does not count: {file} was written after its block "
+        f"had ended. {_WAIT}"
+    )
+
+
+def _any_file(folder: Path) -> str:
+    """Return a file in a local folder; empty if there is none."""
+    if not folder.name:
+        return ""
+    return next((str(Path(at, names[0])) for at, _, names in os.walk(folder) if names), "")
 
 
 def _sync(path: Path) -> None:

@@ -27,7 +27,14 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import CheckpointRef, Member, Resume, World
-from sparkdl.node.checkpoint_store import CheckpointName, CheckpointStore, Manifest, open_store
+from sparkdl.node.async_writers import waited_for
+from sparkdl.node.checkpoint_store import (
+    CheckpointName,
+    CheckpointStore,
+    Manifest,
+    late_text,
+    open_store,
+)
 from sparkdl.node.link import AgentLink
 
 _log = logging.getLogger(__name__)
@@ -61,11 +68,12 @@ class LastCheckpoint(os.PathLike[str]):
         """The local folder with its files; from HDFS or an object store they come here once.
 
         Raises:
-            CheckpointError: if it cannot be read.
+            CheckpointError: if it cannot be read, or files of it are missing.
         """
         parent, _, name = self.url.rpartition("/")
+        store = open_store(parent, self._scratch)
         try:
-            folder = open_store(parent, self._scratch).fetch(name)
+            folder = store.fetch(name)
         except OSError as error:
             raise CheckpointError(f"{self.url} cannot be read: {error}") from error
         if not folder.is_dir():
@@ -73,6 +81,7 @@ class LastCheckpoint(os.PathLike[str]):
                 f"{self.url} is not on this node; put checkpoint_dir on storage that all nodes "
                 "share"
             )
+        store.check_whole(name)
         return folder
 
     def covered(self, feed: str) -> EpochRows:
@@ -108,6 +117,8 @@ class Checkpoints:
         self._scratch = scratch
         self._last_step: int | None = None
         self._is_open = False
+        self._made: tuple[CheckpointName, Manifest | None] | None = None
+        """The last checkpoint of this world; with its manifest on the node that completed it."""
 
     @cached_property
     def last(self) -> LastCheckpoint | None:
@@ -137,9 +148,12 @@ class Checkpoints:
         self._last_step, self._is_open = step, True
         folder: Path | None = None
         try:
+            if late := self._late():
+                raise CheckpointError(late)
             with self._named_errors(name):
                 folder = store.open(name)
-            with self._named_errors(name, is_users=True):
+            timeout_s = self._spec.settings.feeding.timeout_s
+            with self._named_errors(name, is_users=True), waited_for(timeout_s):
                 yield folder
             with self._named_errors(name):
                 store.finish(name, folder, self._node)
@@ -155,8 +169,30 @@ class Checkpoints:
             self._is_open = False
         self._link.send(Checkpointed(step, feeds, batches=used))
         self._link.draining.clear()
+        self._made = (name, None)
         if self._leads:
-            self._complete(name)
+            self._made = (name, self._complete(name))
+
+    def end(self) -> None:
+        """Log an error if the last checkpoint has been written to since; for `map_fun`'s end."""
+        if late := self._late():
+            _log.error("%s", late)
+
+    def _late(self) -> str:
+        """Return what is wrong with the last checkpoint, which counts no more then; or nothing."""
+        if self._made is None:
+            return ""
+        (name, manifest), store = self._made, self._store
+        try:
+            late = store.late(name, manifest)
+            if not late:
+                return ""
+            self._made = None
+            store.revoke(name)
+        except OSError as error:  # the next checkpoint finds out whether the storage works
+            _log.debug("%s cannot be compared with its manifest: %s", name, error)
+            return ""
+        return late_text(store.url_of(name), late)
 
     @cached_property
     def _store(self) -> CheckpointStore:
@@ -190,17 +226,17 @@ class Checkpoints:
                 f"checkpoint_dir"
             )
 
-    def _complete(self, name: CheckpointName) -> None:
-        """Wait for the other nodes' parts, and make one checkpoint of them."""
+    def _complete(self, name: CheckpointName) -> Manifest:
+        """Wait for the other nodes' parts, and make one checkpoint of them; return its manifest."""
         try:
             with trace.span("checkpoint", "wait for the other nodes"):
                 manifest = self._await_parts(name.step)
             with self._named_errors(name):
-                url = self._store.commit(name, manifest)
+                complete = self._store.commit(name, manifest)
         except BaseException:
             self._store.give_up(name, None, for_all=True)
             raise
-        self._link.send(CheckpointDone(self._generation, name.step, url))
+        self._link.send(CheckpointDone(self._generation, name.step, self._store.url_of(name)))
         try:
             # The new checkpoint has been reported: an error with the old ones must not fail it.
             keep = self._spec.settings.recovery.keep_checkpoints
@@ -211,6 +247,7 @@ class Checkpoints:
                 "delete in checkpoint_dir",
                 error,
             )
+        return complete
 
     def _await_parts(self, step: int) -> Manifest:
         timeout_s = self._spec.settings.feeding.timeout_s

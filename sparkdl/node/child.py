@@ -44,7 +44,7 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.imports import quick_imports
 from sparkdl.core.scratch import make_scratch_in
 from sparkdl.frameworks.framework import Framework, advice_about, framework_named
-from sparkdl.node.context import NodeContext, enter
+from sparkdl.node.context import NodeContext, enter, leave
 from sparkdl.node.heap import keep_freed_memory
 from sparkdl.node.link import AgentLink
 from sparkdl.node.resources import HadoopClasspath
@@ -161,6 +161,7 @@ def _run(importing: Callable[[], Imports], link: AgentLink) -> ChildReturned | R
         with trace.span("launch", "map_fun"), WaitWatch(link.send, others):
             value, exited_at = _call(map_fun, args, ctx)
         link.feeds.watch.end()
+        leave(ctx)
         framework.after_map_fun(has_failed=False)
         return _encode(generation, value, exited_at)
     except SystemExit as stop:

@@ -381,7 +381,8 @@ class NodeContext(LegacyContext):
         the first node waits for the others, up to `Feeding(timeout_s=…)`. An exception inside
         leaves no new checkpoint, and does not touch earlier ones. On a local or mounted
         `checkpoint_dir` all nodes write into one and the same folder: nodes that write different
-        things need different names.
+        things need different names. Asynchronous saves of PyTorch, Lightning, Orbax and TensorFlow
+        that begin inside are waited for; join threads of your own inside.
 
         Args:
             step: how far the training is, by your own count; larger each time.
@@ -392,7 +393,8 @@ class NodeContext(LegacyContext):
         Raises:
             ConfigError: without `checkpoint_dir`, on a node that does not train, inside another
                 checkpoint, if `step` is not larger than before, or if `batches` must be given.
-            CheckpointError: if it could not be written, or a node has not called this in time.
+            CheckpointError: if it could not be written, no node has written a file, a node has not
+                called this in time, or the checkpoint before was written to after its block.
         """
         return self._checkpoints.write(step, batches)
 
@@ -551,6 +553,11 @@ def enter(ctx: NodeContext) -> None:
     """Let `current` return `ctx` from now on."""
     global _current
     _current = ctx
+
+
+def leave(ctx: NodeContext) -> None:
+    """Look at what `map_fun` has left, once it has returned."""
+    ctx._checkpoints.end()
 
 
 def _wanted(*parts: str | Sequence[str] | None) -> list[str]:

@@ -146,13 +146,14 @@ def test_chief_that_dies_after_the_rename_has_made_a_checkpoint_for_the_next_job
     def train(args: bool, ctx: NodeContext) -> Any:
         if not args:
             return ctx.last_checkpoint and ctx.last_checkpoint.step
-        with ctx.checkpoint(1):
-            pass
+        with ctx.checkpoint(1) as folder:
+            (folder / "model").write_text("1")
         # The end comes in place of the message that the checkpoint is complete.
         store = ctx._checkpoints._store
         store.commit = dying(store.commit)  # type: ignore[method-assign]
-        with ctx.checkpoint(2):
-            return None
+        with ctx.checkpoint(2) as folder:
+            (folder / "model").write_text("2")
+        return None
 
     def dying(commit: Any) -> Any:
         def commit_and_die(*args: Any) -> None:
@@ -186,3 +187,41 @@ def test_folder_that_did_not_exist_is_said_to_have_been_created(
         pass
     said = [each.message for each in caplog.records if "was created" in each.message]
     assert said == [f"checkpoint_dir=file://{tmp_path}/new/it did not exist and was created"]
+
+
+def test_restart_goes_back_from_a_checkpoint_that_was_written_to_behind_its_block(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def behind(folder: Path, name: str) -> None:
+        """What a thread does that the block has not waited for."""
+        folder.mkdir()
+        (folder / name).write_text("late")
+
+    def train(args: None, ctx: NodeContext) -> Any:
+        last, folder = ctx.last_checkpoint, Path()
+        if last:
+            read = Path(last, "model").read_text()
+            with pytest.raises(CheckpointError, match="8: no node has written"), ctx.checkpoint(8):
+                pass
+            with ctx.checkpoint(9) as folder:
+                (folder / "model").write_text("9")
+            behind(folder, "at-the-end")
+            return read
+        for step in (1, 2):
+            with ctx.checkpoint(step) as folder:
+                (folder / "model").write_text(f"{step}")
+        behind(folder, "optimizer")
+        with ctx.checkpoint(3):
+            raise AssertionError("the one before is broken")
+
+    options: dict[str, Any] = {"nodes": 1, "feeding": Feeding(fed=False), "max_restarts": 3}
+    with launch(train, checkpoint_dir=str(tmp_path), **options) as cluster:
+        assert cluster.results(3 * SOON_S) == ["1"]
+        log, name = "\n".join(cluster.logs(0)), cluster.spec.cluster_id
+    assert f"-2-{name}-0 is broken and does not count: " in log.replace("000000000", "")
+    assert "optimizer was written after its block had ended. If a thread" in log
+    assert "at-the-end was written after its block had ended" in log
+    assert f"failure 2 at checkpoint file://{tmp_path}/step-0000000002-{name}-0" in caplog.text
+    newest = open_store(str(tmp_path)).newest()
+    assert newest is not None
+    assert newest.ref.step == 1, "a new job resumes there too"

@@ -83,7 +83,8 @@ class Roster:
 
     Attributes:
         history: of the rounds so far.
-        checkpoint: the last one that is complete.
+        checkpoint: the last one that is complete, or the one before if no world could resume there.
+        before: the complete checkpoint before that one, if there is one.
         is_detaching: agents are to give their task slots back once there is a world.
         room: for how many nodes there are slots; `None` for as many as there were at the launch.
         left_hosts: hosts that were given up because other hosts do not reach them.
@@ -96,11 +97,17 @@ class Roster:
     standbys: tuple[Agent, ...] = ()
     history: History = field(default_factory=History)
     checkpoint: CheckpointRef | None = None
+    before: CheckpointRef | None = None
     is_detaching: bool = False
     room: int | None = None
     left_hosts: frozenset[str] = frozenset()
     draining: frozenset[str] = frozenset()
     drain_notices: int = 0
+
+    def made(self, ref: CheckpointRef) -> Roster:
+        """Return the roster once a checkpoint is complete."""
+        history = replace(self.history, stuck=0)
+        return replace(self, checkpoint=ref, before=self.checkpoint, history=history)
 
     @property
     def resume(self) -> Resume:

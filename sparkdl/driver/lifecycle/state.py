@@ -336,7 +336,12 @@ class LeaveHost:
     host: str
 
 
-Action = Send | Report | Warn | Relaunch | Release | ForgetTask | LeaveHost
+@dataclass(frozen=True)
+class GoBack:
+    """Feed the rows again that only the last checkpoint covers, not the one before it."""
+
+
+Action = GoBack | Send | Report | Warn | Relaunch | Release | ForgetTask | LeaveHost
 S = TypeVar("S", bound=State)
 R = TypeVar("R", bound=WithRoster)
 Step = tuple[S, list[Action]]
