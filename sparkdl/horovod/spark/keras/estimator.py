@@ -8,6 +8,7 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/keras/estimator.py
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ OWN = (
     _CUSTOM,
     Row("checkpoint_callback", None, "what saves the model; after each epoch, if it is not set"),
     Row("backend_env", None, "variables to set in each process"),
+    Row(
+        "tensorflow_dataset_prefetch_buffer_size",
+        None,
+        "accepted: batches are always made ready ahead",
+        TypeConverters.toInt,
+    ),
 )
 _SUFFIXES = (".keras", ".h5")
 
@@ -165,13 +172,14 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
             custom_objects=self._known(library),
             run_id=run_id,
             _metadata=metadata,
+            _floatx=import_module(library).backend.floatx(),
         )
 
 
 class KerasModel(
     _KerasSaved,
     HorovodModel,
-    params=(_CUSTOM, Row("_floatx", None, "accepted", TypeConverters.toString)),
+    params=(_CUSTOM, Row("_floatx", None, "Keras' default dtype", TypeConverters.toString)),
 ):
     """Adds the outputs of a Keras model to a DataFrame.
 
@@ -180,6 +188,10 @@ class KerasModel(
     Args:
         kwargs: parameters by name, see `explainParams()`.
     """
+
+    def _get_floatx(self) -> str | None:
+        found: str | None = self.getOrDefault("_floatx")
+        return found
 
     def _scoring(self, df: DataFrame) -> tuple[list[int], Callable[[], Callable[..., list[Any]]]]:
         model = self.getModel()
