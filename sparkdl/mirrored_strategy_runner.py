@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError, SparkConfigError
+from sparkdl.core.jobs import context_of
 from sparkdl.core.links import docs_page
 from sparkdl.core.options import Feeding
 from sparkdl.driver.launch import launch
@@ -23,6 +24,7 @@ from sparkdl.torch_distributor import active_session, check_encryption
 from sparkdl.torch_program import Program, value_of
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"
@@ -77,6 +79,11 @@ class MirroredStrategyRunner:
         if self._spark is not None and use_gpu and not local_mode:
             self._num_tasks, self._num_gpus = _shared_out(self._spark, num_slots)
         self._options = {"observe": Observe(log_to_driver=True), **options}
+
+    @property
+    def sc(self) -> SparkContext | None:
+        """The SparkContext; `None` with `local_mode`, and over Spark Connect."""
+        return None if self._is_here or self._spark is None else context_of(self._spark)
 
     def get_num_tasks(self) -> int:
         """Return how many nodes train, each in a task of Spark."""

@@ -82,10 +82,19 @@ def test_second_run_changes_nothing_and_line_ends_and_marks_stay() -> None:
 @pytest.mark.parametrize(
     ("program", "told"),
     [
-        ("import horovod.mxnet", "there is no sparkdl.horovod.mxnet"),
+        ("import horovod.mxnet", "retired: use PyTorch or TensorFlow"),
+        ("import horovod.nothing", "there is no sparkdl.horovod.nothing"),
         ("from tensorflowonspark import TFEstimatr", "sparkdl.tfos has no TFEstimatr"),
-        ("import horovod.torch\nhorovod = 1", "horovod is used here: see to it yourself"),
-        ("from petastorm import make_batch_reader", "sparkdl.petastorm has no make_batch_reader"),
+        ("import horovod.torch\nhorovod = 1", "horovod is used here: write sparkdl.horovod, or"),
+        ("from petastorm import make_batch_reader", "read any Parquet files by sparkdl.make_"),
+        ("from petastorm.codecs import ScalarCodec", "arrays of numbers. It is not used here: del"),
+        ("mock.patch('horovod.torch.allreduce')", "write 'sparkdl.horovod.torch.allreduce'"),
+        ("import_module('petastorm.codecs')", "arrays of numbers"),
+        ("call(['horovodrun', '-np', '2'])", "write `sparkdl run -np 2 python train.py`"),
+        (
+            "os.system('python -m horovod.runner.launch')",
+            "write `sparkdl run -np 2 python train.py",
+        ),
         (
             "from horovod.tensorflow.keras.callbacks import MetricsAverageCallback",
             "callbacks has no MetricsAverageCallback",
@@ -96,13 +105,35 @@ def test_second_run_changes_nothing_and_line_ends_and_marks_stay() -> None:
         ("from sparkdl.xgboost import XgboostClassifier", "use xgboost.spark"),
         ("import spark_tensorflow_distributor", "from sparkdl import MirroredStrategyRunner"),
         (
-            "from pyspark.ml.torch.distributor import TorchDistributor, Distributor",
-            "sparkdl has TorchDistributor alone",
+            "from pyspark.ml.torch.distributor import (\n    TorchDistributor, Distributor)",
+            "`from sparkdl import TorchDistributor` and `from pyspark.ml.torch.distributor import",
         ),
+        ("from pyspark.ml.torch.distributor import Distributor", "sparkdl has TorchDistributor al"),
     ],
 )
 def test_what_is_not_here_is_named(program: str, told: str) -> None:
     assert any(told in text for _, text in migrated(program).warnings)
+
+
+def test_names_of_files_and_settings_and_used_imports_stay_without_a_word() -> None:
+    program = """\
+log, key = "horovod.log", "petastorm.spark.converter.parentCacheDirUrl"
+from petastorm.codecs import ScalarCodec
+ScalarCodec()
+"""
+    ((line, told),) = migrated(program).warnings
+    assert line == 2
+    assert "delete it" not in told
+
+
+def test_import_of_names_from_here_and_there_is_split() -> None:
+    done = migrated("if 1:\n    from pyspark.ml.torch.distributor import TorchDistributor as T, x")
+    assert done.text == (
+        "if 1:\n    from sparkdl import TorchDistributor as T; "
+        "from pyspark.ml.torch.distributor import x"
+    )
+    assert not done.warnings
+    assert migrated(done.text).changes == 0
 
 
 @pytest.mark.parametrize("path", ["horovod.keras", "horovod.tensorflow.keras"])
@@ -132,19 +163,32 @@ def test_files_change_once_by_whatever_link_and_a_dry_run_changes_none(
     assert capsys.readouterr().out == "0 changes in 0 of 1 files\n"
 
 
-def test_cells_of_a_notebook_change_and_magics_and_text_stay(tmp_path: Path) -> None:
+def test_cells_of_a_notebook_change_and_magics_and_text_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def cell(kind: str, *source: str) -> dict[str, object]:
         return {"cell_type": kind, "source": list(source)}
 
     cells = [
         cell("markdown", "import horovod"),
         cell("code", "%time\n", "import tensorflowonspark\n", "!pip install horovod"),
-        cell("code", "tensorflowonspark.TFCluster"),
+        cell("code", "%%bash\n", "ls"),
+        cell("code", "tensorflowonspark.TFCluster?\n", "tensorflowonspark.TFCluster"),
+        cell("code", "files = !ls"),
+        cell("code", "from horovod.mxnet import Trainer"),
+        cell("code", "Trainer()"),
     ]
     path = tmp_path / "n.ipynb"
     path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
     assert cli.main(["migrate", str(path)]) == 0
-    markdown, first, second = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    markdown, first, shell, second, other, *_ = json.loads(path.read_text("utf-8"))["cells"]
     assert markdown["source"] == ["import horovod"]
     assert first["source"] == ["%time\n", "import sparkdl.tfos\n", "!pip install horovod"]
-    assert second["source"] == ["sparkdl.tfos.TFCluster"]
+    assert shell["source"] == ["%%bash\n", "ls"]
+    assert second["source"] == ["tensorflowonspark.TFCluster?\n", "sparkdl.tfos.TFCluster"]
+    assert other["source"] == ["files = !ls"]
+    printed = capsys.readouterr().out
+    assert f"{path}:1: cell 2 of code is not Python, and not changed: %%bash" in printed
+    assert "cell 4 of code is not Python, and not changed: files = !ls" in printed
+    assert "cell 5 of code: sparkdl has no sparkdl.horovod.mxnet" in printed
+    assert "delete it" not in printed

@@ -132,6 +132,7 @@ def test_run_returns_what_all_processes_returned(
         2,
         env={"PLACE": "here", "CUDA_VISIBLE_DEVICES": "0"},
         stdout=lines,
+        extra_mpi_args="-x",
         **LOCAL,
     )
     assert [each[:4] for each in results] == [(0, 2, "here", [1]), (1, 2, "here", [1])]
@@ -139,9 +140,8 @@ def test_run_returns_what_all_processes_returned(
     assert "[1]<stdout>:hello you\n" in lines.getvalue()
     monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")
     for wrong, why in (
-        ({"use_mpi": True}, "no MPI"),
-        ({"extra_mpi_args": "-x"}, "no MPI"),
-        ({"nics": ["eth0"]}, "SPARKDL_NODE_HOST"),
+        ({"use_mpi": True}, "leave it out"),
+        ({"nics": ["eth0"]}, "leave it out"),
         ({"executable": "python"}, "PYSPARK_PYTHON"),
         ({"env": {"A": 1}}, "must be strings"),
         ({}, "HOROVOD_SPARK_START_TIMEOUT='soon'"),

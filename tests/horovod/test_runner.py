@@ -17,6 +17,7 @@ import pytest
 import sparkdl.horovod
 from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeoutError
 from sparkdl.horovod.runner import Command, check_hosts
+from sparkdl.horovod.spark.common.backend import SparkBackend
 
 
 @pytest.mark.parametrize(
@@ -150,6 +151,12 @@ def test_processes_that_do_not_start_are_told_in_horovods_words() -> None:
     text = r"^Timed out waiting for Spark tasks to start\.\n0 of 1 nodes came up within 0\.01 s"
     with pytest.raises(ReservationTimeoutError, match=text):
         sparkdl.horovod.run(os.getpid, start_timeout=0.01, verbose=0)
+
+
+def test_backend_that_cannot_run_is_refused_before_an_estimator_writes_rows() -> None:
+    for options in ({"nics": {"lo"}}, {"use_mpi": True}, {"executable": "python3"}):
+        with pytest.raises(ConfigError, match=rf"^{next(iter(options))}="):
+            SparkBackend(2, **options)
 
 
 def test_results_of_this_machine_may_be_of_any_size() -> None:

@@ -33,9 +33,12 @@ def cached(spark_local: SparkSession, tmp_path: Path) -> Iterator[Path]:
 
 def frame(spark: SparkSession, rows: int = 40) -> DataFrame:
     from pyspark.ml.feature import VectorAssembler
+    from pyspark.mllib.util import MLUtils
 
-    df = spark.range(rows).selectExpr("id", "double(id) as a", "array(double(id)) as `b.c`")
-    return VectorAssembler(inputCols=["a", "id"], outputCol="v").transform(df)
+    df = spark.range(rows).selectExpr("id", "double(id) as a")
+    df = VectorAssembler(inputCols=["a", "id"], outputCol="v").transform(df)
+    df = MLUtils.convertVectorColumnsFromML(df.withColumn("old", df["v"]), "old")
+    return df.selectExpr("id", "a", "v", "old", "array(double(id)) as `b.c`")
 
 
 def read(args: dict[str, Any], ctx: Any) -> list[int]:
@@ -64,7 +67,7 @@ def test_dataframe_is_written_once_as_float32_and_read_by_rank_everywhere(
         (rows,) = loader
     assert {name: str(rows[name].dtype) for name in rows} == {
         **{"id": "torch.int64", "a": "torch.float32"},
-        **{"b.c": "torch.float32", "v": "torch.float32"},
+        **{"b.c": "torch.float32", "v": "torch.float32", "old": "torch.float32"},
     }
     order = np.argsort(rows["id"].numpy())
     assert rows["v"].numpy()[order].tolist() == [[i, i] for i in range(40)]
@@ -87,6 +90,10 @@ def test_dataframe_is_written_once_as_float32_and_read_by_rank_everywhere(
     assert len(list(cached.iterdir())) == 1
     again = sparkdl.make_spark_converter(df, compression_codec="snappy")
     assert again.cache_dir_url != converter.cache_dir_url, "it writes anew what was deleted"
+    converter.delete()
+    spark_local.conf.set(_CONF, f"file://{cached}-of-others")
+    elsewhere = sparkdl.make_spark_converter(df, compression_codec="snappy")
+    assert elsewhere.cache_dir_url.startswith(f"file://{cached}-of-others/")
 
 
 def test_files_that_changed_are_written_anew(spark_local: SparkSession, cached: Path) -> None:

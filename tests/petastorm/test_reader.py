@@ -164,7 +164,6 @@ def test_shard_is_the_rank_that_the_launcher_gave(
         ({"cur_shard": 1}, "cur_shard=1, shard_count=None: give both or neither"),
         ({"cur_shard": 2, "shard_count": 2}, "cur_shard from 0 to shard_count - 1"),
         ({"predicate": print}, "a converter takes no predicate.* filter rows and columns in the D"),
-        ({"shuffle_row_group": True}, "did you mean 'shuffle_row_groups'"),
         ({"batch_size": 0}, "batch_size=0: must be at least 1"),
         ({"schema_fields": ["y"]}, r"schema_fields=\['y'\]: no column"),
     ],
@@ -174,6 +173,8 @@ def test_bad_arguments_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         converter.make_torch_dataloader(**options)
+    with pytest.raises(TypeError, match=r"'shuffle_row_group'; did you mean 'shuffle_row_groups'"):
+        converter.make_torch_dataloader(shuffle_row_group=True)
 
 
 def test_shard_without_rows_is_an_error_not_an_endless_wait(
@@ -183,14 +184,13 @@ def test_shard_without_rows_is_an_error_not_an_endless_wait(
         ids(converter, cur_shard=100, shard_count=200, num_epochs=None)
 
 
-def test_files_of_others_are_not_deleted_and_urls_have_a_scheme(
+def test_files_of_others_are_not_deleted_and_may_be_a_plain_path(
     converter: SparkDatasetConverter, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="delete it yourself"):
         converter.delete()
     assert converter.file_urls == [f"file://{tmp_path}/rows.parquet"]
-    with pytest.raises(ConfigError, match="scheme-less directory url"):
-        sparkdl.make_spark_converter(str(tmp_path))
+    assert sparkdl.make_spark_converter(str(tmp_path)).file_urls == converter.file_urls
     with pytest.raises(ConfigError, match=r"compression_codec='snapy': .*did you mean 'snappy'"):
         sparkdl.make_spark_converter(f"file://{tmp_path}", compression_codec="snapy")
 

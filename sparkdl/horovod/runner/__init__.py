@@ -64,7 +64,7 @@ def run(  # noqa: PLR0913 (Horovod's options)
             or `elastic_timeout`, it runs as that does. `min_np`, `max_np` are their older names.
         hosts, hostfile: this machine's names and their slots, like `localhost:2`.
         slots, cooldown_range, ssh_port, ssh_identity_file, disable_cache, network_interface,
-            network_interfaces: accepted; on one machine they have no effect.
+            network_interfaces, mpi_args: accepted; on one machine without MPI they have no effect.
         start_timeout, verbose, use_gloo: see `horovod.spark.run`.
         options: further ones of `horovod.spark.run`.
 
@@ -75,7 +75,6 @@ def run(  # noqa: PLR0913 (Horovod's options)
     """
     runner.refuse(
         host_discovery_script=host_discovery_script,
-        mpi_args=mpi_args,
         output_filename=output_filename,
         use_mpi=use_mpi,
         executable=executable,

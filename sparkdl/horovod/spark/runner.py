@@ -26,6 +26,7 @@ from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.driver.executors.sessions import default_parallelism, session_of
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe, reads_own_data
+from sparkdl.driver.slots.placement import needs
 from sparkdl.horovod.spark.task import Task, unpacked
 
 if TYPE_CHECKING:
@@ -43,12 +44,11 @@ _DYNAMIC = "dynamic"
 """The value of `HOROVOD_TIMELINE` with which Horovod allows `hvd.start_timeline`."""
 _INSTEAD = {
     "executable": "set PYSPARK_PYTHON, Spark's own name for it",
-    "extra_mpi_args": "sparkdl uses no MPI",
     "host_discovery_script": "Spark finds the hosts: use sparkdl.horovod.spark.run_elastic",
-    "mpi_args": "sparkdl uses no MPI",
-    "nics": "set SPARKDL_NODE_HOST on the executors, the address under which others reach them",
+    "nics": "leave it out. Where nodes choose a wrong address, set SPARKDL_NODE_HOST on the "
+    "executors, the address under which others reach them",
     "output_filename": "give stdout=, a stream that gets the lines of all processes",
-    "use_mpi": "sparkdl uses no MPI",
+    "use_mpi": "leave it out: sparkdl uses no MPI",
 }
 
 
@@ -81,6 +81,7 @@ def run(  # noqa: PLR0913 (Horovod's options)
         start_timeout: seconds until all must be there; by default `HOROVOD_SPARK_START_TIMEOUT`, or
             600.
         use_gloo: accepted; it is used anyway.
+        extra_mpi_args: accepted; without MPI it has no effect, as in Horovod.
         env: variables to set in each process. `HOROVOD_TIMELINE`, here or in this process, names a
             file on this machine for a trace of all processes, see docs/timeline.md.
         stdout, stderr: where the lines of the processes go, as `[rank]<stdout>:line`; by default
@@ -91,13 +92,14 @@ def run(  # noqa: PLR0913 (Horovod's options)
         options: further ones of `sparkdl.launch`: `spark`, `framework`, `num_gpus`, `executor`.
 
     Raises:
-        ConfigError: for `use_mpi`, `extra_mpi_args`, `nics` or `executable`; or if an argument is
-            invalid.
+        ConfigError: for `use_mpi`, `nics` or `executable`; if an argument is invalid, or Spark has
+            too few task slots.
         ReservationTimeoutError: if not all processes were there in time.
-        NodeFailedError: if a process failed; a RuntimeError, as in Horovod. Both begin with
-            Horovod's text. Errors of `sparkdl.launch` pass through.
+        NodeFailedError: if a process failed; a RuntimeError, as in Horovod. This error, the one
+            before and the one about slots begin with Horovod's text. Errors of `sparkdl.launch`
+            pass through.
     """
-    refuse(use_mpi=use_mpi, extra_mpi_args=extra_mpi_args, nics=nics, executable=executable)
+    refuse(use_mpi=use_mpi, nics=nics, executable=executable)
     where = _Where.of(options, num_proc)
     printer = _printer(stdout, stderr, verbose, prefix_output_with_timestamp)
     options = _options(options, start_timeout, env, printer)
@@ -228,19 +230,25 @@ def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-"))
             # On one machine a file is the way for results of any size; connections limit a message.
             task = replace(task, folder=folder)
-        with _in_horovods_words():
+        with _in_horovods_words(needs(where.num_proc)):
             launched = launch(where.spark, task, None, where.num_proc, **options)
             cluster = stack.enter_context(launched)
             return [unpacked(packed) for packed in cluster.results()]
 
 
 @contextmanager
-def _in_horovods_words() -> Iterator[None]:
-    """Begin errors with the texts by which programs know Horovod's."""
+def _in_horovods_words(slots: str) -> Iterator[None]:
+    """Begin errors with the texts by which programs know Horovod's.
+
+    Args:
+        slots: the text with which an error names the slots that are missing.
+    """
     try:
         yield
-    except (ReservationTimeoutError, NodeFailedError) as error:
+    except (ReservationTimeoutError, NodeFailedError, ConfigError) as error:
         text = "Timed out waiting for Spark tasks to start."
+        if isinstance(error, ConfigError) and slots not in str(error):
+            raise
         if isinstance(error, NodeFailedError):
             text = _exited(error.root_cause)
         # The same error object, so that its type and its failures stay.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import re
 import time
 import uuid
@@ -23,14 +24,16 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from sparkdl.core.errors import ConfigError, WriteError
+from sparkdl.core.paths import absolute_url
 from sparkdl.core.spelling import did_you_mean
+from sparkdl.driver.executors.sessions import active_session, default_fs
 from sparkdl.petastorm.reader import Reading, Streams, place
 from sparkdl.storage.parquet.source import ParquetSource, list_files
 from sparkdl.storage.systems import locate, open_storage
 
 if TYPE_CHECKING:
     import tensorflow as tf
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField
     from torch.utils.data import DataLoader
 
@@ -51,6 +54,12 @@ _OPTIONS = {
 """Options of Petastorm's `make_batch_reader`, with their defaults."""
 _ACCEPTED = ("convert_early_to_numpy", "hdfs_driver", "reader_pool_type", "results_queue_size")
 """Without effect here: how Petastorm's own reader works."""
+_REFUSED = {
+    *("predicate", "filters", "rowgroup_selector", "cache_type", "cache_location"),
+    *("cache_size_limit", "cache_row_size_estimate", "cache_extra_settings", "storage_options"),
+    *("zmq_copy_buffers", "filesystem", "results_timeout_s"),
+}
+"""Options of Petastorm's that a converter cannot have."""
 _MIXED_ROWS = 100_000
 
 
@@ -111,6 +120,7 @@ class SparkDatasetConverter:
             Elements are named tuples of all columns: tensors `[rows, …]`.
 
         Raises:
+            TypeError: for an unknown argument.
             ConfigError: for an argument that cannot work. From the `with` block also if this shard
                 has no rows, and ReadError if a file cannot be read.
             FeedTypeError: from the `with` block, if a column cannot be a tensor.
@@ -145,7 +155,7 @@ class SparkDatasetConverter:
         return _torch_loader(self._reading(*common, petastorm_reader_kwargs), data_loader_fn)
 
     def delete(self) -> None:
-        """Delete the files.
+        """Delete the files; does nothing if they have been deleted.
 
         Raises:
             ConfigError: if this converter has not written them.
@@ -156,9 +166,8 @@ class SparkDatasetConverter:
                 f"{self.cache_dir_url} was given to make_spark_converter as it is, and delete() "
                 "removes only what that has written; delete it yourself"
             )
-        storage, path = locate(self.cache_dir_url)
         try:
-            open_storage(storage).delete_dir(path)
+            _delete_if_there(self.cache_dir_url)
         except OSError as error:
             raise WriteError(f"{self.cache_dir_url} cannot be deleted: {error}") from error
 
@@ -172,10 +181,14 @@ class SparkDatasetConverter:
     ) -> Reading:
         options = {**_OPTIONS, **given}
         for name in given.keys() - _OPTIONS.keys() - set(_ACCEPTED):
-            raise ConfigError(
-                f"{name}={given[name]!r}: a converter takes no {name}"
-                f"{did_you_mean(name, _OPTIONS)}. It takes {', '.join(_OPTIONS)}; select and "
-                "filter rows and columns in the DataFrame"
+            if name in _REFUSED:
+                raise ConfigError(
+                    f"{name}={given[name]!r}: a converter takes no {name}. Leave it out; select "
+                    "and filter rows and columns in the DataFrame"
+                )
+            raise TypeError(
+                f"a converter got an unexpected keyword argument {name!r}"
+                f"{did_you_mean(name, _OPTIONS)}. It takes {', '.join(_OPTIONS)}"
             )
         for name, value in (("batch_size", batch_size), ("num_epochs", epochs)):
             if value is not None and value < 1:
@@ -206,7 +219,8 @@ def make_spark_converter(
     are deleted by `delete()`, or as the program ends. Vectors are written as arrays.
 
     Args:
-        df: the DataFrame, or the URL of a folder of Parquet files, which is read as it is.
+        df: the DataFrame, or the path or URL of a folder of Parquet files, which is read as it
+            is. A path without a scheme is on Spark's default file system.
         parquet_row_group_size_bytes: of the files that are written.
         compression_codec: of the files that are written, `snappy` for example; by default none.
         dtype: of floats, also in arrays and vectors: `float32`, `float64`, or `None` to leave them
@@ -229,9 +243,11 @@ def make_spark_converter(
             f"parquet_row_group_size_bytes={parquet_row_group_size_bytes}: must be at least 1"
         )
     if isinstance(df, (str, PurePath)):
-        url = _checked_url(str(df), "df")
+        spark = active_session()
+        root = default_fs(spark) if spark else "file://"
+        url = absolute_url(str(df), root, os.getcwd())
         return SparkDatasetConverter(url, list_files(url), is_own=False)
-    key = (parquet_row_group_size_bytes, codec, dtype)
+    key = (_parent_url(df.sparkSession), parquet_row_group_size_bytes, codec, dtype)
     # With the session, so that it ends with it.
     written: list[_Written] = vars(df.sparkSession).setdefault("_sparkdl_converters", [])
     for before in written:
@@ -243,16 +259,20 @@ def make_spark_converter(
     return converter
 
 
+_Key = tuple[str, int, str, str | None]
+"""Where a DataFrame is written, and how: see `_write`."""
+
+
 @dataclass(frozen=True)
 class _Written:
     """A DataFrame that has been written, and how."""
 
     df: DataFrame
     files: frozenset[str]
-    key: tuple[int, str, str | None]
+    key: _Key
     converter: SparkDatasetConverter
 
-    def holds(self, df: DataFrame, key: tuple[int, str, str | None]) -> bool:
+    def holds(self, df: DataFrame, key: _Key) -> bool:
         """Whether its files have the rows of another DataFrame, and are still there."""
         if self.key != key or not self.df.sameSemantics(df):
             return False
@@ -262,19 +282,25 @@ class _Written:
         return is_there and self.files == frozenset(df.inputFiles())
 
 
-def _write(df: DataFrame, nbytes: int, codec: str, dtype: str | None) -> SparkDatasetConverter:
-    from pyspark.sql import Observation
-    from pyspark.sql.functions import count, lit
-
+def _parent_url(spark: SparkSession) -> str:
+    """Return the folder of all converters' files."""
     conf = SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF
-    parent = df.sparkSession.conf.get(conf, None)
+    parent = spark.conf.get(conf, None)
     if not parent:
         raise ConfigError(
             f"Spark's setting {conf} is missing: set it to the URL of a folder that the driver and "
             f"all processes reach, like spark.conf.set({conf!r}, 'file:///mnt/shared/cache')"
         )
-    name = f"{time.strftime('%Y%m%d%H%M%S')}-{uuid.uuid4()}"
-    url = f"{_checked_url(parent, conf).rstrip('/')}/{name}"
+    return _checked_url(parent, conf).rstrip("/")
+
+
+def _write(
+    df: DataFrame, parent: str, nbytes: int, codec: str, dtype: str | None
+) -> SparkDatasetConverter:
+    from pyspark.sql import Observation
+    from pyspark.sql.functions import count, lit
+
+    url = f"{parent}/{time.strftime('%Y%m%d%H%M%S')}-{uuid.uuid4()}"
     # Counted within the write, so that no further job reads the rows.
     seen = Observation()
     observed = _with_dtype(df, dtype).observe(seen, count(lit(1)).alias("rows"))
@@ -286,8 +312,8 @@ def _write(df: DataFrame, nbytes: int, codec: str, dtype: str | None) -> SparkDa
     if source.num_rows != seen.get["rows"]:
         raise WriteError(
             f"Spark has written {seen.get['rows']} rows to {url}, and the driver finds "
-            f"{source.num_rows}: the folder is not the same on all hosts. Set {conf} to a storage "
-            "that all share"
+            f"{source.num_rows}: the folder is not the same on all hosts. Set "
+            f"{SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF} to a storage that all share"
         )
     return SparkDatasetConverter(url, source)
 
@@ -299,13 +325,12 @@ def _with_dtype(df: DataFrame, dtype: str | None) -> DataFrame:
 
 def _converted(df: DataFrame, column: StructField, dtype: str | None) -> Column:
     from pyspark.ml.functions import vector_to_array
-    from pyspark.ml.linalg import VectorUDT
     from pyspark.sql.types import ArrayType, DoubleType, FloatType
 
     floats = (DoubleType, FloatType)
     kind = column.dataType
     value = df[f"`{column.name.replace('`', '``')}`"]
-    if isinstance(kind, VectorUDT):
+    if type(kind).__name__ == "VectorUDT":  # of pyspark.ml, and of pyspark.mllib
         return vector_to_array(value, dtype or "float64").alias(column.name)
     wanted = FloatType() if dtype == "float32" else DoubleType()
     if dtype and isinstance(kind, floats):
@@ -315,12 +340,16 @@ def _converted(df: DataFrame, column: StructField, dtype: str | None) -> Column:
     return value
 
 
-def _delete_at_exit(url: str) -> None:
+def _delete_if_there(url: str) -> None:
     storage, path = locate(url)
+    system = open_storage(storage)
+    if system.get_file_info(path).type == pafs.FileType.Directory:
+        system.delete_dir(path)
+
+
+def _delete_at_exit(url: str) -> None:
     try:
-        system = open_storage(storage)
-        if system.get_file_info(path).type == pafs.FileType.Directory:
-            system.delete_dir(path)
+        _delete_if_there(url)
     except Exception as error:  # noqa: BLE001 (the program ends; the log names the remaining files)
         _log.warning("%s cannot be deleted: %s. Delete it by hand", url, error)
 

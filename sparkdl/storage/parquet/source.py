@@ -209,7 +209,7 @@ def read_footers(
 
     def read_if_wanted(file: T) -> F:
         if not is_wanted():
-            raise ConfigError("reading its files was interrupted")
+            raise ConfigError(f"{file} was not read: its feed was interrupted. Feed again")
         return read(file)
 
     pool = ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), "sparkdl-parquet-footer")

@@ -469,6 +469,10 @@ def test_wide_tables_take_no_more_calls_of_py4j_than_narrow_ones(
         return len(sent)
 
     monkeypatch.setattr(GatewayClient, "send_command", counting)
+
+    def make() -> Callable[[Any], Any]:
+        return len
+
     scan, scoring, predicting = [], [], []
     for width in (10, 100):
         path = str(tmp_path / f"{width}.parquet")
@@ -479,7 +483,7 @@ def test_wide_tables_take_no_more_calls_of_py4j_than_narrow_ones(
             each.columns  # noqa: B018 (pyspark asks for them once)
             scan.append(calls(partial(scanned_files, each, is_local=True)))
         scoring.append(calls(partial(file_columns, frame, range(width), "python")))
-        inputs = partial(predict, frame, dict, frame.columns, "y double", keep=False)
+        inputs = partial(predict, frame, make, frame.columns, "y double", keep=False)
         predicting.append(calls(inputs))
     assert scan[:2] == scan[2:]
     assert scoring[0] == scoring[1]

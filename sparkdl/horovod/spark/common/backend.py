@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparkdl.horovod.spark.runner import default_num_proc as default_num_proc
-from sparkdl.horovod.spark.runner import run
+from sparkdl.horovod.spark.runner import refuse, run
 
 
 class Backend:
@@ -39,11 +39,16 @@ class SparkBackend(Backend):
         num_proc: how many; by default Spark's default parallelism.
         env: variables to set in each process.
         kwargs: further arguments of `sparkdl.horovod.spark.run`.
+
+    Raises:
+        ConfigError: for `use_mpi`, `nics` or `executable`.
     """
 
     def __init__(
         self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any
     ) -> None:
+        # Here, because an estimator writes all rows before it calls `run`.
+        refuse(**{name: kwargs.get(name) for name in ("use_mpi", "nics", "executable")})
         self._num_proc = num_proc or default_num_proc()
         self._env = dict(env or {})
         self._kwargs = kwargs

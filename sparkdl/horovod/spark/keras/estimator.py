@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ OWN = (
     _CUSTOM,
     Row("checkpoint_callback", None, "what saves the model; after each epoch, if it is not set"),
     Row("backend_env", None, "variables to set in each process"),
+    Row(
+        "tensorflow_dataset_prefetch_buffer_size",
+        None,
+        "accepted: batches are always made ready ahead",
+        TypeConverters.toInt,
+    ),
 )
 _SUFFIXES = (".keras", ".h5")
 
@@ -175,13 +182,14 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
             custom_objects=known,
             run_id=run_id,
             _metadata=metadata,
+            _floatx=import_module(library).backend.floatx(),
         )
 
 
 class KerasModel(
     _KerasSaved,
     HorovodModel,
-    params=(_CUSTOM, Row("_floatx", None, "accepted", TypeConverters.toString)),
+    params=(_CUSTOM, Row("_floatx", None, "Keras' default dtype", TypeConverters.toString)),
 ):
     """Adds the outputs of a Keras model to a DataFrame.
 
@@ -190,6 +198,10 @@ class KerasModel(
     Args:
         kwargs: parameters by name, see `explainParams()`.
     """
+
+    def _get_floatx(self) -> str | None:
+        found: str | None = self.getOrDefault("_floatx")
+        return found
 
     def _scoring(self, df: DataFrame) -> tuple[list[int], Callable[[], Callable[..., list[Any]]]]:
         model = self.getModel()

@@ -74,6 +74,7 @@ def test_training_learns_and_leaves_its_files(
     saved = keras.models.load_model(tmp_path / "runs" / "run" / "checkpoint.keras")
     assert np.allclose(saved.get_weights()[0], model.getModel().get_weights()[0])
     assert float(saved.optimizer.learning_rate) == pytest.approx(0.1)
+    assert model._get_floatx() == "float32"
     assert list((tmp_path / "runs" / "run" / "logs").rglob("events.*"))
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
 
