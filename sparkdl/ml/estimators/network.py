@@ -39,6 +39,8 @@ from sparkdl.ml.scoring.predict import SCORE_ROWS
 M = TypeVar("M", bound=FittedModel)
 Trained = tuple[bytes, Signature, TrainingSummary]
 _BATCH_ROWS = 32
+_ONE_VS_REST = "mc2b$"
+"""The beginning of the labels' column that Spark's OneVsRest makes for a class."""
 _ADVICE = {
     "steps_per_epoch": ". An epoch is a pass over the rows: fit(df.sample(…)) makes it shorter",
     "transformation_fn": ". A Transformer before this stage changes rows, for transform as well",
@@ -174,6 +176,9 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         """Return a trained model with this estimator's parameters and its summary."""
         model = self._copyValues(model)
         model.clear(model.batch_size)  # what trains well need not score well
+        # OneVsRest compares its models by this column, and does not tell them its name.
+        if str(self.getLabelCol()).startswith(_ONE_VS_REST) and not self.getRawPredictionCol():
+            model.setRawPredictionCol("rawPrediction")
         model._setDefault(batch_size=SCORE_ROWS)
         # The results hold the model itself, which the stage has already.
         model._summary = replace(summary, results=())

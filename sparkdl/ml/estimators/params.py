@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param import Param, Params, TypeConverters, shared
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.links import docs_page
@@ -322,10 +323,18 @@ COLUMNS = ("features_col", "prediction_col", "probability_col", "raw_prediction_
 """Spark ML's usual columns."""
 
 
+_SHARED = {
+    f"{word}_col": getattr(shared, f"Has{_accessor(word)}Col")
+    for word in ("features", "label", "prediction", "probability", "raw_prediction", "weight")
+}
+"""Parameters that Spark's stages have as well, with Spark's classes for them."""
+
+
 class HasParams(Params):
     """Gives a class parameters of the table: `class HasEpochs(HasParams, params=["epochs"])`.
 
-    Each has a getter, and a setter that returns the stage.
+    Each has a getter, and a setter that returns the stage. Those for columns that Spark's stages
+    have as well answer to Spark's names, too (`labelCol`), which its meta estimators use.
     """
 
     _rows: Mapping[str, Row] = TABLE
@@ -340,6 +349,11 @@ class HasParams(Params):
             setattr(cls, row.name, param)
             setattr(cls, f"set{row.accessor}", _setter(row))
             setattr(cls, f"get{row.accessor}", _getter(row))
+            if kind := _SHARED.get(row.name):
+                # A property, which Spark does not take for a further parameter.
+                spelled = f"{row.accessor[0].lower()}{row.accessor[1:]}"
+                setattr(cls, spelled, property(attrgetter(row.name)))
+                kind.register(cls)
 
     def _set_table_defaults(self, **own: Any) -> None:
         names = [param.name for param in self.params if param.name in self._rows]

@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from pyspark.ml.param.shared import HasLabelCol, HasRawPredictionCol
 from pyspark.ml.tuning import ParamGridBuilder
 
 import sparkdl
@@ -62,6 +63,18 @@ def test_every_parameter_has_a_setter_that_chains_and_a_getter(stage: Any) -> No
         assert getattr(stage, f"set{row.accessor}")(value) is stage
         assert getattr(stage, f"get{row.accessor}")() == value
         assert row.doc in stage.explainParam(param)
+
+
+def test_stages_answer_to_the_names_of_sparks_columns() -> None:
+    stage: Any = KerasEstimator(train_fn, loss="mse", labelCol="y")  # type: ignore[call-arg]
+    assert stage.getLabelCol() == stage.getOrDefault("labelCol") == "y"
+    assert stage.labelCol is stage.label_col
+    assert stage.getParam("weightCol") is stage.weight_col
+    assert isinstance(stage, HasLabelCol)
+    assert stage.copy({stage.featuresCol: "x", stage.predictionCol: "p"}).getFeaturesCol() == "x"
+    assert "labelCol" not in {param.name for param in stage.params}
+    assert isinstance(TorchModel(), HasRawPredictionCol)
+    assert not isinstance(TFModel({}), HasLabelCol)
 
 
 @pytest.mark.parametrize("kind", [TFEstimator, TFModel, KerasEstimator, KerasModel, TorchModel])

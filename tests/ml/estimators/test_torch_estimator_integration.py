@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.classification import OneVsRest
 from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
@@ -149,6 +150,22 @@ def test_spark_tunes_it_with_two_fits_at_once(points: DataFrame, kind: Any) -> N
     metrics = tuned.avgMetrics if kind is CrossValidator else tuned.validationMetrics
     assert metrics[1] > metrics[0]
     assert tuned.transform(points).dtypes[-1] == ("prediction", "double")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
+def test_one_vs_rest_runs_and_is_saved(points: DataFrame, tmp_path: Path) -> None:
+    stage: Any = TorchEstimator(one_logit, loss="BCEWithLogitsLoss", learning_rate=0.1, epochs=8)
+    assembled(OneVsRest(classifier=stage, weightCol="sample_weight")).save(str(tmp_path / "all"))
+    fitted = Pipeline.load(str(tmp_path / "all")).fit(points.where("label < 2"))
+    gc.collect()  # Spark leaves a pool of threads to it
+    fitted.save(str(tmp_path / "fitted"))
+    scored = PipelineModel.load(str(tmp_path / "fitted")).transform(points.where("label < 2"))
+    assert scored.dtypes[-2:] == [("rawPrediction", "vector"), ("prediction", "double")]
+    assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) > 0.9
+
+
+def one_logit() -> Any:
+    return torch.nn.Linear(2, 1)
 
 
 @pytest.mark.deep
