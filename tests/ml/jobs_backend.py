@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from sparkdl.ml.estimators.columns import Columns
-from sparkdl.ml.estimators.keras_model import Recipe, as_content
+from sparkdl.ml.estimators.keras_model import Recipe
+from sparkdl.ml.estimators.keras_objects import as_content
 from sparkdl.ml.estimators.keras_train import KerasTask
 from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, backend, batch_of, signature_of
 from sparkdl.ml.jobs.task import Sum, added, joined, pack, parts, total

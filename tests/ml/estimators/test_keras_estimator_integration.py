@@ -22,7 +22,8 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators import keras_estimator, network
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
-from sparkdl.ml.estimators.keras_model import as_content, inputs_of, with_softmax
+from sparkdl.ml.estimators.keras_model import inputs_of, with_softmax
+from sparkdl.ml.estimators.keras_objects import as_content
 from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
 from tests.doubles.programs import output_of
@@ -387,13 +388,25 @@ def two_headed() -> Any:
     """Make a model of own parts: two numbers in, their sum and difference out, both times two."""
     import keras
 
-    class Doubled(keras.layers.Layer):  # type: ignore[misc]
-        def call(self, x: Any) -> Any:
-            return 2 * x
+    class Scaled(keras.layers.Layer):  # type: ignore[misc]
+        factor: Any = np.float32(1)
 
-    x = Doubled()(keras.Input((2,), name="x"))
+        def call(self, x: Any) -> Any:
+            return self.factor * x
+
+        def save_own_variables(self, store: Any) -> None:
+            store["factor"] = self.factor
+
+        def load_own_variables(self, store: Any) -> None:
+            self.factor = np.array(store["factor"])
+
+    layer = Scaled()
+    layer.factor = np.float32(2)  # which is no weight
+    same = keras.layers.Lambda(lambda values: np.float32(FEATURES / FEATURES) * values)
+    given = keras.Input((2,), name="x")
+    x = same(layer(given))
     heads = [keras.layers.Dense(1, use_bias=False, name=name)(x) for name in ("total", "gap")]
-    return keras.Model(x._keras_history.operation.input, heads)
+    return keras.Model(given, heads)
 
 
 def test_own_parts_several_columns_and_several_labels(

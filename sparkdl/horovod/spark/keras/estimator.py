@@ -141,8 +141,10 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
         state = OptimizerState.of(optimizer, library)
         known = self._known()
         content, objects = saved(model, known)
+        # In one pickle, so that the processes see which functions are the same.
+        start = content, {**known, **objects}, state, self.getLoss(), self.getMetrics()
         with file.open("wb") as out:
-            cloudpickle.dump((content, {**known, **objects}, state), out)
+            cloudpickle.dump(start, out)
 
     def _known(self) -> dict[str, Any]:
         """Return the classes and functions of the model and the parameters, by name."""

@@ -102,16 +102,16 @@ class KerasTrainer:
         """Return the compiled model, with the learning rate of all processes, and its objects."""
         params = self.work.params
         with self.work.received("start") as file:
-            content, known, state = unpickled(file.read_bytes())
+            content, known, state, loss, metrics = unpickled(file.read_bytes())
         model = loaded(content, known, self.library)
         optimizer: OptimizerState = state
         made = optimizer.optimizer(self.library, known)
         compression = params.gradient_compression or hvd.Compression.none
         model.compile(
             hvd.DistributedOptimizer(made, compression=compression),
-            loss=params.loss,
+            loss=loss,
             loss_weights=params.loss_weights,
-            metrics=params.metrics or None,
+            metrics=metrics or None,
         )
         optimizer.restore(model.optimizer, model.trainable_variables)
         rate = rate_of(model.optimizer)

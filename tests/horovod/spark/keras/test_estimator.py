@@ -99,19 +99,27 @@ def test_weights_losses_and_callbacks_of_the_users_own(nodes: Lab, store: Filesy
         def call(self, values: Any) -> Any:
             return values / 2
 
+    def twice(values: Any) -> Any:
+        return np.multiply(2.0, 1.0) * values
+
     schedule = LearningRateScheduleCallback(0.0, multiplier=lambda epoch: 1.0 / (1 + epoch))
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Input([2]), Halve(), keras.layers.Dense(1)]
+    layers += [keras.layers.Lambda(twice), keras.layers.Lambda(lambda x: np.divide(1.0, 2.0) * x)]
     model = estimator(
         store,
         backend=InLab(nodes),
         model=keras.Sequential(layers),
         loss=own_loss,
+        metrics=[lambda y_true, y_pred: own_loss(y_true, y_pred)],
         sample_weight_col="w",
         callbacks=[schedule],
         checkpoint_callback=BestModelCheckpoint("loss"),
-        custom_objects={"Halve": Halve},
     ).fit_on_parquet()
+    x = np.ones((1, 2), np.float32)
+    dense = next(each for each in model.getModel().layers if isinstance(each, keras.layers.Dense))
+    assert np.allclose(model.getModel().predict(x, verbose=0), dense(x / 2))
+    assert model.getModel().compiled
     assert model.getHistory()["lr"] == pytest.approx([0.2, 0.1, 0.2 / 3])
     assert model.getHistory()["loss"][-1] < model.getHistory()["loss"][0]
 
@@ -125,12 +133,18 @@ def test_checkpoint_that_was_never_saved_says_why(nodes: Lab, store: FilesystemS
         made.fit_on_parquet()
 
 
+def doubled(x: Any) -> Any:
+    return np.multiply(2.0, 1.0) * x
+
+
 @pytest.mark.deep
 def test_two_processes_train_models_of_tf_keras(store: FilesystemStore) -> None:
     keras = pytest.importorskip("tf_keras")
     backend = SparkBackend(2, verbose=0, executor="local")
     optimizer = keras.optimizers.SGD(0.05)
-    made = estimator(store, backend=backend, model=linear("tf_keras"), optimizer=optimizer)
+    layers = [keras.layers.Lambda(doubled), keras.layers.Lambda(lambda x: np.divide(1.0, 2.0) * x)]
+    net = keras.Sequential([keras.layers.Input([2]), keras.layers.Dense(1), *layers])
+    made = estimator(store, backend=backend, model=net, optimizer=optimizer)
     model = made.setEpochs(12).fit_on_parquet()
     assert np.allclose(model.getModel().get_weights()[0][:, 0], WEIGHTS, atol=0.2)
     assert float(model.getModel().optimizer.learning_rate) == pytest.approx(0.05)
