@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.datasets.tensorflow import readers_of
 from sparkdl.node.context import NodeContext, current
 
 FABRICS = ("lightning.fabric", "lightning_fabric")
@@ -265,7 +266,8 @@ class FeedDataModule(Adopted):
         from torch.utils.data import DataLoader
 
         x, y = self._names
-        data = self._ctx.torch_dataset(self.batch_size, x, y, **self._feeds[stage])
+        data: Any = self._ctx.torch_dataset(self.batch_size, x, y, **self._feeds[stage])
+        data.is_read_ahead = True  # a Trainer fetches a batch ahead
         # The dataset gives whole batches, so the loader makes none.
         return DataLoader(
             data, batch_size=None, num_workers=self._workers, collate_fn=self._collate
@@ -374,10 +376,20 @@ class Checkpoint(Adopted):
         step = trainer.global_step
         if step == self._saved:  # not every batch makes a step
             return
-        batches: int | dict[str, int] | None = None
-        if self._feed and self._ctx.batches_given():
-            is_only = self._feed == DEFAULT_FEED  # or the only one, whatever its name
-            batches = self._batches if is_only else {self._feed: self._batches}
-        with self._ctx.checkpoint(step, batches=batches) as folder:
+        with self._ctx.checkpoint(step, batches=self._used(trainer)) as folder:
             trainer.save_checkpoint(folder / _FILE)
         self._saved = step
+
+    def _used(self, trainer: Any) -> dict[str, int]:
+        from torch.utils._pytree import tree_leaves
+
+        given = self._ctx.batches_given()
+        # A validation begins each time at the first row of an epoch, so one that was left early, as
+        # the sanity check is, counts for nothing.
+        readers = [r for each in tree_leaves(trainer.val_dataloaders) for r in readers_of(each)]
+        used = {reader.feed: reader.batches_ended for reader in readers}
+        others = [feed for feed in given if feed not in used]
+        if self._feed is None or not others:
+            return used
+        is_only = self._feed not in others and len(others) == 1  # whatever its name
+        return {**used, others[0] if is_only else self._feed: self._batches}

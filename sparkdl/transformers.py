@@ -108,12 +108,12 @@ class Checkpoint(Adopted):
         self._saved = step
         self._ctx.barrier()  # before a node removes a folder that others copy from
 
-    def _used(self) -> int | dict[str, int] | None:
-        """Return the batches used, by feed; of others than the training's all that were given."""
+    def _used(self) -> int | dict[str, int]:
+        """Return the batches used of the training's feed, or of the only one."""
         given = self._ctx.batches_given()
         if not (self._feed and given):
-            return None
-        return self._batches if len(given) == 1 else {**given, self._feed: self._batches}
+            return {}
+        return self._batches if len(given) == 1 else {self._feed: self._batches}
 
 
 def _files(folder: Path) -> list[str]:

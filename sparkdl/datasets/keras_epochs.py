@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 _STEPS = "_sparkdl_steps"
 """Attribute of Keras' iterator: how many batches its feeds had given as it began."""
 _RUN = "_sparkdl_run"
+FEEDS = "_sparkdl_feeds"
+"""Method of a callback that takes the names of the feeds that `fit` trains on, as it begins."""
 
 
 def let_epochs_differ() -> None:
@@ -125,6 +127,9 @@ class _Library:
         callbacks = _begun.get()
         # Once: a validation within `fit` begins an iterator too, and is no training.
         _begun.set(None)
+        if callbacks is not None:
+            for callback in callbacks.callbacks:
+                getattr(callback, FEEDS, len)([reader.feed for reader in readers])
         if readers and callbacks is not None:
             readers[0].watch.fit_begins(callbacks.model, [reader.feed for reader in readers])
             setattr(callbacks, _RUN, _Run(iterator, readers))
@@ -149,6 +154,9 @@ class _Library:
         readers = readers_of(self.dataset_of(iterator))
         if not readers:
             return
+        if has_ended:
+            for reader in readers:
+                reader.reach_end()
         # Keras has set it to the length of this epoch, and would read the next ones no further.
         if before is None:
             setattr(iterator, self.length, None)

@@ -89,6 +89,9 @@ def tf_dataset(
     labels = [y] if isinstance(y, str) else y or []
     setattr(dataset, _TEXT_LABELS, [name for name in labels if specs[name].dtype == tf.string])
     let_strategies_keep_batches()
+    for patch in _SEE_ENDS:
+        if not patch.objection():  # a checkpoint at an epoch's end asks for batches= otherwise
+            patch.apply()
     return dataset
 
 
@@ -226,6 +229,25 @@ _KEEP_BATCHES = Patch(
     ("self", "dataset"),
     _distribute,
 )
+
+
+def _next(stock: Function, iterator: Any) -> Any:
+    try:
+        return stock(iterator)
+    except StopIteration:
+        for part in getattr(iterator, "_iterators", [iterator]):
+            for reader in readers_of(getattr(part, "_dataset", None)):
+                reader.reach_end()
+        raise
+
+
+_SEE_ENDS = (
+    Patch("tensorflow.python.data.ops.iterator_ops:OwnedIterator.__next__", ("self",), _next),
+    Patch(
+        "tensorflow.python.distribute.input_lib:DistributedIteratorBase.__next__", ("self",), _next
+    ),
+)
+"""An epoch ends for the training later than for the generator: tf.data reads ahead."""
 
 
 def _is_step_batched(dataset: Any) -> bool:

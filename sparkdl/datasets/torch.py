@@ -21,6 +21,7 @@ import numpy as np
 from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError
 from sparkdl.core.patch import Function, Patch
 from sparkdl.datasets.mesh import equal_share, same_rows
+from sparkdl.datasets.tensorflow import readers_of
 from sparkdl.datasets.torch_workers import BatchServer, Columns, Hello, Plain, batches_from
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
@@ -68,6 +69,8 @@ def torch_dataset(
             nulls, or arrays of different lengths that `pad` does not fill.
     """
     let_accelerate_keep_batches()
+    if not _SEE_ENDS.objection():  # a checkpoint at an epoch's end asks for batches= otherwise
+        _SEE_ENDS.apply()
     if shared is not None:
         check_shared(batches.pad)
     server = BatchServer(batches, plain)
@@ -79,6 +82,24 @@ _ACCELERATE = Patch(
     ("dataloader",),
     lambda stock, dataloader, *args, **kwargs: _prepare(stock, dataloader, *args, **kwargs),
 )
+
+
+_SEE_ENDS = Patch(
+    "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._next_data",
+    ("self",),
+    lambda stock, loading: _next(stock, loading),
+)
+
+
+def _next(stock: Function, loading: Any) -> Any:
+    try:
+        return stock(loading)
+    except StopIteration:  # the workers were at the end of the epoch earlier
+        dataset = loading._dataset
+        if isinstance(dataset, _FeedDataset) and not dataset.is_read_ahead:
+            for reader in readers_of(dataset):
+                reader.reach_end()
+        raise
 
 
 def let_accelerate_keep_batches() -> None:

@@ -23,7 +23,7 @@ import msgspec
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.core.spec import DEFAULT_FEED
-from sparkdl.datasets.keras_epochs import let_epochs_differ
+from sparkdl.datasets.keras_epochs import FEEDS, let_epochs_differ
 from sparkdl.frameworks.keras import spans_workers
 
 _log = logging.getLogger(__name__)
@@ -114,6 +114,7 @@ def callback_for(
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             saver.epoch_end(self.model, epoch)
 
+    setattr(Checkpoint, FEEDS, lambda self, feeds: saver.train_on(feeds))
     return Checkpoint()
 
 
@@ -141,6 +142,8 @@ class _Saver:
         self._every_steps = every_steps
         self._every_epochs = every_epochs
         self._feed = feed
+        self._feeds: list[str] | None = None
+        """The feeds of `fit`; `None` where it does not say them."""
         last = ctx.last_checkpoint
         self._folder = last.folder if last else None
         self.begun = _read_progress(self._folder) if self._folder else Progress()
@@ -151,6 +154,10 @@ class _Saver:
         self._in_epoch = 0
         self._epoch: int | None = None
         self._has_length = False
+
+    def train_on(self, feeds: list[str]) -> None:
+        """Take the names of the feeds that `fit` trains on, in step."""
+        self._feeds = list(dict.fromkeys(feeds))
 
     def train_begin(self, model: Any) -> None:
         if self._folder is not None:
@@ -183,10 +190,9 @@ class _Saver:
             self._save(model, Progress(step, self._epoch or 0), used)
 
     def epoch_end(self, model: Any, epoch: int) -> None:
-        feed = self._feed_read()
-        given = self._ctx.batches_given()
-        if feed is not None and not self._has_length:
-            self._in_epoch = given[feed] - self._given.get(feed, 0)  # all of the epoch
+        feeds, given = self._feeds_read(), self._ctx.batches_given()
+        if feeds and not self._has_length:
+            self._in_epoch = self._there(feeds)  # all of the epoch
         used = self._used()
         step = self._step + used
         every = self._every_epochs
@@ -195,30 +201,35 @@ class _Saver:
         if is_time and step > self._saved:
             self._save(model, Progress(step, epoch + 1), used)
         self._step, self._in_epoch = step, 0
-        if feed is not None:
-            self._given = {**given, feed: self._given.get(feed, 0) + used}
+        if feeds:
+            self._given = {**given, **self._counts(feeds, used)}
 
-    def _feed_read(self) -> str | None:
-        """Return the feed that is trained on; `None` if the data come from elsewhere."""
+    def _feeds_read(self) -> list[str]:
+        """Return the feeds that are trained on; none if the data come from elsewhere."""
         given = self._ctx.batches_given()
-        feed = self._feed or (DEFAULT_FEED if DEFAULT_FEED in given or not given else min(given))
-        return feed if given.get(feed) else None
+        feeds = [self._feed] if self._feed else self._feeds
+        if feeds is None:
+            feeds = [DEFAULT_FEED if DEFAULT_FEED in given else min(given, default=DEFAULT_FEED)]
+        return [feed for feed in feeds if given.get(feed)]
+
+    def _there(self, feeds: list[str]) -> int:
+        """Return how many batches of the epoch were handed out."""
+        given = self._ctx.batches_given()
+        return min(given[feed] - self._given.get(feed, 0) for feed in feeds)
+
+    def _counts(self, feeds: list[str], used: int) -> dict[str, int]:
+        return {feed: self._given.get(feed, 0) + used for feed in feeds}
 
     def _used(self) -> int:
         """Return how many batches of the epoch the model was trained on.
 
         Keras counts whole executions, and the last of an epoch may have had fewer steps.
         """
-        feed = self._feed_read()
-        if feed is None:
-            return self._in_epoch
-        there = self._ctx.batches_given()[feed] - self._given.get(feed, 0)
-        return min(self._in_epoch, there)
+        feeds = self._feeds_read()
+        return min(self._in_epoch, self._there(feeds)) if feeds else self._in_epoch
 
     def _save(self, model: Any, progress: Progress, used: int) -> None:
-        feed = self._feed_read()
-        batches = None if feed is None else {feed: self._given.get(feed, 0) + used}
-        with self._ctx.checkpoint(progress.step, batches) as folder:
+        with self._ctx.checkpoint(progress.step, self._counts(self._feeds_read(), used)) as folder:
             if self._ctx.rank == 0:
                 (folder / _PROGRESS).write_bytes(msgspec.json.encode(progress))
                 if self._also is not None:

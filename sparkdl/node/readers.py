@@ -94,7 +94,8 @@ class FeedReaders:
 
         Args:
             batches: how many batches of the default feed, or of the only one that was read; by
-                feed, of others as well; `None` for all that were handed out.
+                feed, of others as well, see `FeedReader.batches_beside` for those not named;
+                `None` for all that were handed out.
 
         Raises:
             ConfigError: see `FeedReader.position`, or if it is unclear which feed is meant.
@@ -112,15 +113,16 @@ class FeedReaders:
             readers = dict(self._readers)
         read = [feed for feed, reader in readers.items() if reader.batches_given]
         if batches is None:
-            batches = {}
-        elif isinstance(batches, int):
+            return dict.fromkeys(read)
+        if isinstance(batches, int):
             batches = {_meant(read, batches): batches} if read or batches else {}
         if unknown := sorted(set(batches) - set(readers)):
             raise ConfigError(
                 f"batches= names {unknown}: must name feeds that this node reads, which are "
                 f"{sorted(readers)}"
             )
-        return {feed: batches.get(feed) for feed in read}
+        # The caller counts what it trains on; a validation, beside it, needs no count.
+        return {f: batches[f] if f in batches else readers[f].batches_beside() for f in read}
 
     @property
     def steps(self) -> int:

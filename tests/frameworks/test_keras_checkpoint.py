@@ -142,7 +142,7 @@ def test_data_that_are_no_feed_name_no_batches(tmp_path: Path) -> None:
     saver.epoch_begin(0, True)
     saver.batch_end(Model(), 4)
     saver.epoch_end(Model(), 0)
-    assert node.made == [(5, None, {"step": 5, "epoch": 1})]
+    assert node.made == [(5, {}, {"step": 5, "epoch": 1})]
 
 
 @pytest.mark.parametrize(("num_workers", "name"), [(1, "model"), (2, "model-1")])

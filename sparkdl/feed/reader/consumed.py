@@ -74,7 +74,8 @@ class ConsumedRows:
         feed: its name, for errors.
         is_wanted: whether rows are tracked; otherwise nothing is noted.
         count: how many batches.
-        ahead: how many of them the training has not been given yet; `None` if unknown.
+        ahead: how many of them the training has not been given yet; `None` if unknown, until the
+            training has reached the end of a pass.
         turn: the next batch's place in the order of delivery, if that differs from the order of
             `add`. Batches are delivered by ascending turn.
     """
@@ -150,6 +151,30 @@ class ConsumedRows:
         self.count = self._floor
         self._since_floor = _NO_RANGES
 
+    def reach_end(self) -> None:
+        """Note that the training was given the last batch of an epoch: nothing is read ahead."""
+        if self.count == self._floor:
+            self.ahead = 0
+
+    @property
+    def ended(self) -> int:
+        """How many batches the epochs that were read to their end had."""
+        return self._floor
+
+    def used(self) -> int:
+        """Return how many batches the training was given.
+
+        Raises:
+            ConfigError: if code that reads ahead of the training hides it.
+        """
+        if self.ahead is None and self.count:
+            raise ConfigError(
+                f"feed {self.feed!r} is read ahead of the training (by tf.data, or by workers "
+                "of a DataLoader), so that only you know how much of it the model has used. "
+                "Pass batches=: how many batches of the feed since map_fun began"
+            )
+        return self.count - (self.ahead or 0)
+
     def position(self, batches: int | None) -> EpochRows:
         """Return the rows of the first `batches` batches, by epoch and segment.
 
@@ -161,13 +186,7 @@ class ConsumedRows:
                 f"the used rows of feed {self.feed!r} are not tracked; launch with checkpoint_dir"
             )
         if batches is None:
-            if self.ahead is None and self.count:
-                raise ConfigError(
-                    f"feed {self.feed!r} is read ahead of the training (by tf.data, or by workers "
-                    "of a DataLoader), so that only you know how much of it the model has used. "
-                    "Pass batches=: how many batches of the feed since map_fun began"
-                )
-            batches = self.count - (self.ahead or 0)
+            batches = self.used()
         # Folded batches are one set of rows, in which no single batch can be told any more.
         folded = self.count - len(self._latest)
         if not folded <= batches <= self.count:

@@ -89,7 +89,7 @@ class FeedReader:
         self._owner = 0
         self._reported_at_s, self._is_reported = -math.inf, True
         self._pressed_epoch = self._held = -1
-        self._is_waiting = self._is_terminated = self._is_lost = False
+        self._is_waiting = self._is_terminated = self._is_lost = self._is_told = False
         self._epochs = self._beyond = 0
         self._problem: SparkdlError | None = None
 
@@ -338,13 +338,44 @@ class FeedReader:
         """Set how many of the batches that are handed out the training has not been given yet.
 
         Args:
-            batches: `None` if unknown from now on.
+            batches: `None` if unknown from now on, until `reach_end`.
             turn: where in its order the next batch comes out, see `ConsumedRows.add`.
         """
         with self._changed:
             consumed = self._cursor.consumed
             consumed.ahead = None if consumed.ahead is None else batches
             consumed.turn = turn
+
+    def reach_end(self) -> None:
+        """Note that the training was given the last batch of an epoch, whatever reads ahead.
+
+        Without effect if the epoch has not been read to its end.
+        """
+        with self._changed:
+            self._cursor.consumed.reach_end()
+
+    @property
+    def batches_ended(self) -> int:
+        """How many batches the epochs had that were read to their end; 0 unless tracked."""
+        return self._cursor.consumed.ended
+
+    def batches_beside(self) -> int:
+        """Return how many batches count as used where only those of other feeds were counted.
+
+        With code that reads ahead, these are the epochs that were read to their end.
+        """
+        with self._changed:
+            consumed = self._cursor.consumed
+            if consumed.ahead is not None:
+                return consumed.used()
+            if consumed.ended < consumed.count and not self._is_told:
+                self._is_told = True
+                _log.warning(
+                    "Feed %r: a checkpoint was made within an epoch of it, which begins again "
+                    "after a restart. If the model trains on this feed, name it in batches=",
+                    self.feed,
+                )
+            return consumed.ended
 
     @property
     def batches_given(self) -> int:
@@ -369,8 +400,7 @@ class FeedReader:
         """Return how many batches `position` covers; 0 where user code reads row by row."""
         with self._changed:
             consumed = self._cursor.consumed
-            used = consumed.count - (consumed.ahead or 0) if batches is None else batches
-            return min(used, self.steps)
+            return min(consumed.used() if batches is None else batches, self.steps)
 
     def answer_taken(self, item: Item) -> None:
         """Release a segment of inference: user code has its rows."""
