@@ -21,7 +21,14 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader, too_few_rows
-from sparkdl.values.columns import concat, is_within, slice_columns, to_columns
+from sparkdl.values.columns import (
+    Packed,
+    concat,
+    is_within,
+    slice_columns,
+    to_columns,
+    unpacked,
+)
 from sparkdl.values.tensors import Padding, check_padding, padded, stored
 
 SAMPLE_WEIGHT = "sample_weight"
@@ -124,8 +131,10 @@ class EpochBatches:
         self.stored = stored(self.columns, self.pad)
 
     def sample(self, batch: pa.RecordBatch) -> Columns:
-        """Return the rows of a segment as a batch of the epoch has them."""
-        return self._completed(to_columns(batch, self.stored), batch.num_rows, 0)
+        """Return the rows of a segment as a batch of the epoch has them; of vectors the first."""
+        found: dict[str, Any] = to_columns(batch, self.stored, packs=True)
+        few = {n: c[: self.batch_size] if isinstance(c, Packed) else c for n, c in found.items()}
+        return self._completed(unpacked(few), batch.num_rows, 0)
 
     def _completed(self, columns: Columns, rows: int, repeated: int) -> Columns:
         """Return a batch of `rows` rows and `repeated` ones with the columns that are made here."""
@@ -341,7 +350,7 @@ class _Epoch:
         return epoch is not None
 
     def _gather(self, item: Item) -> None:
-        columns = to_columns(item.batch(), self._of.stored)
+        columns = to_columns(item.batch(), self._of.stored, packs=True)
         if item.skip:
             columns = slice_columns(columns, item.skip, item.segment.rows)
         origin = None if item.origin is None else item.origin + item.skip
@@ -534,7 +543,8 @@ class GatheredRows:
                 self._parts.popleft()
         pieces = [slice_columns(part.columns, part.start, part.stop) for part in cut]
         origins = [each for part in cut for each in part.positions]
-        return (pieces[0] if len(pieces) == 1 else concat(pieces)), origins
+        # Sparse rows become arrays here: a batch of them fits in memory where a segment may not.
+        return unpacked(pieces[0] if len(pieces) == 1 else concat(pieces)), origins
 
     def rest(self) -> list[_Part]:
         """Remove and return all rows."""

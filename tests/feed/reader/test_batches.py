@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -216,6 +217,54 @@ def test_pressure_that_comes_while_an_epoch_is_padded_is_forgotten_with_it_and_t
 
 
 # batches
+
+
+def sparse(start: int, stop: int, width: int) -> pa.RecordBatch:
+    """Return vectors "x" of two values, the row's number among them; dense in every third row."""
+    rows = range(start, stop)
+    dense = [row % 3 == 2 and width < 10 for row in rows]
+    values = [[row, *[0] * (width - 2), 1] if d else [row, 1] for row, d in zip(rows, dense)]
+    parts = [
+        pa.array([int(d) for d in dense], pa.int8()),
+        pa.array([None if d else width for d in dense], pa.int32()),
+        pa.array([[] if d else [0, width - 1] for d in dense], pa.list_(pa.int32())),
+        pa.array(values, pa.list_(pa.float64())),
+    ]
+    names = ["type", "size", "indices", "values"]
+    return pa.record_batch({"x": pa.StructArray.from_arrays(parts, names), "y": [*rows]})
+
+
+@pytest.mark.parametrize("shuffle", [False, True, 5])
+def test_sparse_and_dense_vectors_are_rows_of_one_array(shuffle: bool | int) -> None:
+    with Arrivals() as it:
+        for start, stop in ((0, 7), (7, 8), (8, 20)):
+            it.batch(sparse(start, stop, 4))
+        it.end_epoch(0)
+        x, y = [], []
+        for batch in EpochBatches(it.reader, 3, ("x", "y"), shuffle=shuffle):
+            assert batch["x"].dtype == "float64"
+            x += batch["x"].tolist()
+            y += batch["y"].tolist()
+        assert x == [[row, 0, 0, 1] for row in y]
+        assert sorted(y) == list(range(20))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_sparse_rows_take_the_memory_of_a_batch_and_not_of_what_arrived(shuffle: bool) -> None:
+    width, size = 100_000, 4
+    with Arrivals() as it:
+        for start in range(0, 400, 200):  # 160 MB each if it were dense
+            it.batch(sparse(start, start + 200, width))
+        it.end_epoch(0)
+        batches = EpochBatches(it.reader, size, shuffle=shuffle)
+        tracemalloc.start()
+        try:
+            seen = [int(row[0]) for batch in batches for row in batch["x"]]
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert sorted(seen) == list(range(400))
+        assert peak < 4 * size * width * 8
 
 
 @given(st.lists(st.integers(1, 12), max_size=10), st.integers(1, 15), st.lists(st.booleans()))
