@@ -20,6 +20,7 @@ class Given(msgspec.Struct, frozen=True):
         padded: rows given beyond these, to fill a step.
         dropped: rows not given because they filled no step.
         beyond: iterations that found the feed's end in place of an epoch.
+        again: rows given in iterations that were left early, which `rows` does not count.
     """
 
     rows: int = 0
@@ -28,6 +29,7 @@ class Given(msgspec.Struct, frozen=True):
     padded: int = 0
     dropped: int = 0
     beyond: int = 0
+    again: int = 0
 
     @property
     def used(self) -> int:

@@ -10,7 +10,6 @@ process holds by its distribution, so it is given just these, as arrays of numpy
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -50,8 +49,7 @@ class JaxBatches:
     their high bits, floats digits.
 
     While a batch is used the next ones are on their way to the device already. An iteration that
-    is left early gives those back with the rest of its epoch, as `ctx.batches` does, unless
-    they were the epoch's last: then up to `prefetch` batches are lost.
+    is left early gives those back with the rest of its epoch, as `ctx.batches` does.
 
     Attributes:
         x: column of the features, or several columns for a dict of features.
@@ -92,7 +90,9 @@ class JaxBatches:
 
     def __iter__(self) -> Iterator[Any]:
         ahead: deque[Any] = deque()
-        for columns in self.batches:
+        for columns in (steps := self.batches.ahead()):
+            if columns is None:
+                break
             arrays = {name: self._put(name, column) for name, column in columns.items()}
             ahead.append(arrange(arrays, self.x, self.y))
             # Views of a batch keep its segment mapped while the next one is waited for.
@@ -103,6 +103,7 @@ class JaxBatches:
         while ahead:
             self.batches.reader.read_ahead(len(ahead) - 1)
             yield ahead.popleft()
+        next(steps, None)
 
     def _put(self, name: str, column: np.ndarray) -> jax.Array:
         """Begin to copy a column to its device or devices.
@@ -271,8 +272,6 @@ def keras_data(batches: EpochBatches, x: Names | None, y: Names | None) -> Any:
             check_shared(batches.pad)
         batches = replace(batches, batch_size=rows.share_of(batches.batch_size))
     let_epochs_differ()
-    # The length of an epoch is known only at its end, which Keras mistakes for an interruption.
-    warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
 
     def epoch() -> Iterator[Any]:
         for columns in batches:
@@ -294,7 +293,7 @@ def keras_data(batches: EpochBatches, x: Names | None, y: Names | None) -> Any:
 
         get_numpy_iterator = get_jax_iterator
 
-    return FeedAdapter(batches.reader)
+    return FeedAdapter(batches)
 
 
 def _adapter() -> Any:

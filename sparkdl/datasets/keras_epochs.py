@@ -8,6 +8,7 @@ after it, each `cluster.feed` may bring more rows than the one before, and a fee
 `fit` does. An epoch of no batches has a loss of 0.0, the best there is. Therefore
 
 - each epoch of a feed is read to its end;
+- with `steps_per_epoch` an epoch is so many batches, over the ends of the feed's epochs;
 - `fit` ends with a warning when its feed has ended, as Keras does with other data that runs out;
 - callbacks and history do not see an epoch of no rows;
 - `fit`, `evaluate` and `predict` that find no epoch at all raise `EndOfFeedError`;
@@ -28,7 +29,7 @@ from typing import Any
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.core.patch import Function, Patch
-from sparkdl.datasets.tensorflow import readers_of, source_of, text_labels
+from sparkdl.datasets.tensorflow import batches_of, readers_of, source_of, text_labels
 from sparkdl.feed.reader.reader import FeedReader
 
 _log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class _Library:
         length: its attribute, how many batches an epoch has.
         dataset_of: its data.
         counts: whether it has a number of steps, so that several of Keras' epochs may be one.
+        warning: its method that warns at an end before that number of steps.
     """
 
     name: str
@@ -99,11 +101,14 @@ class _Library:
     dataset_of: Callable[[Any], Any]
     counts: Callable[[Any], bool]
     callbacks: str
+    warning: str = ""
 
     def patches(self) -> tuple[Patch, ...]:
         """Return the changes to the library."""
         mentions = (self.length,)
+        warns = [Patch(f"{self.iterator}.{self.warning}", ("self",), self._warn)]
         return (
+            *(warns if self.warning else []),
             Patch(self.fit(), ("self", "x"), _fit, ("stop_training",)),
             Patch(f"{self.fit().removesuffix('fit')}evaluate", ("self", "x"), _evaluate),
             Patch(f"{self.iterator}.{self.begin}", ("self",), self._begin),
@@ -140,6 +145,11 @@ class _Library:
                     raise reader.end_of_feed()
         setattr(iterator, _STEPS, _steps(readers))
         return stock(iterator)
+
+    def _warn(self, stock: Function, iterator: Any) -> None:
+        """Warn, unless a feed's epoch has ended: Keras, which knows no length, warns of that too."""
+        if self.counts(iterator) or not readers_of(self.dataset_of(iterator)):
+            stock(iterator)
 
     @contextmanager
     def _catch(self, stock: Function, iterator: Any) -> Iterator[None]:
@@ -214,10 +224,33 @@ def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
         )
         # By its own rules `fit` runs no epoch then.
         given["initial_epoch"] = given.get("epochs", 1)
-    history = stock(*bound.args, **bound.kwargs)
+    with _steps_of_feed(model, given):
+        history = stock(*bound.args, **bound.kwargs)
     if model.stop_training:
         _terminate([r for r in readers_of(given.get("validation_data")) if r not in readers])
     return history
+
+
+@contextmanager
+def _steps_of_feed(model: Any, given: dict[str, Any]) -> Iterator[None]:
+    """Have the feed end an epoch after `steps_per_epoch` batches, in place of Keras.
+
+    Keras reads on behind them in the next epoch, and finds an epoch of the feed that has just ended
+    to be one without batches.
+    """
+    steps, batches = given.get("steps_per_epoch"), batches_of(given.get("x"))
+    # tf_keras wants the number itself for several steps in one execution.
+    execution = getattr(model, "_steps_per_execution", None)
+    is_counted = execution is not None and int(execution) != 1
+    if batches is None or not isinstance(steps, int) or steps < 1 or is_counted:
+        yield
+        return
+    before, batches.steps = batches.steps, steps
+    given["steps_per_epoch"] = None
+    try:
+        yield
+    finally:
+        batches.steps = before
 
 
 def _evaluate(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -296,6 +329,7 @@ _LIBRARIES = (
         lambda iterator: _given_to(iterator.data_adapter),
         lambda iterator: bool(iterator.steps_per_epoch),
         "keras.src.callbacks.callback_list:CallbackList",
+        "_interrupted_warning",
     ),
     _Library(
         "tf_keras",

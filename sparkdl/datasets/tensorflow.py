@@ -5,7 +5,6 @@ Runs in: child
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,10 @@ if TYPE_CHECKING:
 
 _MARK = "_sparkdl_is_step_batched"
 _READER = "_sparkdl_reader"
+_BATCHES = "_sparkdl_batches"
 _TEXT_LABELS = "_sparkdl_text_labels"
+_ONE_BY_ONE = ("_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset")
+"""Datasets of TensorFlow that have as many elements as their input."""
 _SOURCE = "_sparkdl_source"
 """The attribute for the original dataset, on a dataset that a strategy has distributed."""
 
@@ -48,20 +50,27 @@ def tf_dataset(
         length.
 
     Raises:
-        EndOfFeedError: if the feed has ended and no row is left; a row's types are needed.
+        ConfigError: if the epoch has no row for this node; a row's types are needed.
+        EndOfFeedError: if the feed has ended and no row is left.
         FeedTypeError: if a column cannot be a tensor.
     """
     import tensorflow as tf
 
-    first = batches.reader.peek_batch()
+    first = batches.reader.peek_batch(is_needed=True)
     if first is None:
         raise batches.reader.end_of_feed()
     specs = specs_of(batches, batches.sample(first))
     signature = arrange(specs, x, y)
 
+    read: list[Iterator[Any]] = []
+
     def epoch() -> Iterator[Any]:
+        read.clear()
         try:
-            for columns in batches:
+            for columns in (steps := batches.ahead()):
+                if columns is None:
+                    read.append(steps)
+                    return
                 # tf.data may read any number of batches ahead, and does not say how many.
                 batches.reader.read_ahead(None)
                 yield arrange(tensors(columns, specs), x, y)
@@ -69,6 +78,10 @@ def tf_dataset(
             # TensorFlow makes an error of its own of it, in which class and cause are lost.
             batches.reader.raised = problem
             raise
+
+    def end() -> Iterator[Any]:
+        for steps in read:
+            yield from steps
 
     dataset = tf.data.Dataset.from_generator(epoch, output_signature=signature)
     options = tf.data.Options()
@@ -82,10 +95,13 @@ def tf_dataset(
     dataset = dataset.with_options(options)
     if ahead:
         dataset = dataset.prefetch(ahead)
-    # The length of an epoch is known only at its end, which Keras mistakes for an interruption.
-    warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
+    # Behind the prefetch: an epoch is over when all its batches have been asked for, so that one
+    # whose first batch was looked at begins again, however short it is.
+    ending = tf.data.Dataset.from_generator(end, output_signature=signature)
+    dataset = dataset.concatenate(ending)
     setattr(dataset, _MARK, True)
     setattr(dataset, _READER, batches.reader)
+    setattr(dataset, _BATCHES, batches)
     labels = [y] if isinstance(y, str) else y or []
     setattr(dataset, _TEXT_LABELS, [name for name in labels if specs[name].dtype == tf.string])
     let_strategies_keep_batches()
@@ -98,8 +114,9 @@ def tf_dataset(
 class Fed:
     """The mark of other data than TensorFlow's datasets: its feed, see `readers_of`."""
 
-    def __init__(self, reader: FeedReader) -> None:
-        setattr(self, _READER, reader)
+    def __init__(self, batches: EpochBatches) -> None:
+        setattr(self, _READER, batches.reader)
+        setattr(self, _BATCHES, batches)
 
 
 def readers_of(dataset: Any) -> list[FeedReader]:
@@ -109,6 +126,20 @@ def readers_of(dataset: Any) -> list[FeedReader]:
     loaded = getattr(dataset, "dataset", None)  # by a DataLoader of PyTorch
     inputs = _inputs(dataset) if loaded is None else [loaded]
     return [reader for part in inputs for reader in readers_of(part)]
+
+
+def batches_of(data: Any) -> EpochBatches | None:
+    """Return the batches of the feed that `data` gives one by one; `None` for anything else."""
+    data = source_of(data)
+    if (loaded := getattr(data, "dataset", None)) is not None and data.batch_size is None:
+        data = loaded
+    while (batches := getattr(data, _BATCHES, None)) is None:
+        inputs = _inputs(data) if type(data).__name__ in _ONE_BY_ONE else []
+        if len(inputs) != 1:
+            return None
+        data = inputs[0]
+    found: EpochBatches = batches
+    return found
 
 
 def _inputs(dataset: Any) -> list[Any]:

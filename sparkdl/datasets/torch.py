@@ -204,6 +204,11 @@ class _FeedDataset:
         """See `readers_of`."""
         return None if self._batches is None else self._batches.reader
 
+    @property
+    def _sparkdl_batches(self) -> EpochBatches | None:
+        """See `batches_of`."""
+        return self._batches
+
     def __iter__(self) -> Iterator[Any]:
         from torch.utils.data import get_worker_info
 

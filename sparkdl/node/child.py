@@ -162,6 +162,7 @@ def _run(importing: Callable[[], Imports], link: AgentLink) -> ChildReturned | R
             value, exited_at = _call(map_fun, args, ctx)
         link.feeds.watch.end()
         leave(ctx)
+        link.feeds.report()
         framework.after_map_fun(has_failed=False)
         return _encode(generation, value, exited_at)
     except SystemExit as stop:

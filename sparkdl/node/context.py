@@ -109,8 +109,13 @@ class NodeContext(LegacyContext):
         shuffle: bool | int = False,
         seed: int = 0,
         pad: Padding | None = None,
+        steps: int | None = None,
     ) -> EpochBatches:
         """Return the feed as batches of numpy arrays; each `iter` is one epoch, or a whole stream.
+
+        A loop that is left early gives its rows back: the next one begins the epoch again. Where
+        the epoch does not fit in the node's feed memory it cannot, which is a `ConfigError` unless
+        the loop was left within its first 8 batches.
 
         Once the feed has ended, the first `iter` beyond the last epoch gives no batch, with a
         warning. Later ones raise `EndOfFeedError`; see `has_epoch`.
@@ -136,6 +141,9 @@ class NodeContext(LegacyContext):
                 512}`, or `None` for the length of each batch's longest row. Longer rows are an
                 error. Adds columns `"tokens.length"`, int64 `[rows]`, and `"tokens.mask"`, bool
                 `[rows, length]`, false where a row is filled up.
+            steps: each `iter` is so many batches, and the next one goes on behind it, over the end
+                of an epoch; fewer come at the feed's end alone. By default an `iter` is an epoch,
+                and one that is left early begins again, in another order if it is shuffled.
 
         Returns:
             Dicts of arrays `[rows, …]`, read-only views of the received data where its layout
@@ -147,10 +155,12 @@ class NodeContext(LegacyContext):
             FeedTypeError: by the iteration, if a column has a null, or a type without an array.
         """
         if isinstance(feed, ParquetPaths):
-            return self.parquet(feed, batch_size, columns, None, even, tail, shuffle, seed, pad=pad)
+            order = (even, tail, shuffle, seed)
+            return self.parquet(feed, batch_size, columns, None, *order, pad=pad, steps=steps)
         names = None if columns is None else tuple(columns)
         reader, is_even = self._link.feeds.reader(feed), self._is_even(even)
-        return EpochBatches(reader, batch_size, names, is_even, tail, shuffle, seed, pad or {})
+        order = (is_even, tail, shuffle, seed)
+        return EpochBatches(reader, batch_size, names, *order, pad or {}, steps)
 
     def has_epoch(self, feed: str = DEFAULT_FEED) -> bool:
         """Wait for the next epoch of a feed; return false once the feed has ended.
@@ -173,6 +183,7 @@ class NodeContext(LegacyContext):
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
         pad: Padding | None = None,
+        steps: int | None = None,
     ) -> EpochBatches:
         """Return Parquet files as batches of numpy arrays; each `iter` is one epoch.
 
@@ -184,7 +195,7 @@ class NodeContext(LegacyContext):
             path: a folder, a file, a pattern, a list of these, or what `sparkdl.parquet` returns.
             columns: which columns, all by default.
             epochs: after so many, `iter` gives no batch; by default there is always another one.
-            even, tail, shuffle, seed, pad: see `batches`. An epoch that is read from the files has
+            even, tail, shuffle, seed, pad, steps: see `batches`. An epoch read from the files has
                 its row groups in random order as well. Give all nodes the same seed.
             options: of the storage, see `sparkdl.parquet`.
 
@@ -201,7 +212,8 @@ class NodeContext(LegacyContext):
         files = parquet(path, columns, options)
         names, is_even = files.columns, self._is_even(even)
         reader = self._link.feeds.own_reader("parquet")
-        batches = EpochBatches(reader, batch_size, names, is_even, tail, shuffle, seed, pad or {})
+        order = (is_even, tail, shuffle, seed)
+        batches = EpochBatches(reader, batch_size, names, *order, pad or {}, steps)
         paths = tuple(map(self.absolute_path, files.paths))
         is_trainer = self.member.role.is_trainer  # others read all rows
         sharers = self.world.trainers if is_trainer else (self.member,)
@@ -226,6 +238,7 @@ class NodeContext(LegacyContext):
         shuffle: bool | int = False,
         seed: int = 0,
         pad: Padding | None = None,
+        steps: int | None = None,
     ) -> tf.data.Dataset:
         """Return the feed as a `tf.data.Dataset`; each iteration is one epoch.
 
@@ -240,7 +253,7 @@ class NodeContext(LegacyContext):
         Args:
             x: column of the features, or several for a dict of features.
             y: column or columns of the labels.
-            even, tail, shuffle, seed, pad: see `batches`.
+            even, tail, shuffle, seed, pad, steps: see `batches`.
 
         Returns:
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`, as `model.fit` takes them;
@@ -253,7 +266,8 @@ class NodeContext(LegacyContext):
         # Keras takes the first epoch's length for all, and the first after a restart is a rest.
         let_epochs_differ()
         columns = _wanted(x, y) or None
-        batches = self.batches(batch_size, columns, feed, even, tail, shuffle, seed, pad)
+        order = (even, tail, shuffle, seed)
+        batches = self.batches(batch_size, columns, feed, *order, pad, steps)
         return tf_dataset(batches, x, y, ahead=2)
 
     def torch_dataset(
@@ -276,7 +290,7 @@ class NodeContext(LegacyContext):
             mesh: nodes that differ in no data axis of it get the same batches, of `batch_size` rows
                 as everywhere; each of them reads an equal share. See docs/meshes.md.
             data_axis: along which the rows differ, or several.
-            options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, see `batches`.
+            options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, `steps`, see `batches`.
 
         Returns:
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`; `x` alone without `y`;
@@ -316,7 +330,7 @@ class NodeContext(LegacyContext):
             sharding: of all columns over the devices of all nodes; the local device by default.
                 `batch_size` is how many rows one node's devices hold. See docs/jax.md.
             prefetch: batches put onto the device in advance.
-            options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, see `batches`.
+            options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, `steps`, see `batches`.
         """
         from sparkdl.datasets.jax import JaxBatches
 

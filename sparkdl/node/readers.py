@@ -72,6 +72,13 @@ class FeedReaders:
         given = {feed: reader.batches_given for feed, reader in readers.items()}
         return {feed: count for feed, count in given.items() if count}
 
+    def report(self) -> None:
+        """Report what user code has been given last: it has returned."""
+        with self._lock:
+            readers = list(self._readers.values())
+        for reader in readers:
+            reader.report()
+
     def cause_of(self, error: BaseException) -> BaseException:
         """Return the error of a feed that `error` repeats, as TensorFlow does; else `error`."""
         with self._lock:

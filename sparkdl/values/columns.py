@@ -6,7 +6,7 @@ Runs in: child
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,45 @@ _NUMBERS = {"bool", "int", "float", "scalar", "decimal"}
 _STACKED = {"ndarray", "vector"}
 
 
-def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> Columns:
+class Packed:
+    """Vectors or matrices [rows, …] as Arrow has them: sparse ones may be small.
+
+    It can be cut and reordered like an array, and `unpacked` makes it one.
+    """
+
+    def __init__(self, column: pa.Array, where: str) -> None:
+        self._column, self._where = column, where
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, rows: slice | Array) -> Packed:
+        """Return some rows: a slice without a copy, or those at places int64 `[rows]`."""
+        part = self._column[rows] if isinstance(rows, slice) else self._column.take(pa.array(rows))
+        return Packed(part, self._where)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes these rows have."""
+        return int(self._column.nbytes)
+
+    def joined(self, others: Sequence[Packed]) -> Packed:
+        """Return these rows, and those of `others` behind them."""
+        return Packed(pa.concat_arrays([self._column, *(p._column for p in others)]), self._where)
+
+    def array(self) -> Array:
+        """Return the rows as `convert` does; raises as that does."""
+        return convert(self._column, None, self._where)
+
+
+def unpacked(columns: Mapping[str, Any]) -> Columns:
+    """Return columns as arrays, those of `to_columns(…, packs=True)` among them."""
+    return {n: c.array() if isinstance(c, Packed) else c for n, c in columns.items()}
+
+
+def to_columns(
+    batch: pa.RecordBatch, columns: Sequence[str] | None = None, packs: bool = False
+) -> Columns:
     """Return columns of a batch as arrays, by name.
 
     Columns are named as in the DataFrame; for a batch of `encode_rows` by the Row's or dict's
@@ -45,6 +83,8 @@ def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> C
     Args:
         batch: from a DataFrame or from `encode_rows`.
         columns: which columns; None means all. The name of a struct means all its fields.
+        packs: vectors and matrices are `Packed`, in place of arrays: a piece of sparse rows may be
+            a hundred times as large as an array.
 
     Raises:
         ConfigError: if there is no such column.
@@ -64,7 +104,12 @@ def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> C
                     f"the feed has {names_chosen.count(name)} columns {name!r}. Rename all but "
                     "one before feeding (df.withColumnRenamed), or drop them"
                 )
-            found[name] = convert(column, codec, f"column {name!r}")
+            where = f"column {name!r}"
+            is_packed = packs and (is_vector(column.type) or is_matrix(column.type))
+            if is_packed and not column.null_count:
+                found[name] = cast(Array, Packed(column, where))
+            else:
+                found[name] = convert(column, codec, where)
     return found
 
 
@@ -130,6 +175,10 @@ def is_within(name: str, wanted: str) -> bool:
 def _join(arrays: list[Array], name: str) -> Array:
     # Without rows a part has no shape or dtype of its own, and must not change those of the others.
     arrays = [array for array in arrays if len(array)] or arrays[:1]
+    packed = [array for array in arrays if isinstance(array, Packed)]
+    if len(packed) == len(arrays) and len({part._column.type for part in packed}) == 1:
+        return cast(Array, packed[0].joined(packed[1:]))
+    arrays = [array.array() if isinstance(array, Packed) else array for array in arrays]
     if len({array.shape[1:] for array in arrays}) > 1:
         arrays = [objects(list(array)) for array in arrays]
     if not _mix(array.dtype for array in arrays):

@@ -227,7 +227,7 @@ class FirstBatch:
     columns: dict[str, Any]
     pad: dict[str, int | None]
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def ahead(self) -> Iterator[dict[str, Any]]:
         yield self.columns
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -87,11 +88,44 @@ def test_peek_at_the_first_batch_loses_no_rows() -> None:
         assert [v for batch in data for v in batch.numpy().tolist()] == list(range(10))
 
 
+@pytest.mark.parametrize("count", [3, 8])
+def test_epoch_that_was_read_ahead_to_its_end_is_over_when_its_batches_were_asked_for(
+    count: int,
+) -> None:
+    from sparkdl.datasets.tensorflow import tf_dataset
+
+    with Arrivals() as it:
+        for epoch in range(2):
+            it.batch(rows(0, count), epoch)
+            it.end_epoch(epoch)
+        it.end()
+        data = tf_dataset(EpochBatches(it.reader, 4, ("y",)), "y", None, ahead=2)
+        for epoch in range(2):
+            for _ in range(3):
+                assert next(iter(data)).numpy()[0] == 0
+            assert [v for batch in data for v in batch.numpy().tolist()] == list(range(count))
+            assert it.consumed == (count * (epoch + 1), epoch + 1)
+
+
 def test_feed_that_ended_before_a_row_came_has_no_types() -> None:
     with Arrivals() as it:
         it.end()
         with pytest.raises(EndOfFeedError, match="ended before any row came"):
             dataset(it)
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"), [({0: 1, 1: 0}, "1 rows for 2 nodes"), ({}, "no row for this node")]
+)
+def test_node_without_a_row_learns_at_once_that_it_has_no_types(
+    counts: dict[int, int], says: str
+) -> None:
+    with Arrivals() as it:
+        making = Running(lambda: dataset(it))
+        it.waits.wait_for_waiter()
+        it.end_epoch(0, counts)
+        with pytest.raises(ConfigError, match=rf"epoch 0 of feed 'input' has {says}; .*fewer nodes"):
+            making.result()
 
 
 LISTS = pa.record_batch(
@@ -289,8 +323,10 @@ def model(strategy: Any = None) -> Any:
 
 
 def fit(model: Any, node: LocalNode, epochs: int) -> list[float]:
+    from sparkdl.datasets.keras_epochs import let_epochs_differ
     from sparkdl.datasets.tensorflow import tf_dataset
 
+    let_epochs_differ()
     data = tf_dataset(EpochBatches(node.reader(), 4, ("x", "y")), "x", "y")
     history = model.fit(data, epochs=epochs, verbose=0, shuffle=False).history
     return [float(seen) for seen in history["seen"]]
@@ -324,6 +360,63 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
         reader = node.reader()
         left = [v for batch in EpochBatches(reader, 4) for v in batch["y"].tolist()]
         assert left == list(range(20, 30))
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize(
+    ("steps", "found"), [(3, [3] * 4), (2, [2] * 5), (4, [4, 4, 4]), (5, [5, 5, 2])]
+)
+def test_fit_takes_as_many_steps_as_it_is_told_over_the_ends_of_epochs(
+    steps: int, found: list[int], library: str
+) -> None:
+    from sparkdl.datasets.keras_epochs import let_epochs_differ
+    from sparkdl.datasets.tensorflow import tf_dataset
+
+    keras = pytest.importorskip(library)
+    let_epochs_differ()
+    built = keras.Sequential([keras.layers.Dense(1)])  # built by a look at the first batch
+    built.compile("sgd", "mse")
+    ends: list[int] = []
+    count = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: ends.append(0),
+        on_train_batch_end=lambda batch, logs: ends.append(ends.pop() + 1),
+    )
+    with Arrivals() as it:
+        for epoch in range(4):
+            it.batch(rows(0, 12), epoch)
+            it.end_epoch(epoch)
+        it.end()
+        data = tf_dataset(EpochBatches(it.reader, 4, ("x", "y")), "x", "y", ahead=2)
+        mapped = data.map(lambda x, y: (x, y)).prefetch(1)
+        built.fit(
+            *(mapped,),
+            epochs=len(found),
+            steps_per_epoch=steps,
+            verbose=0,
+            shuffle=False,
+            callbacks=[count],
+        )
+        assert ends == found
+        if steps == 3:
+            assert it.consumed == (48, 4)
+
+
+def test_keras_warns_of_a_feed_that_is_short_of_steps_and_of_no_epochs_end() -> None:
+    from sparkdl.datasets.keras_epochs import let_epochs_differ
+
+    let_epochs_differ()
+    built = model()
+    with Arrivals() as it:
+        for epoch in range(3):
+            it.batch(rows(0, 8), epoch)
+            it.end_epoch(epoch)
+        it.end()
+        data = dataset(it, "x", "y")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            built.fit(data, epochs=2, verbose=0, shuffle=False)
+        with pytest.warns(UserWarning, match="ran out of data"):
+            built.evaluate(data, steps=5, verbose=0)
 
 
 def test_fit_follows_a_feed_that_is_larger_than_the_budget() -> None:

@@ -49,6 +49,8 @@ class FeedReport:
         rows_covered: rows fed before a restart or in an earlier run, and covered by the checkpoint
             at which training resumed.
         rows_moved: rows that one node received from a task and another node was given.
+        rows_again: rows given in loops that were left early, so that the epoch began again; beside
+            `rows_used`. Batches that were read ahead count, so do those that Keras looks at.
     """
 
     epochs: int = 0
@@ -61,6 +63,7 @@ class FeedReport:
     passes: int = 0
     rows_covered: int = 0
     rows_moved: int = 0
+    rows_again: int = 0
 
     def __repr__(self) -> str:
         values = ", ".join(
@@ -123,7 +126,7 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
     result = FeedReport(
         *(epochs, rows, {**call.batches_before, **steps}),
         *(run.covered + total("rows"), total("padded"), total("dropped")),
-        *(unused, run.passes, run.covered, run.moved + run.table.rows_moved),
+        *(unused, run.passes, run.covered, run.moved + run.table.rows_moved, total("again")),
     )
     return result, warning
 

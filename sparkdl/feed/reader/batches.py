@@ -5,9 +5,11 @@ Runs in: child
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,9 +19,16 @@ from sparkdl.control.messages import EpochEnd
 from sparkdl.core import trace
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
-from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.values.columns import concat, is_within, slice_columns, to_columns
+from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
+from sparkdl.feed.reader.reader import FeedReader, too_few_rows
+from sparkdl.values.columns import (
+    Packed,
+    concat,
+    is_within,
+    slice_columns,
+    to_columns,
+    unpacked,
+)
 from sparkdl.values.tensors import Padding, check_padding, padded, stored
 
 SAMPLE_WEIGHT = "sample_weight"
@@ -30,6 +39,20 @@ Columns = dict[str, np.ndarray[Any, Any]]
 """Arrays by column name, all with the same first dimension: `[rows, …]`."""
 Names = str | Sequence[str]
 Tail = Literal["short", "pad", "drop", "carry"]
+
+
+class _Sign(Enum):
+    """What an iteration yields besides batches.
+
+    A batch FOLLOWS: it is made when the next element is asked for. The iteration is OVER: the epoch
+    is left when the next element is asked for.
+    """
+
+    FOLLOWS = auto()
+    OVER = auto()
+
+
+Step = Columns | _Sign
 
 
 @dataclass
@@ -57,7 +80,7 @@ class _Part:
 
 @dataclass
 class EpochBatches:
-    """Each `iter` is one epoch: the next of the feed, or the same again if it was abandoned.
+    """Each `iter` is one epoch: the next of the feed, or the same again if it was left early.
 
     For a stream, one `iter` covers all micro-batches until the stream ends. Each micro-batch is an
     epoch continued by the next one, so all nodes know the number of steps at its end.
@@ -75,8 +98,9 @@ class EpochBatches:
             carry: they come first in the next epoch; those of the last epoch are not used.
         shuffle: `True` mixes rows within some 32 MB; a number, within so many rows. An epoch that
             is read from the node's log has its segments in random order as well.
-        seed: of the random order, which differs from epoch to epoch.
+        seed: of the random order, which differs from epoch to epoch, and where one begins again.
         pad: columns whose rows are filled up to one length, see `tensors.padded`.
+        steps: each `iter` is so many batches, see `_Passes`.
         stored: the columns that are read of the feed.
     """
 
@@ -88,8 +112,11 @@ class EpochBatches:
     shuffle: bool | int = False
     seed: int = 0
     pad: Padding = field(default_factory=dict)
-    _carried: list[_Part] = field(default_factory=list, init=False, repr=False)
-    _carried_by_node: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    steps: int | None = None
+    _carried: list[_Part] = field(default_factory=list, init=False, repr=False, compare=False)
+    _carried_by_node: dict[int, int] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -98,12 +125,16 @@ class EpochBatches:
             raise ConfigError(f"tail={self.tail!r} must be one of {', '.join(get_args(Tail))}")
         if self.shuffle is not True and self.shuffle < 0:
             raise ConfigError(f"shuffle={self.shuffle} must be True, False or a number of rows")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"steps={self.steps} must be at least 1, or None for a whole epoch")
         check_padding(self.pad)
         self.stored = stored(self.columns, self.pad)
 
     def sample(self, batch: pa.RecordBatch) -> Columns:
-        """Return the rows of a segment as a batch of the epoch has them."""
-        return self._completed(to_columns(batch, self.stored), batch.num_rows, 0)
+        """Return the rows of a segment as a batch of the epoch has them; of vectors the first."""
+        found: dict[str, Any] = to_columns(batch, self.stored, packs=True)
+        few = {n: c[: self.batch_size] if isinstance(c, Packed) else c for n, c in found.items()}
+        return self._completed(unpacked(few), batch.num_rows, 0)
 
     def _completed(self, columns: Columns, rows: int, repeated: int) -> Columns:
         """Return a batch of `rows` rows and `repeated` ones with the columns that are made here."""
@@ -120,15 +151,124 @@ class EpochBatches:
     def __iter__(self) -> Iterator[Columns]:
         # Not a generator itself: the feed is claimed when the loop begins, not at its first
         # batch.
-        self.reader.watch.iterate(self.reader.feed)
-        return self._iteration(self.reader.claim())
+        return (step for step in self._begin() if not isinstance(step, _Sign))
 
-    def _iteration(self, owner: int) -> Iterator[Columns]:
+    def ahead(self) -> Iterator[Columns | None]:
+        """Iterate for code that reads ahead: `None` stands behind the last batch.
+
+        The epoch is not over before something is asked for behind it. Ask when the training has
+        had all batches: until then the epoch begins again if the loop over it is left.
+        """
+        steps = (step for step in self._begin(is_ahead=True) if step is not _Sign.FOLLOWS)
+        return (None if isinstance(step, _Sign) else step for step in steps)
+
+    def _begin(self, is_ahead: bool = False) -> Iterator[Step]:
+        self.reader.watch.iterate(self.reader.feed)
+        if self.steps is None:
+            return self._iteration(self.reader.claim())
+        # At the reader, because a loop may call `ctx.batches(…)` each time.
+        passes = self.reader.passes
+        if not isinstance(passes, _Passes) or not passes.continues(self):
+            passes = self.reader.passes = _Passes(replace(self), self.steps)
+        return passes.begin(is_ahead)
+
+    def _iteration(self, owner: int) -> Iterator[Step]:
         epoch = _Epoch(self, owner)
         yield from epoch.batches()
         while epoch.continues:
             epoch = _Epoch(self, owner, is_continued=True)
             yield from epoch.batches()
+
+
+class _Passes:
+    """Iterations of a fixed number of batches, each behind the one before it.
+
+    An iteration goes on over the end of an epoch, and has fewer batches at the feed's end alone. It
+    ends when it is known whether another batch follows, so that none is empty. One that is left
+    within its first `HEAD_STEPS` batches is given these again, because Keras looks at the first
+    batch and begins again; behind a later one the next goes on.
+    """
+
+    def __init__(self, of: EpochBatches, steps: int) -> None:
+        self.steps = steps
+        self._of, self._reader = of, of.reader
+        # An iteration that was left may still be read by a thread, of tf.data for example.
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._epoch: Iterator[Step] | None = None
+        self._follows = self._is_ahead = False
+        self._number = 0
+        self._head: list[Columns] = []
+        self._count = 0
+
+    def continues(self, of: EpochBatches) -> bool:
+        """Whether the iterations of `of` follow these: it wants the same batches."""
+        return of == self._of
+
+    def begin(self, is_ahead: bool) -> Iterator[Step]:
+        """Begin an iteration; an earlier one is given nothing more.
+
+        Args:
+            is_ahead: what was read need not have been used.
+        """
+        with self._lock:
+            self._number += 1
+            is_own = self._reader.owns(self._owner)
+            if not is_own:  # another iteration has begun the epoch again
+                self._epoch, self._follows = None, False
+            if not is_own or (self._count == self.steps and not self._is_ahead):
+                self._head, self._count = [], 0
+            self._is_ahead = is_ahead
+            return self._batches(self._number, list(self._head))
+
+    def _batches(self, number: int, again: list[Columns]) -> Iterator[Step]:
+        for step in range(self.steps):
+            with self._lock:
+                if number != self._number:
+                    return
+                if step < len(again):
+                    self._reader.replayed += 1
+                    columns: Columns | None = again[step]
+                else:
+                    columns = self._next(step)
+                if columns is None:
+                    break
+                self._count = step + 1
+                if step >= len(again):
+                    self._head = [*self._head, columns] if step < HEAD_STEPS else []
+            yield columns
+            del columns
+        yield _Sign.OVER
+        with self._lock:
+            if number == self._number:
+                self._count = 0
+                self._head = []
+                self._has_next()
+
+    def _next(self, step: int) -> Columns | None:
+        """Return the next batch of the feed, `None` if there is none for this iteration."""
+        while not self._has_next():
+            if step and not (self._reader.owns(self._owner) and self._reader.has_epoch()):
+                return None
+            self._owner = self._reader.claim()
+            self._epoch = self._of._iteration(self._owner)
+            if not step and not self._has_next():
+                return None  # an epoch without rows, or none at all
+        assert self._epoch is not None
+        self._follows = False
+        found = next(self._epoch, None)
+        return None if isinstance(found, _Sign) else found
+
+    def _has_next(self) -> bool:
+        """Whether a batch follows in the epoch; if none does, the epoch is over."""
+        if self._epoch is not None and not self._follows:
+            epoch, self._epoch = self._epoch, None
+            sign = next(epoch, _Sign.OVER)
+            if sign is _Sign.OVER:
+                next(epoch, None)
+            else:
+                self._epoch, self._follows = epoch, True
+        return self._follows
 
 
 class _Epoch:
@@ -150,7 +290,7 @@ class _Epoch:
         self._steps = 0
         self._last: Columns | None = None
 
-    def batches(self) -> Iterator[Columns]:
+    def batches(self) -> Iterator[Step]:
         size = self._of.batch_size
         if not self._begin():
             return
@@ -202,14 +342,15 @@ class _Epoch:
         """Wait for the epoch, and prepare its random order; false once another has claimed."""
         epoch = self._reader.wait_epoch(self._owner, begins=not self._is_continued)
         if epoch is not None and self._of.shuffle:
-            # By seed and epoch alone, so that an epoch which begins again has the same order.
-            random = np.random.default_rng((self._of.seed, epoch))
+            # An epoch that begins again has another order: it may be left early again.
+            again = self._reader.abandoned
+            random = np.random.default_rng((self._of.seed, epoch, *[again] * (again > 0)))
             self._reader.reorder(self._owner, random)
             self._rows.shuffle(random, self._of.shuffle)
         return epoch is not None
 
     def _gather(self, item: Item) -> None:
-        columns = to_columns(item.batch(), self._of.stored)
+        columns = to_columns(item.batch(), self._of.stored, packs=True)
         if item.skip:
             columns = slice_columns(columns, item.skip, item.segment.rows)
         origin = None if item.origin is None else item.origin + item.skip
@@ -260,8 +401,9 @@ class _Epoch:
         is_part = mark.goes_on or self._is_continued
         return is_part and self._of.tail in ("short", "pad") and min(rows) == 0
 
-    def _yield_batch(self, rows: int, repeated: int = 0) -> Generator[Columns, None, bool]:
+    def _yield_batch(self, rows: int, repeated: int = 0) -> Generator[Step, None, bool]:
         """Yield a batch of `rows` rows and `repeated` more; return false if another has claimed."""
+        yield _Sign.FOLLOWS
         parts: list[Part] = []
         if rows:
             # The last batch stays here, because a step without a row repeats one of its rows.
@@ -284,7 +426,7 @@ class _Epoch:
             columns = {name: array[order] for name, array in columns.items()}
         return self._of._completed(columns, rows, repeated)
 
-    def _finish(self) -> Iterator[Columns]:
+    def _finish(self) -> Iterator[Step]:
         """Take the remaining steps, whose number all nodes know."""
         size, tail = self._of.batch_size, self._of.tail
         steps = self._agreed_steps(self._mark)
@@ -293,11 +435,14 @@ class _Epoch:
             if tail == "short":
                 rows = next_share(self._rows.count, steps - step, size)
             if not rows and self._last is None:
-                raise self._too_few()
+                assert self._mark is not None
+                raise too_few_rows(self._mark)
             repeated = size - rows if tail == "pad" else int(not rows)
             if not (yield from self._yield_batch(rows, repeated)):
                 return
         mark = self._mark
+        if mark is None or not mark.goes_on:
+            yield _Sign.OVER
         carries = mark is not None and self._carries(mark)
         rest = self._rows.rest()
         dropped = 0 if carries else sum(part.rows for part in rest)
@@ -324,15 +469,6 @@ class _Epoch:
             {node: count + carried.get(node, 0) - used for node, count in mark.rows.items()}
             if mark
             else {}
-        )
-
-    def _too_few(self) -> ConfigError:
-        assert self._mark is not None
-        mark = self._mark
-        return ConfigError(
-            f"epoch {mark.epoch} of feed {mark.feed!r} has {sum(mark.rows.values())} rows for "
-            f"{len(mark.rows)} nodes; a synchronous step needs a row on each. Feed more rows "
-            "or use fewer nodes"
         )
 
 
@@ -407,7 +543,8 @@ class GatheredRows:
                 self._parts.popleft()
         pieces = [slice_columns(part.columns, part.start, part.stop) for part in cut]
         origins = [each for part in cut for each in part.positions]
-        return (pieces[0] if len(pieces) == 1 else concat(pieces)), origins
+        # Sparse rows become arrays here: a batch of them fits in memory where a segment may not.
+        return unpacked(pieces[0] if len(pieces) == 1 else concat(pieces)), origins
 
     def rest(self) -> list[_Part]:
         """Remove and return all rows."""

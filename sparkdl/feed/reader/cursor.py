@@ -8,7 +8,8 @@ Runs in: child
                      given: how far user code has been handed rows
 
 An iteration that is abandoned goes back to the floor. A segment is released when no epoch reads it
-any more, or, when room is wanted, as soon as user code has been given its rows.
+any more, or, when room is wanted, as soon as user code has been given its rows. The epoch cannot
+begin again then.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class ReaderCursor:
         has_ended: nothing more will arrive.
         granted: rows of the epoch, by its number, that every node has at least.
         reading: at the last `hold`, the epoch that was read, or had been.
+        abandoned: how many iterations over this epoch have been left early.
         consumed: the rows of the batches given to user code.
     """
 
@@ -105,6 +107,7 @@ class ReaderCursor:
         self.has_ended = False
         self.granted: dict[int, int] = {}
         self.reading = -1
+        self.abandoned = 0
         self.consumed = ConsumedRows(feed)
         self._is_held = False
         self._passes: dict[int, list[Item]] = {}
@@ -173,9 +176,9 @@ class ReaderCursor:
         return self._items[self._position] if is_here else None
 
     @property
-    def can_begin_anew(self) -> bool:
-        """Whether everything from the floor on is here."""
-        return self._first <= self._floor_items
+    def is_gone(self) -> bool:
+        """Whether the segment at the position has been released."""
+        return self._position < self._first
 
     def first_item(self) -> Item | None:
         """Return the first segment of any epoch that is here."""
@@ -228,7 +231,7 @@ class ReaderCursor:
 
     def reorder(self, random: np.random.Generator) -> None:
         """Put the segments of an epoch that is complete and was not begun into random order."""
-        if self._position == 0 and self.mark is not None:
+        if self._position == self._first == 0 and self.mark is not None:
             # By number first, so that the order depends on the seed and the epoch, not on earlier
             # orders.
             items = sorted(self._items, key=lambda item: item.segment.number)
@@ -258,7 +261,9 @@ class ReaderCursor:
     def rewind(self) -> None:
         """Go back to the floor."""
         self.consumed.rewind()
-        self.counts = self._counts_at_floor
+        rows, again = self.counts.rows - self._counts_at_floor.rows, self.counts.again
+        self.abandoned += rows > 0
+        self.counts = structs.replace(self._counts_at_floor, again=again + rows)
         self._position = self._given_items = self._floor_items
         self._given_rows = self._floor_rows
         if self._position < len(self._items):
@@ -273,11 +278,6 @@ class ReaderCursor:
     def given(self, beyond: int) -> Given:
         """Return all that user code has been given; `beyond` as there."""
         return structs.replace(self.counts, epochs=self.epoch, beyond=beyond)
-
-    @property
-    def rows_since_floor(self) -> int:
-        """Rows that user code has been given since the place to go back to."""
-        return self.counts.rows - self._counts_at_floor.rows
 
     def finish_epoch(self) -> list[int]:
         """Move past the epoch's end; return the segments to release."""
@@ -356,7 +356,7 @@ class ReaderCursor:
         """Begin an epoch at its first row."""
         for item in self._items:
             item.skip = 0
-        self._position = self._given_items = self._given_rows = 0
+        self._position = self._given_items = self._given_rows = self.abandoned = 0
         self.raise_floor()
 
 

@@ -30,6 +30,7 @@ from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCovered, FeedHold,
 from sparkdl.control.rows import EpochRows
 from sparkdl.core import trace
 from sparkdl.core.errors import (
+    ConfigError,
     EndOfFeedError,
     FeedClosedError,
     FeedTimeoutError,
@@ -50,6 +51,8 @@ REPORT_PERIOD_S = 0.02
 
 A message for each batch would cost as much as a small step. The agent throttles further, because a
 loop that waits at every step reports each time."""
+WARNED_ITERATION = 2
+"""Keras looks at the first batch and begins again, so one abandoned iteration is normal."""
 MAX_ITERATIONS_BEYOND = 1000
 """Empty iterations allowed after the end of a feed in a world that continues an earlier one, where
 loops may count epochs from 0 again."""
@@ -66,6 +69,8 @@ class FeedReader:
         watch: of the training.
         is_resumed: this world continues an earlier one.
         raised: the last error of an iteration within TensorFlow, which raises its own for it.
+        replayed: batches that were given again, after a loop of so many steps was left early.
+        passes: the iterations of so many steps, see `EpochBatches.steps`.
     """
 
     def __init__(
@@ -81,6 +86,9 @@ class FeedReader:
         self.watch: TrainingWatch = UNWATCHED
         self.is_resumed = False
         self.raised: SparkdlError | None = None
+        self.replayed = 0
+        self.passes: object = None
+        self._has_warned = False
         self._supply, self._is_patient = supply, False
         self._timeout_s, self._report_period_s = timeout_s, report_period_s
         self._changed = threading.Condition()
@@ -114,7 +122,7 @@ class FeedReader:
     @property
     def steps(self) -> int:
         """How many batches user code has been given, in all epochs."""
-        return self._cursor.counts.steps
+        return self._cursor.counts.steps + self.replayed
 
     def add(self, item: Item) -> None:
         """Take a segment."""
@@ -176,24 +184,53 @@ class FeedReader:
         """
         with self._changed:
             self._owner += 1  # an abandoned iteration must not take rows of the next one
-            if not self._cursor.can_begin_anew:
-                _log.warning(
-                    "Feed %r: an iteration was abandoned after %d rows. The next one goes on "
-                    "behind them, because the first have been released for want of feed memory",
-                    self.feed,
-                    self._cursor.rows_since_floor,
-                )
-                self._cursor.raise_floor()
+            before = self._cursor.abandoned
             self._cursor.rewind()
+            if before < self._cursor.abandoned == WARNED_ITERATION and not self._has_warned:
+                self._has_warned = True
+                _log.warning(
+                    "Feed %r: a loop over it was left early twice in one epoch. Each loop begins "
+                    "the epoch again, in another order if it is shuffled, so some of its rows may "
+                    "never be read. With steps=…, as in ctx.batches(…, steps=100), a loop ends "
+                    "after so many batches, and the next one goes on behind them",
+                    self.feed,
+                )
+            self._is_reported &= before == self._cursor.abandoned
             self._changed.notify_all()
             return self._owner
 
-    def peek_batch(self) -> pa.RecordBatch | None:
-        """Wait for the next segment; return its batch without moving, `None` at the feed's end."""
+    def owns(self, owner: int) -> bool:
+        """Whether nobody else has claimed since."""
         with self._changed:
-            self._wait_row(lambda: self._cursor.first_item() is not None or self._cursor.has_ended)
-            item = self._cursor.first_item()
-            return None if item is None else item.batch()
+            return owner == self._owner
+
+    @property
+    def abandoned(self) -> int:
+        """How many iterations over this epoch have been left early."""
+        return self._cursor.abandoned
+
+    def peek_batch(self, is_needed: bool = False) -> pa.RecordBatch | None:
+        """Wait for the next segment; return its batch without moving, `None` at the feed's end.
+
+        Args:
+            is_needed: user code cannot go on without it, to an epoch that has rows for this node.
+
+        Raises:
+            ConfigError: if it is needed, and the epoch has no row for this node.
+        """
+        cursor = self._cursor
+        with self._changed:
+
+            def lacks_rows() -> bool:
+                mark = cursor.mark
+                return is_needed and mark is not None and not mark.goes_on
+
+            self._wait_row(lambda: bool(cursor.first_item() or cursor.has_ended or lacks_rows()))
+            if (item := cursor.first_item()) is not None:
+                return item.batch()
+            if cursor.mark is not None and lacks_rows():
+                raise too_few_rows(cursor.mark)
+            return None
 
     def has_epoch(self) -> bool:
         """Wait until there is an epoch to read, or the rest of one; false at the feed's end."""
@@ -238,6 +275,9 @@ class FeedReader:
 
         Args:
             with_exchange: rows of inference as well, when no others are due.
+
+        Raises:
+            ConfigError: if an abandoned epoch cannot begin again, for want of feed memory.
         """
         cursor = self._cursor
         with self._changed:
@@ -247,6 +287,14 @@ class FeedReader:
             self._wait_row(lambda: owner != self._owner or self._is_due(with_exchange))
             if owner != self._owner:
                 return None
+            if cursor.is_gone:
+                raise ConfigError(
+                    f"feed {self.feed!r}: a loop over it was left early, and the epoch cannot "
+                    "begin again: it does not fit in the node's feed memory, so its first rows "
+                    "have been released. Pass steps=… (ctx.batches(…, steps=100)): a loop ends "
+                    "after so many batches, and the next one goes on behind them. Or read the "
+                    "epoch to its end, or raise Feeding(memory_nbytes=…)"
+                )
             if cursor.next_item is not None:  # before inference, which belongs to no epoch
                 return cursor.take()
             if cursor.mark is not None:
@@ -402,6 +450,12 @@ class FeedReader:
             consumed = self._cursor.consumed
             return min(consumed.used() if batches is None else batches, self.steps)
 
+    def report(self) -> None:
+        """Report what has not been reported yet: no more is read for a while."""
+        with self._changed:
+            if not self._is_reported:
+                self._report()
+
     def answer_taken(self, item: Item) -> None:
         """Release a segment of inference: user code has its rows."""
         self._release(release_all([item]))
@@ -508,3 +562,14 @@ class FeedReader:
         return FeedTimeoutError(
             f"feed {self.feed!r} brought no row for {self._timeout_s:g} s; is it being fed?"
         )
+
+
+def too_few_rows(mark: EpochEnd) -> ConfigError:
+    """Return the error of an epoch without a row for this node, which needs one."""
+    counts = "no row for this node"
+    if mark.rows:
+        counts = f"{sum(mark.rows.values())} rows for {len(mark.rows)} nodes"
+    return ConfigError(
+        f"epoch {mark.epoch} of feed {mark.feed!r} has {counts}; a synchronous step, and a dataset "
+        "that must know the types, need a row on each. Feed more rows or use fewer nodes"
+    )

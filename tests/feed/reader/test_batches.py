@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.channel import Reclaim
+from sparkdl.control.channel import Consumed, Reclaim
 from sparkdl.core.errors import ConfigError, EndOfFeedError
 from sparkdl.feed.reader.batches import EpochBatches, Names, Tail, agreed_steps, arrange, next_share
+from sparkdl.feed.reader.cursor import HEAD_STEPS
 from tests.doubles.feeds import FEED, SOON_S, Arrivals, Running, numbers
 
 
@@ -217,6 +219,54 @@ def test_pressure_that_comes_while_an_epoch_is_padded_is_forgotten_with_it_and_t
 # batches
 
 
+def sparse(start: int, stop: int, width: int) -> pa.RecordBatch:
+    """Return vectors "x" of two values, the row's number among them; dense in every third row."""
+    rows = range(start, stop)
+    dense = [row % 3 == 2 and width < 10 for row in rows]
+    values = [[row, *[0] * (width - 2), 1] if d else [row, 1] for row, d in zip(rows, dense)]
+    parts = [
+        pa.array([int(d) for d in dense], pa.int8()),
+        pa.array([None if d else width for d in dense], pa.int32()),
+        pa.array([[] if d else [0, width - 1] for d in dense], pa.list_(pa.int32())),
+        pa.array(values, pa.list_(pa.float64())),
+    ]
+    names = ["type", "size", "indices", "values"]
+    return pa.record_batch({"x": pa.StructArray.from_arrays(parts, names), "y": [*rows]})
+
+
+@pytest.mark.parametrize("shuffle", [False, True, 5])
+def test_sparse_and_dense_vectors_are_rows_of_one_array(shuffle: bool | int) -> None:
+    with Arrivals() as it:
+        for start, stop in ((0, 7), (7, 8), (8, 20)):
+            it.batch(sparse(start, stop, 4))
+        it.end_epoch(0)
+        x, y = [], []
+        for batch in EpochBatches(it.reader, 3, ("x", "y"), shuffle=shuffle):
+            assert batch["x"].dtype == "float64"
+            x += batch["x"].tolist()
+            y += batch["y"].tolist()
+        assert x == [[row, 0, 0, 1] for row in y]
+        assert sorted(y) == list(range(20))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_sparse_rows_take_the_memory_of_a_batch_and_not_of_what_arrived(shuffle: bool) -> None:
+    width, size = 100_000, 4
+    with Arrivals() as it:
+        for start in range(0, 400, 200):  # 160 MB each if it were dense
+            it.batch(sparse(start, start + 200, width))
+        it.end_epoch(0)
+        batches = EpochBatches(it.reader, size, shuffle=shuffle)
+        tracemalloc.start()
+        try:
+            seen = [int(row[0]) for batch in batches for row in batch["x"]]
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert sorted(seen) == list(range(400))
+        assert peak < 4 * size * width * 8
+
+
 @given(st.lists(st.integers(1, 12), max_size=10), st.integers(1, 15), st.lists(st.booleans()))
 def test_batches_are_the_rows_in_order(
     segments: list[int], batch_size: int, pressures: list[bool]
@@ -251,6 +301,101 @@ def test_abandoned_anywhere_an_epoch_is_whole_the_next_time(
             next(abandoned)
         assert flat(batches) == list(range(sum(segments)))
         assert it.consumed == (sum(segments), 1)
+
+
+def test_epoch_that_is_left_early_begins_again_in_another_order_and_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Arrivals() as it:
+        it.rows(30, 30, 30)
+        for epoch in range(2):
+            it.end_epoch(epoch, again=epoch == 0)
+        batches = EpochBatches(it.reader, 6, shuffle=True)
+        orders = []
+        for left in range(3):
+            loop = iter(batches)
+            assert ("left early twice" in caplog.text) == (left > 1)
+            orders.append([next(loop)["x"].tolist() for _ in range(3)])
+        for _ in range(2):
+            whole = values(batches)
+            orders.append(whole[:3])
+            assert sorted(v for batch in whole for v in batch) == list(range(90))
+        assert len({str(order) for order in orders}) == 5, "another order each time"
+        it.reader.report()
+        given = [m.given for m in it.sent if isinstance(m, Consumed)][-1]
+        assert (given.rows, given.again) == (180, 3 * 18)
+        assert caplog.text.count("left early twice") == 1
+
+
+# loops of a number of steps
+
+
+def test_loops_of_so_many_steps_go_on_behind_each_other_over_the_ends_of_epochs() -> None:
+    with Arrivals() as it:
+        for epoch in range(3):
+            it.rows(7, 7, epoch=epoch)
+            it.end_epoch(epoch)
+        it.end()
+        batches = EpochBatches(it.reader, 2, steps=3)
+        found = []
+        while it.reader.has_epoch():
+            found.append(values(EpochBatches(it.reader, 2, steps=3)))
+        assert [len(each) for each in found] == [3] * 7, "21 batches, and no loop is empty"
+        assert [v for each in found for batch in each for v in batch] == list(range(42))
+        assert it.consumed == (42, 3)
+        assert it.released == 6
+        assert flat(batches) == [], "one loop beyond the end is empty, as without steps"
+        with pytest.raises(EndOfFeedError):
+            flat(batches)
+
+
+def test_as_many_steps_as_the_epoch_has_batches_are_an_epoch() -> None:
+    with Arrivals() as it:
+        it.rows(8)
+        for epoch in range(4):
+            it.end_epoch(epoch, again=epoch < 3)
+        it.end()
+        batches = EpochBatches(it.reader, 2, steps=4, shuffle=True, seed=5)
+        for epoch in range(4):
+            assert sorted(flat(batches)) == list(range(8))
+            assert it.consumed == (8 * (epoch + 1), epoch + 1), "reported when the loop ends"
+        assert not it.reader.has_epoch()
+
+
+@pytest.mark.parametrize("taken", [1, 3, HEAD_STEPS, HEAD_STEPS + 2])
+def test_loop_of_so_many_steps_that_was_only_looked_at_begins_again(taken: int) -> None:
+    with Arrivals() as it:
+        it.rows(*[1] * 40)
+        it.end_epoch(0)
+        batches = EpochBatches(it.reader, 1, steps=15)
+        for _ in range(2):
+            looking = iter(batches)
+            for _ in range(taken):
+                next(looking)
+        old = looking
+        first = 0 if taken <= HEAD_STEPS else 2 * taken
+        assert flat(batches) == list(range(first, first + 15))
+        assert values(old) == [], "a loop that was left is given nothing more"
+        assert it.reader.steps == first + 15 + (2 * taken if not first else 0) - min(first, 0)
+        whole = iter(EpochBatches(it.reader, 1))
+        assert next(whole)["x"].tolist() == [0], "one without steps begins the epoch again"
+        assert flat(batches) == list(range(15)), "and so does the next one with steps"
+
+
+def test_steps_are_at_least_one() -> None:
+    with Arrivals() as it, pytest.raises(ConfigError, match="steps=0 must be at least 1"):
+        EpochBatches(it.reader, 1, steps=0)
+
+
+def test_nodes_in_step_take_loops_of_equally_many_steps() -> None:
+    with Arrivals() as it:
+        it.rows(5)
+        it.end_epoch(0, {0: 9, 1: 5})
+        it.rows(4, epoch=1)
+        it.end_epoch(1, {0: 4, 1: 4})
+        it.end()
+        batches = EpochBatches(it.reader, 2, is_even=True, steps=4)
+        assert [len(values(batches)) for _ in range(2)] == [4, 3], "5 + 2 steps of the other node"
 
 
 def test_selected_columns_are_the_only_ones_converted() -> None:

@@ -44,7 +44,7 @@ class Moves:
         self.cursor = ReaderCursor()
         self.passes = [Pass(0)]
         self.released: set[int] = set()
-        self.row = self.number = self.epoch = 0
+        self.row = self.number = self.epoch = self.abandoned = 0
         self.counts = self.floor_counts = Given()
         self.taken = self.given = self.floor = self.lost = 0
         """Segments: taken, given whole, given whole before the floor, and no more here."""
@@ -131,7 +131,9 @@ class Moves:
             self.given_rows += rows
             was = self.counts
             padded = was.padded + most - len(rows)
-            self.counts = Given(was.rows + len(rows), steps=was.steps + 1, padded=padded)
+            self.counts = structs.replace(
+                was, rows=was.rows + len(rows), steps=was.steps + 1, padded=padded
+            )
             held = self.read.pieces[: self.taken]
             ends = [sum(len(piece.rows) for piece in held[: n + 1]) for n in range(len(held))]
             self.given = sum(end <= len(self.given_rows) for end in ends)
@@ -140,13 +142,16 @@ class Moves:
 
     def claims(self, _: int, __: bool) -> None:
         """Abandon the iteration, and begin another one at the floor, or behind what is lost."""
-        assert self.cursor.can_begin_anew == (self.lost <= self.floor)
-        if not self.cursor.can_begin_anew:
+        if self.lost > self.floor:
             self.cursor.raise_floor()
             self.raise_floor()
+        again = self.counts.rows - self.floor_counts.rows
+        self.abandoned += again > 0
         self.cursor.rewind()
+        assert not self.cursor.is_gone
         self.taken = self.given = self.floor
-        self.given_rows, self.counts = list(self.floor_rows), self.floor_counts
+        self.given_rows = list(self.floor_rows)
+        self.counts = structs.replace(self.floor_counts, again=self.counts.again + again)
 
     def finishes(self, _: int, __: bool) -> None:
         if self.mark is not None and self.taken == len(self.read.pieces):
@@ -155,14 +160,14 @@ class Moves:
             assert set(found) == (set() if again else mine - self.released)
             self.note(found)
             self.epoch += 1
-            self.taken, self.given, self.given_rows = 0, 0, []
+            self.taken, self.given, self.given_rows, self.abandoned = 0, 0, [], 0
             self.lost = self.lost if again else 0
             self.raise_floor()
 
     def look(self) -> None:
         cursor, pieces = self.cursor, self.read.pieces
         assert (cursor.epoch, cursor.counts) == (self.epoch, self.counts)
-        assert cursor.rows_since_floor == self.counts.rows - self.floor_counts.rows
+        assert cursor.abandoned == self.abandoned
         assert cursor.is_begun == (self.taken > 0 or bool(self.given_rows))
         assert (cursor.mark and cursor.mark.again) == self.mark
         due = cursor.next_item

@@ -9,7 +9,7 @@ import pytest
 
 from sparkdl.control.channel import EndMark, Reclaim, Release, Reopened, Terminated
 from sparkdl.control.messages import EpochEnd, FeedBegin, FeedHold
-from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
+from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTimeoutError
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader
 from tests.doubles.feeds import FEED, SOON_S, Arrivals, NoticingCondition, Running, item, numbers
@@ -85,9 +85,7 @@ def test_end_of_the_feed_makes_everything_due() -> None:
 # pressure
 
 
-def test_iteration_that_cannot_begin_anew_goes_on_behind_what_was_given(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_epoch_whose_first_rows_are_gone_is_refused_to_begin_again() -> None:
     given = 2 * HEAD_STEPS
     with Arrivals() as it:
         it.rows(*[2] * given)
@@ -96,9 +94,10 @@ def test_iteration_that_cannot_begin_anew_goes_on_behind_what_was_given(
             it.reader.take(owner)
             it.reader.give(owner, 1)
         it.reader.hear(Reclaim(FEED))
-        owner = it.reader.claim()
-        assert first_row(it.reader.take(owner)) == given
-        assert f"abandoned after {given} rows" in caplog.text
+        for _ in range(2):
+            owner = it.reader.claim()
+            with pytest.raises(ConfigError, match=r"loop over it was left early.*steps=.*memory"):
+                it.reader.take(owner)
 
 
 def test_pressure_lasts_to_the_end_of_the_epoch() -> None:
