@@ -26,7 +26,7 @@ from sparkdl.driver.executors.plan import (
     names_of,
 )
 from sparkdl.driver.executors.plan_filter import Wanted, wanted_rows
-from sparkdl.driver.executors.scored import arrow_schema
+from sparkdl.driver.executors.scored import arrow_schema, distinct_columns
 from sparkdl.driver.slots.advice import is_true
 from sparkdl.storage.parquet.scan import Scan, ScannedColumn, ScannedFile, source_of
 from sparkdl.storage.parquet.source import ParquetSource
@@ -92,6 +92,7 @@ def scanned_files(data: Any, is_local: bool) -> ParquetSource:
 
 def _scan(data: DataFrame, is_local: bool) -> Scan:
     check_shape(data._jdf.queryExecution().analyzed())
+    distinct_columns(data)
     # The alias forces a new plan: the DataFrame's own ignores data cached since it was made.
     plan = data.alias("fed")._jdf.queryExecution().optimizedPlan()
     found = find_scan(data, plan, range(len(data.columns)), is_local)
