@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def _lines(name: str, member: Any) -> Iterator[str]:
         for each, value in () if issubclass(member, Exception) else sorted(own.items()):
             if isinstance(value, Param):
                 yield f"    {each}={TABLE[each].default!r}"
-            elif not re.match("[gs]et[A-Z]", each):  # each parameter has these two
+            # Each parameter has a setter and a getter, and Spark's name of it is an `attrgetter`.
+            elif not re.match("[gs]et[A-Z]", each) and not _is_alias(value):
                 yield from _lines(f"{name}.{each}", value)
     elif callable(member) or isinstance(member, (classmethod, staticmethod)):
         yield name
@@ -53,6 +55,10 @@ def _lines(name: str, member: Any) -> Iterator[str]:
                 yield f"    {_parameter(each)}"
     else:
         yield name
+
+
+def _is_alias(member: Any) -> bool:
+    return isinstance(member, property) and isinstance(member.fget, attrgetter)
 
 
 def _classes(module: Any) -> Iterator[str]:

@@ -252,7 +252,8 @@ class FeedDataModule(Adopted):
 
     def train_dataloader(self) -> Any:
         """Return what loads the feed of the training."""
-        if getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0):
+        trainer = getattr(self, "trainer", None)
+        if getattr(trainer, "reload_dataloaders_every_n_epochs", 0):
             raise ConfigError(
                 "reload_dataloaders_every_n_epochs: Lightning would begin an epoch of the feed "
                 "twice. Leave it out: the loaders last for the whole feed"

@@ -28,7 +28,7 @@ from sparkdl.driver.executors.plan import (
     texts,
 )
 from sparkdl.driver.executors.plan_filter import Wanted, wanted_rows
-from sparkdl.driver.executors.scored import arrow_schema
+from sparkdl.driver.executors.scored import arrow_schema, distinct_columns
 from sparkdl.driver.slots.advice import is_true
 from sparkdl.storage.parquet.scan import Scan, ScannedColumn, ScannedFile, source_of
 from sparkdl.storage.parquet.source import ParquetSource
@@ -96,6 +96,7 @@ def scanned_files(
 
 def _scan(data: DataFrame, is_local: bool) -> Scan:
     check_shape(data._jdf.queryExecution().analyzed())
+    distinct_columns(data)
     # The alias forces a new plan: the DataFrame's own ignores data cached since it was made.
     plan = data.alias("fed")._jdf.queryExecution().optimizedPlan()
     found = find_scan(data, plan, range(len(data.columns)), is_local)

@@ -5,8 +5,9 @@ Runs in: driver
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.driver.slots.advice import is_true
 from sparkdl.feed.transfer.infer_task import RESULT_SCHEMA, InferColumns, InferRows
 from sparkdl.feed.transfer.messages import FeedSpec
 from sparkdl.spark_versions import arrow_schema_of, parsed_type
@@ -41,24 +43,60 @@ def scored(
     """
     if schema is None:
         raise ConfigError(_NEEDS_SCHEMA)
-    kept = kept_columns(frame.columns, keep)
+    columns = distinct_columns(frame)
+    kept = kept_columns(columns, keep)
     results = result_schema(schema)
-    check_names([frame.columns[place] for place in kept], results.names)
-    task = InferColumns(spec, tuple(frame.columns), kept, arrow_schema(results))
+    check_names([columns[p] for p in kept], results.names, is_exact=tells_cases(frame))
+    task = InferColumns(spec, columns, kept, arrow_schema(results))
     fields = [*(frame.schema.fields[place] for place in kept), *results.fields]
     return by_place(frame).mapInArrow(task, StructType(fields))
 
 
 def encoded(frame: DataFrame, spec: FeedSpec) -> DataFrame:
     """Return the results alone, lazily: Arrow IPC streams in a column `ipc`."""
-    return by_place(frame).mapInArrow(InferRows(spec, tuple(frame.columns)), RESULT_SCHEMA)
+    return by_place(frame).mapInArrow(InferRows(spec, distinct_columns(frame)), RESULT_SCHEMA)
+
+
+def tells_cases(frame: DataFrame) -> bool:
+    """Whether `x` and `X` are two names to the DataFrame's session."""
+    return is_true(frame.sparkSession.conf.get("spark.sql.caseSensitive"))
+
+
+def distinct_columns(frame: DataFrame) -> tuple[str, ...]:
+    """Return the names of a DataFrame's columns.
+
+    Raises:
+        ConfigError: if two have one name: a row has values by name.
+    """
+    columns = tuple(frame.columns)
+    check_distinct(columns, columns)
+    return columns
+
+
+def check_distinct(columns: Sequence[str], names: Iterable[str], is_exact: bool = True) -> None:
+    """Check that each of `names` stands for one of a DataFrame's columns.
+
+    Args:
+        is_exact: names that differ only in case are different ones.
+
+    Raises:
+        ConfigError: if one stands for several; it says what to change.
+    """
+    folded = str if is_exact else str.lower
+    counts = Counter(map(folded, columns))
+    if several := [name for name in dict.fromkeys(names) if counts[folded(name)] > 1]:
+        raise ConfigError(
+            f"the DataFrame has several columns {', '.join(map(repr, several))}; its columns are "
+            f"{', '.join(columns)}. Give each a name of its own: df.toDF(name, …) by place, "
+            "df.drop(other['x']) after a join, or join with on='x'"
+        )
 
 
 def kept_columns(columns: Sequence[str], keep: Keep) -> tuple[int, ...]:
     """Return the places of the columns to keep.
 
     Raises:
-        ConfigError: if a name in `keep` is unknown.
+        ConfigError: if a name in `keep` is unknown, or that of several columns.
     """
     if isinstance(keep, bool):
         return tuple(range(len(columns))) if keep else ()
@@ -70,24 +108,31 @@ def kept_columns(columns: Sequence[str], keep: Keep) -> tuple[int, ...]:
             f"keep={list(keep)} names {', '.join(map(repr, unknown))}: must name columns of the "
             f"DataFrame, which are {', '.join(columns)}"
         )
+    check_distinct(columns, keep)
     return tuple(columns.index(name) for name in keep)
 
 
 def check_names(
-    kept: Sequence[str], results: Sequence[str], named_by: Callable[[str], str] = lambda _: "schema"
+    kept: Sequence[str],
+    results: Sequence[str],
+    named_by: Callable[[str], str] = lambda _: "schema",
+    is_exact: bool = False,
 ) -> None:
-    """Check that no two columns of the result have one name, in any case.
+    """Check that no two columns of the result have one name.
 
     Args:
         named_by: from a result's column to the parameter that names it.
+        is_exact: names that differ only in case are different ones.
 
     Raises:
         ConfigError: if they have; it says what to rename.
     """
-    counts = Counter(name.lower() for name in (*kept, *results))
+    check_distinct(kept, kept, is_exact)
+    folded = str if is_exact else str.lower
+    counts = Counter(map(folded, (*kept, *results)))
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
-        named = dict.fromkeys(named_by(name) for name in results if name.lower() in twice)
+        named = dict.fromkeys(named_by(name) for name in results if folded(name) in twice)
         raise ConfigError(
             f"the result would have two columns {', '.join(map(repr, twice))}: the DataFrame's "
             f"({', '.join(kept)}) and the results' ({', '.join(results)}). Name the results "
@@ -142,6 +187,18 @@ def result_schema(schema: str | StructType | DataType, only: str = ONLY) -> Stru
 def by_place(frame: DataFrame) -> DataFrame:
     """Rename the columns: mapInArrow finds none with a dot in its name, and no two of one name."""
     return frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+
+
+def addressed(frame: DataFrame) -> tuple[DataFrame, list[str]]:
+    """Return a DataFrame, and names by which Spark finds its columns, in their order.
+
+    They are the columns' own where that is safe: of wide tables each name takes Spark a while.
+    """
+    names = frame.columns
+    is_safe = len({name.lower() for name in names}) == len(names)
+    if is_safe and all(re.fullmatch(r"\w+", name) for name in names):
+        return frame, names
+    return by_place(frame), [f"c{place}" for place in range(len(names))]
 
 
 def arrow_schema(schema: StructType, zone: str = "UTC") -> pa.Schema:

@@ -37,6 +37,8 @@ from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.driver.executors.scored import (
     Keep,
+    addressed,
+    distinct_columns,
     encoded,
     one_column,
     plain_row,
@@ -304,7 +306,8 @@ class SparkExecutor(Executor):
                 "cluster.train_stream(df)"
             )
         with self._jobs_of(what, *tags), feeding_jobs(self._spark, BATCH_NBYTES):
-            rows = data.mapInArrow(FeedDataFrame(spec), FED_SCHEMA).collect()
+            task = FeedDataFrame(spec, distinct_columns(data))
+            rows = addressed(data)[0].mapInArrow(task, FED_SCHEMA).collect()
         return [FedPartition(**row.asDict()) for row in rows]
 
     def stream(

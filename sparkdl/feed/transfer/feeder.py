@@ -207,13 +207,17 @@ def _is_here(host: str) -> bool:
 
 @dataclass(frozen=True)
 class FeedDataFrame:
-    """For `DataFrame.mapInArrow`: feeds each partition and returns one row on it."""
+    """For `DataFrame.mapInArrow`: feeds each partition and returns one row on it.
+
+    `names` are the columns' names on the nodes.
+    """
 
     spec: FeedSpec
+    names: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Feed one partition."""
-        fed = asdict(_feed(self.spec, batches))
+        fed = asdict(_feed(self.spec, (batch.rename_columns(self.names) for batch in batches)))
         # `pa.array` would import pandas, which takes a worker of Spark half a second.
         columns = [
             pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(np.array([value]))])

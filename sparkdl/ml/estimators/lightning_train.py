@@ -6,7 +6,7 @@ Runs in: child
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
@@ -135,7 +135,7 @@ def check_trainer_args(given: Mapping[str, Any], callbacks: Any = ()) -> None:
     for name, value in given.items():
         if name not in known:
             raise ConfigError(
-                f"trainer_args has {name!r}: Lightning's Trainer has no such argument, as far as "
+                f"trainer_args has {name!r}, which must be an argument of Lightning's Trainer that "
                 f"sparkdl knows{did_you_mean(name, known)}"
             )
         # By type as well: for Lightning 1.0 is all batches, and 1 is one.
@@ -145,16 +145,14 @@ def check_trainer_args(given: Mapping[str, Any], callbacks: Any = ()) -> None:
     for each in (*callbacks, *_listed(given.get("callbacks"))):
         if found := [kind.__name__ for kind in type(each).__mro__ if kind.__name__ in _FINDERS]:
             raise ConfigError(
-                f"callbacks has a {found[0]}: it reads rows before the training, and the feed has "
-                "them once an epoch. Find the value outside of fit, on a sample of the rows"
+                f"callbacks has a {found[0]}, which reads rows before the training, and the feed "
+                "has them once an epoch. Leave it out: find the value outside of fit, on a sample"
             )
 
 
 def _check_averaging(callbacks: Any, module: Any) -> None:
-    from torch.nn.modules.batchnorm import _BatchNorm
-
     averages = any(type(each).__name__ == "StochasticWeightAveraging" for each in callbacks)
-    if averages and any(isinstance(each, _BatchNorm) for each in module.modules()):
+    if averages and any("BatchNorm" in type(each).__name__ for each in module.modules()):
         raise ConfigError(
             "StochasticWeightAveraging reads the rows once more for BatchNorm's statistics, and "
             "the feed has only the epochs of the training: use another norm, or no averaging"
@@ -165,7 +163,7 @@ _FEEDS = (
     "an epoch is one pass over the rows: fit(df.sample(…)) or fit(df.limit(…)) makes it shorter"
 )
 _VALIDATES = "the rows to validate with are fed once an epoch: leave it out"
-_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+_REFUSED: Mapping[str, tuple[Sequence[Any], str]] = {
     **dict.fromkeys(("devices", "num_nodes"), ((), "set num_workers of the estimator instead")),
     "max_epochs": ((), "set epochs of the estimator instead"),
     **dict.fromkeys(("limit_train_batches", "limit_val_batches"), ((None, 1.0), _FEEDS)),

@@ -40,7 +40,7 @@ def unmixed(what: str, sources: Mapping[str, Any]) -> Iterator[None]:
         for tensor in _tensors(source):
             origins[tensor] = frozenset([name])
 
-    class Watch(TorchFunctionMode):
+    class Watch(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

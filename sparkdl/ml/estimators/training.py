@@ -36,6 +36,7 @@ from sparkdl.core.jobs import named_jobs
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.spelling import did_you_mean
+from sparkdl.driver.executors.scored import addressed, check_distinct, tells_cases
 from sparkdl.driver.executors.sessions import default_fs
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
@@ -117,9 +118,14 @@ class Training:
         marker = self.validation_col
         names = self.columns or tuple(name for name in dataset.columns if name != marker)
         check_columns(dataset.columns, (*names, *([marker] if marker else [])))
-        mark = self._mark(dataset.schema, names)
-        columns = [column(name) for name in names]
-        rows = dataset.select(*columns, *([] if mark is None else [mark.alias(_MARK)]))
+        # Below, Spark finds these by their names, which it may read in any case.
+        check_distinct(names, names, tells_cases(dataset))
+        placed, found = addressed(dataset)
+        used = dict(zip(dataset.columns, found, strict=True))
+        places = {n: functions.col(used[n]) for n in (*names, *([marker] if marker else []))}
+        mark = self._mark(dataset.schema, [places[name] for name in names], places)
+        columns = [places[name].alias(name) for name in names]
+        rows = placed.select(*columns, *([] if mark is None else [mark.alias(_MARK)]))
         if self.cache:
             rows.persist()
         training, validation = rows, None
@@ -137,14 +143,16 @@ class Training:
             if self.cache:
                 rows.unpersist()
 
-    def _mark(self, schema: StructType, names: Sequence[str]) -> Column | None:
+    def _mark(
+        self, schema: StructType, columns: Sequence[Column], places: Mapping[str, Column]
+    ) -> Column | None:
         """Return the condition that marks validation rows; None if there are none."""
         marker = self.validation_col
         if marker is None and not self.validation_split:
             return None
         if marker is None:
             # By a row's content, not its place: Spark may compute rows twice, in another order.
-            hashed = functions.xxhash64(functions.lit(self.seed), *map(column, names))
+            hashed = functions.xxhash64(functions.lit(self.seed), *columns)
             share = functions.pmod(hashed, functions.lit(_SHARES))
             return share < int(self.validation_split * _SHARES)
         if self.validation_split:
@@ -158,7 +166,7 @@ class Training:
                 f"validation_indicator_col={marker!r} must be a boolean column, and is of type "
                 f"{kind.simpleString()}"
             )
-        return column(marker)
+        return places[marker]
 
     @contextmanager
     def _nulls_named(self) -> Iterator[None]:
@@ -239,13 +247,14 @@ def check_columns(known: Sequence[str], names: Sequence[str]) -> None:
     """Check that a DataFrame with the columns `known` has these.
 
     Raises:
-        ConfigError: if it has not; it names those it has.
+        ConfigError: if it has not, or several of one name; it names those it has.
     """
     if missing := [name for name in names if name not in known]:
         raise ConfigError(
             f"the DataFrame has no column {', '.join(map(repr, missing))}; its columns are "
             f"{', '.join(known)}{did_you_mean(missing[0], known)}"
         )
+    check_distinct(known, names)
 
 
 def without_nulls(field: StructField) -> Column:

@@ -157,7 +157,8 @@ def _write(draft: Path, columns: Sequence[Column], batches: Iterable[pa.RecordBa
         for batch in batches:
             if not batch.num_rows:
                 continue
-            values = {c.name: c.values(batch.column(c.name)) for c in columns}
+            # By place: Spark does not find a name with a dot in it.
+            values = {c.name: c.values(batch.column(p)) for p, c in enumerate(columns)}
             for (name, array), file in zip(values.items(), files, strict=True):
                 kind = kinds.setdefault(name, (array.dtype, array.shape[1:]))
                 if kind != (array.dtype, array.shape[1:]):

@@ -25,8 +25,8 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
 from sparkdl.core.jobs import context_of, named_jobs
+from sparkdl.driver.executors.scored import addressed
 from sparkdl.driver.slots.spark_errors import raised_in_task, was_shut_down
-from sparkdl.ml.estimators.training import column as column_of
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, joined, total
 from sparkdl.ml.scoring.inputs import NUMBERS, leaf_type
@@ -103,7 +103,9 @@ class Jobs:
         """
         for column in columns:
             _check_type(column.name, data.schema[column.name].dataType)
-        data = data.select(*(column_of(column.name) for column in columns))
+        names = data.columns
+        data, found = addressed(data)
+        data = data.select([found[names.index(column.name)] for column in columns])
         store = Store(self.name, role, tuple(columns))
         with self._named(f"keep {role} rows"):  # a shuffle of the DataFrame is a job of its own
             again = data.mapInArrow(store, STORED_SCHEMA).rdd

@@ -16,6 +16,7 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.core.spelling import did_you_mean
+from sparkdl.driver.executors.scored import check_distinct
 from sparkdl.ml.estimators.source import ANY, NUMBER, Signature, Tensor, only_one
 from sparkdl.values.columns import convert
 from sparkdl.values.decode import is_list
@@ -77,6 +78,7 @@ def input_columns(
                     f"{tensor}; its columns are {', '.join(schema.names)}"
                     f"{did_you_mean(column, schema.names)}"
                 )
+            check_distinct(schema.names, [column])
             _check(column, schema[column].dataType, tensor)
         if len(columns) > 1:
             check_parts({name: schema[name].dataType for name in columns}, tensor)

@@ -17,8 +17,14 @@ from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.plan import find_scan
-from sparkdl.driver.executors.scored import Keep, arrow_schema, by_place, check_names, kept_columns
-from sparkdl.driver.slots.advice import is_true
+from sparkdl.driver.executors.scored import (
+    Keep,
+    arrow_schema,
+    by_place,
+    check_names,
+    kept_columns,
+    tells_cases,
+)
 from sparkdl.ml.scoring.files import FileColumns
 from sparkdl.ml.scoring.share import sharing_of
 from sparkdl.ml.scoring.task import Score, ScoreBatches, ScoreFiles, ScoreStructs
@@ -57,7 +63,7 @@ def scored(
     score = replace(score, sharing=sharing_of(frame.sparkSession, model_per))
     kept = kept_columns(frame.columns, keep)
     names = [frame.columns[place] for place in kept]
-    check_names(names, results.names, named_by)
+    check_names(names, results.names, named_by, tells_cases(frame))
     places = tuple(frame.columns.index(column.name) for column in score.inputs)
     if not hasattr(functions, "arrow_udf"):
         if parquet_reader == "python":
@@ -124,7 +130,7 @@ def _found(frame: DataFrame, places: Sequence[int], is_local: bool) -> FileColum
     types = arrow_schema(StructType([frame.schema.fields[place] for place in places])).types
     return FileColumns(
         pa.schema(list(zip(names, types, strict=True))),
-        is_true(frame.sparkSession.conf.get("spark.sql.caseSensitive")),
+        tells_cases(frame),
     )
 
 

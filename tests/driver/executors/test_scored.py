@@ -27,6 +27,19 @@ def test_two_columns_of_one_name_are_refused() -> None:
         ConfigError, match=r"two columns 'label'.*otherwise with schema=.*withColumnRenamed.*keep="
     ):
         check_names(["Label", "x"], ["label"])
+    check_names(["Label", "x"], ["label"], is_exact=True)
+    with pytest.raises(ConfigError, match=r"two columns 'x': the DataFrame's"):
+        check_names(["x"], ["x"], is_exact=True)
+
+
+def test_name_of_several_columns_is_refused_with_what_to_do() -> None:
+    check_names(["V", "v"], ["x"], is_exact=True)
+    advice = r"several columns 'V', 'v'; its columns are V, v. Give each a name of its own: df.toDF"
+    with pytest.raises(ConfigError, match=advice):
+        check_names(["V", "v"], ["x"])
+    with pytest.raises(ConfigError, match="several columns 'x'; its columns are x, y, x"):
+        kept_columns(["x", "y", "x"], ["y", "x"])
+    assert kept_columns(["x", "y", "x"], ["y"]) == (1,)
 
 
 def test_schema_that_is_none_is_refused() -> None:

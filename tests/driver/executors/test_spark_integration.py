@@ -179,8 +179,12 @@ def test_filter_that_no_row_passes_and_an_empty_rdd_are_errors_of_the_feed(
         for data in (nothing, spark_local.sparkContext.emptyRDD(), nothing.rdd):
             with pytest.raises(ConfigError, match="the data have no rows, so there is nothing to"):
                 cluster.feed(data)
-        assert cluster.feed(spark_local.range(10)).rows_used == 10, "it can be fed again"
-        assert cluster.results(60)[0]["rows"] == 10
+        twice = spark_local.range(10).selectExpr("id as `a.b`", "id").toDF("v", "v")
+        with pytest.raises(ConfigError, match="several columns 'v'; its columns are v, v"):
+            cluster.feed(twice)
+        odd = spark_local.range(10).selectExpr("id", "id as `a.b`", "id as `c``d`", "id as ID")
+        assert cluster.feed(odd).rows_used == 10, "it can be fed again, whatever the names"
+        assert cluster.results(60)[0]["total"] == 45
 
 
 def test_tables_of_the_driver_are_fed_without_a_job_each_row_once_an_epoch(

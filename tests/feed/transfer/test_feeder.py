@@ -166,7 +166,8 @@ def test_partition_of_several_schemas_comes_whole() -> None:
 
 def test_what_came_of_a_partition_crosses_spark_as_one_row() -> None:
     with SpoolServer() as node:
-        (row,) = FeedDataFrame(order([node.target]))(batches(10, 10))
+        (row,) = FeedDataFrame(order([node.target]), ("a.b",))(batches(10, 10))
+        assert {piece.batch.schema.names[0] for piece in node.spooled} == {"a.b"}
     names = [column.split()[0] for column in FED_SCHEMA.split(", ")]
     assert row.schema == pa.schema([(name, pa.int64()) for name in names])
     assert FedPartition(**row.to_pylist()[0]) == FedPartition(0, 10, 0, 10)

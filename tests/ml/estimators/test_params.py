@@ -70,11 +70,11 @@ def test_stages_answer_to_the_names_of_sparks_columns() -> None:
     assert stage.getLabelCol() == stage.getOrDefault("labelCol") == "y"
     assert stage.labelCol is stage.label_col
     assert stage.getParam("weightCol") is stage.weight_col
-    assert isinstance(stage, HasLabelCol)
     assert stage.copy({stage.featuresCol: "x", stage.predictionCol: "p"}).getFeaturesCol() == "x"
     assert "labelCol" not in {param.name for param in stage.params}
-    assert isinstance(TorchModel(), HasRawPredictionCol)
-    assert not isinstance(TFModel({}), HasLabelCol)
+    assert issubclass(KerasEstimator, HasLabelCol)
+    assert issubclass(TorchModel, HasRawPredictionCol)
+    assert not issubclass(TFModel, HasLabelCol)
 
 
 @pytest.mark.parametrize("kind", [TFEstimator, TFModel, KerasEstimator, KerasModel, TorchModel])

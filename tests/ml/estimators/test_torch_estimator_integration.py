@@ -276,6 +276,28 @@ def test_what_cannot_be_trained_is_refused_before_nodes_start(
         estimator(**params).fit(rows)
 
 
+def test_columns_go_by_place_and_ambiguous_ones_are_refused(points: DataFrame) -> None:
+    odd = points.select("a", "b", "label", "a", "held").toDF("x.y", "q`r", "Z", "twice", "twice")
+    columns = ("q`r", "Z", "x.y")
+    given: dict[str, Any] = {"map_fun": net, "args": None, "nodes": 1, "epochs": 1}
+    given |= {"validation_col": None, "return_timeout_s": 1.0, "cache": False}
+    fit = partial(training.Training, **given, refuses_nulls=True, validation_split=0.3)
+    with fit(columns=columns).rows(odd) as (rows, others):
+        assert rows.columns == [*columns]
+        assert others is not None
+        assert 0 < others.count() < 300
+        first = rows.first()
+    assert first is not None
+    assert first["Z"] in (0.0, 1.0, 2.0)
+    both = odd.toDF("x", "X", "label", "y", "y")
+    for frame, names in ((odd, ("twice",)), (both, ("x", "X"))):
+        wrong = pytest.raises(ConfigError, match=f"has several columns '{names[0]}'")
+        with wrong, fit(columns=names).rows(frame):
+            pass
+    with fit(columns=("x",)).rows(both) as (rows, _):
+        assert rows.columns == ["x"], "as no column that is fed has its name"
+
+
 def test_module_says_what_it_takes_before_nodes_start(
     points: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
