@@ -32,8 +32,6 @@ CLUSTER = "local-cluster[2,2,1024]"
 STANDALONE = "standalone"
 NO_WORKERS = "standalone without workers"
 """Until `SparkSessions.add_worker`."""
-EXECUTORS_GPUS = ("GPU-no-0", "GPU-no-1", "GPU-no-2", "GPU-no-3")
-"""What executors of the standalone cluster see; Spark's numbers count these."""
 GPUS_PER_WORKER = 2
 """That Spark discovers on each worker of the standalone cluster; an executor gets one of them."""
 
@@ -83,8 +81,6 @@ class SparkSessions:
         url, special = master, {}
         if master == STANDALONE:
             url, special = self.start_standalone(), {"spark.executor.resource.gpu.amount": "1"}
-            # As on a host whose other GPUs are not Spark's; `conftest` hides all from others.
-            special["spark.executorEnv.CUDA_VISIBLE_DEVICES"] = ",".join(EXECUTORS_GPUS)
         elif master == NO_WORKERS:
             url = self.start_standalone(workers=0)
         elif master == ML:

@@ -10,7 +10,7 @@ import pytest
 import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.tfos import TFCluster
-from tests.doubles.sessions import EXECUTORS_GPUS
+from tests.doubles.sessions import GPUS_PER_WORKER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,9 +28,13 @@ def count_rows(args: Any, ctx: NodeContext) -> tuple[str, str, str, int, int]:
 
 
 def test_nodes_ask_for_the_gpus_of_their_executors_and_feeders_need_none(
-    spark_standalone: SparkSession,
+    spark_standalone: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Executors have GPUs, tasks have none: each node's task takes one, by a profile."""
+    seen = [f"GPU-{i}" for i in range(2 * GPUS_PER_WORKER)]
+    # Of the Python workers of this test's jobs, in place of the executors' own.
+    environment = spark_standalone.sparkContext.environment
+    monkeypatch.setitem(environment, "CUDA_VISIBLE_DEVICES", ",".join(seen))
     cluster = TFCluster.run(
         spark_standalone.sparkContext,
         count_rows,
@@ -44,7 +48,7 @@ def test_nodes_ask_for_the_gpus_of_their_executors_and_feeders_need_none(
         results = cluster.cluster.results(60)
     jobs, gpus, orders, counts, rows = zip(*results, strict=True)
     assert (set(jobs), set(orders), counts) == ({"worker"}, {"PCI_BUS_ID"}, (1, 1))
-    assert len({*gpus} & {*EXECUTORS_GPUS}) == 2
+    assert len({*gpus} & {*seen}) == 2
     assert sum(rows) == 100
     with pytest.raises(ConfigError, match=r"num_gpus=2, and Spark gives an executor 1 GPUs"):
         sparkdl.launch(spark_standalone, count_rows, nodes=2, framework="plain", num_gpus=2)
