@@ -282,6 +282,34 @@ def tensor_of(tensor: Any, name: str) -> Tensor:
     return Tensor(name, dtype, (None, *tensor.shape[1:]))
 
 
+_OF_CLASSES = "sparsecategoricalcrossentropy"
+
+
+def class_labels(loss: Any, labels: Mapping[str, str], outputs: Sequence[str]) -> list[str]:
+    """Return the label columns that hold numbers of classes, as far as Keras' losses say it.
+
+    Args:
+        loss: one, or one for each output: a list in their order, or a dict by name.
+        labels: column to output, see `Columns`.
+    """
+    in_order = outputs if len(outputs) == len(labels) else [outputs[0]] * len(labels)
+    by_output = dict.fromkeys(outputs, loss)
+    if isinstance(loss, Mapping):
+        by_output = dict(loss)
+    elif isinstance(loss, (list, tuple)):
+        by_output = dict(zip(outputs, loss, strict=False))
+    return [
+        column
+        for (column, name), output in zip(labels.items(), in_order, strict=True)
+        if _takes_classes(by_output.get(name or output))
+    ]
+
+
+def _takes_classes(loss: Any) -> bool:
+    name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
+    return str(name).replace("_", "").lower() == _OF_CLASSES
+
+
 def with_softmax(signature: Signature, model: Any) -> Signature:
     """Return the signature of a trained model; its only output says whether it is a softmax."""
     if not len(signature.outputs) == len(getattr(model, "outputs", None) or ()) == 1:

@@ -6,13 +6,17 @@ Runs in: child. The recipe and the callbacks in the driver and in Spark tasks as
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.datasets.keras_epochs import let_epochs_differ
+from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.frameworks.keras_checkpoint import callback_for
 from sparkdl.ml.estimators.columns import (
     VALIDATION,
@@ -31,6 +35,7 @@ from sparkdl.ml.estimators.keras_model import (
     as_inputs,
     as_outputs,
     check_callbacks,
+    class_labels,
     inputs_of,
     is_keras_file,
     keras_inputs_by_column,
@@ -41,7 +46,9 @@ from sparkdl.ml.estimators.keras_model import (
 )
 from sparkdl.ml.estimators.keras_objects import checked_file
 from sparkdl.ml.estimators.source import Tensor
+from sparkdl.ml.scoring.inputs import check_classes, check_weights, fitting
 from sparkdl.ml.scoring.tensorflow import keras_predictor
+from sparkdl.values.ndarrays import Array
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
@@ -119,18 +126,24 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
 
 def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEED) -> Any:
     """Return batches of `(x, y)` or `(x, y, weight)`, shaped as the model's inputs are."""
+    from sparkdl.datasets.tensorflow import tf_dataset
+
     is_training = feed == DEFAULT_FEED
-    batches = ctx.dataset(
-        task.batch_size,
-        x=list(task.columns.names),
-        feed=feed,
-        shuffle=task.shuffle and is_training,
-        seed=task.seed or 0,
-    )
     # Keras weighs classes in the training alone.
     class_weight = task.class_weight if is_training else {}
     by_column = keras_inputs_by_column(task.columns.features, inputs_of(model))
     parts = by_tensor(by_column)
+    let_epochs_differ()
+    rows = ctx.batches(
+        task.batch_size,
+        list(task.columns.names),
+        feed,
+        shuffle=task.shuffle and is_training,
+        seed=task.seed or 0,
+    )
+    classes = class_columns(task, model)
+    fitting = FittingBatches(rows, by_column, classes, task.columns.weight)
+    batches = tf_dataset(fitting, None, None, ahead=2)  # type: ignore[arg-type]
     for column, tensor in by_column.items():
         is_part = len(parts[tensor.name]) > 1
         _check_spec(column, batches.element_spec[column], tensor, is_part)
@@ -141,6 +154,60 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
         return (x, y) if weight is None else (x, y, weight)
 
     return batches.map(arrange)
+
+
+class FittingBatches:
+    """Batches of a feed, whose numbers have the dtypes of the model's inputs.
+
+    Iterating raises a FeedTypeError for the first value that does not fit, see `inputs.fitting`, a
+    class that is no whole number, or a weight below 0.
+
+    Args:
+        inputs: column to the model's input.
+        classes: the columns of labels that are numbers of classes.
+        weight: the column of the rows' weights.
+    """
+
+    def __init__(
+        self,
+        batches: EpochBatches,
+        inputs: Mapping[str, Tensor],
+        classes: Sequence[str],
+        weight: str | None,
+    ) -> None:
+        self._batches, self._inputs = batches, inputs
+        self._classes, self._weight = classes, weight
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+    def sample(self, *args: Any) -> dict[str, Array]:
+        """See `EpochBatches.sample`."""
+        return self._fitting(self._batches.sample(*args))
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        # Not a generator itself, as `EpochBatches.__iter__` is none.
+        return map(self._fitting, iter(self._batches))
+
+    def _fitting(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+        found = dict(columns)
+        for column, tensor in self._inputs.items():
+            # Text, and arrays of different lengths, are refused by the spec that they have.
+            if tensor.dtype != "string" and found[column].dtype != object:
+                what = f"the model's input {tensor}"
+                dtype = np.dtype(tensor.dtype)
+                found[column] = fitting(found[column], dtype, f"column {column!r}", what)
+        for column in self._classes:
+            check_classes(columns[column], column)
+        if self._weight:
+            check_weights(columns[self._weight], self._weight)
+        return found
+
+
+def class_columns(task: KerasTask, model: Any) -> list[str]:
+    """Return the columns of labels that are numbers of classes."""
+    outputs = [tensor.name for tensor in outputs_of(model)] if model.outputs else [""]
+    return class_labels(model.loss, task.columns.labels, outputs)
 
 
 def arranged(

@@ -28,6 +28,7 @@ from sparkdl.ml.estimators.torch_module import (
     made,
     returned,
     say,
+    weights_of,
 )
 from sparkdl.ml.estimators.torch_shapes import unmixed
 from sparkdl.ml.estimators.torch_train import Watch
@@ -238,8 +239,8 @@ class _Arrange:
         self.sample = self.sample or {name: each[:SAMPLE_ROWS] for name, each in x.items()}
         features = x if len(x) > 1 else next(iter(x.values()))
         label = floats_as(self._dtype, labels_of(batch, self._columns))
-        weight = [batch[self._columns.weight].float()] if self._columns.weight else []
-        return (features, label, *weight)
+        weight = weights_of(batch, self._columns)
+        return (features, label) if weight is None else (features, label, weight)
 
 
 class Notes(Checkpoint):

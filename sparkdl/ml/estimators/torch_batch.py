@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def naming(what: str, **given: Any) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if isinstance(error, ConfigError):
+        if isinstance(error, SparkdlError):
             raise
         shapes = ", ".join(f"{name} {described(value)}" for name, value in given.items())
         text = str(error).rstrip(". \n")

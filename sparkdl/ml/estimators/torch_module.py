@@ -24,6 +24,7 @@ from sparkdl.ml.estimators.columns import (
 )
 from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.estimators.torch_batch import Scores
+from sparkdl.ml.scoring.inputs import check_weights
 from sparkdl.ml.scoring.torch import by_name, like_parameters, module_content, module_of
 from sparkdl.ml.scoring.torch import module_signature as signature_of
 
@@ -160,6 +161,20 @@ def labels_of(batch: Mapping[str, Any], columns: Columns, output: Any = None) ->
         several = isinstance(output, tuple | list | Mapping)
         return tuple(by_output[""]) if several else stacked(by_output[""])
     return {n: each[0] if len(each) == 1 else stacked(each) for n, each in by_output.items()}
+
+
+def weights_of(batch: Mapping[str, Any], columns: Columns) -> torch.Tensor | None:
+    """Return the weights of a batch's rows, float32; None if they have none.
+
+    Raises:
+        FeedTypeError: if one is negative or not finite.
+    """
+    if columns.weight is None:
+        return None
+    found = batch[columns.weight]
+    check_weights(found.numpy(), columns.weight)
+    weights: torch.Tensor = found.float()
+    return weights
 
 
 def wrapped(module: Any, strategy: str, ctx: NodeContext, device: torch.device) -> Any:

@@ -42,6 +42,7 @@ from sparkdl.ml.estimators.torch_module import (
     optimizer_state,
     returned,
     say,
+    weights_of,
     wrapped,
 )
 from sparkdl.ml.estimators.torch_shapes import unmixed
@@ -326,7 +327,8 @@ class _Loop:
         self, output: Any, batch: dict[str, Any], inputs: Mapping[str, Any]
     ) -> tuple[Any, Any, Any]:
         columns = self._task.columns
-        weight = batch[columns.weight].float().to(self._device) if columns.weight else None
+        weight = weights_of(batch, columns)
+        weight = None if weight is None else weight.to(self._device)
         names = ", ".join(columns.labels)
         check_rows(output, len(batch[next(iter(columns.labels))]), inputs)
         # The label is checked before it moves to the GPU: reading a GPU's memory waits for the GPU.

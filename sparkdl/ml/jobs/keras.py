@@ -19,7 +19,13 @@ from sparkdl.ml.estimators.keras_model import (
     keras_inputs_by_column,
     outputs_of,
 )
-from sparkdl.ml.estimators.keras_train import KerasTask, arranged, callbacks_of, own_callbacks
+from sparkdl.ml.estimators.keras_train import (
+    KerasTask,
+    arranged,
+    callbacks_of,
+    class_columns,
+    own_callbacks,
+)
 from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
@@ -222,11 +228,20 @@ class KerasMaster(Master):
             Column(name, replace(tensor, shape=(None,)) if tensor.name in parts else tensor)
             for name, tensor in by_column.items()
         ]
-        found += map(Column, columns.labels)
+        classes = class_columns(self.task, self.model)
+        others = [Column(name, has_classes=name in classes) for name in columns.labels]
         if columns.weight:
-            found.append(Column(columns.weight, dtype="float32"))
+            others.append(Column(columns.weight, is_weight=True))
         # One column may be several things; the first, with the model's input, says its type.
-        return tuple({column.name: column for column in reversed(found)}.values())
+        by_name = {column.name: column for column in found}
+        for each in others:
+            same = by_name.setdefault(each.name, each)
+            by_name[each.name] = replace(
+                same,
+                has_classes=same.has_classes or each.has_classes,
+                is_weight=same.is_weight or each.is_weight,
+            )
+        return tuple(by_name.values())
 
     def begin(self, sample: dict[str, Array]) -> None:
         """Build all, from one row."""

@@ -22,7 +22,13 @@ import pyarrow as pa
 
 from sparkdl.core.errors import FeedTypeError
 from sparkdl.ml.estimators.source import Tensor
-from sparkdl.ml.scoring.inputs import InputColumn, tensor_values
+from sparkdl.ml.scoring.inputs import (
+    InputColumn,
+    check_classes,
+    check_weights,
+    fitting,
+    tensor_values,
+)
 from sparkdl.values.columns import convert
 from sparkdl.values.ndarrays import Array
 
@@ -35,12 +41,14 @@ class Column:
 
     Attributes:
         tensor: the model's input for it, which gives dtype and shape; None to leave it unchanged.
-        dtype: numpy's name, where there is no `tensor`; None for as it is.
+        has_classes: it holds numbers of classes.
+        is_weight: it holds the weights of rows, float32.
     """
 
     name: str
     tensor: Tensor | None = None
-    dtype: str | None = None
+    has_classes: bool = False
+    is_weight: bool = False
 
     def values(self, column: pa.Array) -> Array:
         """Return some rows of it.
@@ -58,7 +66,13 @@ class Column:
                 f"{where} holds {column.type}: training as Spark jobs takes numbers, and arrays of "
                 "one shape. Encode text as numbers, or train on nodes (mode='nodes')"
             )
-        return values if self.dtype is None else values.astype(self.dtype, copy=False)
+        if self.has_classes:
+            check_classes(values, self.name)
+        if self.is_weight:
+            check_weights(values, self.name)
+        if self.is_weight and self.tensor is None:
+            values = fitting(values, np.dtype(np.float32), where, "weights")
+        return values
 
 
 def num_steps(rows: Sequence[int], batch_rows: int) -> int:

@@ -197,25 +197,62 @@ def _cast(values: Array, tensor: Tensor, where: str) -> Array:
             f"{where} holds arrays of different lengths, or values of another kind, and cannot "
             f"feed the model's input {tensor}. Make all rows the same length"
         )
-    dtype = values.dtype if tensor.dtype == NUMBER else np.dtype(tensor.dtype)
+    if tensor.dtype == NUMBER:
+        return values
+    return fitting(values, np.dtype(tensor.dtype), where, f"the model's input {tensor}")
+
+
+def fitting(values: Array, dtype: np.dtype[np.generic], where: str, what: str) -> Array:
+    """Return numbers of any shape in a dtype that holds them, for training and scoring alike.
+
+    Whole numbers stay what they are. Floats may lose digits, but no finite number becomes infinite,
+    and none becomes a number of another kind.
+
+    Args:
+        where: the column, and `what` needs it in that dtype; for the error.
+
+    Raises:
+        FeedTypeError: if one does not fit.
+    """
     if values.dtype == dtype:
         return values
-    if dtype.kind in _WHOLE:
-        # NaN and numbers out of range become arbitrary ones here; the comparison finds them.
-        with np.errstate(invalid="ignore"):
-            whole = values.astype(dtype)
-        if np.array_equal(whole, values):
-            return whole
+    advice = f"{dtype}, the dtype of {what}. Cast the column first"
+    if dtype.kind not in _WHOLE and not np.can_cast(values.dtype, dtype, "same_kind"):
+        raise FeedTypeError(f"{where} holds {values.dtype}, which is no {advice}")
+    # NaN and numbers out of range become arbitrary ones here; the comparisons find them.
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = values.astype(dtype)
+    fits = found == values if dtype.kind in _WHOLE else np.isfinite(found) | ~np.isfinite(values)
+    if not fits.all():
+        raise FeedTypeError(f"{where} holds {values[~fits][0]}, which does not fit in {advice}")
+    return found
+
+
+def check_weights(values: Array, column: str) -> None:
+    """Check the weights of rows.
+
+    Raises:
+        FeedTypeError: if one is negative or not finite, as Spark ML has it.
+    """
+    fits = np.isfinite(values) & (values >= 0)
+    if not fits.all():
         raise FeedTypeError(
-            f"{where} holds numbers that do not fit in {tensor.dtype}, the dtype of the model's "
-            f"input {tensor}. Cast the column first"
+            f"column {column!r} holds the weight {values[~fits][0]}: the weight of a row must be "
+            "finite, and 0 or more. Leave such rows out, or replace it: greatest(col, lit(0))"
         )
-    # Floats may lose digits, but not become another kind of number.
-    if np.can_cast(values.dtype, dtype, "same_kind"):
-        return values.astype(dtype)
-    raise FeedTypeError(
-        f"{where} holds {values.dtype}, and the model's input is {tensor}. Cast the column first"
-    )
+
+
+def check_classes(values: Array, column: str) -> None:
+    """Check the numbers of classes.
+
+    Raises:
+        FeedTypeError: if one is not a whole number.
+    """
+    if values.dtype.kind == "f" and not (fits := values == np.round(values)).all():
+        raise FeedTypeError(
+            f"column {column!r} holds {values[~fits][0]}, and the loss takes the numbers of "
+            "classes: index the classes from 0, for example with pyspark.ml.feature.StringIndexer"
+        )
 
 
 def _is_text(values: Array) -> bool:

@@ -14,7 +14,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError, InferenceError
+from sparkdl.core.errors import (
+    ConfigError,
+    FeedTypeError,
+    FrameworkMissingError,
+    InferenceError,
+)
 from sparkdl.ml.estimators.source import NUMBER, ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
@@ -259,9 +264,23 @@ def _tensor(values: Array, dtype: Any, device: Any) -> Any:
 
 
 def like_parameters(tensor: Any, dtype: Any, device: Any) -> Any:
-    """Return a tensor on a device; of floats in the dtype of the model's parameters, if any."""
+    """Return a tensor on a device; of floats in the dtype of the model's parameters, if any.
+
+    Raises:
+        FeedTypeError: if a finite number would be infinite in that dtype.
+    """
+    import torch
+
     is_float = dtype is not None and (tensor.is_floating_point() and dtype.is_floating_point)
-    return tensor.to(device, dtype if is_float else None)
+    if not is_float or tensor.dtype == dtype:
+        return tensor.to(device)
+    found = tensor.to(dtype)
+    if (lost := torch.isinf(found) & ~torch.isinf(tensor)).any():
+        raise FeedTypeError(
+            f"an input holds {tensor[lost][0].item()}, which does not fit in {dtype}, the dtype of "
+            "the model's parameters: scale the column"
+        )
+    return found.to(device)
 
 
 def by_name(found: Any) -> dict[str, Any]:

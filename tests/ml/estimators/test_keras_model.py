@@ -9,18 +9,20 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.keras_model import (
     Recipe,
     as_config,
     as_inputs,
+    class_labels,
     inputs_of,
     is_keras_file,
     trained,
 )
 from sparkdl.ml.estimators.keras_objects import checked_file, loaded, objects_in, saved
-from sparkdl.ml.estimators.keras_train import _weight, arranged
+from sparkdl.ml.estimators.keras_train import FittingBatches, _weight, arranged
+from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.jobs.keras import _joined
 from sparkdl.ml.scoring.tensorflow import keras_predictor
 from tests.ml.models import WIDTH, network
@@ -262,3 +264,42 @@ def test_rows_have_the_weight_of_their_class_and_their_own(labels: Any) -> None:
     found = _weight(rows, Columns({}, {"y": ""}, "w"), {0: 0.5, 2: 10.0})
     assert found.numpy().tolist() == [0.5, 2.0, 30.0]
     assert _weight(rows, Columns({}, {"y": ""}), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("mse", []),
+        ("sparse_categorical_crossentropy", ["l", "m"]),
+        (["mse", "SparseCategoricalCrossentropy"], ["m"]),
+        ({"b": "sparse_categorical_crossentropy"}, ["m"]),
+    ],
+)
+def test_labels_of_classes_are_known_by_the_loss(loss: Any, expected: list[str]) -> None:
+    import keras
+
+    assert class_labels(loss, {"l": "", "m": ""}, ["a", "b"]) == expected
+    assert class_labels(loss, {"m": "b", "l": "a"}, ["a", "b"]) == expected[::-1]
+    own = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    assert class_labels(own, {"l": ""}, ["a"]) == ["l"]
+
+
+@pytest.mark.parametrize(
+    ("column", "match"),
+    [
+        ("ids", r"column 'ids' holds 12.5, which does not fit in int32.*input x"),
+        ("y", r"column 'y' holds 12.5, and the loss takes the numbers of classes"),
+        ("w", r"column 'w' holds the weight -12.5: .*0 or more"),
+    ],
+)
+def test_training_refuses_the_numbers_that_scoring_refuses(column: str, match: str) -> None:
+    whole = {"ids": np.array([1.0, 2]), "y": np.array([0.0, 1]), "w": np.array([0.0, 1.5])}
+    broken = {**whole, column: np.array([1.0, -12.5 if column == "w" else 12.5])}
+    tensor = Tensor("x", "int32", (None, 1))
+    fitting = FittingBatches([whole, broken], {"ids": tensor}, ["y"], "w")  # type: ignore[arg-type]
+    found = iter(fitting)
+    first = next(found)
+    assert first["ids"].dtype == np.int32
+    assert first["y"] is whole["y"]
+    with pytest.raises(FeedTypeError, match=match):
+        next(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators.columns import Columns, EarlyStopping
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.source import Signature
@@ -259,3 +260,14 @@ def test_watch_knows_which_way_is_better() -> None:
         watch = Watch(EarlyStopping(2, name, 0.15), True, {})
         assert [watch.improves({name: value}) for value in values] == best
         assert watch.stops == (not any(best[-2:]))
+
+
+def test_weights_of_rows_are_not_negative_and_floats_do_not_become_infinite() -> None:
+    context: Any = Alone(x=X.tolist(), y=Y.tolist(), w=[1.0] * (len(X) - 1) + [-1.0])
+    columns = Columns({"x": ""}, {"y": ""}, "w")
+    with pytest.raises(FeedTypeError, match=r"column 'w' holds the weight -1.0: .*0 or more"):
+        train(replace(task(), columns=columns), context)
+    large: Any = Alone(x=(X.astype(np.float64) * 1e300).tolist(), y=Y.tolist())
+    large.columns["x"] = np.array(large.columns["x"])
+    with pytest.raises(FeedTypeError, match=r"e\+\d+, which does not fit in torch.float32"):
+        train(task(), large)

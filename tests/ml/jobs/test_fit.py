@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
+from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.jobs.rows import Column, Rows, num_steps, read_sample, store
 from sparkdl.ml.jobs.spark import _explained
 from sparkdl.ml.jobs.task import Sum, added, joined, num_groups, pack, parts, total, unpack
@@ -30,7 +31,7 @@ def test_every_row_is_in_one_batch_of_an_epoch_and_a_task_that_comes_again_finds
 ) -> None:
     labels = list(range(11))
     values = [[float(n), -float(n)] for n in labels]
-    columns = [Column("x", dtype="float32"), Column("y")]
+    columns = [Column("x", Tensor("x", "float32", (None, 2))), Column("y")]
     batches = [batch(values[:4], labels[:4]), batch([], []), batch(values[4:], labels[4:])]
     stored = store(tmp_path / "rows", columns, batches)
     again = store(tmp_path / "rows", columns, [batch(values, labels)])  # another attempt
@@ -68,6 +69,19 @@ def test_rows_that_are_no_numbers_of_one_shape_are_refused(tmp_path: Path) -> No
     with pytest.raises(FeedTypeError, match="column 'x' holds 1 null "):
         store(tmp_path / "rows", columns, [doubles])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("column", "match"),
+    [
+        (Column("x", Tensor("ids", "int32", (None,))), r"'x' holds 1.5, which does not fit in int"),
+        (Column("x", has_classes=True), r"'x' holds 1.5, .*numbers of classes"),
+        (Column("x", is_weight=True), r"'x' holds the weight -1.0: .*0 or more"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(column: Column, match: str) -> None:
+    with pytest.raises(FeedTypeError, match=match):
+        column.values(pa.array([2.0, 1.5, -1.0]))
 
 
 @pytest.mark.parametrize("aggregation", ["tree", "slices"])

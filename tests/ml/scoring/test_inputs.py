@@ -79,9 +79,12 @@ def test_sparse_and_dense_vectors_are_filled_up() -> None:
 @pytest.mark.parametrize(
     ("column", "dtype", "shape", "match"),
     [
-        (pa.array([1.5]), "int32", (None,), "do not fit in int32"),
-        (pa.array([float("nan")]), "int32", (None,), "do not fit in int32"),
-        (pa.array([2**40]), "int32", (None,), "do not fit in int32"),
+        (pa.array([1.5]), "int32", (None,), "holds 1.5, which does not fit in int32"),
+        (pa.array([float("nan")]), "int32", (None,), "does not fit in int32"),
+        (pa.array([2**40]), "int32", (None,), "does not fit in int32"),
+        (pa.array([-1]), "uint8", (None,), "does not fit in uint8"),
+        (pa.array([1e300]), "float32", (None,), "does not fit in float32"),
+        (pa.array([1.5]), "bool", (None,), "which is no bool"),
         (pa.array([[1.0], [1.0, 2.0]]), "float32", (None, 2), "different lengths"),
         (pa.array([[1.0, 2.0, 3.0]]), "float32", (None, 2), r"shape \[3\]"),
         (pa.array([1.0]), "string", (None,), "another kind"),

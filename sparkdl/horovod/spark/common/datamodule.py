@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import FeedTypeError
+from sparkdl.ml.scoring.inputs import check_weights
 from sparkdl.storage.parquet.read import read_share
 from sparkdl.storage.parquet.source import ParquetSource, shuffled
 from sparkdl.values.columns import concat, to_columns
@@ -90,6 +91,7 @@ class ParquetDataModule(DataModule):
     train_source: ParquetSource
     val_source: ParquetSource | None = None
     random_seed: int | None = None
+    sample_weight_col: str | None = None
 
     def __enter__(self) -> ParquetDataModule:
         self._is_closed = threading.Event()
@@ -121,7 +123,10 @@ class ParquetDataModule(DataModule):
             # Threads of the framework may still read when the training has ended.
             if self._is_closed.is_set():
                 return
-            yield transformed(batch, self.transform_fn) if self.transform_fn else batch
+            found = transformed(batch, self.transform_fn) if self.transform_fn else batch
+            if (weight := self.sample_weight_col) in found:
+                check_weights(found[weight], weight)
+            yield found
 
 
 def rows_each(num_rows: int, processes: int) -> int:

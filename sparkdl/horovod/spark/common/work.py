@@ -101,6 +101,7 @@ class Work:
             label_cols=params.label_cols,
             continuous_cols=params.continuous_cols or [],
             categorical_cols=params.categorical_cols or [],
+            sample_weight_col=params.sample_weight_col,
             train_source=self.train,
             val_source=self.val,
             **others,

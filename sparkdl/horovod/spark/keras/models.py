@@ -17,6 +17,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.tensorflow.optimizer import build, variables_of
 from sparkdl.ml.estimators import keras_objects
 from sparkdl.ml.estimators.keras_objects import loaded, saved
+from sparkdl.ml.scoring.inputs import fitting
 
 
 def library_of(model: Any) -> str:
@@ -137,14 +138,31 @@ class KerasScoring:
         content, objects = unpickled(self.content)
         model = loaded(content, objects, self.library)
 
+        takes = [*zip(model.inputs, self.shapes, strict=True)]
+
         def score(*columns: Any) -> list[Any]:
-            inputs = [
-                batch_of(column, shape) for column, shape in zip(columns, self.shapes, strict=True)
-            ]
+            inputs = [input_of(c, x, shape) for c, (x, shape) in zip(columns, takes, strict=True)]
             outputs = model.predict_on_batch(inputs if len(inputs) > 1 else inputs[0])
             return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
         return score
+
+
+def input_of(values: Any, tensor: Any, shape: Sequence[int], column: str = "") -> Any:
+    """Return rows [rows, …] in the shape and dtype of a model's input.
+
+    Args:
+        column: where they come from, if that is known.
+
+    Raises:
+        FeedTypeError: if a value does not fit in that dtype.
+    """
+    dtype = getattr(tensor.dtype, "name", tensor.dtype)  # tf_keras has TensorFlow's types
+    array = batch_of(values, shape)
+    if array.dtype.kind not in "biuf" or dtype in ("string", "bfloat16"):
+        return array
+    where = f"column {column!r}" if column else "a column"
+    return fitting(array, np.dtype(dtype), where, f"the model's input {tensor.name}")
 
 
 def batch_of(values: Any, shape: Sequence[int]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.horovod.keras.callbacks import Schedule
 from sparkdl.horovod.spark.common.datamodule import ParquetDataModule
@@ -25,10 +26,13 @@ from sparkdl.horovod.spark.common.work import Work
 from sparkdl.horovod.spark.keras.models import (
     OptimizerState,
     batch_of,
+    input_of,
     rate_of,
     unpickled,
 )
+from sparkdl.ml.estimators.keras_model import class_labels
 from sparkdl.ml.estimators.keras_objects import loaded, named_objects
+from sparkdl.ml.scoring.inputs import check_classes
 
 
 @dataclass(frozen=True)
@@ -72,14 +76,20 @@ class KerasTrainer:
         callbacks = self._callbacks(hvd, model, folder)
         if is_root and params.verbose:
             work.describe(hvd.size())
+        raised: list[SparkdlError] = []
         # Callbacks save the model: its files have the names that the driver knows its functions by.
         with (
             work.data_module(hvd.rank(), hvd.size()) as rows,
             named_objects(model, known),
+            _as_raised(raised),
         ):
+            train, val = (
+                None if batches is None else self._data(model, rows, batches, raised)
+                for batches in (rows.train_data, rows.val_data if work.val is not None else None)
+            )
             history = model.fit(
-                self._data(rows, rows.train_data),
-                validation_data=self._data(rows, rows.val_data) if work.val is not None else None,
+                train,
+                validation_data=val,
                 steps_per_epoch=steps,
                 validation_steps=val_steps or None,
                 callbacks=callbacks,
@@ -150,8 +160,14 @@ class KerasTrainer:
             found += [*board, _on_epoch_end(keras, lambda: sync(str(folder)))]
         return found
 
-    def _data(self, rows: Any, batches: Callable[[], Any]) -> Any:
-        """Return what `fit` takes: that of a user's own data module as it is."""
+    def _data(
+        self, model: Any, rows: Any, batches: Callable[[], Any], raised: list[SparkdlError]
+    ) -> Any:
+        """Return what `fit` takes: that of a user's own data module as it is.
+
+        Args:
+            raised: takes the error of the rows, of which TensorFlow makes one of its own.
+        """
         if not isinstance(rows, ParquetDataModule):
             return batches()
         import tensorflow as tf
@@ -163,23 +179,29 @@ class KerasTrainer:
 
         def generate() -> Iterator[Any]:
             # The first start goes on with the stream that `first` comes from; others begin anew.
-            for batch in begun.pop() if begun else batches():
-                yield self._arrays(batch)
+            try:
+                for batch in begun.pop() if begun else batches():
+                    yield self._arrays(model, batch)
+            except SparkdlError as error:
+                raised.append(error)
+                raise
 
         signature = tf.nest.map_structure(
             lambda array: tf.TensorSpec([None, *array.shape[1:]], tf.as_dtype(array.dtype)),
-            self._arrays(first),
+            self._arrays(model, first),
         )
         dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
         return dataset.prefetch(tf.data.AUTOTUNE)
 
-    def _arrays(self, batch: dict[str, Any]) -> tuple[Any, ...]:
+    def _arrays(self, model: Any, batch: dict[str, Any]) -> tuple[Any, ...]:
         """Return inputs, labels, and weights if there are any."""
         params = self.work.params
-        inputs = [
-            batch_of(batch[name], shape)
-            for name, shape in zip(params.feature_cols, self.input_shapes, strict=True)
-        ]
+        takes = zip(params.feature_cols, model.inputs, self.input_shapes, strict=True)
+        inputs = [input_of(batch[name], tensor, shape, name) for name, tensor, shape in takes]
+        outputs = [str(place) for place in range(len(model.outputs))]
+        labels_in_order = dict.fromkeys(params.label_cols, "")
+        for name in class_labels(model.loss, labels_in_order, outputs):
+            check_classes(np.asarray(batch[name]), name)
         shapes = params.label_shapes or self.output_shapes
         labels = [
             _label(batch[name], shape)
@@ -190,6 +212,16 @@ class KerasTrainer:
             weights = np.asarray(batch[params.sample_weight_col], np.float32).reshape(-1)
             found.append(_one_or_all([weights] * len(labels)))
         return tuple(found)
+
+
+@contextmanager
+def _as_raised(raised: list[SparkdlError]) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        if raised:
+            raise raised[0] from None
+        raise
 
 
 def _label(values: Any, shape: list[int]) -> Any:

@@ -63,6 +63,17 @@ def test_all_processes_have_as_many_rows_and_batches(
                 assert (batch["v"][:, 0] == batch["x"]).all()
 
 
+def test_negative_weights_of_rows_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, [3])
+
+    def negated(frame: Any) -> Any:
+        return frame.assign(x=-frame.x)
+
+    assert epochs(tmp_path, 0, 1, 1, sample_weight_col="x")
+    with pytest.raises(FeedTypeError, match=r"column 'x' holds the weight -\d: .*0 or more"):
+        epochs(tmp_path, 0, 1, 1, sample_weight_col="x", transform_fn=negated)
+
+
 def test_batches_of_an_epoch_differ_by_one_row_at_most() -> None:
     assert batch_sizes(33, 32) == [16, 17]
     assert batch_sizes(64, 32) == [32, 32]

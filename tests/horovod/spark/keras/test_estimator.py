@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.horovod.spark.common.backend import SparkBackend
 from sparkdl.horovod.spark.common.store import FilesystemStore, LocalStore
+from sparkdl.horovod.spark.keras.models import KerasScoring
 from tests.doubles.labs import Lab, lab
 from tests.horovod.spark.common.linear import WEIGHTS, InLab, InThisProcess, fill
 
@@ -122,6 +123,20 @@ def test_weights_losses_and_callbacks_of_the_users_own(nodes: Lab, store: Filesy
     assert model.getModel().compiled
     assert model.getHistory()["lr"] == pytest.approx([0.2, 0.1, 0.2 / 3])
     assert model.getHistory()["loss"][-1] < model.getHistory()["loss"][0]
+
+
+def test_numbers_that_do_not_fit_are_refused(nodes: Lab, store: FilesystemStore) -> None:
+    import keras
+
+    layers = [keras.layers.Input([2], dtype="int32"), keras.layers.Rescaling(1.0)]
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    made = estimator(store, backend=InLab(nodes), model=model)
+    with pytest.raises(AssertionError, match=r"FeedTypeError: column 'x' holds .* fit in int32"):
+        made.fit_on_parquet()
+    scoring = KerasScoring.of(model, {})()
+    assert scoring(np.ones((1, 2)))[0].shape == (1, 1)
+    with pytest.raises(FeedTypeError, match=r"holds 12.5, which does not fit in int32"):
+        scoring(np.full((1, 2), 12.5))
 
 
 def test_checkpoint_that_was_never_saved_says_why(nodes: Lab, store: FilesystemStore) -> None:
