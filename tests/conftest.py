@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
@@ -128,16 +128,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the seconds that the tests of each folder took."""
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 folder = "/".join(report.nodeid.split("::")[0].split("/")[1:-1])
                 seconds[folder.split("/")[0] or "tests"] += report.duration
-    if seconds.total() >= _SUMMED_S:
+    if (total := sum(seconds.values())) >= _SUMMED_S:
         terminalreporter.section("seconds by folder")
-        found = ", ".join(f"{name} {took:.0f}" for name, took in seconds.most_common())
-        terminalreporter.write_line(f"{seconds.total():.0f}: {found}")
+        largest = sorted(seconds.items(), key=lambda item: -item[1])
+        found = ", ".join(f"{name} {took:.0f}" for name, took in largest)
+        terminalreporter.write_line(f"{total:.0f}: {found}")
 
 
 def _choose(config: pytest.Config, items: list[pytest.Item], *, is_deep: bool) -> None:
