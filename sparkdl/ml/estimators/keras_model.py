@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
+from sparkdl.core.imports import advice_on_missing
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.columns import inputs_by_column
@@ -208,7 +209,12 @@ class KerasCode:
 
 def code_in(content: bytes) -> KerasCode:
     """Return what `Recipe.packed` gave where it is no `.keras` file: trust its origin."""
-    found: KerasCode = cloudpickle.loads(content)
+    try:
+        found: KerasCode = cloudpickle.loads(content)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the model cannot be made: {error}. {advice_on_missing(error)}"
+        ) from error
     return found
 
 
