@@ -1,10 +1,11 @@
-"""Importing a deep-learning framework without the unused packages that it would import.
+"""Imports: of a framework without its unused packages, and advice on a module that is missing.
 
 Runs in: anywhere
 """
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
 
+from sparkdl.core.errors import SparkdlError
 from sparkdl.core.garbage import uncollected
 
 _LATER = frozenset(
@@ -53,3 +55,16 @@ class _LaterFinder:
         if spec is not None and spec.loader is not None:
             spec.loader = LazyLoader(spec.loader)
         return spec
+
+
+def advice_on_missing(error: BaseException) -> str:
+    """Return how to bring a module to the executors, if `error` is that one is missing there."""
+    if not isinstance(error, ModuleNotFoundError) or isinstance(error, SparkdlError):
+        return ""
+    module = (error.name or "the module").partition(".")[0]
+    return (
+        f"{socket.gethostname()} has no module {module!r}. Install it on all executors; or ship "
+        f"its file before the launch: spark.sparkContext.addPyFile('{module}.py'), or --py-files "
+        "of spark-submit; or have the driver send its code with yours: "
+        f"cloudpickle.register_pickle_by_value({module})"
+    )

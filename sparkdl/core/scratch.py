@@ -31,3 +31,8 @@ def make_scratch_in(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)  # its orphans may still write there
     _place = folder
+
+
+def scratch_of_child() -> Path | None:
+    """Return the folder in which `scratch_folder` makes its own; `None` outside of a child."""
+    return _place

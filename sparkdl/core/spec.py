@@ -27,7 +27,7 @@ class Role:
         is_chief: leads the training: writes checkpoints, exports the model, is rank 0.
         is_trainer: is one of the nodes whose steps are synchronous; counted in
             `ctx.num_workers`, and given a GPU where there are any.
-        is_fed: receives rows of `cluster.train`.
+        is_fed: receives rows of `cluster.feed`.
         can_be_fed: receives rows of a feed that is for its role.
         is_server: runs a server of the framework until it is stopped; `map_fun` is not called.
         is_expendable: the cluster can continue with fewer such nodes, if `min_nodes` allows.

@@ -6,6 +6,7 @@ Runs in: driver
 from __future__ import annotations
 
 import inspect
+import sys
 from argparse import Namespace
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ import cloudpickle
 
 from sparkdl.core.errors import ConfigError
 
+Kind = Literal["", "rows", "session", "accumulator"]
 _ADVICE = {
     "": "Create it inside map_fun instead",
     "rows": (
@@ -29,6 +31,10 @@ _ADVICE = {
     "session": (
         "Nodes have no Spark: use it in the driver and pass its results to map_fun, or feed rows "
         "with cluster.feed(…)"
+    ),
+    "accumulator": (
+        "Nodes have no Spark, so it would never be added to: return the number from map_fun, add "
+        "up cluster.results() in the driver, or report it with ctx.report(step, name=number)"
     ),
 }
 
@@ -89,6 +95,16 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         {CodeType: _code}, cloudpickle.CloudPickler.dispatch_table
     )
 
+    def reducer_override(self, obj: Any) -> Any:
+        pyspark: Any = sys.modules.get("pyspark")
+        given: Any = obj
+        if pyspark is not None and isinstance(obj, getattr(pyspark, "Broadcast", ())):
+            # With its value, as in a task that has loaded it: nodes cannot ask Spark for it.
+            return type(obj), (None, None, None, ""), {"_value": given.value}
+        if pyspark is not None and isinstance(obj, getattr(pyspark, "Accumulator", ())):
+            raise TypeError(f"{obj!r} cannot be added to on a node: return the number instead")
+        return super().reducer_override(obj)
+
 
 def advice_on(found: Iterable[Culprit], advice: Mapping[str, str]) -> str:
     """Return advice on replacing the values that cannot be pickled.
@@ -96,7 +112,8 @@ def advice_on(found: Iterable[Culprit], advice: Mapping[str, str]) -> str:
     Args:
         advice: by `Culprit.spark`.
     """
-    return " ".join(dict.fromkeys(advice[each.spark] for each in found)) or advice[""]
+    kinds = [each.spark for each in found]
+    return " ".join(dict.fromkeys(advice.get(k, advice["session"]) for k in kinds)) or advice[""]
 
 
 def check_arity(function: Callable[..., Any]) -> None:
@@ -126,11 +143,12 @@ class Culprit:
 
     Attributes:
         text: names it.
-        spark: `rows` for a DataFrame or an RDD, `session` for other objects of Spark's driver.
+        spark: `rows` for a DataFrame or an RDD, `accumulator`, or `session` for other objects of
+            Spark's driver.
     """
 
     text: str
-    spark: Literal["", "rows", "session"]
+    spark: Kind
 
 
 def culprits(map_fun: Callable[..., Any], args: Any = None) -> Iterator[Culprit]:
@@ -160,12 +178,14 @@ def _inside(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _sparks(value: Any) -> Literal["", "rows", "session"]:
+def _sparks(value: Any) -> Kind:
     names = {
         each.__name__ for each in type(value).__mro__ if each.__module__.startswith("pyspark.")
     }
     if names & {"DataFrame", "RDD"}:
         return "rows"
+    if "Accumulator" in names:
+        return "accumulator"
     return "session" if names else ""
 
 
@@ -206,7 +226,7 @@ def _entries(value: Any) -> list[tuple[str, Any]]:
 
 def _can_pickle(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except Exception:  # noqa: BLE001 (whatever pickle raises, the answer is no)
         return False
     return True

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 import psutil
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.imports import advice_on_missing
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.world import Member, World
@@ -177,14 +178,17 @@ _UNSET = {
 
 
 def advice_about(error: BaseException, framework: str) -> str:
-    """Return which framework to launch with, if `error` is of code of another; else nothing."""
+    """Return advice on an error of user code, if there is any.
+
+    Which framework to launch with, if the code is of another one; how to ship a missing module.
+    """
     for needed, pattern in _UNSET.items():
         if needed != framework and pattern.search(str(error)):
             return (
                 f"The cluster was launched with framework={framework!r}: this code finds the other "
                 f"nodes only with launch(…, framework={needed!r})"
             )
-    return ""
+    return advice_on_missing(error)
 
 
 TRAINING = tuple(name for name in _FRAMEWORKS if name != Framework.name)

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.scratch import scratch_of_child
 from sparkdl.core.spec import CHIEF, EVALUATOR, ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.datasets.mesh import axis_sizes
@@ -79,6 +84,8 @@ class TensorFlow(Framework):
 
     def before_map_fun(self, world: World, member: Member) -> None:
         """Make strategies and Keras 3 work with feeds and several workers."""
+        if folder := scratch_of_child():
+            keep_generated_code(folder)
         if member.role.is_trainer and len(world.trainers) > 1:
             from sparkdl.datasets.tensorflow import let_strategies_keep_batches
 
@@ -152,6 +159,17 @@ class InStrategy:
 
         with tf.distribute.MultiWorkerMirroredStrategy().scope():
             return self.train_fn(**kwargs)
+
+
+def keep_generated_code(folder: Path) -> None:
+    """Have AutoGraph write its modules into `folder`: a child that is killed does not delete them.
+
+    https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/autograph/pyct/loader.py
+    """
+    with suppress(ImportError):
+        loader: Any = import_module("tensorflow.python.autograph.pyct.loader")
+        make = partial(tempfile.NamedTemporaryFile, dir=folder)
+        loader.tempfile = SimpleNamespace(NamedTemporaryFile=make)
 
 
 def _is_of_tensorflow(error: BaseException) -> bool:

@@ -47,6 +47,7 @@ from sparkdl.frameworks.framework import Framework, advice_about, framework_name
 from sparkdl.node.context import NodeContext, enter, leave
 from sparkdl.node.heap import keep_freed_memory
 from sparkdl.node.link import AgentLink
+from sparkdl.node.no_spark import refuse_spark
 from sparkdl.node.resources import HadoopClasspath
 from sparkdl.node.waits import WaitWatch
 
@@ -84,7 +85,7 @@ class Imports:
 
 
 def import_all(framework_name: str, preload: Sequence[str]) -> Imports:
-    """Import a framework, and what `launch(preload=…)` names.
+    """Import a framework, and what `Startup(preload=…)` names.
 
     Raises:
         SparkdlError: if one of them cannot be imported.
@@ -108,6 +109,7 @@ def import_all(framework_name: str, preload: Sequence[str]) -> Imports:
 def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Imports]) -> None:
     """Be a child: import, wait for the world, run `map_fun`."""
     faulthandler.enable()
+    refuse_spark()
     _write_stacks_on_signal(stacks_fd)
     link = AgentLink(socket.socket(fileno=channel_fd))
     end = _run(importing, link)

@@ -20,6 +20,7 @@ from sparkdl.core.world import FIRST_TIME, Resume, World
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.forking import Place, Request
 from sparkdl.node.gpus import share_gpus
+from sparkdl.node.no_spark import FILES
 from sparkdl.node.resources import own_host, reserve_port
 from sparkdl.node.spec import AgentSpec
 from sparkdl.node.supervisor import Child, ChildSpec
@@ -59,7 +60,8 @@ class NodeChild:
         self._on_message, self._exited = on_message, on_exit
         self.host = own_host(agent_spec.address, Environment.read())
         self._gpus = share_gpus(spec.gpus_of(node), agent_spec.gpus, node.name)
-        environment = {"PYTHONUNBUFFERED": "1", **self._gpus.environment}
+        environment = {"PYTHONUNBUFFERED": "1", FILES: agent_spec.spark_files}
+        environment |= self._gpus.environment
         self._child_spec = ChildSpec(spec.framework, environment, spec.preload, node.name)
         is_useful = spec.settings.max_restarts > 0 or spec.settings.keep_warm_s > 0
         # YARN counts pages that processes share for each of them, and ends a container by the sum.

@@ -47,6 +47,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
         gpus: addresses that Spark assigned; `None` where Spark assigns none.
         warm_key: by which agents of the driver find their zygotes.
         executor: Spark's id of the executor; empty where it is not found.
+        spark_files: the folder of `SparkContext.addFile` on the executor; empty outside of Spark.
     """
 
     url: str
@@ -60,6 +61,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     tls: Tls | None = None
     warm_key: str = ""
     executor: str = ""
+    spark_files: str = ""
 
     @property
     def node(self) -> NodeSpec:

@@ -184,6 +184,8 @@ class NodeTask:
         return True
 
     def _run(self, node_id: int, task: str) -> None:
+        from pyspark import SparkFiles
+
         jvm_pid = _jvm_pid(self.spec)
         agent_spec = AgentSpec(
             url=self.url,
@@ -197,6 +199,7 @@ class NodeTask:
             gpus=assigned_gpus(),
             tls=self.tls,
             warm_key=self.warm_key,
+            spark_files=SparkFiles.getRootDirectory(),
         )
         # Spark may not repeat a task often, and would end the other nodes' tasks with this one.
         for tries_left in reversed(range(self.spec.settings.max_restarts + 1)):

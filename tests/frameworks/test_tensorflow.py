@@ -6,6 +6,7 @@ import builtins
 import json
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,20 @@ def test_keras_is_shimmed_for_several_trainers_only(
     world = _world(*plan)
     TensorFlow().before_map_fun(world, world.members[0])
     assert bool(calls) is shimmed
+
+
+@pytest.mark.tensorflow
+def test_generated_code_lies_where_the_agent_deletes_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from tensorflow.python.autograph.pyct import loader
+
+    monkeypatch.setattr(loader, "tempfile", loader.tempfile)  # undone afterwards
+    monkeypatch.setattr("sparkdl.core.scratch._place", tmp_path)
+    world = _world(1)
+    TensorFlow().before_map_fun(world, world.members[0])
+    module, path = loader.load_source("x = 7", delete_on_exit=False)
+    assert (module.x, Path(path).parent) == (7, tmp_path)
 
 
 def test_parameter_servers_do_not_need_keras(monkeypatch: pytest.MonkeyPatch) -> None:

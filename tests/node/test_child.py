@@ -222,7 +222,10 @@ def test_code_that_cannot_be_unpickled_is_a_failed_setup(start: StartNode) -> No
     payload = b"csome_module_of_the_driver\ntrain\n."
     failure = start(payload).failure()
     assert failure.kind == "setup"
-    assert failure.message == "ModuleNotFoundError: No module named 'some_module_of_the_driver'"
+    first, advice = failure.message.splitlines()
+    assert first == "ModuleNotFoundError: No module named 'some_module_of_the_driver'"
+    for way in ("Install it on all", "addPyFile('some_mod", "register_pickle_by_value(some_mod"):
+        assert way in advice
 
 
 def test_missing_framework_is_told_before_there_is_a_world(start: StartNode) -> None:

@@ -6,7 +6,7 @@ Runs in: driver
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES, ReadShare, encode
@@ -129,6 +129,22 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
         *(unused, run.passes, run.covered, run.moved + run.table.rows_moved, total("again")),
     )
     return result, warning
+
+
+def warn_of_unused(
+    feed: Feed, run: Run, result: FeedReport, warning: str
+) -> tuple[Feed, list[Action]]:
+    """Return the warning of `report`; only once in a generation if nodes used no row of a call.
+
+    Nodes that have stopped read nothing of the next calls either.
+    """
+    generation = run.spec.generation
+    if not warning or (result.rows_used == run.covered and feed.unread_in == generation):
+        return feed, []
+    if result.rows_used == run.covered:
+        warning += ". Later calls of which no node reads a row are in their reports only"
+        feed = replace(feed, unread_in=generation)
+    return feed, [Warn(warning)]
 
 
 def _short(value: int | Mapping[str, int]) -> str:

@@ -133,6 +133,7 @@ class Feed:
         answer_s: how long nodes may take to answer; a frozen agent counts as lost before.
         requests: the waiting requests, in order. The first `FeedAsked` may be in progress.
         last_job: the number of the last Spark job.
+        unread_in: the generation in which a call was warned of because no node read a row of it.
     """
 
     history: CallHistory
@@ -143,6 +144,7 @@ class Feed:
     requests: tuple[Request, ...] = ()
     stream: Stream | None = None
     last_job: int = 0
+    unread_in: int = -1
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""The life of one feed as the driver sees it. Pure: no sockets, threads, clocks or Spark.
+"""The life of one feed as the driver sees it, without sockets, threads, clocks or Spark.
 
 Runs in: driver
 
@@ -9,7 +9,7 @@ and a passed deadline is just a reason to look.
 
 docs/design.md draws the transitions, from the handlers' types. A pair that is not in the table is a
 bug and raises `IllegalTransitionError`. States, events and actions are in `driver/feeds/state.py`.
-A step changes the history of calls in place, and nothing else: the history belongs to its state.
+A step changes in place the history with its calls, and a run's table: the newest state owns them.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from sparkdl.driver.feeds.report import (
     warn_of_lost,
     warn_of_nothing,
     warn_of_reader,
+    warn_of_unused,
 )
 from sparkdl.driver.feeds.state import (
     Action,
@@ -114,8 +115,8 @@ def step(state: State, event: Event, now_s: float) -> Step[State]:
         IllegalTransitionError: if the state has no transition for the event.
     """
     after, actions = transition(TRANSITIONS, state, event, now_s)
-    before = None
-    while after is not before:  # a look that finds nothing to do returns the very same state
+    before, more = None, list[Action]()
+    while after is not before and (more or after != before):  # an equal one has nothing to do
         before = after
         after, more = _look(before, now_s)
         actions = [*actions, *more]
@@ -657,7 +658,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
         feed, said = _broke(feed, run.call, error)
         return Idle(feed), said
     result, warning = report(feed, run)
-    said = [Warn(warning)] if warning else []
+    feed, said = warn_of_unused(feed, run, result, warning)
     feed.history.fed(run.call, run.is_unwanted)
     feed = _note_brought(feed, run, result.rows)
     head = feed.requests[0] if feed.requests else None

@@ -70,7 +70,7 @@ class Supply:
             return None
         return UnfedError(
             f"feed {feed!r} was never fed to {self._node}, and the driver has ended the feeds. "
-            f"Call cluster.feed(data, name={feed!r}) before cluster.results(), cluster.shutdown() "
+            f"Call cluster.feed(data, feed={feed!r}) before cluster.results(), cluster.shutdown() "
             f"or the end of the `with` block{self._fed(': give both sides the same name')}"
             f"{self._roles}"
         )

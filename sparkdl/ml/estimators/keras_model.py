@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.imports import advice_on_missing
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.columns import inputs_by_column
 from sparkdl.ml.estimators.keras_objects import Objects, loaded, saved, scope
@@ -147,7 +148,12 @@ def trained(content: bytes) -> Any:
     """
     if is_keras_file(content):
         return loaded(content, {})
-    code: KerasCode = cloudpickle.loads(content)
+    try:
+        code: KerasCode = cloudpickle.loads(content)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the model cannot be made: {error}. {advice_on_missing(error)}"
+        ) from error
     return loaded(code.content, code.objects)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.core.errors import InferenceError
+from sparkdl.core.imports import advice_on_missing
 from sparkdl.core.settings import ALL_GPUS, EXECUTORS_GPUS
 from sparkdl.ml.estimators.source import ModelSource, Signature
 from sparkdl.ml.scoring.predictor import Predictor
@@ -27,13 +28,16 @@ def load_function(source: ModelSource, share: Share | None) -> Predictor:
         share: the cores and GPUs that it may use; None for all.
 
     Raises:
-        InferenceError: if `make` returns no function.
+        InferenceError: if `make` returns no function, or a module is missing here.
     """
     if share is not None:
         take_share(share)
     assert source.content is not None
-    make, names = cloudpickle.loads(source.content)
-    fn = make()
+    try:
+        make, names = cloudpickle.loads(source.content)
+        fn = make()
+    except ModuleNotFoundError as error:
+        raise InferenceError(f"{error}. {advice_on_missing(error)}") from error
     if not callable(fn):
         raise InferenceError(
             f"the function that makes the model returned a {type(fn).__name__}, not a function of "

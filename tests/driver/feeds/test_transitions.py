@@ -490,6 +490,19 @@ def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
     assert play.asked(ticket=4) == [fs.Answer(4, closed)]
 
 
+def test_look_that_returns_an_equal_copy_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def copied(state: fs.Idle, now_s: float) -> tuple[fs.Idle, list[fs.Action]]:
+        looks.append(state)
+        return replace(state), []
+
+    monkeypatch.setitem(LOOKS, fs.Idle, copied)
+    idle = fs.Idle(feed_of(1))
+    assert step(idle, fs.DeadlinePassed(), 1.0) == (idle, [])
+    assert len(looks) == 1
+
+
 def test_what_is_not_in_the_table_is_a_bug() -> None:
     with pytest.raises(IllegalTransitionError, match="str in Idle"):
         step(fs.Idle(feed_of(1)), "no event", 0.0)  # type: ignore[arg-type]

@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.source import Signature, Tensor, source_of, source_of_content
+from sparkdl.ml.estimators.source import (
+    ModelSource,
+    Signature,
+    Tensor,
+    source_of,
+    source_of_content,
+)
+from sparkdl.ml.scoring.function import load_function
 from sparkdl.ml.scoring.held import load, predictor
 from sparkdl.ml.scoring.keras_file import signature_in_keras_file
 from sparkdl.ml.scoring.saved_model import signature_in_file
@@ -227,6 +234,12 @@ def test_what_cannot_be_loaded_is_a_typed_error(saved: Saved, tmp_path: Path) ->
         source_of(saved.weights)
     far = source_of("s3://bucket/model.keras")  # asked each time
     assert (far.path, far.fingerprint) == ("s3://bucket/model.keras", "")
+
+
+def test_function_of_a_module_that_was_not_shipped_names_how_to_ship_it() -> None:
+    source = ModelSource("", "function", "", content=b"chelpers_of_the_driver\nmake\n.")
+    with pytest.raises(InferenceError, match=r"no module 'helpers_of_the_driver'. Install it on"):
+        load_function(source, None)
 
 
 def test_model_that_does_not_tell_its_inputs_says_what_to_do(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""What user code on a node has of Spark: the files of `SparkContext.addFile`. The rest is refused.
+
+Runs in: child
+
+A child is no task of Spark. Without this, a session made in `map_fun` starts a second Spark, and
+functions of columns and `SparkFiles` fail by bare assertions. Modules of pyspark are changed once
+the program imports them: importing pyspark at each start would take half a second.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
+from types import MappingProxyType, ModuleType
+from typing import Any, NoReturn
+
+from sparkdl.core.errors import ConfigError
+
+FILES = "SPARKDL_SPARK_FILES"
+"""The environment variable with the folder of `SparkContext.addFile` on this executor."""
+
+
+def refuse_spark() -> None:
+    """Have pyspark, imported now or later, name what nodes do not have."""
+    for name, change in _CHANGES.items():
+        if name in sys.modules:
+            change(sys.modules[name])
+    sys.meta_path.insert(0, _Finder())
+
+
+def _refuse(what: str, instead: str) -> NoReturn:
+    raise ConfigError(f"{what} cannot be used inside map_fun: nodes have no Spark. {instead}")
+
+
+def _files(module: Any) -> None:
+    def root(cls: Any) -> str:
+        folder = os.environ.get(FILES, "")
+        if not folder:
+            _refuse("SparkFiles", "executor='local' starts no task of Spark: pass the path in args")
+        return folder
+
+    module.SparkFiles.getRootDirectory = classmethod(root)
+
+
+def _context(module: Any) -> None:
+    def refuse(cls: Any, *args: Any, **kwargs: Any) -> None:
+        _refuse(
+            "SparkContext and SparkSession",
+            "Use them in the driver: pass results in args, and feed rows with cluster.feed(df)",
+        )
+
+    module.SparkContext._ensure_initialized = classmethod(refuse)
+
+
+_COLUMNS = "Compute columns in the driver, in the DataFrame that cluster.feed(df) gets"
+
+
+def _utils(module: Any) -> None:
+    def refuse() -> None:
+        _refuse("Columns and functions of pyspark.sql", _COLUMNS)
+
+    stock = getattr(module, "get_active_spark_context", None)
+    module.get_active_spark_context = refuse
+    # A zygote may have imported modules that hold the function under names of their own.
+    for each in [m for name, m in list(sys.modules.items()) if name.startswith("pyspark.sql.")]:
+        for name in [n for n, value in vars(each).items() if stock and value is stock]:
+            setattr(each, name, refuse)
+
+
+def _functions(module: Any) -> None:
+    def refuse(name: str, *args: Any) -> None:
+        _refuse(f"pyspark.sql.functions.{name}", _COLUMNS)
+
+    module._invoke_function = refuse
+
+
+def _task(module: Any) -> None:
+    def refuse(cls: Any) -> None:
+        _refuse("BarrierTaskContext", "Use ctx.rank, ctx.barrier() and ctx.all_gather(value)")
+
+    module.BarrierTaskContext.get = classmethod(refuse)
+
+
+_CHANGES: Mapping[str, Callable[[Any], None]] = MappingProxyType(
+    {
+        # The second names are those of pyspark 3.5.
+        **dict.fromkeys(("pyspark.core.files", "pyspark.files"), _files),
+        **dict.fromkeys(("pyspark.core.context", "pyspark.context"), _context),
+        **dict.fromkeys(("pyspark.sql.functions.builtin", "pyspark.sql.functions"), _functions),
+        "pyspark.sql.utils": _utils,
+        "pyspark.taskcontext": _task,
+    }
+)
+
+
+class _Finder:
+    """Finds the modules of `_CHANGES`; others are for the finders behind it."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _CHANGES:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, _CHANGES[name])
+        return spec
+
+
+class _Loader(Loader):
+    """Changes a module after its own loader has run it."""
+
+    def __init__(self, loader: Any, change: Callable[[Any], None]) -> None:
+        self._loader, self._change = loader, change
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._change(module)
+
+    def __getattr__(self, name: str) -> Any:  # resources of the module, for example
+        return getattr(self._loader, name)
