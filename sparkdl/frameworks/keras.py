@@ -31,6 +31,7 @@ from typing import Any
 from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError
 from sparkdl.core.patch import Function, Patch
 from sparkdl.core.scratch import scratch_folder
+from sparkdl.datasets.tensorflow import readers_of
 
 _logger = logging.getLogger(__name__)
 
@@ -54,6 +55,31 @@ def apply_shim() -> None:
         return
     for patch in _PATCHES:
         patch.apply()
+
+
+def refuse_adapting(library: str) -> None:
+    """Make `adapt` of preprocessing layers refuse the feed of a node, which is one of several.
+
+    Each node has rows of its own: vocabularies and means would differ from node to node.
+
+    Args:
+        library: `keras` or `tf_keras`.
+    """
+    for target in _ADAPTING[library]:
+        patch = Patch(f"{target}.adapt", ("self",), _adapt)
+        if not patch.objection():
+            patch.apply()
+
+
+def _adapt(stock: Function, layer: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+    if readers_of(data):
+        raise ConfigError(
+            f"{type(layer).__name__}.adapt() was given the feed of one of several nodes: each "
+            "would learn other values from rows of its own. Learn them in the driver's program, of "
+            "the DataFrame, and give the layer the result: vocabulary=…, mean= and variance=…, "
+            "bin_boundaries=…"
+        )
+    return stock(layer, data, *args, **kwargs)
 
 
 def spans_workers(strategy: Any) -> bool:
@@ -234,6 +260,17 @@ def _gather(strategy: Any, number: int) -> list[int]:
     return [int(n) for n in strategy.gather(strategy.run(lambda: tf.constant([number])), axis=0)]
 
 
+_LAYERS = "keras.src.layers.preprocessing"
+_ADAPTING = {
+    "keras": (
+        f"{_LAYERS}.index_lookup:IndexLookup",
+        f"{_LAYERS}.text_vectorization:TextVectorization",
+        f"{_LAYERS}.normalization:Normalization",
+        f"{_LAYERS}.discretization:Discretization",
+        f"{_LAYERS}.feature_space:FeatureSpace",
+    ),
+    "tf_keras": ("tf_keras.src.engine.base_preprocessing_layer:PreprocessingLayer",),
+}
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _MODEL = f"{_TRAINER}:TensorFlowTrainer"
 _STEP = ("distribute_strategy", "run", "reduce_per_replica")

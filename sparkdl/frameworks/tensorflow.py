@@ -96,10 +96,12 @@ class TensorFlow(Framework):
         from sparkdl.datasets.keras_epochs import let_epochs_differ
 
         let_epochs_differ()
-        if is_keras_3 and len(world.trainers) > 1:
-            from sparkdl.frameworks.keras import apply_shim
+        if len(world.trainers) > 1:
+            from sparkdl.frameworks.keras import apply_shim, refuse_adapting
 
-            apply_shim()
+            refuse_adapting("keras" if is_keras_3 else "tf_keras")
+            if is_keras_3:
+                apply_shim()
 
     def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> dtensor.Mesh:
         """Return a mesh of DTensor; the first call connects the nodes.

@@ -273,10 +273,21 @@ def objects_in(column: Array) -> str:
     if is_text(column):
         return "text"
     if column.ndim > 1 or any(isinstance(v, np.ndarray) and v.dtype == object for v in column):
-        return "arrays of text or other objects"
+        is_jagged = _holds_numbers(column)
+        return (
+            f"arrays of {'arrays of different lengths' if is_jagged else 'text or other objects'}"
+        )
     if all(isinstance(value, np.ndarray) for value in column):
         return "arrays of different lengths"
     return f"values of {' and '.join(sorted({type(value).__name__ for value in column}))}"
+
+
+def _holds_numbers(column: Array) -> bool:
+    """Whether all that the rows of an object array hold is arrays of numbers, at any depth."""
+    return all(
+        isinstance(value, np.ndarray) and (value.dtype != object or _holds_numbers(value))
+        for value in column.flat
+    )
 
 
 def _nulls(count: int, rows: int, kind: pa.DataType | str, where: str) -> FeedTypeError:

@@ -38,8 +38,9 @@ def no_tensor(name: str, column: Array, framework: str) -> FeedTypeError:
     """Return the error about a column that the framework has no tensor for."""
     return FeedTypeError(
         f"column {name!r} holds {objects_in(column)}, which {framework} has no tensor for. Feed it "
-        "as numbers, or read it with ctx.batches; arrays of different lengths are filled up by "
-        f"pad={{{name!r}: None}}, or by a length instead of None"
+        "as numbers, arrays of one shape, or read it with ctx.batches. Where a map_fun or train_fn "
+        f"reads the feed, pad={{{name!r}: None}}, or a length instead of None, fills up arrays of "
+        "different lengths"
     )
 
 

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -242,6 +243,35 @@ def test_two_workers_fit_uneven_partitions_without_a_number_of_steps(pair: Lab) 
     assert len(set(report.steps.values())) == 1
     assert chief["history"] == worker["history"]
     assert len(chief["history"]["val_loss"]) == 3
+
+
+def adapt(args: None, ctx: NodeContext) -> list[str]:
+    """Adapt layers to the feed, each time to another part of it; return the errors."""
+    import keras
+
+    rows = ctx.dataset(4, x="x", feed="adapting")
+    layers = keras.layers
+    found = []
+    for layer in (
+        layers.Normalization(axis=None),
+        layers.IntegerLookup(),
+        layers.Discretization(2),
+    ):
+        try:
+            layer.adapt(rows.map(lambda x: x))
+        except ConfigError as error:
+            found.append(str(error))
+    layers.Normalization(axis=None).adapt(np.arange(4.0))  # which all nodes have
+    assert list(rows)
+    return found
+
+
+def test_layers_do_not_adapt_to_the_rows_of_one_node(pair: Lab) -> None:
+    pair.begin(adapt, None)
+    pair.cluster.feed(tables(8, 8), 1, feed="adapting", timeout_s=SOON_S)
+    for found in pair.ended("adapting"):
+        assert len(found) == 3
+        assert "IntegerLookup.adapt() was given the feed of one of several nodes" in found[1]
 
 
 def test_one_fit_of_two_workers_goes_on_over_all_micro_batches_of_a_stream(pair: Lab) -> None:

@@ -143,3 +143,5 @@ def test_error_about_lists_says_how_to_pad_them() -> None:
     assert "column 'c' holds arrays of different lengths, which PyTorch has no tensor for" in lists
     assert "pad={'c': None}" in lists
     assert "column 'c' holds text" in str(no_tensor("c", column(["a", "b"]), "JAX"))
+    jagged = str(no_tensor("c", column([[[1], [2, 3]], [[1, 2], [3]]]), "JAX"))
+    assert "column 'c' holds arrays of arrays of different lengths" in jagged

@@ -104,9 +104,13 @@ def check_rows(task: Task, inputs: Inputs, nodes: int, rows: DataFrame, feed: st
     wanted = [
         part.alias(f"{what}_{place}")
         for place, (name, kind) in enumerate(kinds.items())
-        for what, part in (("null", _has_null(column(name), kind)), ("size", _size(name, kind)))
+        for what, part in (
+            ("null", _has_null(column(name), kind)),
+            ("size", _size(name, kind)),
+            ("jagged", _is_jagged(column(name), kind)),
+        )
     ]
-    # Only sizes and nulls come to the driver, and not the values.
+    # Only what is asked of each row comes to the driver, and not the values.
     found = rows.select(*wanted).take(max(SAMPLE_ROWS, nodes))
     if len(found) < nodes:
         what = "rows to validate with" if feed == VALIDATION else "rows to train on"
@@ -116,16 +120,22 @@ def check_rows(task: Task, inputs: Inputs, nodes: int, rows: DataFrame, feed: st
             "at least"
         )
     for place, name in enumerate(kinds):
-        _check_column(name, [(row[2 * place], row[2 * place + 1]) for row in found], inputs)
+        _check_column(name, [tuple(row[3 * place : 3 * place + 3]) for row in found], inputs)
 
 
-def _check_column(name: str, found: list[tuple[bool, int | None]], inputs: Inputs) -> None:
-    for number, (has_null, _) in enumerate(found):
+def _check_column(name: str, found: list[tuple[Any, ...]], inputs: Inputs) -> None:
+    """Check a column; `found` has for each row whether it has a null, its size, if it is jagged."""
+    for number, (has_null, _, is_jagged) in enumerate(found):
+        where = f"row {number} of the first rows that Spark returned"
         if has_null:
+            raise ConfigError(f"{null_advice(name)}. It is in {where}")
+        if is_jagged:
             raise ConfigError(
-                f"{null_advice(name)}. It is in row {number} of the first rows that Spark returned"
+                f"column {name!r} holds arrays of arrays of different lengths, in {where}: all "
+                "must be as long. Fill them up in the DataFrame, or feed them to a train_fn, which "
+                "reads them with ctx.batches"
             )
-    sizes = {size for _, size in found if size is not None}
+    sizes = {size for _, size, _ in found if size is not None}
     if len(sizes) > 1:
         raise ConfigError(
             f"column {name!r} holds {min(sizes)} values in some rows and {max(sizes)} in others; "
@@ -146,6 +156,16 @@ def _has_null(values: Column, kind: t.DataType) -> Column:
         return values.isNull()
     element = kind.elementType
     return values.isNull() | f.exists(values, lambda each: _has_null(each, element))
+
+
+def _is_jagged(values: Column, kind: t.DataType) -> Column:
+    """Return whether the arrays within a row's array differ in length, at any depth."""
+    found = f.lit(False)
+    while isinstance(kind, t.ArrayType) and isinstance(kind.elementType, t.ArrayType):
+        sizes = f.array_distinct(f.transform(values, lambda each: f.size(each)))
+        found = found | (f.size(sizes) > 1)
+        values, kind = f.flatten(values), kind.elementType
+    return f.coalesce(found, f.lit(False))
 
 
 def _size(name: str, kind: t.DataType) -> Column:

@@ -16,7 +16,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.imports import advice_on_missing
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.columns import inputs_by_column
-from sparkdl.ml.estimators.keras_objects import Objects, loaded, saved, scope
+from sparkdl.ml.estimators.keras_objects import Objects, loaded, registered_in, saved, scope
 from sparkdl.ml.estimators.source import Signature, Tensor
 
 Made = bytes | Callable[[], Any]
@@ -108,8 +108,9 @@ class Recipe:
     def _made(self) -> Any:
         import keras
 
-        is_file = isinstance(self.made, bytes)
-        model = loaded(self.made, self.objects, compiles=True) if is_file else self.made()
+        if isinstance(self.made, bytes):
+            return loaded(self.made, self.objects, compiles=True)
+        model = self.made()
         if not isinstance(model, keras.Model):
             raise ConfigError(
                 f"the function that makes the model returned a {type(model).__name__}: must be a "
@@ -138,6 +139,29 @@ class KerasCode:
 
     content: bytes
     objects: Objects
+
+
+def with_registered(content: bytes) -> bytes:
+    """Return a trained model with the parts of its file that this program has registered."""
+    if not is_keras_file(content) or not (found := registered_in(content)):
+        return content
+    return bytes(cloudpickle.dumps(KerasCode(content, found)))
+
+
+def registered(path: str) -> bytes:
+    """Return what this program has registered and a `.keras` file names, pickled; else nothing."""
+    found = registered_in(path)
+    return bytes(cloudpickle.dumps(found)) if found else b""
+
+
+def model_at(path: str, pickled: bytes) -> Any:
+    """Return the Keras model at a path, not compiled, with what `registered` gave for it.
+
+    Raises:
+        ConfigError: if Keras cannot make it.
+    """
+    objects: Objects = cloudpickle.loads(pickled) if pickled else {}
+    return loaded(path, objects)
 
 
 def trained(content: bytes) -> Any:

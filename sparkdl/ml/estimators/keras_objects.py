@@ -14,9 +14,10 @@ import inspect
 import io
 import json
 import re
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,10 @@ _STATE = (
     "keep all other state in weights, save_own_variables or save_assets"
 )
 _LACKS = (
-    "Its own classes and functions come with a model that KerasEstimator.fit has returned, and if "
-    "keras.saving.register_keras_serializable has registered them in the driver's program; an "
-    "estimator's custom_objects={name: object} adds others. Or save it with "
-    "model.export(folder), which needs none, and give the folder to TFModel"
+    "Save the model with model.export(folder) and give the folder to TFModel: a SavedModel needs "
+    "no classes. Or register them in the driver's program, by keras.saving."
+    "register_keras_serializable, so that they travel; those of a model that KerasEstimator.fit "
+    "has returned do anyway"
 )
 
 
@@ -163,14 +164,24 @@ def _is_own(made_by: Any) -> bool:
     return (made_by.__module__ or "").partition(".")[0] in _OWN
 
 
-def named_in(content: bytes, objects: Objects) -> dict[str, Any]:
-    """Return those of `objects` that a `.keras` file names."""
+def named_in(source: bytes | str, objects: Objects) -> dict[str, Any]:
+    """Return those of `objects` that a `.keras` file names, all for other files and URLs."""
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as file:
+        with zipfile.ZipFile(io.BytesIO(source) if isinstance(source, bytes) else source) as file:
             config = file.read("config.json").decode()
-    except (zipfile.BadZipFile, KeyError):  # of another format, which Keras will explain
+    except (zipfile.BadZipFile, KeyError, OSError):
         return dict(objects)
     return {name: each for name, each in objects.items() if json.dumps(name) in config}
+
+
+def registered_in(source: bytes | str) -> dict[str, Any]:
+    """Return what this program has registered with Keras and a `.keras` file names."""
+    if "keras" not in sys.modules:
+        return {}
+    import keras
+
+    found = keras.saving.get_custom_objects().items()
+    return named_in(source, {name: each for name, each in found if not _is_own(each)})
 
 
 def as_content(model: Any) -> bytes:
@@ -214,15 +225,14 @@ def checked_file(model: Any, given: Objects | None = None) -> tuple[bytes, dict[
         ConfigError: if it cannot be made again, or gives other outputs.
     """
     content, objects = saved(model, given)
-    try:
+    runs: list[list[Any]] = []
+    with suppress(Exception):  # whatever the user's layers raise for a made-up row
         # On all nodes of a strategy and as often, because reading some variables is a collective.
-        expected, again = _outputs(model, model), _outputs(model, model)
-    except Exception:  # noqa: BLE001 (whatever the user's layers raise for a made-up row)
-        expected = again = None
+        runs = [_outputs(model, model) for _ in range(2)]
     if content:
         copy = loaded(content, objects, library_of(model) or "keras")
-        if expected is not None and _are_alike(expected, again):
-            _check_copy(model, copy, expected)
+        if runs and _are_alike(*runs):
+            _check_copy(model, copy, runs[0])
     return content, objects
 
 
@@ -264,13 +274,10 @@ def loaded(
 
 
 def _short(error: Exception) -> str:
-    """Return Keras' text without the object's configuration, which may be thousands of lines."""
-    text = re.sub(
-        r"\s*(Full object config: |config=)\{.*?\}\.?(?=\s*(Exception encountered|$))",
-        " ",
-        in_words(error),
-        flags=re.DOTALL,
-    )
+    """Return Keras' reason, without configurations, which may have thousands of lines."""
+    # The innermost of several objects comes last.
+    text = in_words(error).rpartition("Exception encountered: ")[2]
+    text = re.split(r"Make sure custom classes|Full object config: |config=\{", text)[0]
     text = " ".join(text.split()).rstrip(". ")
     return text if len(text) <= 600 else f"{text[:300]} … {text[-300:]}"
 

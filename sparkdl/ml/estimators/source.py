@@ -96,6 +96,7 @@ class ModelSource:
         tag_set: of a SavedModel; empty for any.
         config: the model as JSON, for weights.
         content: a `.keras` file, a pickled module, or a pickled function that makes the module.
+        objects: classes and functions that a `.keras` file names, pickled; empty for none.
     """
 
     path: str
@@ -106,6 +107,7 @@ class ModelSource:
     config: str | None = None
     # The fingerprint is its digest.
     content: bytes | None = field(default=None, compare=False)
+    objects: bytes = b""
 
 
 def source_of(

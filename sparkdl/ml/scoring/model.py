@@ -5,6 +5,7 @@ Runs in: driver
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +16,7 @@ from pyspark.sql.types import StructType
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import History, named
 from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.keras_model import is_keras_file, trained
+from sparkdl.ml.estimators.keras_model import is_keras_file, registered, trained, with_registered
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, HasParams, TFParams
 from sparkdl.ml.estimators.persistence import Saved, Storage
@@ -168,7 +169,9 @@ class TFModel(
                 f"{self.uid} does not know its model: call setExportDir(path) with a SavedModel's "
                 "folder, a .keras file or weights. In tf_args, export_dir does the same"
             )
-        return source_of(path, args.signature_def_key, args.tag_set, args.model_config)
+        source = source_of(path, args.signature_def_key, args.tag_set, args.model_config)
+        # Tasks do not run the program that has registered them.
+        return replace(source, objects=registered(path)) if source.format == "keras" else source
 
     def _to_save(self) -> dict[str, Any]:
         merged = vars(self.merge_args_params())
@@ -297,8 +300,9 @@ class KerasModel(NetworkModel):
         args: Any = self._values()
         columns = named(self.getFeaturesCol())
         args.input_mapping = self.getInputMapping() or dict.fromkeys(columns, self._only_input())
-        kind: Format = "keras" if is_keras_file(self.content) else "keras_code"
-        return source_of_content(self.content, kind), self._signature, args, self._outputs()
+        content = with_registered(self.content)
+        kind: Format = "keras" if is_keras_file(content) else "keras_code"
+        return source_of_content(content, kind), self._signature, args, self._outputs()
 
     def _save_files(self, storage: Storage) -> None:
         storage.write(self.content, _FILE if is_keras_file(self.content) else _CODE)

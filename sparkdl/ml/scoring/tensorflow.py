@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.keras_model import layer_names, output_names, trained
-from sparkdl.ml.estimators.keras_objects import loaded
+from sparkdl.ml.estimators.keras_model import layer_names, model_at, output_names, trained
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.saved_model import signature_key
@@ -56,7 +55,7 @@ def _loaded(source: ModelSource) -> Predictor:
     elif source.content is not None:
         model = trained(source.content)
     else:
-        model = loaded(source.path, {})
+        model = model_at(source.path, source.objects)
     return keras_predictor(model)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -18,9 +19,12 @@ from sparkdl.ml.estimators.keras_model import (
     class_labels,
     inputs_of,
     is_keras_file,
+    model_at,
+    registered,
     trained,
+    with_registered,
 )
-from sparkdl.ml.estimators.keras_objects import checked_file, loaded, objects_in, saved
+from sparkdl.ml.estimators.keras_objects import as_content, checked_file, loaded, objects_in, saved
 from sparkdl.ml.estimators.keras_train import FittingBatches, _weight, arranged
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.jobs.keras import _joined
@@ -230,6 +234,29 @@ def test_layer_that_keras_cannot_make_again_is_refused_with_the_cure() -> None:
     with pytest.raises(ConfigError, match=r"Could not locate class 'Doubled'.*export") as found:
         trained(content)
     assert len(str(found.value)) < 1200
+
+
+def test_layer_that_the_program_has_registered_travels_to_tasks(tmp_path: Path) -> None:
+    import keras
+
+    class Twice(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return 2 * x
+
+    keras.saving.register_keras_serializable("mine")(Twice)
+    try:
+        model = keras.Sequential([keras.Input((3,)), Twice(), keras.layers.Dense(1)])
+        content = as_content(model)
+        (tmp_path / "model.keras").write_bytes(content)
+        pickled, given = registered(str(tmp_path / "model.keras")), with_registered(content)
+        own = with_registered(as_content(network(None)))
+    finally:
+        del keras.saving.get_custom_objects()["mine>Twice"]
+    assert is_keras_file(own)
+    assert registered(str(tmp_path / "model.keras")) == b""
+    x = np.ones((1, 3), np.float32)
+    for found in (trained(given), model_at(str(tmp_path / "model.keras"), pickled)):
+        np.testing.assert_array_equal(found(x), model(x))
 
 
 def test_loss_without_a_name_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators import training
+from sparkdl.ml.estimators import columns, training
 from sparkdl.ml.estimators.describe import ask_keras_process
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.estimators.keras_model import Recipe
@@ -40,6 +40,7 @@ def frame(spark_sessions: SparkSessions) -> DataFrame:
             None if n == 4 else 1.0,
             {"a": 1.0},
             n > 9,
+            [[0.5] * 2, [0.5] * 3][:: 1 - 2 * (n % 2)],
         )
         for n in range(6)
     ]
@@ -48,6 +49,7 @@ def frame(spark_sessions: SparkSessions) -> DataFrame:
         "good": array, "vector": VectorUDT(), "label": number, "short": array,
         "short_vector": VectorUDT(), "ragged": array, "holed": array, "text": t.StringType(),
         "gap": number, "map": t.MapType(t.StringType(), number), "none": t.BooleanType(),
+        "jagged": t.ArrayType(array),
     }  # fmt: skip
     fields = [t.StructField(name, kind) for name, kind in kinds.items()]
     return spark_sessions.get(sessions.ML).createDataFrame(rows, t.StructType(fields))
@@ -84,6 +86,7 @@ def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"features_col": "short_vector"}, "'short_vector' holds 3 values in a row"),
         ({"features_col": "label"}, "'label' holds 1 values in a row"),
         ({"features_col": "ragged"}, "'ragged' holds 5 values in some rows and 6 in others"),
+        ({"features_col": "jagged"}, "'jagged' holds arrays of arrays of different len.* in row 0"),
         ({"features_col": "holed"}, "column 'holed' holds a null.*row 3"),
         ({"features_col": "text"}, "column 'text' is of type string, which cannot feed .*input x"),
         ({"features_col": "map"}, "'map' is of type map<string,double>, and features must be"),
@@ -171,6 +174,16 @@ def test_function_is_called_for_its_model(
     with pytest.raises(AssertionError, match="nodes were started"):
         KerasEstimator(only_on_executors, features_col="good").fit(frame)
     assert "checked on the nodes only: FileNotFoundError" in caplog.text
+
+
+def test_model_of_a_function_that_cannot_travel_back_is_refused_by_the_driver(
+    frame: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "MAX_VALUE_NBYTES", 20)
+    with pytest.raises(ConfigError, match=r"weights take 24 bytes, .*set model_dir"):
+        KerasEstimator(network, features_col="good").fit(frame)
+    with pytest.raises(AssertionError, match="nodes were started"):
+        KerasEstimator(network, features_col="good", model_dir="/tmp/models").fit(frame)
 
 
 def test_function_is_called_in_a_process_of_its_own_where_that_would_cost() -> None:
