@@ -58,13 +58,13 @@ def train_by_lightning(task: LightningTask, ctx: NodeContext) -> dict[str, Any]:
     check_board(task)
     given = made(task, ctx)
     module = uncompiled(given)
+    home = _home(module)
     if module is given:
         for name in ("training_step", "validation_step"):
             _watch_first(module, name)
     else:
         # The Trainer compiles each step of a compiled module, and not its call.
         module._compiled_call_impl = None
-    home = _home(module)
     # `nn.Module` itself has one, which only raises.
     if type(module).forward is import_module("torch").nn.Module.forward:
         raise ConfigError(
