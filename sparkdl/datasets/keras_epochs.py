@@ -147,7 +147,7 @@ class _Library:
         return stock(iterator)
 
     def _warn(self, stock: Function, iterator: Any) -> None:
-        """Warn, unless a feed's epoch has ended: Keras, which knows no length, warns of that too."""
+        """Warn, unless a feed's epoch has ended: Keras, which knows no length, warns too."""
         if self.counts(iterator) or not readers_of(self.dataset_of(iterator)):
             stock(iterator)
 

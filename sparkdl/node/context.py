@@ -99,7 +99,7 @@ class NodeContext(LegacyContext):
         return self.rank == 0
 
     @checks_keywords
-    def batches(
+    def batches(  # noqa: PLR0913 (one question, one name)
         self,
         batch_size: int,
         columns: Sequence[str] | None = None,

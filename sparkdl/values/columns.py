@@ -65,6 +65,11 @@ class Packed:
         return convert(self._column, None, self._where)
 
 
+def is_packed(kind: pa.DataType) -> bool:
+    """Return whether a column holds Spark's vectors or matrices, which may be sparse."""
+    return is_vector(kind) or is_matrix(kind)
+
+
 def unpacked(columns: Mapping[str, Any]) -> Columns:
     """Return columns as arrays, those of `to_columns(…, packs=True)` among them."""
     return {n: c.array() if isinstance(c, Packed) else c for n, c in columns.items()}
@@ -105,8 +110,7 @@ def to_columns(
                     "one before feeding (df.withColumnRenamed), or drop them"
                 )
             where = f"column {name!r}"
-            is_packed = packs and (is_vector(column.type) or is_matrix(column.type))
-            if is_packed and not column.null_count:
+            if packs and is_packed(column.type) and not column.null_count:
                 found[name] = cast(Array, Packed(column, where))
             else:
                 found[name] = convert(column, codec, where)
@@ -164,7 +168,7 @@ def _leaves(
 
 
 def _is_plain_struct(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) and not (is_vector(kind) or is_matrix(kind) or tagged(kind))
+    return pa.types.is_struct(kind) and not (is_packed(kind) or tagged(kind))
 
 
 def is_within(name: str, wanted: str) -> bool:
@@ -311,7 +315,7 @@ def _lists(column: pa.Array, element: Codec | None, where: str) -> Array:
 
 
 def _structs(column: pa.Array, where: str) -> Array:
-    if is_vector(column.type) or is_matrix(column.type):
+    if is_packed(column.type):
         try:
             return (dense_vectors if is_vector(column.type) else dense_matrices)(column)
         except ValueError as error:

@@ -124,7 +124,9 @@ def test_node_without_a_row_learns_at_once_that_it_has_no_types(
         making = Running(lambda: dataset(it))
         it.waits.wait_for_waiter()
         it.end_epoch(0, counts)
-        with pytest.raises(ConfigError, match=rf"epoch 0 of feed 'input' has {says}; .*fewer nodes"):
+        with pytest.raises(
+            ConfigError, match=rf"epoch 0 of feed 'input' has {says}; .*fewer nodes"
+        ):
             making.result()
 
 

@@ -123,8 +123,13 @@ class EpochBatches:
             raise ConfigError(f"batch_size={self.batch_size} must be at least 1")
         if self.tail not in get_args(Tail):
             raise ConfigError(f"tail={self.tail!r} must be one of {', '.join(get_args(Tail))}")
-        if self.shuffle is not True and self.shuffle < 0:
-            raise ConfigError(f"shuffle={self.shuffle} must be True, False or a number of rows")
+        if not isinstance(self.shuffle, int | np.integer) or self.shuffle < 0:
+            is_global = self.shuffle == "global"
+            raise ConfigError(
+                f"shuffle={self.shuffle!r} must be True, False or a number of rows"
+                + ". Rows of all nodes are mixed in the driver: cluster.feed(…, shuffle='global')"
+                * is_global
+            )
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps={self.steps} must be at least 1, or None for a whole epoch")
         check_padding(self.pad)

@@ -11,9 +11,10 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import IO
 
@@ -29,10 +30,12 @@ from sparkdl.ml.scoring.inputs import (
     fitting,
     tensor_values,
 )
-from sparkdl.values.columns import convert
+from sparkdl.values.columns import convert, is_packed
 from sparkdl.values.ndarrays import Array
 
 _ABOUT = "about.json"
+_PIECE_NBYTES = 32 * 1024 * 1024
+"""Sparse rows are made dense by so many bytes."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,31 @@ class Column:
         return values
 
 
+def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return np.empty((0, *shape[1:]), dtype)
+    return np.memmap(path, dtype, "r").reshape(shape)
+
+
+class _SparseRows:
+    """Rows [rows, *shape] of which only the numbers other than 0 are stored."""
+
+    def __init__(self, path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+        counts = np.fromfile(f"{path}.counts", np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(counts)])
+        self._places = _mapped(Path(f"{path}.places"), "int32", (-1,))
+        self._values, self._shape = _mapped(path, dtype, (-1,)), shape
+
+    def __getitem__(self, rows: slice | Array) -> Array:
+        starts, stops = self._starts[:-1][rows], self._starts[1:][rows]
+        counts = stops - starts
+        before = np.cumsum(counts) - counts
+        at = np.arange(counts.sum()) + np.repeat(starts - before, counts)
+        dense = np.zeros((len(counts), prod(self._shape[1:])), self._values.dtype)
+        dense[np.repeat(np.arange(len(counts)), counts), self._places[at]] = self._values[at]
+        return dense.reshape(len(counts), *self._shape[1:])
+
+
 def num_steps(rows: Sequence[int], batch_rows: int) -> int:
     """Return the mini-batches of an epoch, so that none has more than `batch_rows` on average."""
     return max(1, -(-sum(rows) // batch_rows))
@@ -94,11 +122,9 @@ class Rows:
         about = json.loads((folder / _ABOUT).read_text())
         self.num_rows: int = about["rows"]
         self.digest: int = about["digest"]
-        self._arrays = {
-            name: np.memmap(folder / file, dtype, "r", shape=(self.num_rows, *shape))
-            for name, (file, dtype, shape) in about["columns"].items()
-            # An empty file cannot be mapped.
-            if self.num_rows
+        self._arrays: dict[str, Array | _SparseRows] = {
+            name: (_SparseRows if is_sparse else _mapped)(folder / file, dtype, (-1, *shape))
+            for name, (file, dtype, shape, is_sparse) in about["columns"].items()
         }
         self._order: tuple[tuple[int, int], Array] | None = None
 
@@ -162,37 +188,85 @@ def store(folder: Path, columns: Sequence[Column], batches: Iterable[pa.RecordBa
 
 
 def _write(draft: Path, columns: Sequence[Column], batches: Iterable[pa.RecordBatch]) -> Stored:
-    rows, digest, sample = 0, 0, b""
-    kinds: dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]] = {}
+    rows = 0
     with ExitStack() as stack:
-        files: list[IO[bytes]] = [
-            stack.enter_context((draft / str(number)).open("wb")) for number in range(len(columns))
+        writers = [
+            _Writer(draft / str(number), column.name, stack)
+            for number, column in enumerate(columns)
         ]
         for batch in batches:
-            if not batch.num_rows:
-                continue
             # By place: Spark does not find a name with a dot in it.
-            values = {c.name: c.values(batch.column(p)) for p, c in enumerate(columns)}
-            for (name, array), file in zip(values.items(), files, strict=True):
-                kind = kinds.setdefault(name, (array.dtype, array.shape[1:]))
-                if kind != (array.dtype, array.shape[1:]):
-                    raise FeedTypeError(
-                        f"column {name!r} holds rows of {kind[0]} {list(kind[1])} and of "
-                        f"{array.dtype} {list(array.shape[1:])}; make all rows the same shape"
-                    )
-                data = np.ascontiguousarray(array).data
-                # A checksum is enough: nobody has a reason to forge it.
-                digest = zlib.crc32(data, digest)
-                file.write(data)
+            for place, (column, writer) in enumerate(zip(columns, writers, strict=True)):
+                for part in _pieces(batch.column(place)):
+                    writer.write(column.values(part), is_packed(part.type))
             rows += batch.num_rows
-            sample = sample or _as_sample({name: array[:1] for name, array in values.items()})
-    found = {
-        column.name: (str(number), kinds[column.name][0].str, kinds[column.name][1])
-        for number, column in enumerate(columns)
-        if column.name in kinds
-    }
+    found = {writer.name: writer.about for writer in writers if writer.kind is not None}
+    digest = 0
+    for writer in writers:
+        digest = zlib.crc32(writer.digest.to_bytes(4, "big"), digest)
     (draft / _ABOUT).write_text(json.dumps({"rows": rows, "digest": digest, "columns": found}))
-    return Stored(rows, digest, sample)
+    return Stored(rows, digest, _as_sample({w.name: w.first for w in writers}) if rows else b"")
+
+
+def _pieces(column: pa.Array) -> Iterator[pa.Array]:
+    """Cut vectors and matrices into pieces that are not large as arrays either."""
+    rows = len(column)
+    if rows and is_packed(column.type) and not column.null_count:
+        rows = max(1, _PIECE_NBYTES // max(1, convert(column[:1]).nbytes))
+    for start in range(0, len(column), max(1, rows)):
+        yield column[start : start + rows]
+
+
+class _Writer:
+    """The files of a column.
+
+    Args:
+        stack: closes the files.
+
+    Attributes:
+        kind: dtype and shape of its rows; None before the first.
+        first: the first row `[1, …]`.
+        digest: of what was written.
+    """
+
+    def __init__(self, path: Path, name: str, stack: ExitStack) -> None:
+        self.name, self.digest = name, 0
+        self.kind: tuple[np.dtype[np.generic], tuple[int, ...]] | None = None
+        self.first = np.empty(0)
+        self._path, self._stack, self._is_sparse = path, stack, False
+        self._files: list[IO[bytes]] = []
+
+    @property
+    def about(self) -> tuple[str, str, tuple[int, ...], bool]:
+        """What `Rows` has to know of the files."""
+        assert self.kind is not None
+        return self._path.name, self.kind[0].str, self.kind[1], self._is_sparse
+
+    def write(self, array: Array, may_be_sparse: bool) -> None:
+        """Write rows `[rows, …]`; without the zeros if the first ones are mostly zeros."""
+        kind = array.dtype, array.shape[1:]
+        if self.kind is None:
+            self.kind, self.first = kind, array[:1].copy()
+            self._is_sparse = may_be_sparse and bool(3 * np.count_nonzero(array) < array.size)
+            ends = ("", ".counts", ".places") if self._is_sparse else ("",)
+            paths = [Path(f"{self._path}{end}") for end in ends]
+            self._files = [self._stack.enter_context(path.open("wb")) for path in paths]
+        if kind != self.kind:
+            raise FeedTypeError(
+                f"column {self.name!r} holds rows of {self.kind[0]} {list(self.kind[1])} and of "
+                f"{array.dtype} {list(array.shape[1:])}; make all rows the same shape"
+            )
+        parts = [array]
+        if self._is_sparse:
+            flat = array.reshape(len(array), -1)
+            row_of, places = np.nonzero(flat)
+            counts = np.bincount(row_of, minlength=len(flat)).astype(np.int64)
+            parts = [flat[row_of, places], counts, places.astype(np.int32)]
+        for part, file in zip(parts, self._files, strict=True):
+            data = np.ascontiguousarray(part).data
+            # A checksum is enough: nobody has a reason to forge it.
+            self.digest = zlib.crc32(data, self.digest)
+            file.write(data)
 
 
 def _as_sample(values: Mapping[str, Array]) -> bytes:

@@ -223,7 +223,9 @@ def sparse(start: int, stop: int, width: int) -> pa.RecordBatch:
     """Return vectors "x" of two values, the row's number among them; dense in every third row."""
     rows = range(start, stop)
     dense = [row % 3 == 2 and width < 10 for row in rows]
-    values = [[row, *[0] * (width - 2), 1] if d else [row, 1] for row, d in zip(rows, dense)]
+    values = [
+        [row, *[0] * (width - 2), 1] if d else [row, 1] for row, d in zip(rows, dense, strict=True)
+    ]
     parts = [
         pa.array([int(d) for d in dense], pa.int8()),
         pa.array([None if d else width for d in dense], pa.int32()),
@@ -416,6 +418,15 @@ def test_batch_within_one_segment_is_a_view() -> None:
         assert not first["x"].flags.owndata
         assert first["x"].base is not None
         assert second["x"].tolist() == list(range(50, 100))
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "says"),
+    [(-1, "rows"), ("global", r"cluster.feed\(…, shuffle=.global.\)"), ("all", "rows")],
+)
+def test_shuffle_of_another_kind_is_refused(shuffle: Any, says: str) -> None:
+    with Arrivals() as it, pytest.raises(ConfigError, match=rf"shuffle={shuffle!r} must .*{says}"):
+        EpochBatches(it.reader, 1, shuffle=shuffle)
 
 
 def test_batch_size_below_one_is_refused() -> None:

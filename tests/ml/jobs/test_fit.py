@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.ml.linalg import DenseVector, SparseVector
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
 from sparkdl.ml.estimators.source import Tensor
@@ -18,6 +20,7 @@ from sparkdl.ml.jobs.rows import Column, Rows, num_steps, read_sample, store
 from sparkdl.ml.jobs.spark import _explained
 from sparkdl.ml.jobs.task import Sum, added, joined, num_groups, pack, parts, total, unpack
 from sparkdl.node.task import Problem
+from sparkdl.values.ndarrays import store_vectors
 from tests.doubles.programs import output_of
 from tests.ml import jobs_backend
 
@@ -54,6 +57,34 @@ def test_every_row_is_in_one_batch_of_an_epoch_and_a_task_that_comes_again_finds
         assert (list(seen) == labels) == (order is None)
         assert all(np.array_equal(each["x"][:, 0], each["y"]) for each in found)
         assert found[0]["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize("width", [4, 200_000])
+def test_sparse_vectors_are_stored_without_their_zeros(tmp_path: Path, width: int) -> None:
+    rows = range(300)
+    values: list[Any] = [SparseVector(width, {0: 1.0 + row, width - 1: -1.0}) for row in rows]
+    values[3:5] = [SparseVector(width, {}), DenseVector([0.0] * (width - 2) + [5.0, 6.0])]
+    dense = np.stack([value.toArray().astype("float32") for value in values[:8]])
+    vectors = pa.RecordBatch.from_pydict({"x": store_vectors(values), "y": [*rows]})
+    tracemalloc.start()
+    try:
+        columns = [Column("x", dtype="float32"), Column("y")]
+        stored = store(tmp_path / "rows", columns, [vectors.slice(0, 100), vectors.slice(100)])
+        found = (
+            Rows(tmp_path / "rows").batch(0, 60, None),
+            Rows(tmp_path / "rows").batch(1, 60, (1, 1)),
+        )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert stored.rows == 300
+    assert found[0]["x"].dtype == np.float32
+    assert np.array_equal(found[0]["x"], dense[:5])
+    firsts = [0 if y in (3, 4) else y + 1 for y in found[1]["y"]]
+    assert np.array_equal(found[1]["x"][:, 0], firsts)
+    nbytes = sum(path.stat().st_size for path in (tmp_path / "rows").iterdir())
+    assert nbytes < 20_000 + 300 * 16 or width == 4
+    assert peak < 300_000_000, "all rows would be 480 MB of float64"
 
 
 def test_rows_that_are_no_numbers_of_one_shape_are_refused(tmp_path: Path) -> None:
