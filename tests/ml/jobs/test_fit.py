@@ -68,7 +68,7 @@ def test_sparse_vectors_are_stored_without_their_zeros(tmp_path: Path, width: in
     vectors = pa.RecordBatch.from_pydict({"x": store_vectors(values), "y": [*rows]})
     tracemalloc.start()
     try:
-        columns = [Column("x", dtype="float32"), Column("y")]
+        columns = [Column("x", Tensor("x", "float32", (None, width))), Column("y")]
         stored = store(tmp_path / "rows", columns, [vectors.slice(0, 100), vectors.slice(100)])
         found = (
             Rows(tmp_path / "rows").batch(0, 60, None),
