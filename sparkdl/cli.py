@@ -113,8 +113,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="continue with at least this many if lost ones do not come back")  # fmt: skip
     add("--max-np", "--max-num-proc", dest="max_num_proc", type=int,
         help="accepted: there are never more than --num-proc")  # fmt: skip
-    add("--timeline-filename", dest="timeline",
-        help="a file for a trace of all processes, for ui.perfetto.dev")  # fmt: skip
     add("--reset-limit", type=int, help="how many restarts are allowed after failures")
     add("--elastic-timeout", type=float, help="seconds that a restart waits for lost processes")
     add("--checkpoint-dir", help="folder in which state.commit() saves, to continue later")

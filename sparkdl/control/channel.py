@@ -12,7 +12,7 @@ Runs in: agent, child
       │◀───────────────────── Imported, ChildRunning│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
       │◀───────── Results + descriptor, Terminated  │
-      │◀─────────────────── Reported, Waited, Traced│  the step that user code is at, what it does
+      │◀─────────────────────────── Reported, Waited│  the step that user code is at, what it does
       │◀─ Checkpointed, CheckpointDone              │  its part of a checkpoint; the whole
       │◀─ Gather ──── AllGathered, CheckpointCommit ▶│  what the coordinator collects, passed on
       │  Drain ────────────────────────────────────▶│  a checkpoint is wanted, passed on
@@ -53,7 +53,6 @@ from sparkdl.control.messages import (
     Granted,
     LoneNodes,
     Profiled,
-    Traced,
     TrainsAlone,
 )
 from sparkdl.control.rows import EpochRows
@@ -267,7 +266,6 @@ Local = (
     | Results
     | Reported
     | Waited
-    | Traced
     | Checkpointed
     | CheckpointCommit
     | CheckpointDone

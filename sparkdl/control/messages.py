@@ -9,7 +9,6 @@ Runs in: driver, agent
       │  ChildRunning ────────────────────────▶│   inside map_fun
       │  FeedProgress, NodeActive, LogLines ──▶│
       │  BoardStarted ────────────────────────▶│   from the first node, where it was asked for
-      │  Traced, ClockTold ───────────────────▶│   where there is a timeline: after `AskClock`
       │  Spooled ─────────────────────────────▶│   rows that feeders have brought to this agent
       │◀── FeedBegin, ReadShare, Assign, FeedCut, FeedHold, FeedCovered, Granted, EpochEnd, FeedEnd
       │  CheckpointPart ──────────────────────▶│   from each node that trains
@@ -39,8 +38,7 @@ from sparkdl.control.rows import EpochRows, Share
 from sparkdl.control.world_columns import WorldColumns
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
-from sparkdl.core.row_ranges import Span as RowSpan
-from sparkdl.core.trace import Span
+from sparkdl.core.row_ranges import Span
 from sparkdl.core.world import Resume, World
 
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
@@ -217,27 +215,6 @@ class NodeLoad(Message, frozen=True):
     gpu_nbytes: int = 0
     received_nbytes_s: int = 0
     sent_nbytes_s: int = 0
-
-
-class Traced(Message, frozen=True):
-    """Spans of a child's work, for the timeline; its agent passes them on.
-
-    Args:
-        dropped: spans since the last time that there was no room for.
-        threads: names, by native id.
-    """
-
-    generation: int
-    spans: tuple[Span, ...]
-    dropped: int = 0
-    threads: dict[int, str] = {}
-
-
-class ClockTold(Message, frozen=True):
-    """The answer to `AskClock`: the time it was sent, and this host's clock, in microseconds."""
-
-    sent_us: int
-    local_us: int
 
 
 class LogLines(Message, frozen=True):
@@ -443,7 +420,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     number: int
     skip: int
     rows: int
-    spans: tuple[RowSpan, ...]
+    spans: tuple[Span, ...]
 
 
 class Assign(Message, frozen=True):
@@ -537,12 +514,6 @@ class FetchStacks(Message, frozen=True):
     request: int
 
 
-class AskClock(Message, frozen=True):
-    """Say at once how late it is, as `ClockTold`."""
-
-    sent_us: int
-
-
 class FetchProfile(Message, frozen=True):
     """Look at what the child does for so long, and send that as `Profiled`.
 
@@ -593,8 +564,6 @@ FromAgent = (
     | Spooled
     | NodeActive
     | NodeLoad
-    | Traced
-    | ClockTold
     | LastLines
     | Refused
     | LogLines
@@ -611,7 +580,7 @@ ToFeeds = (
     FeedBegin | ReadShare | Assign | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
 )
 ToNode = CheckpointCommit | AllGathered | LoneNodes | Drain
-Questions = FetchLog | FetchStacks | FetchProfile | AskClock
+Questions = FetchLog | FetchStacks | FetchProfile
 ToAgent = Begin | NewRound | StopChild | Questions | Stop | Detach | ToNode | ToFeeds
 
 

@@ -31,7 +31,6 @@ from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.throttle import Throttle
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver import events
-from sparkdl.driver.clocks import ClockQuestions
 from sparkdl.driver.collect import Checkpoints, Gatherings, LoneTrainers
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import CoverageStore
@@ -102,7 +101,6 @@ class Controller:
         ask = (self.view, self.changed, self.soon, self.server.send)
         self.questions = Questions(spec.nodes, *ask, log_tail)
         self.reached_at: ServerAddress | None = None
-        self._clocks = ClockQuestions(self.events, self.server.send)
         self._timer: asyncio.TimerHandle | None = None
         self._progress = Throttle(self._loop, self._notify, _PROGRESS_S)
         self._thread = threading.Thread(
@@ -220,8 +218,6 @@ class Controller:
             self.view.joined.add((hello.node_id, hello.pid))
         self._handle(states.AgentJoined(hello))
         self._note_phase(hello.agent_id, "joined", host=hello.host)
-        if self.spec.is_traced:
-            self._clocks.join(hello.agent_id, hello.node_id)
 
     def refused(self, message: msg.Refused) -> None:
         """A node cannot start on its executor."""
@@ -251,8 +247,6 @@ class Controller:
                 headline = message.failure.headline()
                 self._note_phase(agent_id, "failed", message.generation, problem=headline)
                 self._handle(states.ChildBroke(agent_id, self._dated(message)))
-            case msg.Traced() | msg.ClockTold():
-                self._clocks.note(agent_id, message)
             case msg.FeedProgress() | msg.Spooled() | msg.NodeActive() | msg.NodeLoad():
                 self._note_progress(agent_id, message)
             case msg.CheckpointPart() | msg.CheckpointDone():
@@ -277,7 +271,6 @@ class Controller:
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""
         self._note_phase(agent_id, "left")
-        self._clocks.leave(agent_id)
         self._handle(states.AgentLeft(agent_id, reason, self.events.now_s()))
 
     def silent(self, hello: msg.Hello) -> None:

@@ -29,7 +29,6 @@ from sparkdl.control import channel, messages
 from sparkdl.core.errors import FeedClosedError, ProtocolError, SparkdlError
 from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Environment
-from sparkdl.core.trace import now_us
 from sparkdl.node import state as states
 from sparkdl.node.children import NodeChild
 from sparkdl.node.forking import Place
@@ -236,7 +235,7 @@ class Agent:
             case messages.ChildRunning() | messages.CheckpointDone() | messages.Gather():
                 if self._begun == message.generation:  # or the child is being ended
                     self._report(message)
-            case messages.Traced() | messages.TrainsAlone():
+            case messages.TrainsAlone():
                 self._report(message)
             case _:
                 self._observation.note(message)
@@ -275,8 +274,6 @@ class Agent:
                 self._detach()
             case messages.FetchLog() | messages.FetchStacks() | messages.FetchProfile():
                 self._observation.answer(message)
-            case messages.AskClock(sent_us):
-                self._report(messages.ClockTold(sent_us, now_us()))
             case _:
                 self._feeds.on_driver_message(message)
 
