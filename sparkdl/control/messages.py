@@ -17,8 +17,8 @@ Runs in: driver, agent
       │  Gather ──────────────────────────────▶│   from each node that trains
       │◀───────────────────────── AllGathered ─│   to all of them, once all have
       │◀─────────────────────────────── Drain ─│   to them: a checkpoint is wanted; they `Gather`
-      │◀─ FetchLog, FetchStacks, FetchProfile  │   at any time
-      │  LogTail, Stacks, Profiled ───────────▶│
+      │◀─ FetchLog, FetchStacks ───────────────│   at any time
+      │  LogTail, Stacks ─────────────────────▶│
       │  LastLines ───────────────────────────▶│   when a child has ended
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
@@ -250,22 +250,6 @@ class Stacks(Message, frozen=True):
 
     request: int
     text: str
-
-
-class Profiled(Message, frozen=True):
-    """The answer to `FetchProfile`.
-
-    Attributes:
-        stacks: how many periods of the sampler each stack was seen for: thread and calls, the
-            outermost first, with semicolons in between.
-        folder: what a framework's profiler has written into.
-        problem: why there is neither.
-    """
-
-    request: int
-    stacks: dict[str, int] = {}
-    folder: str = ""
-    problem: str = ""
 
 
 class BoardStarted(Message, frozen=True):
@@ -514,20 +498,6 @@ class FetchStacks(Message, frozen=True):
     request: int
 
 
-class FetchProfile(Message, frozen=True):
-    """Look at what the child does for so long, and send that as `Profiled`.
-
-    Attributes:
-        tool: the framework whose own profiler is to run; empty for Python's stacks.
-        folder: that this writes into, by the name of the node.
-    """
-
-    request: int
-    seconds: float
-    tool: str = ""
-    folder: str = ""
-
-
 class Stop(Message, frozen=True):
     """End the child, clean up, and end.
 
@@ -569,7 +539,6 @@ FromAgent = (
     | LogLines
     | LogTail
     | Stacks
-    | Profiled
     | BoardStarted
     | CheckpointPart
     | CheckpointDone
@@ -580,8 +549,7 @@ ToFeeds = (
     FeedBegin | ReadShare | Assign | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
 )
 ToNode = CheckpointCommit | AllGathered | LoneNodes | Drain
-Questions = FetchLog | FetchStacks | FetchProfile
-ToAgent = Begin | NewRound | StopChild | Questions | Stop | Detach | ToNode | ToFeeds
+ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | Detach | ToNode | ToFeeds
 
 
 class _Begin(Message, frozen=True):

@@ -265,8 +265,6 @@ class Controller:
                 self.questions.answer(agent_id, number, Attempt(generation, lines))
             case msg.Stacks(number, text):
                 self.questions.answer(agent_id, number, text)
-            case msg.Profiled(number):
-                self.questions.answer(agent_id, number, message)
 
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""

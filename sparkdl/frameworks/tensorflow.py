@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -48,13 +48,6 @@ class TensorFlow(Framework):
         found = tf.config.list_physical_devices("GPU")
         details = [tf.config.experimental.get_device_details(gpu) for gpu in found]
         return [str(each.get("device_name", "GPU")) for each in details]
-
-    def tracing(self, folder: str) -> AbstractContextManager[Any]:
-        """Return the context of its profiler."""
-        import tensorflow as tf
-
-        profile: AbstractContextManager[Any] = tf.profiler.experimental.Profile(folder)
-        return profile
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
         """Return `TF_CONFIG`; nothing for a node that is alone.

@@ -272,7 +272,7 @@ class Agent:
                     self._child.send(message)
             case messages.Detach():
                 self._detach()
-            case messages.FetchLog() | messages.FetchStacks() | messages.FetchProfile():
+            case messages.FetchLog() | messages.FetchStacks():
                 self._observation.answer(message)
             case _:
                 self._feeds.on_driver_message(message)

@@ -99,8 +99,6 @@ def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Framework]) ->
     _write_stacks_on_signal(stacks_fd)
     link = AgentLink(socket.socket(fileno=channel_fd))
     end = _run(importing, link)
-    link.profiler.end()
-    # As the last message: profiles have gone out above, and the agent takes no more.
     link.send(end)
     # A full disk under a redirected output must not hide how `map_fun` ended.
     with suppress(OSError):
@@ -129,7 +127,6 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
         # Errors before this line are failures of the set-up, those after it are the user's.
         kind = "exception"
         _note_thread_exits()
-        link.profiler.is_in_map_fun = True
         generation = start.world.generation
         link.send(ChildRunning(generation, os.getpid()))
         if ctx.member.role.is_server:

@@ -23,7 +23,6 @@ from sparkdl.control.channel import (
     Local,
     Reported,
     Start,
-    TakeProfile,
     Unframer,
     receive,
     send,
@@ -50,7 +49,6 @@ from sparkdl.core.errors import (
 from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 from sparkdl.frameworks.lone_training import LoneTraining
 from sparkdl.node.draining import DrainNotice
-from sparkdl.node.profiler import Profiler
 from sparkdl.node.readers import FeedReaders
 
 _log = logging.getLogger(__name__)
@@ -68,12 +66,10 @@ class AgentLink:
     Attributes:
         feeds: the readers of the node's feeds.
         draining: whether a checkpoint is wanted, because an executor ends.
-        profiler: takes the profiles that the agent asks for.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self.profiler = Profiler(self.send)
         self._send_lock = threading.Lock()  # the frames of two threads must not mix
         self._starts: queue.Queue[tuple[Start, int] | None] = queue.Queue()
         self._answers: dict[type, queue.Queue[Any]] = {kind: queue.Queue() for kind in _ANSWERS}
@@ -206,8 +202,6 @@ class AgentLink:
                 self.draining.settle(message)
             case CheckpointCommit() | AllGathered() | LoneNodes():
                 self._answers[type(message)].put(message)
-            case TakeProfile():
-                self.profiler.begin(message)
             case _:
                 self.feeds.take(message, fd)
 
