@@ -33,14 +33,11 @@ class Launched(Event, frozen=True):
     Attributes:
         nodes: their names, by node id.
         is_fed: by this driver; otherwise its nodes read their own data.
-        program, pid: of the driver.
     """
 
     framework: str
     nodes: tuple[str, ...]
     is_fed: bool = True
-    program: str = ""
-    pid: int = 0
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):

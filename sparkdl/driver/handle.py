@@ -28,7 +28,7 @@ from sparkdl.driver.feeds.feeds import Feeds, StreamFeed
 from sparkdl.driver.feeds.report import FeedReport, nothing_fed
 from sparkdl.driver.feeds.runner import LongWait
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
-from sparkdl.driver.show import LiveTable, show_page
+from sparkdl.driver.show import show_page
 from sparkdl.driver.threads import begin
 from sparkdl.feed.transfer.messages import FeedSpec
 
@@ -71,7 +71,6 @@ class Cluster:
         self._show_progress = show_progress
         self._feeds = Feeds(controller, executor, token, lambda: self.world)
         ending.first = self._feeds.close
-        self._table = LiveTable(controller, self.tensorboard_url, lambda: repr(self))
 
     def __enter__(self) -> Cluster:
         return self
@@ -90,12 +89,6 @@ class Cluster:
     def __repr__(self) -> str:
         nodes = listed([member.node.name for member in self.world.members])
         return f"Cluster({self.spec.cluster_id}: {nodes}; {self.status()})"
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return self._table.render()
-
-    def _ipython_display_(self) -> None:
-        self._table.show()
 
     def show(self, height: int = 640) -> None:
         """Show the dashboard in the cell that runs; outside of a notebook, print its address.

@@ -38,7 +38,6 @@ from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.logs import LogLine, hand_on
 from sparkdl.driver.options import OBJECTS, Observe, reads_own_data
 from sparkdl.driver.payload import pickle_user_code
-from sparkdl.driver.run_socket import answer_runs
 from sparkdl.driver.show import has_audience, in_notebook, print_beside, printing
 from sparkdl.driver.warm import chosen_keep_s, warm_key
 from sparkdl.frameworks.framework import framework_named
@@ -216,7 +215,6 @@ class _Watch:
 
     def begin(self, controller: Controller) -> None:
         """Attach all subscribers, before the first node starts."""
-        answer_runs(controller)
         asked = self.asked
         if asked.on_log is not None:
             controller.events.subscribe(partial(hand_on, asked.on_log), Logged)

@@ -329,7 +329,7 @@ class NodeContext(LegacyContext):
         return JaxBatches(batches, x, y, sharding, prefetch)
 
     def report(self, step: int, **metrics: float) -> None:
-        """Report the step this node has done, for the cluster's table and hang watch.
+        """Report the step this node has done, for the dashboard and the hang watch.
 
         Cheap enough to be called in each step. Batches of feeds and of `parquet` are counted
         anyway; a loop that reads its own data should call this.

@@ -150,9 +150,6 @@ class PlayedNodes:
     def forget_task(self, node: NodeSpec) -> None:
         """Do nothing: there are no tasks."""
 
-    def hide_progress(self) -> None:
-        """Do nothing: there is no other bar."""
-
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Return a daemon thread."""
         return threading.Thread(target=run, name=name, daemon=True)

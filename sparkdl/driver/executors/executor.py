@@ -185,9 +185,5 @@ class Executor(Protocol):
     def cancel_feeds(self, feed: str | None = None) -> None:
         """End running `feed` calls soon: those of one feed, or all."""
 
-    def hide_progress(self) -> None:
-        """Keep progress bars of the place itself off the terminal for half a second."""
-        return
-
     def close(self, deadline: Deadline) -> None:
         """End the remaining jobs or processes of the nodes; other threads may call it again."""
