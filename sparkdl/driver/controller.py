@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sparkdl.control import messages as msg
-from sparkdl.control.cause import CutLink
 from sparkdl.control.counts import FeedCount
 from sparkdl.control.server import CoordinatorServer, ServerAddress
 from sparkdl.control.tls import Tls
@@ -273,7 +272,7 @@ class Controller:
 
     def silent(self, hello: msg.Hello) -> None:
         """An agent's host does not answer; the agent has `left`."""
-        self._executor.leave_host(hello.host, False)
+        self._executor.leave_host(hello.host)
 
     def cause(self) -> str | None:
         """Return why no node answers a feeder: the feeder reports it, see `control/cause.py`."""
@@ -281,15 +280,6 @@ class Controller:
             return None
         failure = failure_of(self.view.state)
         return str(failure) if failure else ""
-
-    def agent_of(self, node_id: int) -> str | None:
-        """Return the agent of a node, if it has one."""
-        agent = self._agents.get(node_id)
-        return agent.agent_id if agent else None
-
-    def cut(self, link: CutLink) -> None:
-        """A feeder does not reach a node, and the driver reaches both."""
-        self._handle(states.LinkCut(link.generation, link.node_id, link.host, self.events.now_s()))
 
     # On the loop.
 
@@ -345,8 +335,6 @@ class Controller:
                 threading.Thread(target=close, name=name, daemon=True).start()
             case states.ForgetTask(node):
                 self._executor.forget_task(node)
-            case states.LeaveHost(host):
-                self._executor.leave_host(host, True)
 
     def _arm_timer(self, deadline_s: float) -> None:
         if self._timer:

@@ -144,7 +144,7 @@ class PlayedNodes:
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Bring nobody."""
 
-    def leave_host(self, host: str, is_there: bool) -> None:
+    def leave_host(self, host: str) -> None:
         """Do nothing: there are no hosts."""
 
     def forget_task(self, node: NodeSpec) -> None:

@@ -140,12 +140,8 @@ class Executor(Protocol):
         """Note that the task of this node has ended in order: it will not start the node again."""
         return
 
-    def leave_host(self, host: str, is_there: bool) -> None:
-        """Prevent further tasks on a lost host; return soon.
-
-        Args:
-            is_there: the driver still reaches it, so Spark could start more tasks there.
-        """
+    def leave_host(self, host: str) -> None:
+        """Prevent further tasks on a lost host; return soon."""
         return
 
     def feed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:

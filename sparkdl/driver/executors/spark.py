@@ -196,7 +196,7 @@ class SparkExecutor(Executor):
             for nodes in self._jobs.values():
                 nodes.discard(node)
 
-    def leave_host(self, host: str, is_there: bool) -> None:
+    def leave_host(self, host: str) -> None:
         """Exclude the host in a thread; Spark Connect has no interface for it."""
         sc = self._context
         if sc is None:
@@ -205,7 +205,7 @@ class SparkExecutor(Executor):
 
         def leave() -> None:
             try:
-                leave_host(sc, host, is_there)
+                leave_host(sc, host)
             except Exception:  # noqa: BLE001 (Spark is ending, perhaps; which error varies)
                 _log.debug("Spark may start tasks on %s", host, exc_info=True)
 
