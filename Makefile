@@ -10,7 +10,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage docs soak fuzz check bench-launch bench-feed bench-first-row bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-timeline bench-waits bench-search screenshots browser peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage docs soak fuzz check bench-launch bench-feed bench-first-row bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-waits bench-search screenshots browser peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -194,9 +194,6 @@ bench-frameworks: setup  ## measure the same training by every way, with 1, 2 an
 
 bench-dashboard: setup  ## measure what the dashboard and a record cost the driver
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/dashboard.py $(ARGS)
-
-bench-timeline: setup  ## measure rows/s of a feed with a timeline and without
-	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/timeline.py $(ARGS)
 
 bench-waits: setup  ## measure steps/s with the thread that looks what a node waits for, and without
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/waits.py $(ARGS)

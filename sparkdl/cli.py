@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -26,8 +25,6 @@ _QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 DEMO_MASTER = "local-cluster[2,2,1024]"
 _BESIDE = ("pyspark", "tensorflow", "tensorflow-cpu", "keras", "tf-keras", "torch", "lightning")
 _INTERRUPTED = 130  # as shells have it
-_TOP_S = 1.0
-_CLEAR = "\x1b[H\x1b[2J"  # the terminal, from its first line on
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,9 +47,6 @@ def main(argv: list[str] | None = None) -> int:
         )
     )
     _add_run(commands.add_parser("run", help="run a program in several processes of this machine"))
-    commands.add_parser("runs", help="list the running clusters of drivers on this machine")
-    _add_stacks(commands.add_parser("stacks", help="print what all nodes of a cluster do now"))
-    _add_top(commands.add_parser("top", help="show the nodes of a cluster as a live table"))
     _add_migrate(
         commands.add_parser("migrate", help="change the imports of other libraries to sparkdl's")
     )
@@ -78,9 +72,6 @@ def _status(options: argparse.Namespace) -> int:
     commands = {
         "doctor": _doctor,
         "run": _run,
-        "runs": _runs,
-        "stacks": _stacks,
-        "top": _top,
         "migrate": _migrate,
         "dashboard": _dashboard,
         "explain": _explain,
@@ -113,8 +104,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="continue with at least this many if lost ones do not come back")  # fmt: skip
     add("--max-np", "--max-num-proc", dest="max_num_proc", type=int,
         help="accepted: there are never more than --num-proc")  # fmt: skip
-    add("--timeline-filename", dest="timeline",
-        help="a file for a trace of all processes, for ui.perfetto.dev")  # fmt: skip
     add("--reset-limit", type=int, help="how many restarts are allowed after failures")
     add("--elastic-timeout", type=float, help="seconds that a restart waits for lost processes")
     add("--checkpoint-dir", help="folder in which state.commit() saves, to continue later")
@@ -160,65 +149,6 @@ def _dashboard(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise FrameworkMissingError(f"{error.name} is not installed: pip install bokeh") from error
     show_records(Path(options.path), options.host, options.port)
-    return 0
-
-
-def _runs(_options: argparse.Namespace) -> int:
-    from sparkdl.driver.runs import nothing, runs_table
-
-    print("\n".join(runs_table()) or nothing(), flush=True)
-    return 0
-
-
-def _add_stacks(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Prints the Python stacks of all nodes of a cluster whose driver runs on this machine, as "
-        f"cluster.stacks() has them. See {docs_page('hangs')}."
-    )
-    _add_id(parser)
-
-
-def _add_id(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "id", metavar="ID", nargs="?", help="the beginning of its id; not needed if only one runs"
-    )
-
-
-def _stacks(options: argparse.Namespace) -> int:
-    from sparkdl.driver.runs import chosen
-
-    for node, text in chosen(options.id).stacks().items():
-        print(f"{node}\n{text.rstrip()}\n", flush=True)
-    return 0
-
-
-def _add_top(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Shows the nodes of a cluster whose driver runs on this machine, once a second. In a pipe "
-        "it prints one table. Cores and memory are known with Observe(dashboard=True) or record=."
-    )
-    _add_id(parser)
-    parser.add_argument("--once", action="store_true", help="print one table and end")
-
-
-def _top(options: argparse.Namespace) -> int:
-    from sparkdl.driver.history import folded
-    from sparkdl.driver.runs import RunEndedError, chosen, nodes_table
-
-    is_once, never = options.once or not sys.stdout.isatty(), threading.Event()
-    cluster = chosen(options.id)
-    history = folded(cluster.present())
-    while not never.wait(_TOP_S):  # rates are those between looks
-        try:
-            for event in cluster.present():
-                history.add(event)
-        except RunEndedError as end:
-            print(end)
-            break
-        table = "\n".join(nodes_table(history))
-        print(table if is_once else f"{_CLEAR}{table}", flush=True)
-        if is_once:
-            break
     return 0
 
 

@@ -42,7 +42,6 @@ from sparkdl.collectives.transport import (
     shares,
     widened,
 )
-from sparkdl.core import trace
 from sparkdl.core.errors import CollectiveError, ConfigError, MismatchError
 
 if TYPE_CHECKING:
@@ -53,27 +52,14 @@ T = TypeVar("T")
 
 
 def _operation(
-    name: str,
-) -> Callable[[Callable[Concatenate[Group, P], T]], Callable[Concatenate[Group, P], T]]:
-    """Run a method of `Group` in its turn, and record its name and bytes in the timeline."""
+    operate: Callable[Concatenate[Group, P], T],
+) -> Callable[Concatenate[Group, P], T]:
+    """Run a method of `Group` in its turn."""
 
-    def decorate(
-        operate: Callable[Concatenate[Group, P], T],
-    ) -> Callable[Concatenate[Group, P], T]:
-        def traced(group: Group, *args: P.args, **options: P.kwargs) -> T:
-            given: Any = (*args, *options.values())
-            what = "".join(each for each in given if isinstance(each, str)).strip()
-            nbytes = sum(each.nbytes for each in given if hasattr(each, "nbytes"))
-            with trace.span("collective", name, None, what=what, nbytes=nbytes):
-                return operate(group, *args, **options)
+    def in_turn(self: Group, /, *args: P.args, **options: P.kwargs) -> T:
+        return self.run(lambda: operate(self, *args, **options))
 
-        def in_turn(self: Group, /, *args: P.args, **options: P.kwargs) -> T:
-            work = traced if trace.is_on() else operate
-            return self.run(lambda: work(self, *args, **options))
-
-        return update_wrapper(in_turn, operate)
-
-    return decorate
+    return update_wrapper(in_turn, operate)
 
 
 class Group(SerialExecutor):
@@ -120,7 +106,7 @@ class Group(SerialExecutor):
         """How many members there are."""
         return len(self.ranks)
 
-    @_operation("all_reduce")
+    @_operation
     def all_reduce_(
         self, flat: torch.Tensor, how: Reduction = Reduction(), what: str = ""
     ) -> torch.Tensor:
@@ -147,7 +133,7 @@ class Group(SerialExecutor):
             flat.view(-1).copy_(self._finished_(reduced(wide, how.op), how))
         return flat
 
-    @_operation("reduce")
+    @_operation
     def reduce_now_(self, flat: torch.Tensor, how: Reduction) -> torch.Tensor:
         """Do what `all_reduce_` does, when the members have agreed on it already."""
         scale_(flat, how.prescale)
@@ -157,7 +143,7 @@ class Group(SerialExecutor):
         self._finished_(wide, how)
         return flat if wide is flat else flat.copy_(wide)
 
-    @_operation("all_gather")
+    @_operation
     def all_gather(self, tensor: torch.Tensor, what: str = "") -> tuple[torch.Tensor, list[int]]:
         """Return the rows of all members by rank, and how many came from each.
 
@@ -181,7 +167,7 @@ class Group(SerialExecutor):
                 self._wire.gather(bytes_of(tensor), bytes_of(out), nbytes)
         return out, counts
 
-    @_operation("broadcast")
+    @_operation
     def broadcast_(self, tensor: torch.Tensor, root: int, what: str = "") -> torch.Tensor:
         """Fill a contiguous tensor with that of member `root`, and return it.
 
@@ -210,7 +196,7 @@ class Group(SerialExecutor):
             with self._wire.named_errors("broadcast"):
                 self._wire.broadcast(data, root)
 
-    @_operation("all_to_all")
+    @_operation
     def all_to_all(
         self, tensor: torch.Tensor, splits: Sequence[int] | None = None, what: str = ""
     ) -> tuple[torch.Tensor, list[int]]:
@@ -241,7 +227,7 @@ class Group(SerialExecutor):
                 self._wire.exchange(tensor, out, sent, got)
         return out, got
 
-    @_operation("reduce_scatter")
+    @_operation
     def reduce_scatter(
         self, tensor: torch.Tensor, how: Reduction = Reduction(), what: str = ""
     ) -> torch.Tensor:
@@ -264,7 +250,7 @@ class Group(SerialExecutor):
     def _finished_(self, result: torch.Tensor, how: Reduction) -> torch.Tensor:
         return scale_(result, how.postscale, self.size if how.op is Op.AVERAGE else 1)
 
-    @_operation("barrier")
+    @_operation
     def barrier(self) -> None:
         """Wait until all members have called this."""
         self._agree(Call(Kind.BARRIER, ""))
@@ -288,7 +274,7 @@ class Group(SerialExecutor):
         """
         self._agree(Call(Kind.STEP, f"step {number}: {what}", extra=number, is_sum=is_sum))
 
-    @_operation("join")
+    @_operation
     def join(self) -> int:
         """Take part with zeros in what the others reduce, until all have called this.
 
@@ -345,7 +331,7 @@ class Group(SerialExecutor):
         if data is not None and (is_needed or self._is_small(data)):
             message += bytes_of(data).numpy().tobytes()
         what = call.kind.name.lower()
-        with self._wire.named_errors(what), trace.span("collective", "wait for members", call=what):
+        with self._wire.named_errors(what):
             everyone = self._wire.announce(message)
         parts = [each[WORDS.size :] for each in everyone]
         # The common case, without decoding: all members have announced the same words.
@@ -386,7 +372,7 @@ class Group(SerialExecutor):
         """Return the value of member `root`; anything that can be pickled."""
         return value if self.size == 1 else self._broadcast_object(value, root, name or "")
 
-    @_operation("broadcast")
+    @_operation
     def _broadcast_object(self, value: Any, root: int, what: str) -> Any:
         import torch
 

@@ -12,12 +12,11 @@ Runs in: agent, child
       │◀───────────────────── Imported, ChildRunning│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
       │◀───────── Results + descriptor, Terminated  │
-      │◀─────────────────── Reported, Waited, Traced│  the step that user code is at, what it does
+      │◀─────────────────────────── Reported, Waited│  the step that user code is at, what it does
       │◀─ Checkpointed, CheckpointDone              │  its part of a checkpoint; the whole
       │◀─ Gather ──── AllGathered, CheckpointCommit ▶│  what the coordinator collects, passed on
       │  Drain ────────────────────────────────────▶│  a checkpoint is wanted, passed on
       │◀─ TrainsAlone ────────────────── LoneNodes ▶│  a training that no other node takes part in
-      │◀─ Profiled ───────────────── TakeProfile ─▶│  what the child does for a while, if asked
       │◀───────────────────── ChildReturned, Raised │  last message
 
 A frame is a four-byte length and one JSON object. Descriptors travel beside the stream in the
@@ -52,8 +51,6 @@ from sparkdl.control.messages import (
     Gather,
     Granted,
     LoneNodes,
-    Profiled,
-    Traced,
     TrainsAlone,
 )
 from sparkdl.control.rows import EpochRows
@@ -225,19 +222,6 @@ class Checkpointed(LocalMessage, frozen=True):
     batches: dict[str, int] = {}
 
 
-class TakeProfile(LocalMessage, frozen=True):
-    """Look at what this process does. See `FetchProfile`.
-
-    Attributes:
-        until_s: by the monotonic clock, which agent and child share.
-    """
-
-    request: int
-    until_s: float
-    tool: str = ""
-    folder: str = ""
-
-
 class Raised(LocalMessage, frozen=True):
     """`map_fun` raised, or the child could not prepare, at this time of the monotonic clock."""
 
@@ -267,7 +251,6 @@ Local = (
     | Results
     | Reported
     | Waited
-    | Traced
     | Checkpointed
     | CheckpointCommit
     | CheckpointDone
@@ -276,8 +259,6 @@ Local = (
     | TrainsAlone
     | LoneNodes
     | Drain
-    | TakeProfile
-    | Profiled
     | ChildReturned
     | Raised
 )

@@ -9,7 +9,6 @@ Runs in: driver, agent
       │  ChildRunning ────────────────────────▶│   inside map_fun
       │  FeedProgress, NodeActive, LogLines ──▶│
       │  BoardStarted ────────────────────────▶│   from the first node, where it was asked for
-      │  Traced, ClockTold ───────────────────▶│   where there is a timeline: after `AskClock`
       │  Spooled ─────────────────────────────▶│   rows that feeders have brought to this agent
       │◀── FeedBegin, ReadShare, Assign, FeedCut, FeedHold, FeedCovered, Granted, EpochEnd, FeedEnd
       │  CheckpointPart ──────────────────────▶│   from each node that trains
@@ -18,8 +17,8 @@ Runs in: driver, agent
       │  Gather ──────────────────────────────▶│   from each node that trains
       │◀───────────────────────── AllGathered ─│   to all of them, once all have
       │◀─────────────────────────────── Drain ─│   to them: a checkpoint is wanted; they `Gather`
-      │◀─ FetchLog, FetchStacks, FetchProfile  │   at any time
-      │  LogTail, Stacks, Profiled ───────────▶│
+      │◀─ FetchLog, FetchStacks ───────────────│   at any time
+      │  LogTail, Stacks ─────────────────────▶│
       │  LastLines ───────────────────────────▶│   when a child has ended
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
@@ -39,8 +38,7 @@ from sparkdl.control.rows import EpochRows, Share
 from sparkdl.control.world_columns import WorldColumns
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
-from sparkdl.core.row_ranges import Span as RowSpan
-from sparkdl.core.trace import Span
+from sparkdl.core.row_ranges import Span
 from sparkdl.core.world import Resume, World
 
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
@@ -219,27 +217,6 @@ class NodeLoad(Message, frozen=True):
     sent_nbytes_s: int = 0
 
 
-class Traced(Message, frozen=True):
-    """Spans of a child's work, for the timeline; its agent passes them on.
-
-    Args:
-        dropped: spans since the last time that there was no room for.
-        threads: names, by native id.
-    """
-
-    generation: int
-    spans: tuple[Span, ...]
-    dropped: int = 0
-    threads: dict[int, str] = {}
-
-
-class ClockTold(Message, frozen=True):
-    """The answer to `AskClock`: the time it was sent, and this host's clock, in microseconds."""
-
-    sent_us: int
-    local_us: int
-
-
 class LogLines(Message, frozen=True):
     """Lines the child has printed.
 
@@ -273,22 +250,6 @@ class Stacks(Message, frozen=True):
 
     request: int
     text: str
-
-
-class Profiled(Message, frozen=True):
-    """The answer to `FetchProfile`.
-
-    Attributes:
-        stacks: how many periods of the sampler each stack was seen for: thread and calls, the
-            outermost first, with semicolons in between.
-        folder: what a framework's profiler has written into.
-        problem: why there is neither.
-    """
-
-    request: int
-    stacks: dict[str, int] = {}
-    folder: str = ""
-    problem: str = ""
 
 
 class BoardStarted(Message, frozen=True):
@@ -443,7 +404,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     number: int
     skip: int
     rows: int
-    spans: tuple[RowSpan, ...]
+    spans: tuple[Span, ...]
 
 
 class Assign(Message, frozen=True):
@@ -537,26 +498,6 @@ class FetchStacks(Message, frozen=True):
     request: int
 
 
-class AskClock(Message, frozen=True):
-    """Say at once how late it is, as `ClockTold`."""
-
-    sent_us: int
-
-
-class FetchProfile(Message, frozen=True):
-    """Look at what the child does for so long, and send that as `Profiled`.
-
-    Attributes:
-        tool: the framework whose own profiler is to run; empty for Python's stacks.
-        folder: that this writes into, by the name of the node.
-    """
-
-    request: int
-    seconds: float
-    tool: str = ""
-    folder: str = ""
-
-
 class Stop(Message, frozen=True):
     """End the child, clean up, and end.
 
@@ -593,14 +534,11 @@ FromAgent = (
     | Spooled
     | NodeActive
     | NodeLoad
-    | Traced
-    | ClockTold
     | LastLines
     | Refused
     | LogLines
     | LogTail
     | Stacks
-    | Profiled
     | BoardStarted
     | CheckpointPart
     | CheckpointDone
@@ -611,8 +549,7 @@ ToFeeds = (
     FeedBegin | ReadShare | Assign | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
 )
 ToNode = CheckpointCommit | AllGathered | LoneNodes | Drain
-Questions = FetchLog | FetchStacks | FetchProfile | AskClock
-ToAgent = Begin | NewRound | StopChild | Questions | Stop | Detach | ToNode | ToFeeds
+ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | Detach | ToNode | ToFeeds
 
 
 class _Begin(Message, frozen=True):

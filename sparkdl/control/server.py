@@ -28,7 +28,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 
 from sparkdl.control.auth import is_authorized
-from sparkdl.control.cause import CAUSE_PATH, CUT_PATH, FINISHED, CutLink, parse_cut_link
+from sparkdl.control.cause import CAUSE_PATH, FINISHED
 from sparkdl.control.descriptors import EXHAUSTED, MAX_STRANGERS, OUT_OF_DESCRIPTORS
 from sparkdl.control.host_watch import CAN_TELL, LOOKS, HostWatch
 from sparkdl.control.lease import CLOSE_S, driver_keep_alive, driver_patience_s
@@ -77,12 +77,6 @@ class Listener(Protocol):
     def cause(self) -> str | None:
         """Return why the cluster has failed; empty if it has not; None if it has finished."""
 
-    def agent_of(self, node_id: int) -> str | None:
-        """Return the agent of a node, if it has one."""
-
-    def cut(self, link: CutLink) -> None:
-        """A feeder says that it does not reach a node, whose agent answers the driver."""
-
 
 @dataclass(frozen=True)
 class ServerAddress:
@@ -106,13 +100,11 @@ class Timeouts:
     Attributes:
         hello_s: for an agent's first message.
         token_s: for the token, which an agent sends at once, while there are too many strangers.
-        ping_s: for an agent's answer, if a feeder that does not reach it is to be believed.
         close_s: for the end of a connection that the server closes; less with a short lease.
     """
 
     hello_s: float = 10.0
     token_s: float = 1.0
-    ping_s: float = 2.0
     close_s: float = CLOSE_S
 
 
@@ -148,8 +140,6 @@ class CoordinatorServer:
         """asyncio's tasks that perform a TLS handshake for a new connection."""
         # The agents of a launch come all at once, and it takes a while until all tokens are read.
         self._max_strangers = max(MAX_STRANGERS, num_nodes)
-        self._cuts: set[CutLink] = set()
-        """Reported links whose agents are being asked whether they are alive."""
         self._strangers: deque[ReferenceType[ServerConnection]] = deque()
         """The last ones that were accepted, the oldest first; agents by now, perhaps."""
         self._quiet_until_s = 0.0
@@ -257,12 +247,7 @@ class CoordinatorServer:
         # `headers[…]` raises for a header that comes twice.
         if len(headers) != 1 or not is_authorized(headers[0], self._token):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
-        if request.path.startswith(CUT_PATH):
-            link = parse_cut_link(request.path, self._num_nodes)
-            if link is None:
-                return connection.respond(http.HTTPStatus.BAD_REQUEST, "no link to a node\n")
-            self._check(link)
-        if request.path == CAUSE_PATH or request.path.startswith(CUT_PATH):
+        if request.path == CAUSE_PATH:
             cause = self._listener.cause()
             if cause is None:
                 return connection.respond(FINISHED, "map_fun has returned on every node\n")
@@ -337,25 +322,6 @@ class CoordinatorServer:
                 elif verdict == "ask":
                     self._spawn(self._ask(connection))
 
-    def _check(self, link: CutLink) -> None:
-        connection = self._connections.get(self._listener.agent_of(link.node_id) or "")
-        # All feeders of a host report the same link, so its agent is asked once.
-        if connection is not None and link not in self._cuts:
-            self._cuts.add(link)
-            self._spawn(self._pass_on_cut(link, connection))
-
-    async def _pass_on_cut(self, link: CutLink, connection: ServerConnection) -> None:
-        """Believe a feeder if the agent answers the driver; the feeder will say it again."""
-        try:
-            await asyncio.wait_for(_pinged(connection), self._timeouts.ping_s)
-        except (ConnectionClosed, asyncio.TimeoutError):
-            # An agent that stands still may seem cut off: its kernel queues up to 4,096 connections
-            # for it, and answers no more then. The lease decides about such an agent.
-            return
-        finally:
-            self._cuts.discard(link)
-        self._listener.cut(link)
-
     async def _ask(self, connection: ServerConnection) -> None:
         with suppress(ConnectionClosed):
             await connection.ping()
@@ -364,10 +330,6 @@ class CoordinatorServer:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _pinged(connection: ServerConnection) -> None:
-    await (await connection.ping())
 
 
 def _hang_up(stranger: ReferenceType[ServerConnection]) -> None:

@@ -59,10 +59,10 @@ class Failure:
         kind: what ended the child. `exception`: user code raised. `exit`: it ended with
             `exit_code` and no exception. `signal`: killed by `signal_number`; without a number the
             exit status is unknown, because the parent ended first. `oom`: killed by the kernel for
-            memory. `lost`: the agent vanished. `unreachable`: feeders on another host do not reach
-            it, and the driver does. `port`: another process took the framework's port. `setup`: the
-            node could not prepare (an import failed). `hang`: it was alive and made no progress;
-            `traceback` has its stacks.
+            memory. `lost`: the agent vanished. `unreachable`: another node's agent, which the
+            driver reaches, does not answer it. `port`: another process took the framework's port.
+            `setup`: the node could not prepare (an import failed). `hang`: it was alive and made no
+            progress; `traceback` has its stacks.
         time_s: Unix time in seconds, by the driver's clock once the driver has it.
         step: of the checkpoint that the round began with, and batches read from feeds since.
         is_consequence: it says that a connection to another node has broken. That node's own

@@ -51,13 +51,6 @@ def named_jobs(spark: Any, group: str, what: str) -> Iterator[None]:
         yield
 
 
-def is_ours(context: Any, job: int) -> bool:
-    """Whether `named_jobs` has named a job of this context."""
-    # Through py4j, because pyspark's status tracker knows a job's stages and status, but no tags.
-    tags = context._jsc.sc().statusStore().job(job).jobTags()
-    return bool(tags.contains(_TAG))
-
-
 def _local(after: ExitStack, context: Any, key: str, value: str) -> None:
     before = context.getLocalProperty(key)
     context.setLocalProperty(key, value)

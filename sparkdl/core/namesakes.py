@@ -67,6 +67,7 @@ _SERVICE = (
 _ENGINE = "a part of Horovod's own launcher or engine, for which sparkdl has its own"
 _ON_SPARK = f"{_ENGINE}: call sparkdl.horovod.spark.run"
 _AGGREGATION = f"{_ENGINE}: DistributedOptimizer(backward_passes_per_step=…) adds gradients up"
+_FACES = ("torch", "tensorflow", "tensorflow.keras", "keras")
 _OF_HOROVOD = {
     "_keras": f"{_ENGINE}: import sparkdl.horovod.keras or sparkdl.horovod.tensorflow.keras",
     "data": "a loader that reads ahead: use torch.utils.data.DataLoader(num_workers=…), or "
@@ -108,6 +109,11 @@ _OF_HOROVOD = {
     "tensorflow.data": _SERVICE,
     "tensorflow.gradient_aggregation": _AGGREGATION,
     "tensorflow.gradient_aggregation_eager": _AGGREGATION,
+    **dict.fromkeys(
+        (f"{face}.{name}_timeline" for face in _FACES for name in ("start", "stop")),
+        "Horovod's own trace: use torch.profiler, or TensorFlow's or JAX's profiler, in the "
+        f"training function ({docs_page('profiling')})",
+    ),
 }
 """Horovod's modules and names: the purpose of each, and the advice. Applies to submodules too."""
 

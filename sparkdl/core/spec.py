@@ -117,7 +117,6 @@ class ClusterSpec:
         checkpoint_dir: URL of the folder of the checkpoints; `None` for none.
         is_watched: nodes report their use of CPU, memory and GPU.
         preload: modules that children import after the framework, before there is a world.
-        is_traced: children report spans of their work for a timeline.
         independent_models: the user wants nodes that train without an exchange.
     """
 
@@ -136,7 +135,6 @@ class ClusterSpec:
     checkpoint_dir: str | None = None
     preload: tuple[str, ...] = ()
     is_watched: bool = False
-    is_traced: bool = False
     independent_models: bool = False
     settings: Settings = field(default_factory=Settings)
 

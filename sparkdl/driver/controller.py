@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sparkdl.control import messages as msg
-from sparkdl.control.cause import CutLink
 from sparkdl.control.counts import FeedCount
 from sparkdl.control.server import CoordinatorServer, ServerAddress
 from sparkdl.control.tls import Tls
@@ -31,7 +30,6 @@ from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.throttle import Throttle
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver import events
-from sparkdl.driver.clocks import ClockQuestions
 from sparkdl.driver.collect import Checkpoints, Gatherings, LoneTrainers
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import CoverageStore
@@ -104,7 +102,6 @@ class Controller:
         ask = (self.view, self.changed, self.soon, self.server.send)
         self.questions = Questions(spec.nodes, *ask, log_tail)
         self.reached_at: ServerAddress | None = None
-        self._clocks = ClockQuestions(self.events, self.server.send)
         self._timer: asyncio.TimerHandle | None = None
         self._progress = Throttle(self._loop, self._notify, _PROGRESS_S)
         self._thread = threading.Thread(
@@ -222,8 +219,6 @@ class Controller:
             self.view.joined.add((hello.node_id, hello.pid))
         self._handle(states.AgentJoined(hello))
         self._note_phase(hello.agent_id, "joined", host=hello.host)
-        if self.spec.is_traced:
-            self._clocks.join(hello.agent_id, hello.node_id)
 
     def refused(self, message: msg.Refused) -> None:
         """A node cannot start on its executor."""
@@ -253,8 +248,6 @@ class Controller:
                 headline = message.failure.headline()
                 self._note_phase(agent_id, "failed", message.generation, problem=headline)
                 self._handle(states.ChildBroke(agent_id, self._dated(message)))
-            case msg.Traced() | msg.ClockTold():
-                self._clocks.note(agent_id, message)
             case msg.FeedProgress() | msg.Spooled() | msg.NodeActive() | msg.NodeLoad():
                 self._note_progress(agent_id, message)
             case msg.CheckpointPart() | msg.CheckpointDone():
@@ -273,18 +266,15 @@ class Controller:
                 self.questions.answer(agent_id, number, Attempt(generation, lines))
             case msg.Stacks(number, text):
                 self.questions.answer(agent_id, number, text)
-            case msg.Profiled(number):
-                self.questions.answer(agent_id, number, message)
 
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""
         self._note_phase(agent_id, "left")
-        self._clocks.leave(agent_id)
         self._handle(states.AgentLeft(agent_id, reason, self.events.now_s()))
 
     def silent(self, hello: msg.Hello) -> None:
         """An agent's host does not answer; the agent has `left`."""
-        self._executor.leave_host(hello.host, False)
+        self._executor.leave_host(hello.host)
 
     def cause(self) -> str | None:
         """Return why no node answers a feeder: the feeder reports it, see `control/cause.py`."""
@@ -292,15 +282,6 @@ class Controller:
             return None
         failure = failure_of(self.view.state)
         return str(failure) if failure else ""
-
-    def agent_of(self, node_id: int) -> str | None:
-        """Return the agent of a node, if it has one."""
-        agent = self._agents.get(node_id)
-        return agent.agent_id if agent else None
-
-    def cut(self, link: CutLink) -> None:
-        """A feeder does not reach a node, and the driver reaches both."""
-        self._handle(states.LinkCut(link.generation, link.node_id, link.host, self.events.now_s()))
 
     # On the loop.
 
@@ -358,8 +339,6 @@ class Controller:
                 threading.Thread(target=close, name=name, daemon=True).start()
             case states.ForgetTask(node):
                 self._executor.forget_task(node)
-            case states.LeaveHost(host):
-                self._executor.leave_host(host, True)
 
     def _arm_timer(self, deadline_s: float) -> None:
         if self._timer:

@@ -199,7 +199,7 @@ class Dashboard:
                     self._is_closed = True
                     _log.warning(
                         "The dashboard's process has exited, and clusters continue without it. "
-                        "Launch again for a new one, or watch them with `sparkdl runs`"
+                        "Launch again for a new one"
                     )
 
     def close(self) -> None:

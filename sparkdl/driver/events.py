@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sparkdl.control.messages import LogLines, Traced
+from sparkdl.control.messages import LogLines
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -33,14 +33,11 @@ class Launched(Event, frozen=True):
     Attributes:
         nodes: their names, by node id.
         is_fed: by this driver; otherwise its nodes read their own data.
-        program, pid: of the driver.
     """
 
     framework: str
     nodes: tuple[str, ...]
     is_fed: bool = True
-    program: str = ""
-    pid: int = 0
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -199,23 +196,6 @@ class NodeMoved(Event, frozen=True):
     generation: int = -1
     host: str = ""
     problem: str = ""
-
-
-class Spanned(Event, frozen=True):
-    """Spans of a node's child, by the clock of its host."""
-
-    agent_id: str
-    node_id: int
-    traced: Traced
-
-
-class ClockRead(Event, frozen=True):
-    """An agent has answered a question of `sent_us` (driver's clock) with its host's time."""
-
-    agent_id: str
-    node_id: int
-    sent_us: int
-    local_us: int
 
 
 class Logged(Event, frozen=True):

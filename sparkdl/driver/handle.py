@@ -28,8 +28,7 @@ from sparkdl.driver.feeds.feeds import Feeds, StreamFeed
 from sparkdl.driver.feeds.report import FeedReport, nothing_fed
 from sparkdl.driver.feeds.runner import LongWait
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
-from sparkdl.driver.profile import Profile, taken
-from sparkdl.driver.show import LiveTable, show_page
+from sparkdl.driver.show import show_page
 from sparkdl.driver.threads import begin
 from sparkdl.feed.transfer.messages import FeedSpec
 
@@ -72,7 +71,6 @@ class Cluster:
         self._show_progress = show_progress
         self._feeds = Feeds(controller, executor, token, lambda: self.world)
         ending.first = self._feeds.close
-        self._table = LiveTable(controller, self.tensorboard_url, lambda: repr(self))
 
     def __enter__(self) -> Cluster:
         return self
@@ -91,12 +89,6 @@ class Cluster:
     def __repr__(self) -> str:
         nodes = listed([member.node.name for member in self.world.members])
         return f"Cluster({self.spec.cluster_id}: {nodes}; {self.status()})"
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return self._table.render()
-
-    def _ipython_display_(self) -> None:
-        self._table.show()
 
     def show(self, height: int = 640) -> None:
         """Show the dashboard in the cell that runs; outside of a notebook, print its address.
@@ -409,25 +401,6 @@ class Cluster:
         process's state.
         """
         return self._controller.questions.fetch_stacks(Deadline.after(_FETCH_S))
-
-    def profile(
-        self, seconds: float = 10.0, folder: str | None = None, tool: str | None = None
-    ) -> Profile:
-        """Profile the nodes' processes for the next seconds: count their Python stacks.
-
-        All threads are sampled a hundred times a second. A node that does not answer in time delays
-        no other node; `Profile.missing` gives the reason. See docs/profiling.md.
-
-        Args:
-            folder: where the files are to be. With `tool` one that all hosts see at this path,
-                like `checkpoint_dir`: each node writes into a folder of its own in it.
-            tool: `tensorflow`, `torch` or `jax`: run this framework's own profiler instead, in the
-                nodes that have imported it. It writes files for TensorBoard.
-
-        Raises:
-            ConfigError: if it cannot work as asked; also if no node has imported `tool`.
-        """
-        return taken(self._controller, seconds, folder, tool)
 
     @ends_if_interrupted
     def shutdown(self, timeout_s: float | None = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparkdl.driver.events import (
@@ -98,7 +98,6 @@ class NodeRow:
     Attributes:
         used: rows of all epochs; a row counts once for each epoch.
         rate: steps, or else batches, in a second of the last minute.
-        rows_rate: rows used in a second of the last minute.
         is_slow: it takes fewer steps than most, or the others wait for it.
         waits: shares of the last minute, see `Sampled`.
         load: its use of CPU, memory and GPU; see `NodeLoad`.
@@ -115,7 +114,6 @@ class NodeRow:
     used: int = 0
     epochs: int = 0
     rate: float = float("nan")
-    rows_rate: float = float("nan")
     is_slow: bool = False
     waits: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -210,13 +208,6 @@ class Samples:
         first = next(each for each in self._recent if (each.steps[at] >= 0) is does_report)
         return _growth(first, last, lambda sample: _steps(sample, at))
 
-    def rows_rate(self, at: int) -> float:
-        """Return how many rows a node uses in a second."""
-        if not self._recent or not self._recent[-1].feeds:
-            return math.nan
-        first, last = self._recent[0], self._recent[-1]
-        return _growth(first, last, lambda s: sum(feed.used[at] for feed in s.feeds.values()))
-
 
 class History:
     """One cluster's past and present.
@@ -253,12 +244,6 @@ class History:
     def elapsed_s(self) -> float:
         """Since the launch, until the end."""
         return (self.ended_s or self.now_s) - self.launched.time_s
-
-    @property
-    def cause(self) -> Problem | None:
-        """Why a cluster that has ended did not finish."""
-        problems = self.changed.problems
-        return problems[0] if problems and self.changed.state in ENDED else None
 
     def left_s(self) -> float:
         """Return the seconds until the current call is read; NaN if unknown."""
@@ -402,7 +387,6 @@ class History:
             used=sum(feed.used[at] for feed in feeds),
             epochs=max((feed.epochs[at] for feed in feeds), default=0),
             rate=self.samples.rate(at),
-            rows_rate=self.samples.rows_rate(at),
             metrics={
                 name: value
                 for name, column in sample.metrics.items()
@@ -436,15 +420,6 @@ class Clusters:
         """Return a cluster's history; the newest one's if it is not named or not known."""
         newest = next(reversed(self.histories.values()), None)
         return self.histories.get(cluster or "", newest)
-
-
-def folded(events: Iterable[Event]) -> History:
-    """Return the history that one cluster's events make."""
-    clusters = Clusters()
-    for event in events:
-        clusters.add(event)
-    (history,) = clusters.histories.values()
-    return history
 
 
 def _growth(first: Sampled, last: Sampled, count: Callable[[Sampled], int]) -> float:

@@ -38,9 +38,7 @@ from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.logs import LogLine, hand_on
 from sparkdl.driver.options import OBJECTS, Observe, reads_own_data
 from sparkdl.driver.payload import pickle_user_code
-from sparkdl.driver.run_socket import answer_runs
 from sparkdl.driver.show import has_audience, in_notebook, print_beside, printing
-from sparkdl.driver.timeline import Timeline, check_file
 from sparkdl.driver.warm import chosen_keep_s, warm_key
 from sparkdl.frameworks.framework import framework_named
 
@@ -152,11 +150,10 @@ def launch(  # noqa: PLR0913 (one question, one name)
         _log_files(observe.log_dir, spec.cluster_id) if observe.log_dir is not None else None,
         pages,
         check_folder("record", observe.record) if observe.record is not None else None,
-        check_file("timeline", observe.timeline) if observe.timeline is not None else None,
         follower_of_launch(),
     )
-    # Nodes measure and trace only what an observer wants.
-    spec = replace(spec, is_watched=watch.needs_load, is_traced=watch.timeline is not None)
+    # Nodes measure only what an observer wants.
+    spec = replace(spec, is_watched=watch.needs_load)
     cluster = _start(spec, where, environment, payload, watch, chosen_tls)
     if pages is not None:
         cluster.dashboard_url = pages.url
@@ -209,7 +206,6 @@ class _Watch:
     files: LogFiles | None
     pages: Dashboard | None
     record: str | None
-    timeline: str | None
     tracker: Any
 
     @property
@@ -219,7 +215,6 @@ class _Watch:
 
     def begin(self, controller: Controller) -> None:
         """Attach all subscribers, before the first node starts."""
-        answer_runs(controller)
         asked = self.asked
         if asked.on_log is not None:
             controller.events.subscribe(partial(hand_on, asked.on_log), Logged)
@@ -230,8 +225,6 @@ class _Watch:
             controller.events.subscribe(self.files.put, Logged, Ended)
         if self.pages is not None or self.record is not None:
             Recorder(controller, self.record, self.pages).start()
-        if self.timeline is not None:
-            Timeline(controller, self.timeline).start()
         if self.tracker is not None:
             self.tracker.follow(controller)
         if asked.on_report is not None:

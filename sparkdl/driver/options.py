@@ -23,15 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Observe:
-    """Monitoring of the cluster: dashboard, logs, reports, traces.
+    """Monitoring of the cluster: dashboard, logs, reports.
 
     Attributes:
         dashboard: whether pages in a browser show it, see `Cluster.dashboard_url`; by default where
             the extra `dashboard` is installed. See docs/dashboard.md.
         record: folder for a record of the run, which `sparkdl dashboard FOLDER` shows again.
-        timeline: file on the driver's machine for a trace of all nodes, that ui.perfetto.dev
-            shows: launch phases, steps, waits for rows, collectives, checkpoints, failures.
-            `trace.json`, or `trace.json.gz` for a smaller one. See docs/timeline.md.
         tensorboard: whether TensorBoard runs beside the first node, see `Cluster.tensorboard_url`;
             the directory or URL that it shows, by default `tensorboard_<node id>` where `map_fun`
             runs. With it the launch returns when it answers, and `map_fun` runs meanwhile.
@@ -55,7 +52,6 @@ class Observe:
 
     dashboard: bool | None = None
     record: str | None = None
-    timeline: str | None = None
     tensorboard: bool | str = False
     log_dir: str | None = None
     log_to_driver: bool | None = None

@@ -1,4 +1,4 @@
-"""The driver's questions to the nodes: their last lines, stacks and profiles.
+"""The driver's questions to the nodes: their last lines and stacks.
 
 Runs in: driver
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
-
-from sparkdl.control.messages import FetchLog, FetchProfile, FetchStacks, Profiled, ToAgent
+from sparkdl.control.messages import FetchLog, FetchStacks, ToAgent
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.spec import NodeSpec
 from sparkdl.driver.lifecycle.state import agents_of, before_stop, generation_of, is_empty
@@ -19,7 +17,6 @@ from sparkdl.driver.logs import Attempt, LastAttempts, joined
 from sparkdl.driver.threads import Changed
 from sparkdl.driver.view import View
 
-T = TypeVar("T")
 Question = Callable[[int], ToAgent]
 """Makes the message from the number that its answers will carry."""
 
@@ -61,15 +58,12 @@ class Questions:
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
         """Return by node name the stacks of its child, or why they are unknown."""
-        return self._ask_all(FetchStacks, lambda problem: problem, deadline)
-
-    def fetch_profiles(self, asked: FetchProfile, deadline: Deadline) -> dict[str, Profiled]:
-        """Return by node name the profile of its child, or why there is none."""
-        return self._ask_all(
-            lambda number: msgspec.structs.replace(asked, request=number),
-            lambda problem: Profiled(0, problem=problem),
-            deadline,
-        )
+        answers = self._ask([node.node_id for node in self._nodes], FetchStacks, deadline)
+        silent = "its agent did not answer: it is lost or stopped, or cannot be reached"
+        with self._changed:
+            if is_empty(self._view.state):
+                silent = "it has ended, as the cluster has"
+        return {node.name: answers.get(node.node_id, silent) for node in self._nodes}
 
     def answer(self, agent_id: str, number: int, value: Any) -> None:
         """Take an agent's answer, unless it is no longer awaited."""
@@ -96,18 +90,6 @@ class Questions:
         names = [node.name for node in self._nodes if node.node_id == node_id]
         written = self._written(names[0], lines) if names else ()
         return [Attempt(generation, written)] if written else kept
-
-    def _ask_all(
-        self, question: Question, unknown: Callable[[str], T], deadline: Deadline
-    ) -> dict[str, T]:
-        """Ask all nodes; for a silent node return the result of `unknown` for the reason."""
-        answers = self._ask([node.node_id for node in self._nodes], question, deadline)
-        silent = "its agent did not answer: it is lost or stopped, or cannot be reached"
-        with self._changed:
-            if is_empty(self._view.state):
-                silent = "it has ended, as the cluster has"
-        nothing = unknown(silent)
-        return {node.name: answers.get(node.node_id, nothing) for node in self._nodes}
 
     def _ask(self, node_ids: Iterable[int], question: Question, deadline: Deadline) -> Any:
         """Ask the agents of some nodes; return the answers in time, by node id."""

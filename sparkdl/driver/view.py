@@ -6,12 +6,9 @@ Runs in: driver
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import BoardStarted, NodeActive, NodeLoad, Spooled
@@ -85,9 +82,7 @@ class View:
 def launched(spec: ClusterSpec, begun_s: float) -> Launched:
     """Return the first event of a cluster."""
     names = tuple(node.name for node in spec.nodes)
-    program = Path(sys.argv[0]).name or "python"
-    about = spec.framework, names, spec.is_fed, program, os.getpid()
-    return Launched(spec.cluster_id, begun_s, *about)
+    return Launched(spec.cluster_id, begun_s, spec.framework, names, spec.is_fed)
 
 
 @dataclass

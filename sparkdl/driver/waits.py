@@ -32,8 +32,6 @@ WAITED = ("watched_s", "rows_s", "others_s")
 _MAX_MOMENTS = 150
 _MOMENT_S = 2.0
 """Nodes report once a second: a moment has more than one report."""
-_TOLD = 0.1
-"""Smaller shares are not mentioned."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +47,6 @@ class Shares:
     rows: float
     others: float
     lag: float = 0.0
-
-
-def in_words(waits: Mapping[str, float]) -> str:
-    """Describe a node's waits, by shares named as in `Shares`; empty if it hardly waits."""
-    told = [("rows", waits.get("rows", 0.0)), ("nodes", waits.get("others", 0.0))]
-    said = [f"{what} {share:.0%}" for what, share in told if share >= _TOLD]
-    return ", ".join([*said, *(["awaited by the others"] if waits.get("lag") else [])])
 
 
 class Waited:

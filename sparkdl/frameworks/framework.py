@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
@@ -90,19 +89,6 @@ class Framework:
         raise ConfigError(
             f"framework={self.name!r} has no mesh over several nodes: launch the cluster with "
             "framework='torch' or framework='jax'"
-        )
-
-    def tracing(self, folder: str) -> AbstractContextManager[Any]:
-        """Return what runs the imported framework's own profiler within its context, in any thread.
-
-        Args:
-            folder: that it writes into, as TensorBoard wants it.
-
-        Raises:
-            ConfigError: if it has none.
-        """
-        raise ConfigError(
-            f"{self.name} has no profiler of its own: leave out tool= for the stacks of Python"
         )
 
     def serve(self, open_feed: OpenFeed) -> NoReturn:

@@ -13,13 +13,12 @@ import atexit
 import ctypes
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from importlib import import_module
 from inspect import signature
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.datasets.mesh import axis_sizes
@@ -70,25 +69,6 @@ class Jax(Framework):
         import jax
 
         return [gpu.device_kind for gpu in jax.local_devices() if gpu.platform == "gpu"]
-
-    def tracing(self, folder: str) -> AbstractContextManager[Any]:
-        """Return the context of its profiler.
-
-        Raises:
-            ConfigError: before the first computation. The profiler would begin one, and
-                `jax.distributed.initialize` cannot follow.
-        """
-        import jax
-        from jax._src import xla_bridge
-
-        # No public function tells this without beginning the backend.
-        if not xla_bridge.backends_are_initialized():
-            raise ConfigError(
-                "tool='jax' needs a device, and JAX has not computed anything yet: profile after "
-                "the first step"
-            )
-        trace: AbstractContextManager[Any] = jax.profiler.trace(folder)
-        return trace
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
         """Return this node's share of the host's cores, unless the user has set it.

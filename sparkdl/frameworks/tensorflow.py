@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -53,13 +53,6 @@ class TensorFlow(Framework):
         found = tf.config.list_physical_devices("GPU")
         details = [tf.config.experimental.get_device_details(gpu) for gpu in found]
         return [str(each.get("device_name", "GPU")) for each in details]
-
-    def tracing(self, folder: str) -> AbstractContextManager[Any]:
-        """Return the context of its profiler."""
-        import tensorflow as tf
-
-        profile: AbstractContextManager[Any] = tf.profiler.experimental.Profile(folder)
-        return profile
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
         """Return `TF_CONFIG`; nothing for a node that is alone.

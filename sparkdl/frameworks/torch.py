@@ -8,9 +8,9 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import psutil
 
@@ -52,18 +52,6 @@ class Torch(Framework):
         import torch
 
         return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-
-    def tracing(self, folder: str) -> AbstractContextManager[Any]:
-        """Return the context of its profiler."""
-        from torch._C._profiler import _ExperimentalConfig
-        from torch.profiler import profile, tensorboard_trace_handler
-
-        # Without it this would be a profile of the thread that takes it.
-        everywhere = _ExperimentalConfig(profile_all_threads=True)
-        done = tensorboard_trace_handler(folder)
-        trace: AbstractContextManager[Any]
-        trace = profile(on_trace_ready=done, experimental_config=everywhere)
-        return trace
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
         """Return torchrun's variables; nothing for a node that does not train.

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdl.control import channel, messages
+from sparkdl.control.lease import driver_patience_s
 from sparkdl.core.errors import FeedClosedError, ProtocolError, SparkdlError
-from sparkdl.core.failure import Failure
+from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Environment
-from sparkdl.core.trace import now_us
 from sparkdl.node import state as states
 from sparkdl.node.children import NodeChild
 from sparkdl.node.forking import Place
@@ -97,14 +97,13 @@ class Agent:
         disk = feed_disk(settings.feeding.disk_nbytes, work_dir)
         # Without restarts, no later child would read the retained rows.
         store = StoreLimits(memory, disk, work_dir, keeps=settings.max_restarts > 0)
-        feed_spec = FeedSpec(
-            *("", 0, "", (), agent_spec.token),
-            host_timeout_s=settings.recovery.host_timeout_s,
-            coordinator=agent_spec.url,
-            trust=agent_spec.tls.trust if agent_spec.tls else None,
-        )
+        trust = agent_spec.tls.trust if agent_spec.tls else None
+        feed_spec = FeedSpec(*("", 0, "", (), agent_spec.token), trust=trust)
         names = tuple(node.name for node in spec.nodes)
-        peers = Peers(agent_spec.node_id, names, feed_spec)
+        # Longer than the driver waits for an agent that stands still, which it gives up itself.
+        patience_s = driver_patience_s(settings.lease_s, len(names))
+        patience_s += settings.recovery.host_timeout_s
+        peers = Peers(agent_spec.node_id, names, feed_spec, patience_s)
         timeout_s = settings.feeding.timeout_s
         self._feeds = NodeFeeds(peers, store, timeout_s, child.send, report, self._fail)
         budget = self._feeds.store.budget
@@ -205,11 +204,13 @@ class Agent:
         )
         self._report(messages.ChildFailed(generation, complete, age_s))
 
-    def _fail(self, problem: str) -> None:
+    def _fail(self, kind: FailureKind, problem: str) -> None:
         """Fail this node, whatever its child does: the driver ends that with the generation."""
-        node = self._agent_spec.node.name
-        kind = FeedClosedError.__name__
-        failure = Failure(node, "exception", f"{kind}: {problem}", time.time(), exception_type=kind)
+        node, pid = self._agent_spec.node.name, self._child.process.pid
+        failure = Failure(node, kind, problem, time.time(), pid=pid)
+        if kind == "exception":
+            name = FeedClosedError.__name__
+            failure = replace(failure, message=f"{name}: {problem}", exception_type=name)
         self._report_failure(self._feeds.store.generation, failure)
 
     def _log_tail(self) -> tuple[str, ...]:
@@ -236,7 +237,7 @@ class Agent:
             case messages.ChildRunning() | messages.CheckpointDone() | messages.Gather():
                 if self._begun == message.generation:  # or the child is being ended
                     self._report(message)
-            case messages.Traced() | messages.TrainsAlone():
+            case messages.TrainsAlone():
                 self._report(message)
             case _:
                 self._observation.note(message)
@@ -273,10 +274,8 @@ class Agent:
                     self._child.send(message)
             case messages.Detach():
                 self._detach()
-            case messages.FetchLog() | messages.FetchStacks() | messages.FetchProfile():
+            case messages.FetchLog() | messages.FetchStacks():
                 self._observation.answer(message)
-            case messages.AskClock(sent_us):
-                self._report(messages.ClockTold(sent_us, now_us()))
             case _:
                 self._feeds.on_driver_message(message)
 

@@ -22,7 +22,6 @@ import msgspec
 from sparkdl.control.channel import Checkpointed
 from sparkdl.control.messages import CheckpointDone
 from sparkdl.control.rows import EpochRows
-from sparkdl.core import trace
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec
@@ -132,10 +131,6 @@ class Checkpoints:
     @contextmanager
     def write(self, step: int, batches: int | Mapping[str, int] | None) -> Iterator[Path]:
         """See `NodeContext.checkpoint`."""
-        with trace.span("checkpoint", f"checkpoint {step}"):
-            yield from self._write(step, batches)
-
-    def _write(self, step: int, batches: int | Mapping[str, int] | None) -> Iterator[Path]:
         store = self._store
         self._check(step)
         # Taken before the block, in which user code may read on.
@@ -229,8 +224,7 @@ class Checkpoints:
     def _complete(self, name: CheckpointName) -> Manifest:
         """Wait for the other nodes' parts, and make one checkpoint of them; return its manifest."""
         try:
-            with trace.span("checkpoint", "wait for the other nodes"):
-                manifest = self._await_parts(name.step)
+            manifest = self._await_parts(name.step)
             with self._named_errors(name):
                 complete = self._store.commit(name, manifest)
         except BaseException:

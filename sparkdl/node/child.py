@@ -26,7 +26,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -37,7 +36,6 @@ import cloudpickle
 from sparkdl.control.channel import Imported, Raised, Start
 from sparkdl.control.messages import ChildReturned, ChildRunning
 from sparkdl.control.values import encode_value
-from sparkdl.core import trace
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
@@ -69,29 +67,20 @@ def main(argv: list[str]) -> None:
     live(channel_fd, stacks_fd, partial(import_all, framework, preload))
 
 
-@dataclass(frozen=True)
-class Imports:
-    """A child's imports, and their times: 0 if another child of the zygote reported them."""
-
-    framework: Framework
-    began_us: int = 0
-    imported_us: int = 0
-
-    def more(self) -> None:
-        """Import what the framework imports at its first use."""
-        with quick_imports():
-            self.framework.import_more()
-        gc.freeze()
+def import_more(framework: Framework) -> None:
+    """Import what the framework imports at its first use."""
+    with quick_imports():
+        framework.import_more()
+    gc.freeze()
 
 
-def import_all(framework_name: str, preload: Sequence[str]) -> Imports:
+def import_all(framework_name: str, preload: Sequence[str]) -> Framework:
     """Import a framework, and what `Startup(preload=…)` names.
 
     Raises:
         SparkdlError: if one of them cannot be imported.
     """
     framework = framework_named(framework_name)
-    began_us = trace.now_us()
     # Begun before the imports, so that Hadoop's script runs beside them.
     jars = HadoopClasspath.begin()
     # In this order, so that variables of the user's override the framework's.
@@ -100,22 +89,18 @@ def import_all(framework_name: str, preload: Sequence[str]) -> Imports:
         framework.import_modules()
         _preload(preload)
     gc.freeze()  # the collector skips the imported objects from now on
-    imported_us = trace.now_us()
     if jars:
         jars.finish()
-    return Imports(framework, began_us, imported_us)
+    return framework
 
 
-def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Imports]) -> None:
+def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Framework]) -> None:
     """Be a child: import, wait for the world, run `map_fun`."""
     faulthandler.enable()
     refuse_spark()
     _write_stacks_on_signal(stacks_fd)
     link = AgentLink(socket.socket(fileno=channel_fd))
     end = _run(importing, link)
-    trace.stop()
-    link.profiler.end()
-    # As the last message: spans and profiles have gone out above, and the agent takes no more.
     link.send(end)
     # A full disk under a redirected output must not hide how `map_fun` ended.
     with suppress(OSError):
@@ -124,43 +109,33 @@ def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Imports]) -> N
     link.close()
 
 
-def _run(importing: Callable[[], Imports], link: AgentLink) -> ChildReturned | Raised:
+def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned | Raised:
     # Stands in until the imports have succeeded, for errors that they raise.
     framework = Framework()
     kind: FailureKind = "setup"
     start: Start | None = None
     try:
-        imports = importing()
-        framework = imports.framework
+        framework = importing()
         link.send(Imported())
-        waits_us = trace.now_us()
         # No limit: the agent ends a child whose world does not come.
-        start, port = link.wait_start(Deadline.after(None), imports.more)
-        if start.spec.is_traced:
-            link.begin_trace(start.world.generation, len(start.spec.nodes))
-            if imports.imported_us:
-                span = f"import {start.spec.framework}"
-                trace.add("launch", span, imports.began_us, imports.imported_us)
-            trace.add("launch", "wait for the other nodes", waits_us)
+        start, port = link.wait_start(Deadline.after(None), partial(import_more, framework))
         os.environ.update(start.environment)
         payload = Path(start.payload)
-        with trace.span("launch", "prepare"):
-            map_fun, args = cloudpickle.loads(payload.read_bytes())
-            ctx = _prepare(framework, start, link, port, payload.parent / "scratch")
+        map_fun, args = cloudpickle.loads(payload.read_bytes())
+        ctx = _prepare(framework, start, link, port, payload.parent / "scratch")
         # TensorFlowOnSpark does the same with a list: `map_fun` may parse its own command line.
         if isinstance(args, list):
             sys.argv = args
         # Errors before this line are failures of the set-up, those after it are the user's.
         kind = "exception"
         _note_thread_exits()
-        link.profiler.is_in_map_fun = True
         generation = start.world.generation
         link.send(ChildRunning(generation, os.getpid()))
         if ctx.member.role.is_server:
             # Never returns: the agent ends a server.
             framework.serve(ctx.batches)
         others = len(start.world.trainers) > 1 and ctx.member.role.is_trainer and not ctx.num_gpus
-        with trace.span("launch", "map_fun"), WaitWatch(link.send, others):
+        with WaitWatch(link.send, others):
             value, exited_at = _call(map_fun, args, ctx)
         link.feeds.watch.end()
         leave(ctx)

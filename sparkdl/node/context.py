@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.control.channel import ReadParquet
-from sparkdl.core import trace
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.exchange import note_exchange
 from sparkdl.core.settings import visible_gpus
@@ -73,7 +72,6 @@ class NodeContext(LegacyContext):
         self._link = link
         self._checkpoints = Checkpoints(world, member, spec, link, resume, scratch)
         self._fed_workers: FedWorkers | None = None
-        self._step_us = trace.now_us()
 
     def __repr__(self) -> str:
         return f"NodeContext({self.member.node.name}, rank {self.rank} of {self.world.size})"
@@ -345,7 +343,7 @@ class NodeContext(LegacyContext):
         return JaxBatches(batches, x, y, sharding, prefetch)
 
     def report(self, step: int, **metrics: float) -> None:
-        """Report the step this node has done, for the cluster's table and hang watch.
+        """Report the step this node has done, for the dashboard and the hang watch.
 
         Cheap enough to be called in each step. Batches of feeds and of `parquet` are counted
         anyway; a loop that reads its own data should call this.
@@ -356,22 +354,7 @@ class NodeContext(LegacyContext):
         Raises:
             ConfigError: if `step` is no whole number of 0 or more, or a metric is no number.
         """
-        message = reported(step, metrics)
-        self._link.send(message)
-        if trace.is_on():
-            since_us, self._step_us = self._step_us, trace.now_us()
-            name = f"step {message.step}"
-            trace.add("step", name, since_us, self._step_us, "steps", message.metrics)
-
-    def span(self, name: str, **about: Any) -> AbstractContextManager[None]:
-        """Record the block as a span in the timeline of `Observe(timeline=…)`; cheap without one.
-
-        Spans of one thread lie within each other or follow one another: `with` sees to that.
-
-        Args:
-            about: numbers or text to show with it.
-        """
-        return trace.span("user", name, None, **about)
+        self._link.send(reported(step, metrics))
 
     @property
     def checkpoint_dir(self) -> str | None:

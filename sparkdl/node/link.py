@@ -23,7 +23,6 @@ from sparkdl.control.channel import (
     Local,
     Reported,
     Start,
-    TakeProfile,
     Unframer,
     receive,
     send,
@@ -36,11 +35,9 @@ from sparkdl.control.messages import (
     Drain,
     Gather,
     LoneNodes,
-    Traced,
     TrainsAlone,
 )
 from sparkdl.control.values import decode_value, encode_value
-from sparkdl.core import trace
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
     ConfigError,
@@ -49,11 +46,9 @@ from sparkdl.core.errors import (
     ResultError,
     SparkdlError,
 )
-from sparkdl.core.throttle import period_s
 from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 from sparkdl.frameworks.lone_training import LoneTraining
 from sparkdl.node.draining import DrainNotice
-from sparkdl.node.profiler import Profiler
 from sparkdl.node.readers import FeedReaders
 
 _log = logging.getLogger(__name__)
@@ -61,8 +56,6 @@ T = TypeVar("T")
 
 _ANSWERS = (CheckpointCommit, AllGathered, LoneNodes)
 """The messages that this process waits for."""
-_TRACE_S = 0.5
-"""The interval at which spans go to the driver, if there is a timeline; longer with many nodes."""
 _ANSWER_S = 30.0
 """For the driver's answer to a `fit` that would be alone; without one the training begins."""
 
@@ -73,12 +66,10 @@ class AgentLink:
     Attributes:
         feeds: the readers of the node's feeds.
         draining: whether a checkpoint is wanted, because an executor ends.
-        profiler: takes the profiles that the agent asks for.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self.profiler = Profiler(self.send)
         self._send_lock = threading.Lock()  # the frames of two threads must not mix
         self._starts: queue.Queue[tuple[Start, int] | None] = queue.Queue()
         self._answers: dict[type, queue.Queue[Any]] = {kind: queue.Queue() for kind in _ANSWERS}
@@ -134,7 +125,7 @@ class AgentLink:
         except ResultError as error:
             raise ConfigError(f"ctx.all_gather cannot send this value: {error}") from None
         # One at a time: the driver puts values together by their number, which is the call's.
-        with self._gathers, trace.span("collective", "ctx.all_gather", nbytes=len(data)):
+        with self._gathers:
             number, self._num_gathered = self._num_gathered, self._num_gathered + 1
             self.send(Gather(generation, number, data))
             deadline = Deadline.after(timeout_s)
@@ -157,14 +148,6 @@ class AgentLink:
                 send(self._sock, message, fd)
         except OSError as error:
             raise FeedClosedError(f"the agent of this node is gone: {error}") from None
-
-    def begin_trace(self, generation: int, nodes: int) -> None:
-        """Send from now on what this process does; of many nodes more seldom."""
-
-        def tell(spans: tuple[trace.Span, ...], dropped: int, threads: dict[int, str]) -> None:
-            self.send(Traced(generation, spans, dropped, threads))
-
-        trace.start(tell, period_s(_TRACE_S, nodes), nodes)
 
     def close(self) -> None:
         """End the link in order; the agent sees the end of the stream."""
@@ -219,8 +202,6 @@ class AgentLink:
                 self.draining.settle(message)
             case CheckpointCommit() | AllGathered() | LoneNodes():
                 self._answers[type(message)].put(message)
-            case TakeProfile():
-                self.profiler.begin(message)
             case _:
                 self.feeds.take(message, fd)
 

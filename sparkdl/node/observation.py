@@ -1,4 +1,4 @@
-"""Reports to the driver on a node's child beside its rows: prints, steps, load, stacks, profiles.
+"""Reports to the driver on a node's child beside its rows: prints, steps, load, stacks.
 
 Runs in: agent
 """
@@ -11,12 +11,10 @@ from collections.abc import Callable
 from sparkdl.control.channel import Imported, Local
 from sparkdl.control.messages import (
     FetchLog,
-    FetchProfile,
     FetchStacks,
     FromAgent,
     LastLines,
     LogTail,
-    Profiled,
     Stacks,
 )
 from sparkdl.core.throttle import Throttle, period_s
@@ -24,7 +22,6 @@ from sparkdl.node.activity import Activity, log_period_s
 from sparkdl.node.children import NodeChild
 from sparkdl.node.load import LoadWatch
 from sparkdl.node.noise import printed
-from sparkdl.node.profiles import Profiles
 from sparkdl.node.spec import AgentSpec
 
 _LOG_PERIOD_S = 0.25
@@ -51,7 +48,6 @@ class Observation:
         self._spec, self._child, self._report = spec, child, report
         self._activity = Activity(loop, report, log_s, nodes)
         self._lines = Throttle(loop, self._stream_log, period_s(_LOG_PERIOD_S, nodes))
-        self._profiles = Profiles(loop, report, agent_spec.node.name)
         self._load = LoadWatch(loop, report, nodes, child.gpus, feed_nbytes)
 
     def begin(self) -> None:
@@ -63,15 +59,13 @@ class Observation:
 
     def note(self, message: Local) -> None:
         """Take a message of the child."""
-        if isinstance(message, Profiled):
-            self._profiles.answer(message)
-        elif isinstance(message, Imported) and self._spec.is_watched:
+        if isinstance(message, Imported) and self._spec.is_watched:
             # Not before: a child has no process id while the zygote imports for it.
             self._load.begin(self._child.process.pid)
         else:
             self._activity.note(message)
 
-    def answer(self, question: FetchLog | FetchStacks | FetchProfile) -> None:
+    def answer(self, question: FetchLog | FetchStacks) -> None:
         """Answer the driver's question."""
         process = self._child.process
         match question:
@@ -81,12 +75,9 @@ class Observation:
             case FetchStacks(request):
                 loop = asyncio.get_running_loop()
                 process.stacks.ask(loop, process.pid, lambda it: self._report(Stacks(request, it)))
-            case FetchProfile():
-                self._profiles.take(question, process.pid or None, self._child.send)
 
     def end(self) -> None:
         """Report the last of a child that has ended."""
-        self._profiles.child_ended()
         # All of them now: the next child of this node has a log of its own.
         while self._streams_log and self._report_lines(is_last=True):
             pass
@@ -97,7 +88,6 @@ class Observation:
         """Report nothing more."""
         self._activity.close()
         self._lines.cancel()
-        self._profiles.close()
         self._load.close()
 
     @property

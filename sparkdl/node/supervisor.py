@@ -352,8 +352,7 @@ class StackFile:
             if size_before == size > start:
                 then(os.pread(self.fd, size - start, start).decode(errors="replace"))
             elif size == start and deadline.has_passed:
-                nothing = f"no Python stacks within {_ANSWER_S:g} s"
-                then(why_silent(pid, nothing, "did not answer the signal"))
+                then(_why_silent(pid))
             else:
                 loop.call_later(_LOOK_S, look, size)
 
@@ -371,16 +370,11 @@ class StackFile:
             self.fd = -1
 
 
-def why_silent(pid: int, nothing: str, otherwise: str) -> str:
-    """Return why a child has not answered.
-
-    Args:
-        nothing: the answer it has not sent.
-        otherwise: what may be said of it if its process runs.
-    """
+def _why_silent(pid: int) -> str:
+    """Return why a child has not written its stacks."""
     try:
         status = psutil.Process(pid).status()
     except psutil.Error:
         return "the child has ended"
-    reason = _REASONS.get(status, f"is {status}, and {otherwise}")
-    return f"{nothing}: process {pid} {reason}"
+    reason = _REASONS.get(status, f"is {status}, and did not answer the signal")
+    return f"no Python stacks within {_ANSWER_S:g} s: process {pid} {reason}"

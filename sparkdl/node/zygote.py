@@ -37,7 +37,8 @@ import msgspec
 
 from sparkdl.control.descriptors import close_fd, peer_of, receive_with_fds
 from sparkdl.core.errors import ProtocolError
-from sparkdl.node.child import Imports, import_all, live
+from sparkdl.frameworks.framework import Framework
+from sparkdl.node.child import import_all, import_more, live
 from sparkdl.node.forking import (
     BACKLOG,
     MAX_FDS,
@@ -138,7 +139,7 @@ class _Zygote:
 
     plan: Plan
     listener: socket.socket
-    imports: Imports | None
+    framework: Framework | None
     environment: Mapping[str, str]
     keep_s: float = 0.0
     _selector: selectors.BaseSelector = field(default_factory=selectors.PollSelector)
@@ -174,8 +175,8 @@ class _Zygote:
             # needs it.
             elif now_s - idle_since_s >= self.keep_s or lack_of_memory():
                 return None
-            if not events and self.imports and not self._has_more:
-                self._import_more(self.imports)
+            if not events and self.framework and not self._has_more:
+                self._import_more(self.framework)
 
     def _end(self) -> None:
         self._is_over = True
@@ -185,12 +186,12 @@ class _Zygote:
         accept = partial(self._accept, listener)
         self._selector.register(listener, selectors.EVENT_READ, accept)
 
-    def _import_more(self, imports: Imports) -> None:
+    def _import_more(self, framework: Framework) -> None:
         """Import what children need later, and agents; then fork agents as well."""
         self._has_more = True
         began_s = time.time()
         with suppress(Exception):  # children import it as well, and report it
-            imports.more()
+            import_more(framework)
         for module in _AGENTS_MODULES:
             import_module(module)
         self._files.add(began_s)
@@ -206,7 +207,7 @@ class _Zygote:
                 self._listen(listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        if not self._open and self.imports and self._files.changed():
+        if not self._open and self.framework and self._files.changed():
             _begin_again(self.plan, self.environment, problem="")  # the agent waits meanwhile
         with suppress(OSError):
             if sock := _accepted(listener):
@@ -250,7 +251,7 @@ class _Zygote:
         # -1 stands for a descriptor that the kernel has dropped, see `receive_with_fds`.
         if -1 in fds or len(fds) != MAX_FDS:
             raise ProtocolError(f"{len(fds)} descriptors came with a request")
-        if self.plan.problem or self.imports is None:
+        if self.plan.problem or self.framework is None:
             _answer(connection, Unsafe(self.plan.problem))
             return
         try:
@@ -263,9 +264,6 @@ class _Zygote:
             connection.pidfd = os.pidfd_open(connection.pid)
             reap = partial(self._reap, connection)
             self._selector.register(connection.pidfd, selectors.EVENT_READ, reap)
-            if request.kind == "child":
-                # Without times, so that the timeline shows the import once and not for each child.
-                self.imports = Imports(self.imports.framework)
             return
         os.setsid()
         # The fork itself sends its number, once it leads its group: the receiver may signal that
@@ -343,9 +341,9 @@ def _run_child(zygote: _Zygote, request: Request, fds: list[int]) -> int:
     _retitle("sparkdl.node.child", request.node, request.agent_pid, zygote.plan.owner_pid)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # or all children would draw the same numbers
-    assert zygote.imports is not None
-    imports = zygote.imports
-    live(channel, stacks, lambda: imports)
+    assert zygote.framework is not None
+    framework = zygote.framework
+    live(channel, stacks, lambda: framework)
     return 0
 
 
@@ -458,7 +456,7 @@ def main(argv: list[str]) -> int:
     for fd in (plan.listener_fd, plan.output_fd, first.fileno()):
         os.set_inheritable(fd, False)
     environment, began_s = dict(os.environ), time.time()
-    imports, files = None, ImportedFiles()
+    framework, files = None, ImportedFiles()
     if not plan.problem:
         # A zygote that begins again has the file of the imports before, which no child may show
         # again.
@@ -466,7 +464,7 @@ def main(argv: list[str]) -> int:
         keep_freed_memory()
         try:
             with _ending_with(first):
-                imports = import_all(plan.framework, plan.preload)
+                framework = import_all(plan.framework, plan.preload)
             files.add(began_s)
             problem = _what_is_unsafe()
         except Exception as error:  # noqa: BLE001 (a cold child raises it again, and reports it)
@@ -475,7 +473,7 @@ def main(argv: list[str]) -> int:
             # The imports' threads and memory go with this image. The next one only answers why it
             # cannot fork.
             _begin_again(plan, environment, problem=problem, first_fd=first.fileno())
-    job = _Zygote(plan, listener, imports, environment, _files=files).serve(first)
+    job = _Zygote(plan, listener, framework, environment, _files=files).serve(first)
     return job() if job is not None else 0
 
 

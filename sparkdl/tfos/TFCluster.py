@@ -93,12 +93,6 @@ class TFCluster:
         for info in self.cluster_info:
             self.server.reservations.add(info)
 
-    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
-        return self.cluster._repr_mimebundle_(**options)
-
-    def _ipython_display_(self) -> None:
-        self.cluster._ipython_display_()
-
     @property
     def cluster_info(self) -> list[dict[str, Any]]:
         """A dict for each node, by executor id.

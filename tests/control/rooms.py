@@ -17,7 +17,6 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.frames import Frame, Opcode
 
 from sparkdl.control.auth import bearer
-from sparkdl.control.cause import CutLink
 from sparkdl.control.messages import FromAgent, Hello, Refused, ToAgent, decode_to_agent, encode
 from sparkdl.control.server import CoordinatorServer, ServerAddress, Timeouts
 from sparkdl.control.tls import Tls
@@ -54,7 +53,6 @@ class Heard:
 
     queue: asyncio.Queue[tuple[Any, ...]] = field(default_factory=asyncio.Queue)
     failure: str | None = ""
-    agents: dict[int, str] = field(default_factory=dict)
 
     def joined(self, hello: Hello) -> None:
         self.queue.put_nowait(("joined", hello.agent_id))
@@ -67,12 +65,6 @@ class Heard:
 
     def cause(self) -> str | None:
         return self.failure
-
-    def agent_of(self, node_id: int) -> str | None:
-        return self.agents.get(node_id)
-
-    def cut(self, link: CutLink) -> None:
-        self.queue.put_nowait(("cut", link))
 
     def silent(self, hello: Hello) -> None:
         self.queue.put_nowait(("silent", hello.agent_id))

@@ -204,7 +204,7 @@ class LocalNode(Sent):
         told: what the coordinator was told.
         spooled: likewise, of rows that wait for an `Assign`.
         sent: what the child was sent, without the segments.
-        lacking: which rows were not here that were assigned.
+        lacking: why rows that were assigned cannot come, behind the kind of the failure.
         driver: assigns rows that are spooled; without it they stay in the spool.
     """
 
@@ -216,9 +216,11 @@ class LocalNode(Sent):
         tracks: bool = False,
         tls: Tls | None = None,
         keeps: bool = False,
+        silence_s: float = SOON_S,
     ) -> None:
         super().__init__()
         self.node_id = node_id
+        self._silence_s = silence_s
         self._keeps = keeps
         self._tls = tls
         self.told: list[FeedProgress] = []
@@ -328,12 +330,17 @@ class LocalNode(Sent):
 
     def _begin(self) -> None:
         self.feeds = NodeFeeds(
-            Peers(self.node_id, tuple(f"worker:{n}" for n in range(self.node_id + 9)), SPEC),
+            Peers(
+                self.node_id,
+                tuple(f"worker:{n}" for n in range(self.node_id + 9)),
+                SPEC,
+                self._silence_s,
+            ),
             StoreLimits(self._limit_nbytes, keeps=self._keeps),
             self._timeout_s,
             self._send,
             self._tell,
-            self.lacking.append,
+            lambda kind, what: self.lacking.append(f"{kind}: {what}"),
         )
         self.pipe = ChildPipe(self._loop, self._sock, self.feeds.on_child_message)
         self.uri = self.feeds.listen("127.0.0.1", self._tls)

@@ -144,14 +144,11 @@ class PlayedNodes:
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Bring nobody."""
 
-    def leave_host(self, host: str, is_there: bool) -> None:
+    def leave_host(self, host: str) -> None:
         """Do nothing: there are no hosts."""
 
     def forget_task(self, node: NodeSpec) -> None:
         """Do nothing: there are no tasks."""
-
-    def hide_progress(self) -> None:
-        """Do nothing: there is no other bar."""
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Return a daemon thread."""

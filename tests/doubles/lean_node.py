@@ -41,7 +41,7 @@ async def main(descriptors: int, fd: int) -> None:
             )
             feeds.on_driver_message(Assign(message.feed, message.epoch, "run", grants))
 
-    peers = Peers(0, ("worker:0",), FeedSpec("", 0, "", (), TOKEN))
+    peers = Peers(0, ("worker:0",), FeedSpec("", 0, "", (), TOKEN), SOON_S)
     limits = StoreLimits(1 << 28)
     feeds = NodeFeeds(
         peers, limits, SOON_S, lambda message, fd: pipe.send(message, fd), report, print

@@ -20,7 +20,6 @@ from websockets.sync.client import ClientConnection, connect
 
 from sparkdl.control import messages as msg
 from sparkdl.control.auth import bearer
-from sparkdl.control.cause import CutLink, fetch_cause
 from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.counts import FeedCount, Given
 from sparkdl.core import errors
@@ -127,11 +126,9 @@ def playing(
     num_nodes: int = 2,
     settings: Settings = AT_ONCE,
     on_log: Callable[[LogLine], None] | None = None,
-    leave_host: Callable[[str, bool], None] = lambda host, is_there: None,
 ) -> Iterator[Play]:
     spec = ClusterSpec("test", plan_nodes(num_nodes), settings=settings or Settings())
     executor = Mock(spec_set=Executor, reached_at=lambda address, _: address)
-    executor.leave_host.side_effect = leave_host
     play = Play(Controller(spec, TOKEN, executor))
     try:
         if on_log is not None:
@@ -218,22 +215,6 @@ def test_an_event_out_of_place_is_logged_and_changes_nothing(
         assert late.hears() == msg.Stop(0.0)
     assert "DeadlinePassed in Stopped" in caplog.text
     assert play.controller.look(lambda view: view.state) == before
-
-
-def test_host_that_a_feeder_does_not_reach_is_left_though_its_agent_answers() -> None:
-    left: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
-    with playing(leave_host=lambda *host: left.put(host)) as play:
-        agents = play.world()
-        assert fetch_cause(play.url, TOKEN, None, CutLink(0, 1, "host-0")) == ""
-        play.until(lambda view: bool(getattr(view.state, "cuts", ())))
-        play.controller.submit(states.DeadlinePassed())
-        assert left.get(timeout=SOON_S) == ("host-1", True)
-        assert agents[1].hears() == msg.Stop(0.0)
-        failed = play.until_is(states.Failed)
-        error = failure_of(failed)
-        assert isinstance(error, errors.NodeLostError)
-        assert "on host-1 cannot be reached from host-0, though the driver reaches" in str(error)
-        assert str(error) in str(fetch_cause(play.url, TOKEN, None, CutLink(0, 1, "host-0")))
 
 
 # The stop.

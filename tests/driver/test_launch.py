@@ -34,7 +34,6 @@ LOCAL: dict[str, Any] = {"framework": "plain", "executor": "local"}
         ({"checkpoint_dir": "/dev/null/inside"}, "cannot be written"),
         ({"startup": Startup(tls=TlsFiles("no", "no", "no"))}, r"cannot be read.*No such file"),
         ({"observe": Observe(log_dir="hdfs://host/logs")}, "is a URL"),
-        ({"observe": Observe(timeline="hdfs://host/trace.json")}, "is a URL"),
         ({"map_fun": lambda args: None}, r"called as <lambda>\(args, ctx\), and <lambda>\(args\)"),
         ({"map_fun": lambda *both: None, "executor": "yarn"}, "executor='yarn'"),
         ({"framework": "no.such.module:Class"}, "cannot be imported: No module named 'no'"),

@@ -1,4 +1,4 @@
-"""What a cluster shows of itself: a table in all its states, a bar of progress."""
+"""What a program shows of a cluster: a bar of progress, its report, for whom it prints."""
 
 from __future__ import annotations
 
@@ -19,79 +19,11 @@ from typing import TextIO
 import pytest
 
 from sparkdl.control.rows import CallShape
-from sparkdl.driver.events import Changed, Event, FeedColumns, Launched, Place, Problem, Sampled
 from sparkdl.driver.feeds.coverage import Call, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.driver.history import History, folded
-from sparkdl.driver.show import FeedBar, as_html, has_audience, is_submitted, print_beside
+from sparkdl.driver.show import FeedBar, has_audience, is_submitted, print_beside
 from tests.doubles.programs import output_of
 from tests.doubles.screen import on_screen
-
-NODES = ("ps:0", "worker:0", "worker:1")
-PLACES = (Place(1, 0, "10.0.0.1"), Place(2, 1, "10.0.0.1"), Place(0, 2, "10.0.0.1"))
-
-
-def history(*events: Event, nodes: tuple[str, ...] = NODES) -> History:
-    return folded([Launched("c0ffee", 0.0, "plain", nodes, True), *events])
-
-
-def running(places: tuple[Place, ...] = PLACES) -> Changed:
-    return Changed("c0ffee", 1.0, "running", 0, places, status="Running")
-
-
-def test_table_has_a_line_for_each_node_and_a_column_for_each_feed() -> None:
-    feeds = {
-        "a&b": FeedColumns([0, 0, 1], [0, 0, 1], [0] * 3, [0] * 3),
-        "input": FeedColumns([0, 12_345, 0], [0, 12_345, 0], [0, 10, 0], [0, 1, 0]),
-    }
-    states = ["preparing", "in map_fun", "in map_fun"]
-    sample = Sampled("c0ffee", 2.0, states, [0, 4711, 0], [-1] * 3, {}, feeds)
-    html = as_html(history(running(), sample), "http://h:1/?a&b")
-    assert "<b>Cluster c0ffee: Running</b> (3 nodes, plain, fed by this driver)" in html
-    lines = html.split("<tr>")[1:]
-    assert len(lines) == 1 + 3
-    assert "feed &#x27;a&amp;b&#x27;</th>" in lines[0]
-    assert lines[1].count("<td") == 7
-    for cell in ("worker:0", "0", "10.0.0.1", "4711", "12,345 rows, 10 steps, 1 epoch", ""):
-        assert f">{cell}</td>" in lines[1]
-    assert 'href="http://h:1/?a&amp;b"' in html
-
-
-def test_table_tells_reports_and_who_is_waited_for() -> None:
-    waits: dict[str, list[float | None]] = {"rows": [None, 0.5, 0.0], "lag": [None, 0.0, 0.4]}
-    sample = Sampled(
-        *("c0ffee", 2.0, ["in map_fun"] * 3, [1] * 3, [-1, 1234, 7]),
-        {"loss": [None, 0.123456, None]},
-        waits=waits,
-    )
-    html = as_html(history(running(), sample))
-    for cell in ("1,234, loss 0.1235", "rows 50%", "awaited by the others"):
-        assert f">{cell}</td>" in html
-
-
-def test_table_of_a_failed_cluster_names_the_root_cause_and_nothing_of_it_is_html() -> None:
-    problem = Problem("worker:0", "worker:0 raised ValueError: <b>no</b>")
-    failing = Changed("c0ffee", 2.0, "failing", 0, (), (problem,))
-    assert "<pre>" not in as_html(history(running(), failing))
-    html = as_html(history(running(), failing, Changed("c0ffee", 3.0, "failed", 0, (), (problem,))))
-    assert "<pre>worker:0 raised ValueError: &lt;b&gt;no&lt;/b&gt;</pre>" in html
-    assert "<b>no" not in html
-    stopped = Changed("c0ffee", 3.0, "stopped", 0, (), (Problem("", "LaunchError: <cancelled>"),))
-    assert "LaunchError: &lt;cancelled&gt;" in as_html(history(stopped))
-
-
-def test_table_of_a_thousand_nodes_shows_a_few_those_that_differ_and_counts() -> None:
-    nodes = tuple(f"worker:{n}" for n in range(1000))
-    places = tuple(Place(n, n, "10.0.0.1") for n in range(1000))
-    states = ["in map_fun"] * 1000
-    states[500], states[600] = "preparing", "returned"
-    steps = [7 if n == 700 else 20 for n in range(1000)]
-    sample = Sampled("c0ffee", 2.0, states, [1] * 1000, steps)
-    html = as_html(history(running(places), sample, nodes=nodes))
-    assert "998 in map_fun, 1 " in html
-    assert html.count("<tr>") < 20
-    for node in (0, 999, 500, 600, 700):
-        assert f">worker:{node}</td>" in html
 
 
 def test_report_of_a_thousand_nodes_is_a_line() -> None:
@@ -196,29 +128,14 @@ def test_bar_goes_back_to_the_checkpoint_at_a_restart_and_the_warning_has_its_ow
     assert "900/1000" in last
 
 
-def test_bars_of_others_are_hidden_before_each_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    with a_terminal(monkeypatch) as terminal:
-        with FeedBar("input", 1, None, hide_others=lambda: seen.append(terminal.shown())) as bar:
-            bar.update(0, {})
-            bar.update(5, {}, is_last=True)
-            assert len(seen) == 2
-            assert "5 rows" not in "".join(seen)
-            assert "5 rows" in terminal.shown()
-        assert len(seen) == 3
-
-
 @pytest.mark.parametrize("is_shown", [None, False])
-def test_without_a_terminal_nobody_draws_and_no_other_bar_is_hidden(
+def test_without_a_terminal_nobody_draws(
     monkeypatch: pytest.MonkeyPatch, is_shown: bool | None
 ) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
 
-    def hide() -> None:
-        raise AssertionError("the other bar is the only one there is")
-
-    with FeedBar("input", 1, is_shown, hide_others=hide) as bar:
+    with FeedBar("input", 1, is_shown) as bar:
         bar.update(5, {}, is_last=True)
     assert stream.getvalue() == ""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -17,9 +16,9 @@ import pytest
 import sparkdl
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.options import Feeding, Recovery
-from sparkdl.driver import runs, waits
+from sparkdl.driver import waits
 from sparkdl.driver.events import Sampled
-from sparkdl.driver.history import History, folded
+from sparkdl.driver.history import Clusters, History
 from sparkdl.driver.waits import in_step
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch
@@ -48,7 +47,10 @@ def train(args: Any, ctx: NodeContext) -> None:
 
 
 def launched(cluster: sparkdl.Cluster) -> History:
-    return folded(cluster._controller.events.present())
+    clusters = Clusters()
+    for event in cluster._controller.events.present():
+        clusters.add(event)
+    return clusters.histories[cluster.spec.cluster_id]
 
 
 def look(cluster: sparkdl.Cluster, history: History) -> str:
@@ -158,11 +160,12 @@ def test_training_that_the_feed_holds_up_is_said_to_wait_for_it(
         try:
             waits_for_it = "Training waits for the feed: nodes have waited for rows for"
             assert looked(lambda: look(cluster, history).startswith(waits_for_it))
-            table = runs.nodes_table(folded(runs.chosen(cluster.spec.cluster_id).present()))
+            waits_of = [row.waits["rows"] for row in history.rows()]
         finally:
             is_over.set()
         feeding.result(SOON_S)
-    assert len(re.findall(r" rows \d+%", "\n".join(table))) == nodes
+    assert len(waits_of) == nodes
+    assert min(waits_of) > 0
 
 
 @pytest.mark.deep

@@ -102,6 +102,8 @@ def test_absent_module_says_so_in_each_form_of_an_import() -> None:
         "from sparkdl.horovod.spark.task import gloo_exec_fn, mpirun_exec_fn",
         "from sparkdl.horovod.spark.task.task_service import SparkTaskService",
         "import sparkdl.horovod.spark.task.mpirun_exec_fn",
+        "from sparkdl.horovod.torch import start_timeline",
+        "from sparkdl.horovod.keras import stop_timeline",
     ):
         with pytest.raises(RemovedModuleError, match=r"docs/horovod\.md"):
             exec(statement, {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import re
@@ -182,14 +181,3 @@ def test_what_needs_other_machines_is_refused() -> None:
         )
     with pytest.raises(ConfigError, match=r"more processes \(2\)"):
         sparkdl.horovod.run(os.getpid, np=2, hosts="localhost:1")
-
-
-def test_variable_names_a_file_for_a_trace_of_all_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "trace.json"
-    monkeypatch.setenv("HOROVOD_TIMELINE", "dynamic")  # for hvd.start_timeline alone
-    env = {"HOROVOD_TIMELINE": str(path)}
-    assert sparkdl.horovod.run(os.getpid, verbose=0, env=env)
-    names = {event["name"] for event in json.loads(path.read_text())["traceEvents"]}
-    assert {"start agent", "map_fun", "running"} < names

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -403,36 +401,6 @@ def check_exchanges(found: Any, arrays: Any, rank: int) -> None:
     same(found["split"][0], np.concatenate([each[start : start + count] for each in arrays]))
     same(found["split"][1], [count] * SIZE)
     assert found["objects"] == [{"rank": other} for other in range(SIZE)]
-
-
-def recorded(path: str, ctx: NodeContext) -> None:
-    import torch
-
-    import sparkdl.horovod.torch as hvd
-
-    hvd.shutdown()
-    hvd.init()
-    hvd.stop_timeline()
-    hvd.start_timeline(path)
-    if hvd.rank() == 0:
-        with pytest.raises(ValueError, match="is written already"):
-            hvd.start_timeline(path)
-    hvd.allreduce(torch.ones(3), name="gradients")
-    hvd.stop_timeline()
-    hvd.allreduce(torch.ones(3), name="afterwards")
-    if hvd.rank() == 0:
-        with pytest.raises(ValueError, match="Not a directory"):
-            hvd.start_timeline(f"{path}/none/there")
-    hvd.barrier()
-
-
-def test_timeline_of_rank_0_has_what_was_reduced_meanwhile(three: Lab, tmp_path: Path) -> None:
-    together(three, recorded, str(tmp_path / "trace.json"))
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    reduced = [event for event in events if event["name"] == "all_reduce"]
-    assert len(reduced) == 1
-    assert "gradients" in reduced[0]["args"]["what"]
-    assert reduced[0]["args"]["nbytes"] == 12
 
 
 def test_training_equals_one_on_larger_batches(three: Lab) -> None:

@@ -16,7 +16,6 @@ import json
 import sys
 import time
 
-from sparkdl.control.cause import CutLink
 from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.messages import FromAgent, Hello, Refused, Stop
 from sparkdl.control.server import CoordinatorServer
@@ -57,12 +56,6 @@ class Listener:
 
     def cause(self) -> str | None:
         return ""
-
-    def agent_of(self, node_id: int) -> str | None:
-        return None
-
-    def cut(self, link: CutLink) -> None:
-        tell("cut")
 
 
 async def serve(address: str, host_timeout_s: float, talks: bool, tls: Tls | None) -> None:

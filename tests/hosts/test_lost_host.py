@@ -117,20 +117,6 @@ def test_paused_host_loses_no_row(bed: Bed, pause_s: float) -> None:
     assert has_begun_again == (pause_s > 60.0)
 
 
-def test_cut_between_two_hosts_costs_one_of_them_and_no_row(bed: Bed) -> None:
-    """The driver reaches both, and hears of it from the agent that fetches rows of the other."""
-    driver = trained_until_checkpoint(bed, "--partitions=150", h1=1, h2=3)  # all tasks are on h2
-    bed["h1"].lose_what_goes_to(bed["h2"])
-    driver.wait_for("noticed", ENDED_S)
-    again = driver.wait_for("again", ENDED_S)["nodes"]
-    assert len({*again.values()}) == 1, "the other one's node may have found a slot there"
-    assert_trained(driver)
-    said, h1, h2 = driver.tail(400), bed["h1"].address, bed["h2"].address
-    found = (f"on {h2} cannot be reached from {h1}", f"on {h1} does not reach {h2}")
-    assert any(f"{text}, though the driver reaches both" in said for text in found)
-    assert "FeederError" not in said, "one of four attempts is used up"
-
-
 @pytest.mark.parametrize("lose", [Host.lose_what_comes, Host.lose_what_goes])
 def test_cut_of_one_direction_is_a_lost_host(bed: Bed, lose: Callable[[Host], None]) -> None:
     driver = trained_until_checkpoint(bed)

@@ -21,7 +21,6 @@ import pytest
 
 from sparkdl.frameworks.framework import Framework
 from sparkdl.node import forking, zygote
-from sparkdl.node.child import Imports
 from sparkdl.node.forking import (
     CAN_FORK,
     MAX_FDS,
@@ -244,7 +243,7 @@ def test_zygote_that_cannot_fork_says_so_and_lives_on(monkeypatch: pytest.Monkey
     agents, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gone, of_gone = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gone.close()
-    one = zygote._Zygote(Plan("plain", (), os.getpid(), -1, -1), zygotes, Imports(Framework()), {})
+    one = zygote._Zygote(Plan("plain", (), os.getpid(), -1, -1), zygotes, Framework(), {})
     with agents, zygotes, of_gone, open(os.devnull) as file:
         for sock in (of_gone, zygotes):
             one._fork(_Connection(sock), Request("child"), [file.fileno()] * MAX_FDS)

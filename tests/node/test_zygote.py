@@ -170,20 +170,6 @@ def test_module_that_cannot_be_preloaded_is_named_by_a_cold_child(folder: Path) 
         run(nodes=1, preload=[preloaded.NAME])
 
 
-def test_import_is_in_the_timeline_once_for_all_children(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-
-    def count() -> int:
-        return path.read_text().count('"import plain"')
-
-    with launch(tell, 1, 1, max_restarts=1, observe=Observe(timeline=str(path))) as cluster:
-        wait_for_step(cluster, 0, nodes=1)
-        until(lambda: count() == 1)
-        processes()["worker:0"].child.kill()
-        cluster.results(3 * SOON_S)
-    assert count() == 1
-
-
 @pytest.mark.parametrize("agents_are", ["stopped", "killed"])
 def test_zygote_whose_import_hangs_ends_with_its_agents(folder: Path, agents_are: str) -> None:
     (folder / preloaded.HANGS).touch()

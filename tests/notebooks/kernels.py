@@ -20,7 +20,7 @@ DEADLINE_S = 120.0
 
 @dataclass(frozen=True)
 class Cell:
-    """What became of a cell: its reply, and what was shown while it ran, updates included."""
+    """What became of a cell: its reply, and what was shown while it ran."""
 
     reply: dict[str, Any]
     shown: list[dict[str, Any]]
@@ -35,13 +35,12 @@ class Cell:
         """The traceback as the user sees it, without colours."""
         return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(self.reply.get("traceback", ())))
 
-    def html(self, msg_type: str) -> list[str]:
-        """The HTML of messages of one type: `display_data`, `update_display_data`."""
-        return [
-            m["content"]["data"].get("text/html", "")
-            for m in self.shown
-            if m["msg_type"] == msg_type
-        ]
+    @property
+    def result(self) -> str:
+        """The text of its last expression."""
+        (found,) = (m for m in self.shown if m["msg_type"] == "execute_result")
+        text: str = found["content"]["data"]["text/plain"]
+        return text
 
 
 class Kernel:

@@ -56,7 +56,7 @@ NEEDS = {
     "migrating.md": ("tensorflow", "torch"),
     "overview.md": ("tensorflow",),
     "parameter-servers.md": ("tf_keras",),
-    "profiling.md": ("tensorflow",),
+    "profiling.md": ("torch",),
     "pytorch.md": ("torch",),
     "spark-ml.md": ("keras", "tensorflow", "torch", "lightning"),
     "streaming.md": ("tensorflow",),

@@ -140,12 +140,8 @@ class Executor(Protocol):
         """Note that the task of this node has ended in order: it will not start the node again."""
         return
 
-    def leave_host(self, host: str, is_there: bool) -> None:
-        """Prevent further tasks on a lost host; return soon.
-
-        Args:
-            is_there: the driver still reaches it, so Spark could start more tasks there.
-        """
+    def leave_host(self, host: str) -> None:
+        """Prevent further tasks on a lost host; return soon."""
         return
 
     def feed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:
@@ -187,10 +183,6 @@ class Executor(Protocol):
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """End running `feed` calls soon: those of one feed, or all."""
-
-    def hide_progress(self) -> None:
-        """Keep progress bars of the place itself off the terminal for half a second."""
-        return
 
     def close(self, deadline: Deadline) -> None:
         """End the remaining jobs or processes of the nodes; other threads may call it again."""

@@ -31,7 +31,6 @@ from sparkdl.core.listing import listed
 from sparkdl.core.options import Placement
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.connect_relay import TO_AVOID_IT, ClientRelay, why_unreached
-from sparkdl.driver.executors.console import ConsoleBar
 from sparkdl.driver.executors.executor import Executor, Launch, StreamOptions
 from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.parquet_scan import scanned_files
@@ -114,7 +113,6 @@ class SparkExecutor(Executor):
         self._lock = threading.Lock()
         self._wanted: queue.SimpleQueue[Sequence[NodeSpec]] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
-        self._console: ConsoleBar | None = None
         self._context = context_of(spark)
         self._explain: Explain = lambda error: None
         # For parameter servers on the driver's machine, and for tables of this process.
@@ -187,10 +185,6 @@ class SparkExecutor(Executor):
 
         self._keeper = self.thread(keep, f"sparkdl-keeper-{launch.spec.cluster_id}")
         self._keeper.start()
-        self._console = ConsoleBar(self._context, launch.spec.prints != "none")
-        if self._console.is_there:
-            away = self._console.keep_away
-            self.thread(away, f"sparkdl-console-{launch.spec.cluster_id}").start()
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Submit a job for those of these nodes that no job brings back: Spark repeats tasks."""
@@ -204,7 +198,7 @@ class SparkExecutor(Executor):
             for nodes in self._jobs.values():
                 nodes.discard(node)
 
-    def leave_host(self, host: str, is_there: bool) -> None:
+    def leave_host(self, host: str) -> None:
         """Exclude the host in a thread; Spark Connect has no interface for it."""
         sc = self._context
         if sc is None:
@@ -213,7 +207,7 @@ class SparkExecutor(Executor):
 
         def leave() -> None:
             try:
-                leave_host(sc, host, is_there)
+                leave_host(sc, host)
             except Exception:  # noqa: BLE001 (Spark is ending, perhaps; which error varies)
                 _log.debug("Spark may start tasks on %s", host, exc_info=True)
 
@@ -371,11 +365,6 @@ class SparkExecutor(Executor):
         self._here.cancel_feeds(feed)
         cancel_jobs(self._spark, self._feed_tag if feed is None else self._tag_of(feed))
 
-    def hide_progress(self) -> None:
-        """Hide Spark's bar for half a second."""
-        if self._console:
-            self._console.hide()
-
     @contextmanager
     def _jobs_of(self, what: str, *tags: str) -> Iterator[None]:
         """Name the jobs of this thread, and have `cancel_jobs` find them, in whatever session."""
@@ -416,8 +405,6 @@ class SparkExecutor(Executor):
             cancel_jobs(self._spark, self._nodes_tag)
             for job in jobs:
                 job.join(_JOIN_S)
-        if self._console:  # until here the jobs of the nodes would have the bar drawn
-            self._console.close()
 
 
 def _is_dataframe(data: Any) -> bool:

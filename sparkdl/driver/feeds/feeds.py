@@ -356,8 +356,8 @@ class Feeds:
         def call() -> FeedReport:
             carrier = JobThread(f"sparkdl-job-{name}", self._executor.thread)
             try:
-                rows, hide_others = partial(runner.rows_to_read, name), self._executor.hide_progress
-                with FeedBar(name, request.epochs, show, rows, hide_others) as bar:
+                rows = partial(runner.rows_to_read, name)
+                with FeedBar(name, request.epochs, show, rows) as bar:
                     in_vain = LongWait(self.controller, partial(self._not_fed, name, request.to))
 
                     def meanwhile() -> None:

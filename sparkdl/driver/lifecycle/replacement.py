@@ -23,7 +23,6 @@ from sparkdl.driver.lifecycle.state import (
     Failing,
     ForgetTask,
     Gathering,
-    LeaveHost,
     R,
     Relaunch,
     Report,
@@ -66,13 +65,11 @@ def has_begun(state: Gathering | Running) -> bool:
 def is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> bool:
     """Whether an agent is to go at once: it would take a slot, and is not needed.
 
-    Either its host was given up, or there is no room for its node, or the node has an agent that is
-    detached or belongs to another task. The last happens where Spark kills an executor while its
+    Either there is no room for its node, or the node has an agent that is detached or belongs to
+    another task. The last happens where Spark kills an executor while its
     tasks end in order: Spark repeats some of them, and a relaunch brings the same nodes.
     """
     roster, node_id = state.roster, event.hello.node_id
-    if event.hello.host in roster.left_hosts:
-        return True
     holder = roster.agents.get(node_id)
     if holder is not None and roster.drains(holder):  # its successor; one is enough
         standbys = {agent.hello.node_id for agent in roster.standbys}
@@ -88,9 +85,7 @@ def is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> boo
 
 def refused(state: R, event: AgentJoined) -> Step[R]:
     """Stop a surplus agent in order, so that Spark does not repeat its task."""
-    host, roster = event.hello.host, state.roster
-    leaves = [LeaveHost(host)] if host in roster.left_hosts else []
-    return state, [*sent_away(roster, event.hello), *leaves]
+    return state, sent_away(state.roster, event.hello)
 
 
 def sent_away(roster: Roster, hello: Hello) -> list[Action]:

@@ -87,7 +87,6 @@ class Roster:
         before: the complete checkpoint before that one, if there is one.
         is_detaching: agents are to give their task slots back once there is a world.
         room: for how many nodes there are slots; `None` for as many as there were at the launch.
-        left_hosts: hosts that were given up because other hosts do not reach them.
         draining: Spark's ids of executors that it decommissions.
         drain_notices: how often the nodes were asked for a checkpoint for their sake.
     """
@@ -100,7 +99,6 @@ class Roster:
     before: CheckpointRef | None = None
     is_detaching: bool = False
     room: int | None = None
-    left_hosts: frozenset[str] = frozenset()
     draining: frozenset[str] = frozenset()
     drain_notices: int = 0
 

@@ -55,32 +55,12 @@ class Gathering:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A link between two hosts that carries nothing, though the driver reaches both.
-
-    Attributes:
-        node_host: of a node that a feeder does not reach.
-        host: the feeder's.
-    """
-
-    node_host: str
-    host: str
-
-    @property
-    def hosts(self) -> frozenset[str]:
-        """Both ends."""
-        return frozenset({self.node_host, self.host})
-
-
-@dataclass(frozen=True)
 class Running:
     """The world has begun.
 
     Attributes:
         returned: the nodes whose `map_fun` has returned.
         left: failed nodes without which the training continues.
-        cuts: cuts that feeders have reported, and when the first report came, Unix time in seconds.
-        deadline_s: when it is decided which of the hosts between them are given up.
     """
 
     roster: Roster
@@ -88,7 +68,6 @@ class Running:
     in_map_fun: frozenset[int] = frozenset()
     returned: Mapping[int, ChildReturned] = field(default_factory=dict)
     left: frozenset[int] = frozenset()
-    cuts: Mapping[Cut, float] = field(default_factory=dict)
     deadline_s: float = math.inf
 
 
@@ -216,19 +195,6 @@ class NodesBlamed:
 
 
 @dataclass(frozen=True)
-class LinkCut:
-    """A feeder on `host` has not reached a node of world `generation` for `host_timeout_s`.
-
-    The driver reaches both.
-    """
-
-    generation: int
-    node_id: int
-    host: str
-    wall_s: float = 0.0
-
-
-@dataclass(frozen=True)
 class ExecutorsDrain:
     """Spark decommissions these executors, named by its ids."""
 
@@ -278,7 +244,6 @@ Event = (
     | ChildGaveResult
     | ChildBroke
     | NodesBlamed
-    | LinkCut
     | ExecutorsDrain
     | CheckpointMade
     | LaunchBroke
@@ -330,18 +295,11 @@ class ForgetTask:
 
 
 @dataclass(frozen=True)
-class LeaveHost:
-    """Start nothing more on this host, though the driver reaches it."""
-
-    host: str
-
-
-@dataclass(frozen=True)
 class GoBack:
     """Feed the rows again that only the last checkpoint covers, not the one before it."""
 
 
-Action = GoBack | Send | Report | Warn | Relaunch | Release | ForgetTask | LeaveHost
+Action = GoBack | Send | Report | Warn | Relaunch | Release | ForgetTask
 S = TypeVar("S", bound=State)
 R = TypeVar("R", bound=WithRoster)
 Step = tuple[S, list[Action]]

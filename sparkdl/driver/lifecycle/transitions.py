@@ -23,7 +23,7 @@ from sparkdl.core.listing import count, listed
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import CheckpointRef
-from sparkdl.driver.lifecycle import cut_links, draining
+from sparkdl.driver.lifecycle import draining
 from sparkdl.driver.lifecycle.policy import Decision, Fail, Restart, Retry, decide
 from sparkdl.driver.lifecycle.replacement import (
     continues_without,
@@ -55,7 +55,6 @@ from sparkdl.driver.lifecycle.state import (
     Gathering,
     GoBack,
     LaunchBroke,
-    LinkCut,
     NodesBlamed,
     R,
     Release,
@@ -274,13 +273,6 @@ def _running_blamed(state: Running, event: NodesBlamed, now_s: float) -> Step[Ru
     if event.generation != state.world.generation:
         return state, []
     return _failing(state, event.failures, now_s), []
-
-
-def _running_settled(
-    state: Running, event: DeadlinePassed, now_s: float
-) -> Step[Running | Failing]:
-    after, failures, actions = cut_links.decided(state)
-    return (_failing(after, failures, now_s) if failures else after), actions
 
 
 def _joined(state: U, event: AgentJoined, now_s: float) -> Step[U]:
@@ -522,7 +514,7 @@ def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
 
 _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     **dict.fromkeys(
-        (ChildEntered, ChildGaveResult, NodesBlamed, LinkCut, CheckpointMade, LaunchBroke), stay
+        (ChildEntered, ChildGaveResult, NodesBlamed, CheckpointMade, LaunchBroke), stay
     ),
     AgentJoined: _joined,
     AgentDetached: detached,
@@ -555,8 +547,6 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Running, ChildGaveResult): _running_returned,
     (Running, ChildBroke): _running_broke,
     (Running, NodesBlamed): _running_blamed,
-    (Running, LinkCut): cut_links.noted,
-    (Running, DeadlinePassed): _running_settled,
     (Running, CheckpointMade): _running_checkpoint,
     (Failing, AgentLeft): _failing_left,
     (Failing, ChildGaveResult): _failing_returned,

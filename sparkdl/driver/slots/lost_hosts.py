@@ -10,7 +10,6 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.driver.slots.advice import is_true
 from sparkdl.driver.slots.spark_errors import raised_in_task
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_DYNAMIC = "spark.dynamicAllocation.enabled"
 _left: dict[str, set[str]] = {}
 """The executors on hosts that have been given up, by application."""
 
@@ -35,31 +33,23 @@ def executors_of(sc: SparkContext) -> list[Any]:
     return [executor for executor in all_of_them if executor.id() != "driver"]
 
 
-def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
+def leave_host(sc: SparkContext, host: str) -> None:
     """Stop Spark from starting tasks on a lost host, and from fetching blocks from it.
 
     By itself, Spark notices the loss of an executor only after `spark.network.timeout`, two minutes
     by default. Until then it feeds from there, and other executors fetch cached blocks, shuffle
     files and broadcast variables from there: those tasks neither end nor fail.
-
-    Args:
-        is_there: the driver still reaches it; only other hosts do not.
     """
     left = _left.setdefault(str(sc.applicationId), set())
-    # Ask for a replacement: masters start it on another host, and a lost host may come back. But a
-    # standalone master that still reaches this host would start it here at once.
-    is_replaced = not (is_there and str(sc.master).startswith("spark://"))
-    is_replaced |= is_true(sc.getConf().get(_DYNAMIC, "false"))  # Spark allows nothing else then
     for executor in executors_of(sc):
         name = executor.hostPort().rpartition(":")[0].strip("[]")
         # Spark may call a host by its name, where the nodes are known by an address.
         if executor.id() in left or host not in (name, *_addresses(name)):
             continue
         left.add(executor.id())
-        spark = sc._jsc.sc()
-        kill = spark.killAndReplaceExecutor if is_replaced else spark.killExecutor
         try:
-            is_killed = kill(executor.id())
+            # Masters start the replacement on another host, and a lost host may come back.
+            is_killed = sc._jsc.sc().killAndReplaceExecutor(executor.id())
         finally:  # the master may be gone as well
             is_forgotten = _forget(sc, executor.id(), name)
         if is_killed or is_forgotten:

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.control.messages import EpochEnd
-from sparkdl.core import trace
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
@@ -418,11 +417,7 @@ class _Epoch:
             return False
         self._steps += 1
         assert self._last is not None
-        since_us = trace.now_us()
         yield self._filled(self._last, rows, repeated)
-        if trace.is_on():  # not if the iteration was abandoned, at an unknown time
-            about = {"rows": rows, "step": self._steps}
-            trace.add("batch", "batch", since_us, None, f"batches of {self._reader.feed}", about)
         return True
 
     def _filled(self, columns: Columns, rows: int, repeated: int) -> Columns:

@@ -28,7 +28,6 @@ from sparkdl.control.channel import (
 from sparkdl.control.counts import HoldAnswer
 from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCovered, FeedHold, Granted
 from sparkdl.control.rows import EpochRows
-from sparkdl.core import trace
 from sparkdl.core.errors import (
     ConfigError,
     EndOfFeedError,
@@ -522,8 +521,7 @@ class FeedReader:
 
         if not is_over():
             self._begin_wait()
-            with trace.span("feed", "wait for rows", feed=self.feed):
-                self.wait_until(is_over)
+            self.wait_until(is_over)
         # Rows that are here can be read although the agent is gone or reading has failed.
         if is_ready():
             return

@@ -21,6 +21,7 @@ from sparkdl.control.rows import EpochRows
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.failure import FailureKind
 from sparkdl.core.throttle import LOTS_PER_S, Throttle, period_s
 from sparkdl.feed.store.loader import DirectLoader, ParquetLoader, ShareLoader
 from sparkdl.feed.store.segment import StoredSegment
@@ -46,7 +47,8 @@ class NodeFeeds:
         peers: this node among the nodes that report and hold rows.
         send_to_child: takes a message and, for good, a descriptor or -1.
         report: sends counts, and the rows spooled, to the coordinator.
-        fail: called, once for a child, with which rows are not here that the driver has assigned.
+        fail: called, once for a child, if rows that the driver has assigned cannot come: they are
+            not where they should be (`exception`), or their agent is silent (`unreachable`).
 
     Attributes:
         store: what the node has received.
@@ -59,7 +61,7 @@ class NodeFeeds:
         timeout_s: float,
         send_to_child: Callable[[channel.Local, int], None],
         report: Callable[[msg.FeedProgress | msg.Spooled], None],
-        fail: Callable[[str], None],
+        fail: Callable[[FailureKind, str], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._peers = peers
@@ -197,8 +199,7 @@ class NodeFeeds:
             feed.arrived = -sys.maxsize  # no mark goes past rows that are missing
             self._note_lacking(self.store.generation, str(error))
         except OSError as error:
-            own = self._peers.names[self._peers.node_id]
-            self._note_problem(feed, f"{own} cannot read rows that it holds: {error}")
+            self._note_problem(feed, f"{self._own_name} cannot read rows that it holds: {error}")
         for lot in order.unwanted:
             self.store.spool(name).free(lot.number, lot.skip, lot.rows)
         if fetches:
@@ -213,7 +214,8 @@ class NodeFeeds:
                 self.store.generation,
                 self._memory_nbytes,
                 partial(self._soon, self._note_arrived, feed),
-                partial(self._soon, self._note_problem, feed),
+                partial(self._soon, self._note_unfetched, feed),
+                partial(self._soon, self._note_silence, self.store.generation),
             )
             # `shut_down` joins these threads; the ended ones need not be remembered.
             self._fetchers = [each for each in self._fetchers if each.is_alive()]
@@ -389,11 +391,23 @@ class NodeFeeds:
         """Fail: the driver begins another generation, to which it has lost rows fed again."""
         if generation == self.store.generation and not self._lacks_rows:
             self._lacks_rows = True
-            self._fail(what)
+            self._fail("exception", what)
+
+    def _note_silence(self, generation: int, problem: str) -> None:
+        """Fail likewise: another agent, which the driver reaches, does not answer."""
+        if generation == self.store.generation and not self._lacks_rows:
+            self._lacks_rows = True
+            self._fail("unreachable", problem)
+
+    def _note_unfetched(self, feed: NodeFeed, problem: str) -> None:
+        self._note_problem(feed, f"{self._own_name} {problem}")
 
     def _note_unread(self, feed: NodeFeed, problem: str) -> None:
-        own = self._peers.names[self._peers.node_id]
-        self._note_problem(feed, f"{own} could not read its share: {problem}")
+        self._note_problem(feed, f"{self._own_name} could not read its share: {problem}")
+
+    @property
+    def _own_name(self) -> str:
+        return self._peers.names[self._peers.node_id]
 
     def _pass_on(self, feed: NodeFeed, loader: DirectLoader, message: channel.Local) -> None:
         if self._feeds.get(feed.log.feed) is feed and feed.direct is loader:

@@ -11,7 +11,9 @@ covers, perhaps to another agent; the driver drops the duplicates.
 
 from __future__ import annotations
 
+import logging
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -23,7 +25,6 @@ import pyarrow as pa
 from sparkdl.control.cause import fetch_cause
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.row_ranges import merge_ranges, uncovered
-from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch, await_decision
 from sparkdl.feed.transfer.messages import (
     MAX_COUNT_S,
     FedPartition,
@@ -31,10 +32,13 @@ from sparkdl.feed.transfer.messages import (
     FeedSpec,
     PutHeader,
     Target,
+    knock,
 )
 from sparkdl.feed.transfer.put_stream import Piece, PutStream
 from sparkdl.values.batches import halve, join, join_small
 from sparkdl.values.row_codec import encode_rows
+
+_log = logging.getLogger(__name__)
 
 MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """The most bytes sent to an agent at once, where the batches allow."""
@@ -46,6 +50,9 @@ _MOST_FEEDERS = 32
 """Of one node at once, of those that heed each other."""
 _SKIP_S = 0.5
 """How long to read unwanted rows: about the time that a new Python worker costs."""
+_LOOK_S = 1.0
+_SILENT_S = 2.0
+"""How long the driver may take to hear from a node why it cannot be reached: it may have failed."""
 FED_SCHEMA = "partition long, rows long, rows_refused long, num_rows long"
 """Spark schema of what `FeedDataFrame` returns: one `FedPartition` a partition."""
 
@@ -110,15 +117,9 @@ class Feeder:
         return FedPartition(self._partition, self._stream.rows_stored, refused, num_rows)
 
     @property
-    def awaited(self) -> list[Target]:
-        """The node whose agent owes an answer, or has failed to give it."""
-        is_late = self._stream.silence_s() >= LATE_S
-        return [self._stream.target] if is_late else self.unreachable
-
-    @property
-    def unreachable(self) -> list[Target]:
+    def unreachable(self) -> Target | None:
         """The node whose agent could not be reached, or not any more."""
-        return [self._stream.target] if self._stream.is_unreachable else []
+        return self._stream.target if self._stream.is_unreachable else None
 
     def _count(self, batches: Iterator[pa.RecordBatch], within_s: float) -> int:
         """Return how many rows are left, all of them unwanted; stop after `within_s`."""
@@ -242,11 +243,33 @@ def _feed(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> FedPartition:
 
     context = TaskContext.get()
     feeder = Feeder(spec, context.partitionId() if context is not None else 0)
-    with LinkWatch(spec, lambda: feeder.awaited):
-        try:
-            return feeder.feed(batches)
-        except FeederError as error:
-            # If the cluster has failed, the driver knows the cause: it replaces this error.
-            if feeder.unreachable and (cause := await_decision(spec, feeder.unreachable, error)):
-                raise FeederError(cause) from None
-            raise
+    try:
+        return feeder.feed(batches)
+    except FeederError as error:
+        # If the cluster has failed, the driver knows the cause: it replaces this error.
+        if feeder.unreachable and (cause := await_decision(spec, feeder.unreachable, error)):
+            raise FeederError(cause) from None
+        raise
+
+
+def await_decision(spec: FeedSpec, target: Target, error: Exception) -> str:
+    """Wait until a node can be reached again, or the driver has decided what follows.
+
+    If the driver gives the node's host up, Spark cancels this task's job meanwhile. A task that
+    failed at once would use up its four attempts before that.
+
+    Returns:
+        Why the cluster has failed, as far as the driver knows: a node that has raised cannot be
+        reached either. Empty otherwise.
+    """
+    never, is_logged = threading.Event(), False
+    silence, deadline = Deadline.after(_SILENT_S), Deadline.after(2 * spec.host_timeout_s)
+    while not deadline.has_passed and knock(target) != "accepts":
+        with suppress(OSError):  # this host itself is cut off, perhaps
+            if (cause := fetch_cause(spec.coordinator, spec.token, spec.trust)) != "":
+                return cause or ""
+        if silence.has_passed and not is_logged:
+            is_logged = True
+            _log.warning("%s; waiting for the driver's decision", error)
+        never.wait(min(_LOOK_S, deadline.remaining_s))
+    return ""

@@ -6,27 +6,26 @@ Runs in: agent
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, islice, takewhile
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparkdl.control.messages import Assign, Grant
-from sparkdl.core.errors import ReadError
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import FeedTimeoutError, ReadError
 from sparkdl.feed.store.held import AppendRequest
 from sparkdl.feed.store.log import Log
-from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch
 from sparkdl.feed.transfer.messages import (
     TAKEN,
     FeedSpec,
     FetchTicket,
-    Target,
     flight_reason,
 )
 
@@ -55,12 +54,14 @@ class Peers:
 
     Attributes:
         names: of all nodes, by id.
-        spec: what holds for all feeds: the token, whom to ask and to trust.
+        spec: what holds for all feeds: the token, whom to trust.
+        patience_s: how long another agent may leave a fetch unanswered.
     """
 
     node_id: int
     names: tuple[str, ...]
     spec: FeedSpec
+    patience_s: float
 
 
 Fetch = tuple[Grant, Assign]
@@ -77,6 +78,7 @@ class Fetcher(threading.Thread):
         on_fetched: called on this thread with how many more have come, whether or not the log took
             their rows.
         on_problem: called on this thread with why rows cannot be fetched; then it has ended.
+        on_silence: likewise, if the other agent has not answered in time.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Fetcher(threading.Thread):
         memory_nbytes: int,
         on_fetched: Callable[[int], None],
         on_problem: Callable[[str], None],
+        on_silence: Callable[[str], None],
     ) -> None:
         super().__init__(name=f"sparkdl-fetching-{log.feed}", daemon=True)
         self._peers = peers
@@ -96,9 +99,9 @@ class Fetcher(threading.Thread):
         self._call_nbytes = min(_CALL_NBYTES, memory_nbytes // 16)
         self._on_fetched = on_fetched
         self._on_problem = on_problem
+        self._on_silence = on_silence
         self._changed = threading.Condition()
         self._waiting: deque[Fetch] = deque()
-        self._awaited: tuple[Target, float] | None = None
         self._reader: flight.FlightStreamReader | None = None
         self._is_stopped = False
         self._clients: dict[str, flight.FlightClient] = {}
@@ -120,21 +123,17 @@ class Fetcher(threading.Thread):
 
     def run(self) -> None:
         """Fetch until `stop`."""
-        spec = replace(self._peers.spec, feed=self._log.feed, generation=self._generation)
+        names, holder = self._peers.names, -1
         try:
-            with LinkWatch(spec, self._owing):
-                while fetches := self._next():
-                    if (problem := self._perform(fetches)) is not None:
-                        self._on_problem(problem)
-                        return
+            while fetches := self._next():
+                holder = fetches[0][0].holder
+                self._perform(fetches)
+        except (pa.ArrowException, ReadError, OSError, FeedTimeoutError) as error:
+            tell = self._on_silence if isinstance(error, FeedTimeoutError) else self._on_problem
+            tell(f"cannot fetch rows from {names[holder]}: {flight_reason(error)}")
         finally:
             for client in self._clients.values():
                 client.close()
-
-    def _owing(self) -> list[Target]:
-        awaited = self._awaited
-        is_late = awaited is not None and time.monotonic() - awaited[1] >= LATE_S
-        return [awaited[0]] if awaited is not None and is_late else []
 
     def _next(self) -> list[Fetch]:
         """Wait for what to fetch next: rows of one epoch, of one holder; none once stopped."""
@@ -148,40 +147,39 @@ class Fetcher(threading.Thread):
             of_holder = (each for each in same if each[0].holder == first[0].holder)
             return list(islice(of_holder, _WINDOWS))
 
-    def _perform(self, fetches: list[Fetch]) -> str | None:
-        """Fetch the first of these into the log; return why that is not possible, if so."""
-        (first, order), names = fetches[0], self._peers.names
-        try:
-            batch = self._call(fetches, self._get)
-            if batch is None:  # it was stopped
-                return None
-            up_to = [*accumulate(grant.rows for grant, _ in fetches)]
-            # The holder sends whole windows, as many as it likes. Part of one would shift the
-            # numbers of the rows.
-            if batch.num_rows not in up_to:
-                raise ReadError(f"it sent {batch.num_rows} rows, and windows end at {up_to}")
-            here = fetches[: up_to.index(batch.num_rows) + 1]
-            spans = tuple(span for grant, _ in here for span in grant.spans)
-            request = AppendRequest(order.epoch, keep=order.keep, spans=spans, run=order.run)
-            # Whether the log still wants the rows or not, the holder may free them.
-            self._log.append_in_time(batch, request)
-            # Only now, because rows that were merely sent are lost if the connection breaks.
-            self._call(here, _confirm)
-        except (pa.ArrowException, ReadError, OSError) as error:
-            return (
-                f"{names[self._peers.node_id]} cannot fetch rows from {names[first.holder]}: "
-                f"{flight_reason(error)}"
-            )
+    def _perform(self, fetches: list[Fetch]) -> None:
+        """Fetch the first of these into the log.
+
+        Raises:
+            FeedTimeoutError: if the holder has not answered in time.
+            pyarrow.ArrowException, ReadError, OSError: if the rows cannot be fetched at all.
+        """
+        order = fetches[0][1]
+        batch = self._call(fetches, self._get)
+        if batch is None:  # it was stopped
+            return
+        up_to = [*accumulate(grant.rows for grant, _ in fetches)]
+        # The holder sends whole windows, as many as it likes. Part of one would shift the
+        # numbers of the rows.
+        if batch.num_rows not in up_to:
+            raise ReadError(f"it sent {batch.num_rows} rows, and windows end at {up_to}")
+        here = fetches[: up_to.index(batch.num_rows) + 1]
+        spans = tuple(span for grant, _ in here for span in grant.spans)
+        request = AppendRequest(order.epoch, keep=order.keep, spans=spans, run=order.run)
+        # Whether the log still wants the rows or not, the holder may free them.
+        self._log.append_in_time(batch, request)
+        # Only now, because rows that were merely sent are lost if the connection breaks.
+        self._call(here, _confirm)
         with self._changed:
             done = set(map(id, here))
             self._waiting = deque(each for each in self._waiting if id(each) not in done)
         self._on_fetched(len(here))
-        return None
 
     def _call(self, fetches: list[Fetch], call: Call[T]) -> T | None:
         """Return what the holder answers, however often the connection breaks; `None` once stopped.
 
         Raises:
+            FeedTimeoutError: if nothing came within `patience_s`.
             pyarrow.ArrowException: if the holder refuses.
         """
         holder, timeout_s = fetches[0][0].holder, _CALL_S
@@ -189,24 +187,26 @@ class Fetcher(threading.Thread):
         windows = tuple((grant.number, grant.skip, grant.rows) for grant, _ in fetches)
         what = FetchTicket(self._log.feed, self._generation, self._call_nbytes, windows)
         ticket = msgspec.json.encode(what)
-        self._awaited = Target(holder, self._peers.names[holder], uri), time.monotonic()
-        try:
-            while True:
-                try:
-                    client = self._clients.get(uri)
-                    if client is None:
-                        client = self._clients[uri] = self._peers.spec.connect(uri)
-                    return call(client, ticket, self._peers.spec.options(timeout_s))
-                except _BROKEN as error:
-                    if isinstance(error, flight.FlightTimedOutError):
-                        timeout_s *= 2
-                    if broken := self._clients.pop(uri, None):
-                        broken.close()
-                with self._changed:
-                    if self._changed.wait_for(lambda: self._is_stopped, _PAUSE_S):
-                        return None
-        finally:
-            self._awaited = None
+        deadline = Deadline.after(self._peers.patience_s)
+        while True:
+            try:
+                client = self._clients.get(uri)
+                if client is None:
+                    client = self._clients[uri] = self._peers.spec.connect(uri)
+                options = self._peers.spec.options(min(timeout_s, deadline.remaining_s))
+                return call(client, ticket, options)
+            except _BROKEN as error:
+                if isinstance(error, flight.FlightTimedOutError):
+                    timeout_s *= 2
+                if broken := self._clients.pop(uri, None):
+                    broken.close()
+                reason = flight_reason(error)
+            with self._changed:
+                if self._changed.wait_for(lambda: self._is_stopped, _PAUSE_S):
+                    return None
+            if deadline.has_passed:
+                host, waited_s = urlsplit(uri).hostname, self._peers.patience_s
+                raise FeedTimeoutError(f"no answer from {host} within {waited_s:.0f} s: {reason}")
 
     def _get(
         self, client: flight.FlightClient, ticket: bytes, options: flight.FlightCallOptions

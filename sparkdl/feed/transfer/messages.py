@@ -82,7 +82,7 @@ class FeedSpec:
         partitions: how many there were when rows were fed before; 0 where that is not known.
         patience_s: how long inference waits for nodes that are between two generations.
         min_piece_nbytes: small batches are joined until there is so much.
-        host_timeout_s: after how much silence of a node's host a feeder says so; 0 for never.
+        host_timeout_s: after so much silence the driver gives a node's host up.
         coordinator: its URL, to ask why no node answers.
         trust: what nodes and coordinator have to show; `None` where they are not encrypted.
     """

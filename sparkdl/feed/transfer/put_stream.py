@@ -131,11 +131,6 @@ class PutStream:
         """Rows that were put and are not stored."""
         return sum(int(p.batch.num_rows) for p in (*self._waiting, *self._unacknowledged))
 
-    def silence_s(self) -> float:
-        """Return for how long the agent has owed an answer."""
-        is_owed = self._unacknowledged or self._phase is Phase.OPENING
-        return time.monotonic() - self._heard_s if is_owed else 0.0
-
     def put(self, pieces: Iterable[Piece]) -> None:
         """Send pieces; returns once all are under way, or the stream is closed.
 

@@ -24,7 +24,6 @@ from sparkdl.horovod.common.process_sets import (
     place,
     remove_process_set,
 )
-from sparkdl.horovod.common.timeline import start_timeline, stop_timeline
 
 __all__ = [  # what each face has, whatever its framework
     "Adasum",
@@ -58,8 +57,6 @@ __all__ = [  # what each face has, whatever its framework
     "rocm_built",
     "shutdown",
     "size",
-    "start_timeline",
-    "stop_timeline",
 ]
 
 Average = Op.AVERAGE
@@ -114,7 +111,6 @@ def init(
 
 def shutdown() -> None:
     """Leave the other processes; `init` may be called again, by all."""
-    stop_timeline()
     leave()
 
 

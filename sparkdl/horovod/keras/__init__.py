@@ -13,6 +13,7 @@ from inspect import Parameter, Signature, signature
 from typing import Any
 
 from sparkdl.collectives.transport import Op
+from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.common import basics
 from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
 from sparkdl.horovod.common.basics import Average, ProcessSet, global_process_set
@@ -49,7 +50,7 @@ __all__ = [
     "reducescatter",
 ]
 
-
+__getattr__ = functools.partial(missing_name, __name__)
 _ARGUMENTS = {
     **signature(_tensorflow.DistributedOptimizer).parameters,
     "local_layers": Parameter("local_layers", Parameter.POSITIONAL_OR_KEYWORD, default=None),

@@ -40,8 +40,6 @@ __getattr__ = partial(missing_name, __name__)
 _START_TIMEOUT_S = 600.0
 # Horovod's default is no limit; sparkdl still gives up what fails the same way twice.
 _ENDLESS_RESTARTS = 1000
-_DYNAMIC = "dynamic"
-"""The value of `HOROVOD_TIMELINE` with which Horovod allows `hvd.start_timeline`."""
 _INSTEAD = {
     "executable": "set PYSPARK_PYTHON, Spark's own name for it",
     "host_discovery_script": "Spark finds the hosts: use sparkdl.horovod.spark.run_elastic",
@@ -82,8 +80,7 @@ def run(  # noqa: PLR0913 (Horovod's options)
             600.
         use_gloo: accepted; it is used anyway.
         extra_mpi_args: accepted; without MPI it has no effect, as in Horovod.
-        env: variables to set in each process. `HOROVOD_TIMELINE`, here or in this process, names a
-            file on this machine for a trace of all processes, see docs/timeline.md.
+        env: variables to set in each process.
         stdout, stderr: where the lines of the processes go, as `[rank]<stdout>:line`; by default
             to the streams of this process. Standard error of C code and of subprocesses goes to
             `stdout`.
@@ -284,9 +281,6 @@ def _options(
     # The user's own choice of lines wins over Horovod's printing.
     if observe.log_to_driver is None and observe.on_log is None:
         observe = replace(observe, log_to_driver=False, on_log=printer)
-    timeline = {**os.environ, **(env or {})}.get("HOROVOD_TIMELINE", "")
-    if timeline and timeline.lower() != _DYNAMIC and observe.timeline is None:
-        observe = replace(observe, timeline=timeline)
     startup = replace(options.get("startup", Startup()), timeout_s=start_timeout)
     return {**options, "observe": observe, "startup": startup}
 

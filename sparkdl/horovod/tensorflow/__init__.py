@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.core.errors import RemovedError
+from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.common import basics
 from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
 from sparkdl.horovod.tensorflow import elastic, functions, mpi_ops
@@ -52,4 +53,4 @@ def __getattr__(name: str) -> Any:
             "hvd.BroadcastGlobalVariablesHook is for TensorFlow 1: call hvd.broadcast_variables("
             "model.variables, root_rank=0), or use BroadcastGlobalVariablesCallback in fit"
         )
-    raise AttributeError(f"module 'sparkdl.horovod.tensorflow' has no attribute {name!r}")
+    return missing_name(__name__, name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.common import basics
 from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
 from sparkdl.horovod.torch import elastic, functions, mpi_ops
@@ -32,4 +33,4 @@ def __getattr__(name: str) -> Any:
         from sparkdl.horovod.torch.sync_batch_norm import sync_batch_norm
 
         return sync_batch_norm()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return missing_name(__name__, name)

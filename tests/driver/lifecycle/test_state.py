@@ -105,10 +105,6 @@ def blamed(agent_id: str, generation: int = 0) -> states.NodesBlamed:
     return states.NodesBlamed(generation, (failure(agent_id),))
 
 
-def cut(feeder: str, node: str, generation: int = 0) -> states.LinkCut:
-    return states.LinkCut(generation, hello(node).node_id, f"host-{feeder}", 1.0)
-
-
 def to(message: msg.ToAgent, *agent_ids: str) -> list[states.Action]:
     return [states.Send(agent_id, message) for agent_id in agent_ids]
 
@@ -133,8 +129,6 @@ LEAVE = msg.Stop(SPEC.settings.grace_s, is_patient=True)
 STOP_FAILED = msg.StopChild(0, failure("b").describe())
 STOPPING = states.Stopping(ALL, FINISHED, 25.0)
 STOPPED = states.Stopped(FINISHED)
-
-CUT_SETTLE_S = SPEC.settings.recovery.host_timeout_s / 4
 
 ENOUGH = states.Report("placement is attached: 4 slots for 3 nodes")
 TOO_FEW = states.Warn(
@@ -182,8 +176,7 @@ STEPS: list[Row] = [
     (ALMOST, STOP, states.Stopping(ALMOST.roster, ALMOST, 25.0), to(msg.Stop(5.0), "a", "b", "c")),
     (START, STOP, states.Stopped(START), []),
     *ignored(ALMOST, offered("b2"), left("stranger"), broke("b", generation=1),
-             broke("b", generation=-1), entered("a"), returned("a"), blamed("b"), cut("a", "b"),
-             MADE),
+             broke("b", generation=-1), entered("a"), returned("a"), blamed("b"), MADE),
     # Running: results are collected, the first failure ends it.
     (RUNNING, joined("b2"), RUNNING_BARE, []),
     (RUNNING, offered("b", 1), with_agents(RUNNING, A, agent("b", 1), C), []),
@@ -200,14 +193,11 @@ STEPS: list[Row] = [
     (RUNNING, broke("b"), FAILING, []),
     (RUNNING, left("b"), states.Failing(roster(A, C), WORLD, {}, (LOST_B,), SETTLED_S), []),
     (RUNNING, blamed("b"), FAILING, []),
-    (RUNNING, cut("a", "b"),
-     replace(RUNNING, cuts={states.Cut("host-b", "host-a"): 1.0}, deadline_s=10.0 + CUT_SETTLE_S),
-     [states.Warn("worker:0 on host-b cannot be reached from host-a: one of them is given up")]),
     (RUNNING, MADE, replace(RUNNING, roster=replace(ALL, checkpoint=MADE.ref)), []),
     (RUNNING, STOP, states.Stopping(ALL, RUNNING, 25.0), to(msg.Stop(5.0), "a", "b", "c")),
     *ignored(RUNNING, entered("b", 1), entered("stranger"), returned("b", 1),
              returned("stranger"), broke("b", generation=1), left("stranger"),
-             states.LaunchBroke(PROBLEM), blamed("b", 1), cut("a", "b", 1), EXPIRED,
+             states.LaunchBroke(PROBLEM), blamed("b", 1),
              states.CheckpointMade(CheckpointRef("/c", 7, 1)), states.AgentDetached("stranger")),
     # Failing: what else failed is awaited, then it is decided.
     (FAILING, joined("b2"), FAILING_BARE, []),
@@ -223,7 +213,7 @@ STEPS: list[Row] = [
     (FAILING, STOP, states.Stopping(ALL, FAILING, 25.0), to(msg.Stop(5.0), "a", "b", "c")),
     *ignored(FAILING, entered("c"), returned("c", 1), returned("stranger"),
              broke("c", generation=1), left("stranger"), states.LaunchBroke(PROBLEM),
-             blamed("c"), cut("a", "b"), states.CheckpointMade(CheckpointRef("/c", 7, 1))),
+             blamed("c"), states.CheckpointMade(CheckpointRef("/c", 7, 1))),
     # Finished and Failed: agents stay for a moment; who comes late is sent away.
     (FINISHED, joined("b2"), FINISHED, to(msg.Stop(0.0), "b2")),
     (FINISHED, left("b"), with_agents(FINISHED, A, C), []),
@@ -246,9 +236,9 @@ STEPS: list[Row] = [
      replace(with_agents(FAILED), deadline_s=math.inf), [states.Release()]),
     (FAILED, STOP, states.Stopping(ALL, FAILED, 25.0), to(msg.Stop(5.0), "a", "b", "c")),
     *ignored(FINISHED, offered("b", 1), entered("a"), returned("a"), broke("a", "signal"),
-             blamed("c"), cut("a", "b"), MADE, states.LaunchBroke(PROBLEM)),
+             blamed("c"), MADE, states.LaunchBroke(PROBLEM)),
     *ignored(FAILED, offered("b", 1), entered("a"), returned("c"), broke("c"), blamed("c"),
-             cut("a", "b"), MADE, states.LaunchBroke(PROBLEM)),
+             MADE, states.LaunchBroke(PROBLEM)),
     # Stopping: until the last agent has gone, or time is up.
     (STOPPING, joined("b2"),
      with_agents(STOPPING, A, B, C, standbys=(B2_BARE,)), to(msg.Stop(0.0), "b2")),
@@ -260,11 +250,11 @@ STEPS: list[Row] = [
      to(msg.Stop(0.0), "a", "b", "c")),
     (with_agents(STOPPING, A, C), EXPIRED, states.Stopped(FINISHED, ("ps:0", "worker:1")), []),
     *ignored(STOPPING, offered("b", 1), entered("b"), returned("b"), broke("b"), blamed("c"),
-             cut("a", "b"), MADE, states.LaunchBroke(PROBLEM), STOP),
+             MADE, states.LaunchBroke(PROBLEM), STOP),
     # Stopped: only late agents are answered.
     (STOPPED, joined("b2"), STOPPED, to(msg.Stop(0.0), "b2")),
     *ignored(STOPPED, left("b"), offered("b"), entered("b"), returned("b"), broke("b"),
-             blamed("c"), cut("a", "b"), MADE, states.LaunchBroke(PROBLEM), STOP),
+             blamed("c"), MADE, states.LaunchBroke(PROBLEM), STOP),
     # Standbys: a twin of a living agent.
     (ALMOST_TWIN, offered("c"),
      states.Running(roster(A, B, C, standbys=(B2,)), WORLD),
@@ -386,7 +376,7 @@ def test_every_legal_pair_is_stepped_through() -> None:
 
 
 def test_only_a_deadline_that_a_state_does_not_have_is_illegal() -> None:
-    no_deadline = {(states.Stopped, states.DeadlinePassed)}
+    no_deadline = {(s, states.DeadlinePassed) for s in (states.Running, states.Stopped)}
     assert illegal(states.State, states.Event, TRANSITIONS) == no_deadline
     with pytest.raises(IllegalTransitionError, match=r"(?m)^DeadlinePassed in Stopped$"):
         step(STOPPED, EXPIRED, 0.0)
@@ -526,12 +516,12 @@ def test_a_sigkill_needs_no_other_failure_to_explain_a_restart(
 AGENT_IDS = [letter + twin for letter in "abc" for twin in ("", "2", "3")] + ["z"]
 OFTEN: dict[type, str] = {
     states.Gathering: "join join join offer offer offer offer offer leave",
-    states.Running: "enter return return break break break leave join offer cut expire",
+    states.Running: "enter return return break break break leave join offer",
     states.Failing: "expire expire break leave return join offer",
     states.Stopping: "leave leave leave leave expire join",
 }
 """What moves each state along, so that random events get far."""
-NOW_AND_THEN = "join offer enter return break leave cut expire launch stop"
+NOW_AND_THEN = "join offer enter return break leave expire launch stop"
 
 
 def draw_event(data: st.DataObject, state: states.State, connected: set[str]) -> states.Event:
@@ -556,8 +546,6 @@ def draw_event(data: st.DataObject, state: states.State, connected: set[str]) ->
         return left(agent_id)
     now = generation_of(state)
     generation = data.draw(st.sampled_from([now, now, now, now, now + 1, max(0, now - 1)]))
-    if kind == "cut":
-        return cut(data.draw(st.sampled_from("abc")), agent_id[0], generation)
     if kind in ("enter", "return"):
         return (entered if kind == "enter" else returned)(agent_id, generation)
     if kind == "break":

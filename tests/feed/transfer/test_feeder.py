@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
@@ -17,10 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.descriptors import FdSender
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.row_ranges import count_rows, merge_ranges, overlap
-from sparkdl.feed.transfer import feeder, put_stream
+from sparkdl.feed.transfer import feeder, messages, put_stream
 from sparkdl.feed.transfer.feeder import (
     FED_SCHEMA,
     FeedDataFrame,
@@ -37,7 +38,7 @@ from sparkdl.feed.transfer.messages import (
     Target,
 )
 from tests.control.rooms import TOKEN, room
-from tests.doubles.feeds import FEED, SOON_S, NodeProxy, Running, numbers, order
+from tests.doubles.feeds import FEED, NodeProxy, Running, numbers, order
 from tests.doubles.spools import Answer, SpoolServer
 
 
@@ -275,7 +276,7 @@ def test_agent_that_cannot_be_reached_is_named_with_what_to_set() -> None:
         feed = Feeder(order([proxy.target]), 0)
         with pytest.raises(FeederError, match=r"worker:0: .*connect.* set SPARKDL_NODE_HOST"):
             feed.feed(batches(10, 10))
-        assert feed.unreachable == feed.awaited == [proxy.target]
+        assert feed.unreachable == proxy.target
 
 
 def test_wrong_token_is_said_to_be_wrong() -> None:
@@ -284,7 +285,7 @@ def test_wrong_token_is_said_to_be_wrong() -> None:
         feed = Feeder(wrong, 0)
         with pytest.raises(FeederError, match=r"worker:0: .*wrong or missing token"):
             feed.feed(batches(10, 10))
-        assert feed.unreachable == []
+        assert feed.unreachable is None
         assert "another token" not in repr(wrong)
 
 
@@ -317,7 +318,7 @@ def test_agent_that_dies_is_named(state: str) -> None:
             link.cut()
         with pytest.raises(FeederError, match="worker:0: "):
             feeding.result()
-        assert feed.unreachable == [link.target]
+        assert feed.unreachable == link.target
 
 
 def test_agent_that_does_not_answer_the_call_is_named() -> None:
@@ -325,25 +326,6 @@ def test_agent_that_does_not_answer_the_call_is_named() -> None:
         feed = Feeder(order([node.target], timeout_s=0.2), 0)
         with pytest.raises(FeederError, match=r"worker:0 did not answer for 0\.2 s"):
             feed.feed(batches(10, 10))
-
-
-def test_agent_that_says_no_word_any_more_is_awaited_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its link is cut: no connection ends, and the thread that feeds may stand in a call."""
-    monkeypatch.setattr(feeder, "LATE_S", 0.1)
-    with SpoolServer() as node, NodeProxy(node.target) as link:
-        feed = Feeder(order([link.target]), 0)
-        assert feed.awaited == []
-        feeding = Running(lambda: feed.feed(then(batches(100, 10), 5, link.stall)))
-        deadline = Deadline.after(SOON_S)
-        while feed.awaited != [link.target]:
-            assert not deadline.has_passed
-            threading.Event().wait(0.01)
-        link.cut()
-        with pytest.raises(FeederError, match="worker:0: "):
-            feeding.result()
-        assert feed.awaited == [link.target], "until it is decided"
 
 
 @pytest.mark.parametrize(
@@ -369,7 +351,7 @@ def test_feeder_ends_whose_connection_takes_no_bytes(
             feed.cancel() if then_it == "is cancelled" else link.cut()
         with pytest.raises((FeederError, FeedTimeoutError), match=says):
             feeding.result()
-        assert feed.unreachable == ([link.target] if then_it == "is cut" else [])
+        assert feed.unreachable == (link.target if then_it == "is cut" else None)
 
 
 def test_error_in_the_partition_is_raised_and_leaves_no_connection() -> None:
@@ -447,3 +429,51 @@ def test_each_row_arrives_or_is_counted_and_a_second_attempt_brings_all_again(
         for piece in first.spooled:
             assert piece.batch["x"].to_pylist() == list(piece.rows)
             assert piece.header == PutHeader(FEED, 0, "run", 7)
+
+
+# the driver's decision
+
+
+@contextmanager
+def silent_host() -> Iterator[Target]:
+    """A port whose kernel drops what comes: nobody has taken the connections before."""
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        yield Target(0, "worker:0", f"grpc://127.0.0.1:{listening.getsockname()[1]}")
+
+
+def test_silence_a_refusal_and_a_process_that_stands_still_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "_LISTENING_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as still:
+        there = Target(0, "worker:0", f"grpc://127.0.0.1:{still.getsockname()[1]}")
+        assert messages.knock(there) == "accepts"
+    assert messages.knock(there) == "refuses"
+    with silent_host() as silent:
+        assert messages.knock(silent) == "silent"
+
+
+@pytest.mark.parametrize("driver", ["decides nothing", "has failed", "is gone"])
+def test_node_that_cannot_be_reached_is_waited_for_until_the_driver_has_decided(
+    driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count()
+
+    def fetch_cause(*coordinator: object) -> str:
+        if driver == "is gone":
+            raise OSError("no route")
+        return "it broke" if driver == "has failed" and next(looks) == 2 else ""
+
+    monkeypatch.setattr(feeder, "fetch_cause", fetch_cause)
+    monkeypatch.setattr(feeder, "_LOOK_S", 0.02)
+    target = Target(0, "worker:0", "grpc://127.0.0.1:1")
+    spec = FeedSpec("f", 0, "run", (target,), TOKEN, host_timeout_s=0.2)
+    began_s = time.monotonic()
+    cause = feeder.await_decision(spec, target, RuntimeError("worker:0: no word"))
+    assert cause == ("it broke" if driver == "has failed" else "")
+    assert (time.monotonic() - began_s >= 0.4) == (driver != "has failed")

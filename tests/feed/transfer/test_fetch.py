@@ -113,6 +113,20 @@ def test_connection_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -
         assert last_count(node).problem == ""
 
 
+@pytest.mark.parametrize("other", ["is silent", "is gone"])
+def test_agent_that_does_not_answer_is_named_and_fails_the_node(other: str) -> None:
+    with LocalNode(0) as holder, LocalNode(1, silence_s=0.5) as node:
+        holder.driver = node.driver = None
+        spool(holder, 0)
+        with NodeProxy(holder.target) as link:
+            link.stall() if other == "is silent" else link.cut()
+            assign(node, link.target.uri, grant())
+            assert until(lambda: bool(node.lacking))
+        said = "unreachable: cannot fetch rows from worker:0: no answer from 127.0.0.1 within "
+        assert node.lacking[0].startswith(said)
+        assert last_count(node).problem == "", "the call fails with the attempt"
+
+
 def test_rows_that_are_not_there_fail_their_holder_and_are_waited_for() -> None:
     with holder_and_fetcher() as (holder, node):
         spool(holder, 0)

@@ -86,7 +86,7 @@ def test_who_is_not_believed_gets_no_row_and_is_told_soon(
         feeder = Feeder(told(order([target]), known[client]), 0)
         with pytest.raises(FeederError, match=reason):
             feeder.feed(batches())
-        assert feeder.unreachable == [target]
+        assert feeder.unreachable == target
         assert node.seen == []
         Feeder(told(order([node.target]), known[server]), 0).feed(batches())
         assert node.values == ROWS, "and nobody else is disturbed"

@@ -1,17 +1,11 @@
-"""A cluster whose nodes compute with TensorFlow until the program ends.
+"""A cluster that runs the page's training, and the trace that it leaves.
 
 Runs in: the driver of a page's program
 """
 
+from pathlib import Path
 
-def compute(args, ctx):
-    import tensorflow as tf
-
-    matrix = tf.ones((64, 64))
-    while True:
-        matrix = tf.linalg.normalize(matrix @ matrix)[0]
-
-
-cluster = sparkdl.launch(
-    spark, compute, args, nodes=2, framework="tensorflow", feeding=sparkdl.Feeding(fed=False)
-)
+# block: PyTorch
+with sparkdl.launch(spark, train, nodes=2, framework="torch") as cluster:
+    cluster.feed(df, epochs=2)
+assert [*Path("/mnt/shared/profile").glob("rank0.*.pt.trace.json")]
