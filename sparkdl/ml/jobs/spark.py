@@ -104,8 +104,8 @@ class Jobs:
         for column in columns:
             _check_type(column.name, data.schema[column.name].dataType)
         names = data.columns
-        data, addresses = addressed(data)
-        data = data.select([addresses[names.index(column.name)] for column in columns])
+        data, known = addressed(data)
+        data = data.select([known[names.index(column.name)] for column in columns])
         store = Store(self.name, role, tuple(columns))
         with self._named(f"keep {role} rows"):  # a shuffle of the DataFrame is a job of its own
             again = data.mapInArrow(store, STORED_SCHEMA).rdd
