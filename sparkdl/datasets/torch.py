@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import assert_spawning
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -39,6 +39,7 @@ def torch_dataset(
     x: Names | None = None,
     y: Names | None = None,
     shared: SharedRows | None = None,
+    is_resumed: bool = False,
 ) -> IterableDataset[Any]:
     """Return a dataset of batches; each iteration is one epoch.
 
@@ -58,6 +59,9 @@ def torch_dataset(
         x: column of the features, or several columns for a dict of features.
         y: column or columns of the labels.
         shared: with whom this node shares its rows. Such a dataset is read without workers.
+        is_resumed: whether the feed begins behind the rows that a checkpoint covers. Loaders that
+            resume then skip none: torchdata's `StatefulDataLoader`, Accelerate's
+            `skip_first_batches`.
 
     Returns:
         Elements are `(x, y)`; `x` alone without `y`; a dict of all columns without both. A batch
@@ -74,7 +78,9 @@ def torch_dataset(
     if shared is not None:
         check_shared(batches.pad)
     server = BatchServer(batches, plain)
-    return _make(server.inherited, x, y, batches, server, shared)
+    made: Any = _make(server.inherited, x, y, batches, server, shared)
+    made.is_resumed = is_resumed
+    return cast("IterableDataset[Any]", made)
 
 
 _ACCELERATE = Patch(
@@ -117,6 +123,23 @@ def let_accelerate_keep_batches() -> None:
             "without accelerator.prepare until then"
         )
     _ACCELERATE.apply()
+    for patch in _SKIPPING:
+        if not patch.objection():
+            patch.apply()
+
+
+def _begin_at_first(stock: Function, loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+    stock(loader, dataset, *args, **kwargs)
+    if isinstance(dataset, _FeedDataset):
+        dataset.is_read_ahead = True  # these two read ahead, and do not shard
+        loader.skip_batches = 0 if dataset.is_resumed else loader.skip_batches
+
+
+_SKIPPING = tuple(
+    Patch(f"accelerate.data_loader:{kind}.__init__", ("self", "dataset"), _begin_at_first)
+    for kind in ("DataLoaderShard", "SkipDataLoader")
+)
+"""Loaders that skip the batches before a checkpoint, which a resumed feed has left out already."""
 
 
 def _prepare(stock: Function, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
@@ -196,6 +219,7 @@ class _FeedDataset:
     _iterations: int = field(default=0, init=False)
     is_read_ahead: bool = field(default=False, init=False)
     """The loop over it is a batch ahead of the training, so the rows used so far are unknown."""
+    is_resumed: bool = field(default=False, init=False)
     gives_rows: bool = field(default=False, init=False)
     """Elements are lists of rows, dicts of tensors: what a collator takes."""
 
@@ -208,6 +232,23 @@ class _FeedDataset:
     def _sparkdl_batches(self) -> EpochBatches | None:
         """See `batches_of`."""
         return self._batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return no state: `ctx.checkpoint` saves which rows were used."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Keep a loader from skipping batches: the feed has left out the used rows.
+
+        Raises:
+            ConfigError: if it has not, because the node resumes from no checkpoint.
+        """
+        if not self.is_resumed:
+            raise ConfigError(
+                "the state of a loader says how many batches were used, not which rows: a feed "
+                "resumes from ctx.checkpoint alone. Save the loader's state within ctx.checkpoint, "
+                "and load it only if there is a ctx.last_checkpoint"
+            )
 
     def __iter__(self) -> Iterator[Any]:
         from torch.utils.data import get_worker_info
@@ -250,7 +291,7 @@ class _FeedDataset:
         assert_spawning(self)
         if self._shared is not None:
             raise ConfigError("with mesh=... a DataLoader must have num_workers=0")
-        state = {"gives_rows": self.gives_rows}
+        state = {"gives_rows": self.gives_rows, "is_resumed": self.is_resumed}
         return _make, (self._inherited, self._x, self._y), state
 
     def _elements(self, batches: Iterator[Plain]) -> Iterator[Any]:

@@ -306,7 +306,7 @@ class NodeContext(LegacyContext):
             batch_size = shared.share_of(batch_size)
             options = shared.in_step(options)
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
-        return torch_dataset(batches, x, y, shared)
+        return torch_dataset(batches, x, y, shared, self.last_checkpoint is not None)
 
     def jax_batches(
         self,
@@ -384,8 +384,9 @@ class NodeContext(LegacyContext):
         Args:
             step: how far the training is, by your own count; larger each time.
             batches: how many batches of the feed the saved state has used since `map_fun` began,
-                by feed if there are several. By default all batches handed out; this is exact
-                unless something reads ahead.
+                by feed if there are several. Feeds that are not named count the epochs that were
+                read to their end. By default all batches handed out; this is exact unless
+                something reads ahead, which must be at the end of an epoch then.
 
         Raises:
             ConfigError: without `checkpoint_dir`, on a node that does not train, inside another

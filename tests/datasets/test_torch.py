@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from sparkdl.datasets.torch import (
 )
 from sparkdl.feed.reader.batches import EpochBatches
 from tests.doubles.feeds import Arrivals, labelled
+from tests.doubles.lazy import needs
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -346,3 +348,54 @@ def test_position_is_what_the_loader_has_put_out(workers: int) -> None:
                 else:
                     assert position(None) == sorted(came)
         assert len(came) == 100
+
+
+# loaders that resume
+
+
+def resumed(it: Arrivals, is_resumed: bool) -> Any:
+    """A dataset of four batches, whose loaders were three batches on before a restart."""
+    feed(it, 1, 40)
+    return torch_dataset(EpochBatches(it.reader, 10), "y", is_resumed=is_resumed)
+
+
+@needs("accelerate")
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_skipped_batches_are_those_that_the_feed_has_left_out(is_prepared: bool) -> None:
+    accelerate: Any = import_module("accelerate")  # before the dataset is made
+    from torch.utils.data import DataLoader
+
+    for is_resumed in (True, False):
+        with Arrivals() as it:
+            loader: Any = DataLoader(resumed(it, is_resumed), batch_size=None)
+            if is_prepared:
+                loader = accelerate.Accelerator(cpu=True).prepare(loader)
+            found = values(accelerate.skip_first_batches(loader, 3))
+            assert found == list(range(0 if is_resumed else 30, 40))
+
+
+def test_state_of_a_loader_is_that_of_ctx_checkpoint() -> None:
+    with Arrivals() as it:
+        data = resumed(it, True)
+        data.load_state_dict(data.state_dict())
+        assert values(data) == list(range(40))
+        with pytest.raises(ConfigError, match=r"resumes from ctx\.checkpoint alone"):
+            resumed(it, False).load_state_dict({})
+
+
+@needs("torchdata")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_loader_resumes_at_the_first_row_of_the_feed(workers: int) -> None:
+    loaders: Any = import_module("torchdata.stateful_dataloader")
+    with Arrivals() as it:
+        loader = loaders.StatefulDataLoader(resumed(it, True), batch_size=None, num_workers=workers)
+        reading = iter(loader)
+        for _ in range(2):
+            next(reading)
+        state = loader.state_dict()
+        del reading, loader
+    with Arrivals() as it:
+        loader = loaders.StatefulDataLoader(resumed(it, True), batch_size=None, num_workers=workers)
+        loader.load_state_dict(state)
+        assert values(loader) == list(range(40))

@@ -59,7 +59,8 @@ def fed(library: str, ctx: NodeContext) -> dict[str, Any]:
 
     checkpoint = sparkdl.keras.Checkpoint(ctx, every_steps=3)
     options = {"initial_epoch": checkpoint.initial_epoch, "callbacks": [Fails(), checkpoint]}
-    epochs, weights = fit("input", **options)
+    beside = ctx.dataset(BATCH, x="x", y="y", feed="validation")
+    epochs, weights = fit("input", validation_data=beside, **options)
     batches = ctx.batches_given()["input"]
     return {
         "weights": weights,
@@ -86,10 +87,11 @@ def test_interrupted_training_on_a_feed_equals_an_undisturbed_one(
     with launch(
         fed, library, nodes, framework="tensorflow", checkpoint_dir=str(tmp_path), max_restarts=1
     ) as cluster:
+        validating = cluster.feed_async(rows_of(nodes), epochs=EPOCHS, feed="validation")
         report = cluster.feed(rows_of(nodes), epochs=EPOCHS, timeout_s=_SOON_S)
         cluster.feed(rows_of(nodes), epochs=EPOCHS, feed="again", timeout_s=_SOON_S)
         results = cluster.results(_SOON_S)
-    assert report.rows_unused == 0
+    assert report.rows_unused == validating.result(_SOON_S).rows_unused == 0
     for found in results:
         assert found["resumed"] == 6, "the failure was at the eighth step"
         assert found["epochs"] == [1, 2]

@@ -25,7 +25,7 @@ from tests.doubles.lazy import needs
 
 pytestmark = pytest.mark.timeout(300)
 
-NODES, BATCH, BATCHES, EPOCHS, VALIDATION = 2, 4, 5, 2, 3
+NODES, BATCH, BATCHES, EPOCHS, VALIDATION = 2, 4, 5, 2, 6
 ROW = {"x": [0.3, 1.0], "y": 1.0}
 Used = list[tuple[int, dict[str, int]]]
 """The step of each checkpoint, and the batches of each feed that it covers."""
@@ -38,8 +38,9 @@ class Numbered:
         made: the checkpoints so far.
     """
 
-    def __init__(self, ctx: NodeContext, number: int) -> None:
-        self._ctx, self._number = ctx, number
+    def __init__(self, ctx: NodeContext) -> None:
+        self._ctx, last = ctx, ctx._checkpoints._last_step
+        self._first = 0 if last is None else last + 1
         self._before = ctx.batches_given()
         self.made: Used = []
 
@@ -50,7 +51,7 @@ class Numbered:
     def checkpoint(
         self, step: int, batches: int | Mapping[str, int] | None = None
     ) -> Iterator[Path]:
-        with self._ctx.checkpoint(1000 * self._number + step, batches) as folder:
+        with self._ctx.checkpoint(self._first + step, batches) as folder:
             used = self._ctx._link.feeds.batches_used(batches)
             yield folder
         new = {feed: n for feed, n in used.items() if feed not in self._before}
@@ -61,9 +62,9 @@ def rows(batches: int) -> list[dict[str, Any]]:
     return [ROW] * (NODES * BATCH * batches)
 
 
-def made(nodes: Lab, body: Any, name: str, number: int, validates: bool, **how: Any) -> Used:
+def made(nodes: Lab, body: Any, name: str, validates: bool, **how: Any) -> Used:
     """Have all nodes train by `body`, fed; return their checkpoints, by the feeds' short names."""
-    nodes.begin(body, {**how, "train": name, "number": number, "validates": validates})
+    nodes.begin(body, {**how, "train": name, "validates": validates})
     feedings = [nodes.cluster.feed_async(rows(BATCHES), epochs=EPOCHS, feed=name)]
     if validates:
         again = nodes.cluster.feed_async(rows(VALIDATION), epochs=EPOCHS, feed=f"a-{name}")
@@ -103,7 +104,8 @@ def expected(steps: list[int], validates: bool, is_saved_first: bool = False) ->
 def tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes of TensorFlow that save."""
     folder = tmp_path_factory.mktemp("tensorflow")
-    options = {"checkpoint_dir": str(folder / "saved"), "feeding": Feeding(timeout_s=60)}
+    options: dict[str, Any] = {"checkpoint_dir": str(folder / "saved")}
+    options["feeding"] = Feeding(timeout_s=60)
     with lab(folder, "tensorflow", NODES, **options) as found:
         yield found
 
@@ -113,7 +115,7 @@ def fit(args: dict[str, Any], ctx: NodeContext) -> Used:
 
     import sparkdl
 
-    node = Numbered(ctx, args["number"])
+    node = Numbered(ctx)
     keras: Any = import_module("keras")
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
@@ -142,15 +144,15 @@ def fit(args: dict[str, Any], ctx: NodeContext) -> Used:
 def test_fit_saves_beside_a_validation(
     tensorflow: Lab, every: dict[str, int], validates: bool, steps: list[int]
 ) -> None:
-    number = 1 + 2 * validates + len(steps)
-    found = made(tensorflow, fit, f"fit-{number}", number, validates, every=every)
+    name = f"fit-{validates}-{len(steps)}"
+    found = made(tensorflow, fit, name, validates, every=every)
     assert found == expected(steps, validates, is_saved_first="every_steps" in every)
 
 
 def own_loop(args: dict[str, Any], ctx: NodeContext) -> Used:
     import tensorflow as tf
 
-    node, names = Numbered(ctx, args["number"]), [args["train"], validation_of(args)]
+    node, names = Numbered(ctx), [args["train"], validation_of(args)]
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     train, *validation = (
         strategy.experimental_distribute_dataset(
@@ -198,7 +200,7 @@ def test_own_loop_over_a_dataset_saves_beside_a_validation(
     tensorflow: Lab, validates: bool
 ) -> None:
     how = {"refused_at": 0, "count": True}
-    found = made(tensorflow, own_loop, f"own-{validates}", 20 + validates, validates, **how)
+    found = made(tensorflow, own_loop, f"own-{validates}", validates, **how)
     assert found == of_loop(validates)
 
 
@@ -209,7 +211,8 @@ def test_own_loop_over_a_dataset_saves_beside_a_validation(
 def torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes of PyTorch that save."""
     folder = tmp_path_factory.mktemp("torch")
-    options = {"checkpoint_dir": str(folder / "saved"), "feeding": Feeding(timeout_s=60)}
+    options: dict[str, Any] = {"checkpoint_dir": str(folder / "saved")}
+    options["feeding"] = Feeding(timeout_s=60)
     with lab(folder, "torch", NODES, **options) as found:
         yield found
 
@@ -218,7 +221,7 @@ def own_loader(args: dict[str, Any], ctx: NodeContext) -> Used:
     from torch.utils.data import DataLoader
 
     return loop(
-        Numbered(ctx, args["number"]),
+        Numbered(ctx),
         args,
         *(
             DataLoader(
@@ -246,8 +249,7 @@ def test_own_loop_over_a_loader_saves_beside_a_validation(
     torch: Lab, workers: int, validates: bool
 ) -> None:
     how = {"refused_at": 0, "count": True} if workers else {}
-    name, number = f"loader-{workers}", 1 + workers
-    found = made(torch, own_loader, name, number, validates, workers=workers, **how)
+    found = made(torch, own_loader, f"loader-{workers}", validates, workers=workers, **how)
     assert found == of_loop(validates)
 
 
@@ -257,15 +259,16 @@ def lightning(args: dict[str, Any], ctx: NodeContext) -> Used:
     import sparkdl.lightning
     from tests.test_lightning import QUIET, _module
 
-    node: Any = Numbered(ctx, args["number"])
+    node: Any = Numbered(ctx)
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
         devices=1,
         num_nodes=NODES,
         strategy="ddp",
+        num_sanity_val_steps=1,
         plugins=[sparkdl.lightning.Environment()],
-        callbacks=[sparkdl.lightning.Checkpoint(ctx=node, **args["every"])],
+        callbacks=[sparkdl.lightning.Checkpoint(feed=args["train"], ctx=node, **args["every"])],
         **QUIET,
     )
     data = sparkdl.lightning.FeedDataModule(
@@ -294,9 +297,8 @@ def test_lightning_saves_beside_a_validation(
     torch: Lab, every: dict[str, int], workers: int, validates: bool
 ) -> None:
     """The sanity check looks at rows of the validation before the training."""
-    number = 10 + 2 * workers + len(every) + ("every_steps" in every) * 5
-    how = {"every": every, "workers": workers}
-    found = made(torch, lightning, f"lightning-{number}", number, validates, **how)
+    name = f"lightning-{workers}-{'every_steps' in every}"
+    found = made(torch, lightning, name, validates, every=every, workers=workers)
     steps = [3, 6, 9] if "every_steps" in every else [5, 10]
     # An epoch's end is after its validation.
     assert [(step, {f: n for f, n in used.items() if n}) for step, used in found] == expected(
@@ -310,9 +312,9 @@ def transformers(args: dict[str, Any], ctx: NodeContext) -> Used:
     import sparkdl.transformers
 
     library: Any = import_module("transformers")
-    node: Any = Numbered(ctx, args["number"])
+    node: Any = Numbered(ctx)
 
-    class Model(pt.nn.Module):
+    class Model(pt.nn.Module):  # type: ignore[misc]  # imported late
         def __init__(self) -> None:
             super().__init__()
             self.net = pt.nn.Linear(2, 1)
@@ -358,7 +360,7 @@ def transformers(args: dict[str, Any], ctx: NodeContext) -> Used:
 @pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.deep)])
 def test_transformers_save_beside_a_validation(torch: Lab, workers: int, tmp_path: Path) -> None:
     how = {"folder": str(tmp_path), "workers": workers, "every": 3}
-    found = made(torch, transformers, f"trainer-{workers}", 30 + workers, True, **how)
+    found = made(torch, transformers, f"trainer-{workers}", True, **how)
     assert found == expected([3, 6, 9, 10], True, is_saved_first=True)
 
 
@@ -368,11 +370,11 @@ def test_transformers_save_beside_a_validation(torch: Lab, workers: int, tmp_pat
 def jax_loop(args: dict[str, Any], ctx: NodeContext) -> Used:
     batches = partial(ctx.jax_batches, BATCH, "x", "y")
     names = [name for name in (args["train"], validation_of(args)) if name]
-    return loop(Numbered(ctx, args["number"]), args, *(batches(feed=name) for name in names))
+    return loop(Numbered(ctx), args, *(batches(feed=name) for name in names))
 
 
 @pytest.mark.jax
 @pytest.mark.deep
 def test_own_loop_of_jax_saves_beside_a_validation(tmp_path: Path) -> None:
     with lab(tmp_path, "jax", NODES, checkpoint_dir=str(tmp_path / "saved")) as nodes:
-        assert made(nodes, jax_loop, "loop", 1, validates=True) == of_loop(True)
+        assert made(nodes, jax_loop, "loop", validates=True) == of_loop(True)

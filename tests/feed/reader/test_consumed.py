@@ -314,6 +314,42 @@ def test_what_reads_ahead_must_be_told_how_much_was_used() -> None:
         assert it.position(1) == [(0, 0), (0, 1)]
 
 
+def test_epoch_that_the_training_has_read_to_its_end_is_not_read_ahead() -> None:
+    with Numbered() as it:
+        for epoch in range(2):
+            it.rows(4, epoch=epoch)
+            it.end_epoch(epoch)
+        batches = EpochBatches(it.reader, 2)
+        for epoch in range(2):
+            reading = iter(batches)
+            for _ in range(2):
+                it.reader.read_ahead(None)
+                next(reading)
+            it.reader.reach_end()  # of another iteration: this one has not ended
+            with pytest.raises(ConfigError, match=r"Pass batches="):
+                it.position(None)
+            assert next(reading, None) is None
+            with pytest.raises(ConfigError, match=r"Pass batches="):
+                it.position(None)
+            it.reader.reach_end()
+            assert len(it.position(None)) == 4 * (epoch + 1)
+
+
+def test_feed_beside_the_counted_one_counts_whole_epochs(caplog: pytest.LogCaptureFixture) -> None:
+    with Numbered() as it:
+        for epoch in range(2):
+            it.rows(4, epoch=epoch)
+            it.end_epoch(epoch)
+        batches = EpochBatches(it.reader, 2)
+        for _ in batches:
+            it.reader.read_ahead(None)
+        assert it.reader.batches_beside() == 2
+        next(iter(batches))
+        assert not caplog.messages
+        assert [it.reader.batches_beside() for _ in range(2)] == [2, 2]
+        assert [text for text in caplog.messages if "begins again after a restart" in text]
+
+
 @pytest.mark.jax
 def test_jax_batches_count_what_they_have_put_out() -> None:
     with Numbered() as it:

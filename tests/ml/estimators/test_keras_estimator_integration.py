@@ -431,6 +431,7 @@ def test_own_parts_several_columns_and_several_labels(
         seed=3,
         verbose=0,
         num_workers=2,
+        checkpoint_dir=str(tmp_path / "checkpoints"),
     )
     estimator.write().save(str(tmp_path / "estimator"))
     model = KerasEstimator.load(str(tmp_path / "estimator")).fit(frame)

@@ -72,15 +72,21 @@ def test_killed_node_costs_no_row_and_no_epoch(tmp_path: Path) -> None:
                 marker.touch(exist_ok=False)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    asked = task(made=partial(line, logs=die), saves=True, stopping=EarlyStopping(4))
+    asked = task(
+        made=partial(line, logs=die), saves=True, stopping=EarlyStopping(4), validates=True
+    )
     options: dict[str, Any] = {"max_restarts": 1, "checkpoint_dir": str(tmp_path / "saved")}
     with launch(train_by_lightning, asked, NODES, framework="torch", **options) as cluster:
+        validating = cluster.feed_async(SAME, epochs=EPOCHS, feed="validation")
         cluster.feed(SAME, epochs=EPOCHS)
         results = cluster.results(120.0)
+        validating.result(60.0)
     assert marker.exists()
     history = results[0]["history"]
     assert history["epoch"] == [0.0, 1.0, 2.0, 3.0]
-    assert history["loss"] == pytest.approx(alone(EPOCHS, rows=[0] * ROWS)[0], rel=1e-4)
+    losses = alone(EPOCHS, rows=[0] * ROWS)[0]
+    assert history["loss"] == pytest.approx(losses, rel=1e-4)
+    assert history["val_loss"][:-1] == pytest.approx(losses[1:], rel=1e-4)
 
 
 def test_module_of_another_kind_is_refused(nodes: Lab) -> None:

@@ -149,16 +149,20 @@ def test_parameters_without_a_part_in_a_step_need_a_strategy_that_looks() -> Non
 def test_killed_node_costs_no_row_and_no_epoch(tmp_path: Path, strategy: str) -> None:
     asked = task(
         saves=True,
+        validates=True,
         strategy=strategy,
         callbacks=partial(die_once, tmp_path / "died", 2),
         stopping=EarlyStopping(patience=4),
     )
     options: dict[str, Any] = {"max_restarts": 1, "checkpoint_dir": str(tmp_path / "saved")}
     with launch(train, asked, NODES, framework="torch", **options) as cluster:
+        validating = cluster.feed_async(DATA, epochs=EPOCHS, feed="validation")
         report = cluster.feed(DATA, epochs=EPOCHS)
         results = cluster.results(120.0)
+        validating.result(60.0)
     losses, weights = alone(EPOCHS)
     assert (tmp_path / "died").exists()
     assert report.rows_used >= EPOCHS * ROWS
     assert results[0]["history"]["loss"] == pytest.approx(losses, rel=1e-4)
+    assert len(results[0]["history"]["val_loss"]) == EPOCHS
     assert all(map(partial(np.allclose, atol=1e-4), weights_of(trained(results)), weights))
