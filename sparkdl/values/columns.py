@@ -179,10 +179,11 @@ def is_within(name: str, wanted: str) -> bool:
 def _join(arrays: list[Array], name: str) -> Array:
     # Without rows a part has no shape or dtype of its own, and must not change those of the others.
     arrays = [array for array in arrays if len(array)] or arrays[:1]
-    packed = [array for array in arrays if isinstance(array, Packed)]
-    if len(packed) == len(arrays) and len({part._column.type for part in packed}) == 1:
+    parts: list[Any] = list(arrays)
+    packed = [part for part in parts if isinstance(part, Packed)]
+    if len(packed) == len(parts) and len({part._column.type for part in packed}) == 1:
         return cast(Array, packed[0].joined(packed[1:]))
-    arrays = [array.array() if isinstance(array, Packed) else array for array in arrays]
+    arrays = [part.array() if isinstance(part, Packed) else part for part in parts]
     if len({array.shape[1:] for array in arrays}) > 1:
         arrays = [objects(list(array)) for array in arrays]
     if not _mix(array.dtype for array in arrays):
