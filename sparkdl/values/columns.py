@@ -19,11 +19,13 @@ from sparkdl.values.ndarrays import (
     Array,
     dense_matrices,
     dense_vectors,
+    has_sparse,
     is_matrix,
     is_vector,
     lengths,
     load,
     load_ragged,
+    nest_vectors,
     split,
     to_array,
 )
@@ -60,6 +62,12 @@ class Packed:
         """Return these rows, and those of `others` behind them."""
         return Packed(pa.concat_arrays([self._column, *(p._column for p in others)]), self._where)
 
+    def like(self, part: Any) -> Packed:
+        """Return vectors as these are: dense ones may come as float64 `[rows, size]`."""
+        if isinstance(part, Packed):
+            return part
+        return Packed(nest_vectors(part, self._column.type), self._where)
+
     def array(self) -> Array:
         """Return the rows as `convert` does; raises as that does."""
         return convert(self._column, None, self._where)
@@ -88,8 +96,8 @@ def to_columns(
     Args:
         batch: from a DataFrame or from `encode_rows`.
         columns: which columns; None means all. The name of a struct means all its fields.
-        packs: vectors and matrices are `Packed`, in place of arrays: a piece of sparse rows may be
-            a hundred times as large as an array.
+        packs: columns with sparse vectors or matrices are `Packed`, in place of arrays, which may
+            be a hundred times as large.
 
     Raises:
         ConfigError: if there is no such column.
@@ -110,7 +118,7 @@ def to_columns(
                     "one before feeding (df.withColumnRenamed), or drop them"
                 )
             where = f"column {name!r}"
-            if packs and is_packed(column.type) and not column.null_count:
+            if packs and is_packed(column.type) and not column.null_count and has_sparse(column):
                 found[name] = cast(Array, Packed(column, where))
             else:
                 found[name] = convert(column, codec, where)
@@ -179,10 +187,13 @@ def is_within(name: str, wanted: str) -> bool:
 def _join(arrays: list[Array], name: str) -> Array:
     # Without rows a part has no shape or dtype of its own, and must not change those of the others.
     arrays = [array for array in arrays if len(array)] or arrays[:1]
-    packed = [array for array in arrays if isinstance(array, Packed)]
-    if len(packed) == len(arrays) and len({part._column.type for part in packed}) == 1:
+    parts: list[Any] = list(arrays)
+    packed = [part for part in parts if isinstance(part, Packed)]
+    if packed and is_vector(packed[0]._column.type):
+        parts = packed = [packed[0].like(part) for part in parts]
+    if len(packed) == len(parts) and len({part._column.type for part in packed}) == 1:
         return cast(Array, packed[0].joined(packed[1:]))
-    arrays = [array.array() if isinstance(array, Packed) else array for array in arrays]
+    arrays = [part.array() if isinstance(part, Packed) else part for part in parts]
     if len({array.shape[1:] for array in arrays}) > 1:
         arrays = [objects(list(array)) for array in arrays]
     if not _mix(array.dtype for array in arrays):

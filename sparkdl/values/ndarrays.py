@@ -240,6 +240,24 @@ def store_matrices(values: Sequence[Any]) -> pa.Array:
     return pa.StructArray.from_arrays(parts, names=_MATRIX_FIELDS)
 
 
+def nest_vectors(dense: Array, kind: pa.DataType) -> pa.Array:
+    """Return float64 [rows, size] as dense vectors of a VectorUDT struct, by a single copy."""
+    ends = np.arange(len(dense) + 1, dtype=np.int64) * dense.shape[1]
+    lists = pa.LargeListArray.from_arrays(pa.array(ends), pa.array(dense.reshape(-1)))
+    parts = [
+        pa.array(np.ones(len(dense), np.int8)),
+        pa.nulls(len(dense), pa.int32()),
+        pa.array([[]] * len(dense), kind.field("indices").type),
+        lists.cast(kind.field("values").type),
+    ]
+    return pa.StructArray.from_arrays(parts, fields=list(kind))
+
+
+def has_sparse(column: pa.Array) -> bool:
+    """Return whether a column of vectors or matrices without nulls holds a sparse one."""
+    return bool((column.field("type").to_numpy() == _SPARSE).any())
+
+
 def dense_vectors(column: pa.Array) -> Array:
     """Return a column of ML vectors of equal size as float64 [rows, size], sparse ones filled up.
 

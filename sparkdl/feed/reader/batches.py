@@ -123,11 +123,10 @@ class EpochBatches:
         if self.tail not in get_args(Tail):
             raise ConfigError(f"tail={self.tail!r} must be one of {', '.join(get_args(Tail))}")
         if not isinstance(self.shuffle, int | np.integer) or self.shuffle < 0:
-            is_global = self.shuffle == "global"
+            hint = ". To mix the rows of all nodes, call cluster.feed(…, shuffle='global')"
             raise ConfigError(
                 f"shuffle={self.shuffle!r} must be True, False or a number of rows"
-                + ". Rows of all nodes are mixed in the driver: cluster.feed(…, shuffle='global')"
-                * is_global
+                + hint * isinstance(self.shuffle, str)
             )
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps={self.steps} must be at least 1, or None for a whole epoch")
@@ -201,7 +200,7 @@ class _Passes:
         self._owner = 0
         self._epoch: Iterator[Step] | None = None
         self._follows = self._is_ahead = False
-        self._number = 0
+        self._current = object()
         self._head: list[Columns] = []
         self._count = 0
 
@@ -215,20 +214,22 @@ class _Passes:
         Args:
             is_ahead: what was read need not have been used.
         """
+        # Without the lock: the earlier one may hold it while it waits for rows.
+        self._current = token = object()
+        return self._batches(token, is_ahead)
+
+    def _batches(self, token: object, is_ahead: bool) -> Iterator[Step]:
         with self._lock:
-            self._number += 1
             is_own = self._reader.owns(self._owner)
             if not is_own:  # another iteration has begun the epoch again
                 self._epoch, self._follows = None, False
             if not is_own or (self._count == self.steps and not self._is_ahead):
                 self._head, self._count = [], 0
             self._is_ahead = is_ahead
-            return self._batches(self._number, list(self._head))
-
-    def _batches(self, number: int, again: list[Columns]) -> Iterator[Step]:
+            again = self._head
         for step in range(self.steps):
             with self._lock:
-                if number != self._number:
+                if token is not self._current:
                     return
                 if step < len(again):
                     self._reader.replayed += 1
@@ -240,11 +241,13 @@ class _Passes:
                 self._count = step + 1
                 if step >= len(again):
                     self._head = [*self._head, columns] if step < HEAD_STEPS else []
+                if token is not self._current:  # since then: the next one is given it again
+                    return
             yield columns
             del columns
         yield _Sign.OVER
         with self._lock:
-            if number == self._number:
+            if token is self._current:
                 self._count = 0
                 self._head = []
                 self._has_next()

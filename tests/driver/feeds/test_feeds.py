@@ -75,6 +75,24 @@ def test_nodes_in_step_read_uneven_micro_batches_as_one_epoch(
         assert len(streamed) == len(set(streamed)) == 64, "4 of 68 fill no step"
 
 
+def leave_early(_args: Any, ctx: NodeContext) -> list[list[int]]:
+    """Read two batches of an epoch, three times."""
+    loops = []
+    for _ in range(3):
+        batches = zip(range(2), ctx.batches(8, ["x"], shuffle=True), strict=False)
+        loops.append([x for _, batch in batches for x in batch["x"].tolist()])
+    return loops
+
+
+def test_report_counts_all_rows_of_loops_that_were_left_early() -> None:
+    with launch(leave_early, nodes=1) as cluster:
+        report = cluster.feed(parts(100), 1, "input", STEP_S)
+        (loops,) = cluster.results(SOON_S)
+    assert [len(loop) for loop in loops] == [16, 16, 16]
+    assert len({str(loop) for loop in loops}) == 3
+    assert (report.rows_used, report.rows_again, report.rows_unused) == (16, 32, 84)
+
+
 def wait_then(args: dict[str, Any], ctx: NodeContext) -> int:
     """Read a batch; when the test says so, one node ends or fails. Read on until the feed ends."""
     batches = ctx.batches(4, ["x"], args["feed"], even=True)

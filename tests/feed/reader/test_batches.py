@@ -239,7 +239,7 @@ def sparse(start: int, stop: int, width: int) -> pa.RecordBatch:
 @pytest.mark.parametrize("shuffle", [False, True, 5])
 def test_sparse_and_dense_vectors_are_rows_of_one_array(shuffle: bool | int) -> None:
     with Arrivals() as it:
-        for start, stop in ((0, 7), (7, 8), (8, 20)):
+        for start, stop in ((0, 7), (7, 8), (8, 9), (9, 20)):  # row 8 is dense
             it.batch(sparse(start, stop, 4))
         it.end_epoch(0)
         x, y = [], []
@@ -382,6 +382,25 @@ def test_loop_of_so_many_steps_that_was_only_looked_at_begins_again(taken: int) 
         whole = iter(EpochBatches(it.reader, 1))
         assert next(whole)["x"].tolist() == [0], "one without steps begins the epoch again"
         assert flat(batches) == list(range(15)), "and so does the next one with steps"
+
+
+@pytest.mark.parametrize("read", [0, 2])
+def test_loop_that_waits_in_a_thread_hands_its_batch_to_the_one_that_follows(read: int) -> None:
+    with Arrivals() as it:
+        it.rows(*[1] * read)
+        batches = EpochBatches(it.reader, 1, steps=6)
+        old = iter(batches)
+        for _ in range(read):
+            next(old)
+        waiting = Running(lambda: values(old))
+        it.waits.wait_for_waiter()
+        new = iter(batches)  # at once, though the other one waits
+        following = Running(lambda: values(new))
+        it.rows(*[1] * 20)
+        it.end_epoch(0)
+        assert waiting.result() == []
+        assert following.result() == [[row] for row in range(6)]
+        assert flat(batches) == list(range(6, 12))
 
 
 def test_steps_are_at_least_one() -> None:
