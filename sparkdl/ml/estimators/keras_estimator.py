@@ -89,7 +89,8 @@ class KerasEstimator(
         """Set the model: a Keras model, or a function that makes one.
 
         Raises:
-            ConfigError: if it is neither, or a model that cannot be made again from its file.
+            ConfigError: if it is neither, or a model that cannot be made again from its file, with
+                the same outputs.
         """
         if hasattr(model, "get_weights") and hasattr(model, "save"):
             if library_of(model) == "tf_keras":
@@ -111,8 +112,8 @@ class KerasEstimator(
     def setCustomObjects(self, objects: Mapping[str, Any]) -> KerasEstimator:
         """Set classes and functions that the model's file names, by these names.
 
-        Objects that are registered with Keras, defined in the program's main module, or passed as
-        `loss`, `metrics` or `optimizer` are found without this.
+        Those that the model's layers show, or that are passed as `loss`, `metrics` or `optimizer`,
+        are found without this.
         """
         self._objects = {**self._objects, **objects}
         return self
