@@ -105,10 +105,14 @@ def tf_dataset(
     labels = [y] if isinstance(y, str) else y or []
     setattr(dataset, _TEXT_LABELS, [name for name in labels if specs[name].dtype == tf.string])
     let_strategies_keep_batches()
+    _see_ends()
+    return dataset
+
+
+def _see_ends() -> None:
     for patch in _SEE_ENDS:
         if not patch.objection():  # a checkpoint at an epoch's end asks for batches= otherwise
             patch.apply()
-    return dataset
 
 
 class Fed:
