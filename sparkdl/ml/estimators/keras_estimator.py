@@ -99,7 +99,8 @@ class KerasEstimator(
                     "or train it with TFEstimator or sparkdl.horovod.spark.keras.KerasEstimator"
                 )
             check_inputs(model)
-            self._made, self._objects = checked_file(model, self._objects)
+            self._made, found = checked_file(model, self._objects)
+            self._objects = {**self._objects, **found}
         elif callable(model):
             self._made = model
         else:

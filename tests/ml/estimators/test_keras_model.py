@@ -12,6 +12,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators.columns import Columns
+from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.estimators.keras_model import (
     Recipe,
     as_config,
@@ -134,6 +135,7 @@ def test_trained_model_of_keras_own_parts_is_a_file_whatever_its_loss() -> None:
         return (y - p) ** 2
 
     recipe = Recipe(lambda: network(None), loss=as_config(own_loss), objects=objects_in(own_loss))
+    assert KerasEstimator(network(None), loss=own_loss).getCustomObjects() == {"own_loss": own_loss}
     model = recipe.model()
     assert model.loss.__name__ == "own_loss"
     content = recipe.packed(model)
