@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Literal, get_args
@@ -100,6 +100,7 @@ class EpochBatches:
         seed: of the random order, which differs from epoch to epoch, and where one begins again.
         pad: columns whose rows are filled up to one length, see `tensors.padded`.
         steps: each `iter` is so many batches, see `_Passes`.
+        convert: takes each batch, as it is handed out.
         stored: the columns that are read of the feed.
     """
 
@@ -112,6 +113,7 @@ class EpochBatches:
     seed: int = 0
     pad: Padding = field(default_factory=dict)
     steps: int | None = None
+    convert: Callable[[Columns], Columns] | None = None
     _carried: list[_Part] = field(default_factory=list, init=False, repr=False, compare=False)
     _carried_by_node: dict[int, int] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -142,6 +144,8 @@ class EpochBatches:
     def _completed(self, columns: Columns, rows: int, repeated: int) -> Columns:
         """Return a batch of `rows` rows and `repeated` ones with the columns that are made here."""
         columns = padded(columns, self.pad, self.columns)
+        if self.convert is not None:
+            columns = self.convert(columns)
         if self.tail != "pad":
             return columns
         if SAMPLE_WEIGHT in columns:

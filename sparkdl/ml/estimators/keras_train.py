@@ -6,8 +6,8 @@ Runs in: child. The recipe and the callbacks in the driver and in Spark tasks as
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +16,6 @@ import numpy as np
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.datasets.keras_epochs import let_epochs_differ
-from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.frameworks.keras_checkpoint import callback_for
 from sparkdl.ml.estimators.columns import (
     VALIDATION,
@@ -141,9 +140,8 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
         shuffle=task.shuffle and is_training,
         seed=task.seed or 0,
     )
-    classes = class_columns(task, model)
-    fitting = FittingBatches(rows, by_column, classes, task.columns.weight)
-    batches = tf_dataset(fitting, None, None, ahead=2)  # type: ignore[arg-type]
+    fits = Fitting(by_column, class_columns(task, model), task.columns.weight)
+    batches = tf_dataset(replace(rows, convert=fits), None, None, ahead=2)
     for column, tensor in by_column.items():
         is_part = len(parts[tensor.name]) > 1
         _check_spec(column, batches.element_spec[column], tensor, is_part)
@@ -156,51 +154,38 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
     return batches.map(arrange)
 
 
-class FittingBatches:
-    """Batches of a feed, whose numbers have the dtypes of the model's inputs.
+@dataclass(frozen=True)
+class Fitting:
+    """Gives the numbers of a batch the dtypes of the model's inputs.
 
-    Iterating raises a FeedTypeError for the first value that does not fit, see `inputs.fitting`, a
-    class that is no whole number, or a weight below 0.
-
-    Args:
+    Attributes:
         inputs: column to the model's input.
         classes: the columns of labels that are numbers of classes.
         weight: the column of the rows' weights.
     """
 
-    def __init__(
-        self,
-        batches: EpochBatches,
-        inputs: Mapping[str, Tensor],
-        classes: Sequence[str],
-        weight: str | None,
-    ) -> None:
-        self._batches, self._inputs = batches, inputs
-        self._classes, self._weight = classes, weight
+    inputs: Mapping[str, Tensor]
+    classes: Sequence[str]
+    weight: str | None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
+    def __call__(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+        """Return a batch, with values `[rows, …]` as they are or of the inputs' dtypes.
 
-    def sample(self, *args: Any) -> dict[str, Array]:
-        """See `EpochBatches.sample`."""
-        return self._fitting(self._batches.sample(*args))
-
-    def __iter__(self) -> Iterator[dict[str, Array]]:
-        # Not a generator itself, as `EpochBatches.__iter__` is none.
-        return map(self._fitting, iter(self._batches))
-
-    def _fitting(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+        Raises:
+            FeedTypeError: for a value that does not fit, see `inputs.fitting`, a class that is no
+                whole number, or a weight below 0.
+        """
         found = dict(columns)
-        for column, tensor in self._inputs.items():
+        for column, tensor in self.inputs.items():
             # Text, and arrays of different lengths, are refused by the spec that they have.
             if tensor.dtype != "string" and found[column].dtype != object:
                 what = f"the model's input {tensor}"
                 dtype = np.dtype(tensor.dtype)
                 found[column] = fitting(found[column], dtype, f"column {column!r}", what)
-        for column in self._classes:
+        for column in self.classes:
             check_classes(columns[column], column)
-        if self._weight:
-            check_weights(columns[self._weight], self._weight)
+        if self.weight:
+            check_weights(columns[self.weight], self.weight)
         return found
 
 

@@ -26,7 +26,7 @@ from sparkdl.ml.estimators.keras_model import (
     with_registered,
 )
 from sparkdl.ml.estimators.keras_objects import as_content, checked_file, loaded, objects_in, saved
-from sparkdl.ml.estimators.keras_train import FittingBatches, _weight, arranged
+from sparkdl.ml.estimators.keras_train import Fitting, _weight, arranged
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.jobs.keras import _joined
 from sparkdl.ml.scoring.tensorflow import keras_predictor
@@ -325,10 +325,9 @@ def test_training_refuses_the_numbers_that_scoring_refuses(column: str, match: s
     whole = {"ids": np.array([1.0, 2]), "y": np.array([0.0, 1]), "w": np.array([0.0, 1.5])}
     broken = {**whole, column: np.array([1.0, -12.5 if column == "w" else 12.5])}
     tensor = Tensor("x", "int32", (None, 1))
-    fitting = FittingBatches([whole, broken], {"ids": tensor}, ["y"], "w")  # type: ignore[arg-type]
-    found = iter(fitting)
-    first = next(found)
+    fitting = Fitting({"ids": tensor}, ["y"], "w")
+    first = fitting(whole)
     assert first["ids"].dtype == np.int32
     assert first["y"] is whole["y"]
     with pytest.raises(FeedTypeError, match=match):
-        next(found)
+        fitting(broken)
