@@ -9,7 +9,7 @@ times. The socket has an abstract name (unix(7)), known from the stream's first 
 machine, or a container with a network of its own, cannot connect to it, and uses Flight.
 
 The first message is the token, which the agent answers. A peer that does not send it soon, or
-belongs to another user, is disconnected. When too many peers are silent, the oldest goes first.
+belongs to another user, is disconnected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import tempfile
 import threading
 import uuid
 from array import array
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -41,8 +40,6 @@ _CONNECT_S = 5
 """Whole seconds, for a `struct timeval`."""
 _TIMEVAL = struct.Struct("@ll")
 _WELCOME = b"welcome"
-MAX_STRANGERS = 64
-"""Connections without a token that are kept; the oldest goes first, since feeders send it soon."""
 OUT_OF_DESCRIPTORS = (
     "no file descriptors are left, or almost none. Raise `ulimit -n` where the process is started, "
     "and let only the cluster's hosts reach its ports (a network policy)"
@@ -114,8 +111,6 @@ class FdReceiver:
         self._changed = threading.Condition()
         self._fds: dict[str, int] = {}
         self._connections: set[socket.socket] = set()
-        self._strangers: deque[socket.socket] = deque()
-        """Connections on which no token has come yet, the oldest first."""
         self._is_closed = self._is_short = False
         self._listener: socket.socket | None = None
         if self.name:
@@ -184,10 +179,6 @@ class FdReceiver:
                     sock.close()
                     return
                 self._connections.add(sock)
-                self._strangers.append(sock)
-                if len(self._strangers) > MAX_STRANGERS:
-                    with suppress(OSError):  # its thread closes it
-                        self._strangers.popleft().shutdown(socket.SHUT_RDWR)
             threading.Thread(
                 target=self._serve, args=(sock,), name="sparkdl-fds-feeder", daemon=True
             ).start()
@@ -217,7 +208,6 @@ class FdReceiver:
             sock.close()
             with self._changed:
                 self._connections.discard(sock)
-                self._forget_stranger(sock)
             # The feeder has gone, so its stream announces none of these segments any more.
             self._drop(keys)
 
@@ -227,14 +217,8 @@ class FdReceiver:
         if not is_authorized(sock.recv(_MAX_KEY_NBYTES).decode(errors="replace"), self._token):
             return False
         sock.settimeout(None)
-        with self._changed:
-            self._forget_stranger(sock)
         sock.send(_WELCOME)
         return True
-
-    def _forget_stranger(self, sock: socket.socket) -> None:
-        with suppress(ValueError):
-            self._strangers.remove(sock)
 
     def _drop(self, keys: set[str]) -> None:
         with self._changed:

@@ -29,7 +29,7 @@ from websockets.protocol import State
 
 from sparkdl.control.auth import is_authorized
 from sparkdl.control.cause import CAUSE_PATH, FINISHED
-from sparkdl.control.descriptors import EXHAUSTED, MAX_STRANGERS, OUT_OF_DESCRIPTORS
+from sparkdl.control.descriptors import EXHAUSTED, OUT_OF_DESCRIPTORS
 from sparkdl.control.host_watch import CAN_TELL, LOOKS, HostWatch
 from sparkdl.control.lease import CLOSE_S, driver_keep_alive, driver_patience_s
 from sparkdl.control.messages import (
@@ -51,6 +51,8 @@ _log = logging.getLogger(__name__)
 
 _WARN_PERIOD_S = 60.0
 """Every refused connection raises the error again: it is logged this often at most."""
+MAX_STRANGERS = 64
+"""Connections without a token that are kept; the oldest goes first, since agents send it soon."""
 _OTHER_DESCRIPTORS = 256
 """The descriptors that a driver needs beside a connection to each node."""
 POLICY_VIOLATION = 1008
@@ -99,12 +101,10 @@ class Timeouts:
 
     Attributes:
         hello_s: for an agent's first message.
-        token_s: for the token, which an agent sends at once, while there are too many strangers.
         close_s: for the end of a connection that the server closes; less with a short lease.
     """
 
     hello_s: float = 10.0
-    token_s: float = 1.0
     close_s: float = CLOSE_S
 
 
@@ -227,10 +227,10 @@ class CoordinatorServer:
             self._accepting.add(task)
         self._strangers.append(ref(connection))
         if len(self._strangers) > self._max_strangers:
-            # Not at once: its request, with the token, may still be on its way.
-            asyncio.get_running_loop().call_later(
-                self._timeouts.token_s, _hang_up, self._strangers.popleft()
-            )
+            oldest = self._strangers.popleft()()
+            # It is CONNECTING until its request, with the token, has been answered.
+            if oldest is not None and oldest.state is State.CONNECTING:
+                oldest.transport.abort()
         return connection
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -330,14 +330,6 @@ class CoordinatorServer:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _hang_up(stranger: ReferenceType[ServerConnection]) -> None:
-    """End the connection, unless it has shown the token by now, or has ended."""
-    connection = stranger()
-    # It is CONNECTING until its request, with the token, has been answered.
-    if connection is not None and connection.state is State.CONNECTING:
-        connection.transport.abort()
 
 
 def _allow_descriptors(needed: int) -> None:

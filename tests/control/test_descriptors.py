@@ -8,12 +8,12 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from sparkdl.control.descriptors import MAX_STRANGERS, FdReceiver, FdSender
+from sparkdl.control.descriptors import FdReceiver, FdSender
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ProtocolError
 from sparkdl.feed.store.segment import read_segment, write_segment
@@ -108,23 +108,6 @@ def test_second_descriptor_under_a_key_replaces_the_first() -> None:
 def test_wrong_token_hands_over_nothing() -> None:
     with serving() as server:
         assert FdSender.connect(server.name, "another token") is None
-
-
-def strangers(server: FdReceiver, stack: ExitStack, count: int) -> None:
-    """Open connections on which nothing is said."""
-    for _ in range(count):
-        sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        sock.connect(f"\0{server.name}")  # waits where the backlog is full
-
-
-def test_strangers_neither_stop_a_feeder_nor_add_up() -> None:
-    with serving(token_timeout_s=10 * SOON_S) as server, ExitStack() as stack:
-        with connected(server) as before:
-            strangers(server, stack, 3 * MAX_STRANGERS)
-            with connected(server) as after:
-                for feeder in (before, after):
-                    os.close(server.wait_fd(send(feeder), soon()))
-        assert until(lambda: len(feeder_threads()) <= MAX_STRANGERS)
 
 
 def test_stranger_that_says_nothing_is_hung_up_on() -> None:

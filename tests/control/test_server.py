@@ -16,9 +16,8 @@ from websockets.exceptions import ConnectionClosed
 from sparkdl.control import messages as msg
 from sparkdl.control import server
 from sparkdl.control.auth import bearer
-from sparkdl.control.descriptors import MAX_STRANGERS
 from sparkdl.control.host_watch import HostWatch
-from sparkdl.control.server import CoordinatorServer, ServerAddress, Timeouts
+from sparkdl.control.server import MAX_STRANGERS, CoordinatorServer, ServerAddress, Timeouts
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, build_world
@@ -27,7 +26,6 @@ from tests.control.rooms import (
     LOOPBACK,
     SOON_S,
     TOKEN,
-    UNHURRIED,
     Heard,
     Peer,
     Room,
@@ -216,8 +214,7 @@ def test_watch_of_a_connection_that_has_ended_already_is_no_error() -> None:
 
 @on_loop
 async def test_of_many_strangers_the_oldest_go_first_and_agents_come_in() -> None:
-    hurried = room(timeouts=replace(UNHURRIED, token_s=0.05))
-    async with hurried as here, AsyncExitStack() as stack, here.agent("before"):
+    async with room() as here, AsyncExitStack() as stack, here.agent("before"):
         many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
         async with here.agent("after"):
             for reader, _ in many[: MAX_STRANGERS - 1]:
@@ -229,8 +226,7 @@ async def test_of_many_strangers_the_oldest_go_first_and_agents_come_in() -> Non
 
 @on_loop
 async def test_agents_of_a_large_launch_that_come_at_once_are_no_strangers() -> None:
-    hurried = room(timeouts=replace(UNHURRIED, token_s=0.0), num_nodes=2 * MAX_STRANGERS)
-    async with hurried as here, AsyncExitStack() as stack:
+    async with room(num_nodes=2 * MAX_STRANGERS) as here, AsyncExitStack() as stack:
         many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
         async with here.agent("after"):
             assert not any(reader.at_eof() for reader, _ in many[1:])

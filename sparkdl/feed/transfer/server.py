@@ -13,8 +13,12 @@ checked before the call reaches any of these.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -42,7 +46,6 @@ from sparkdl.feed.transfer.messages import (
     PutPiece,
     result_batch,
 )
-from sparkdl.feed.transfer.strangers import Strangers
 from sparkdl.values.batches import join
 
 _FD_WAIT_S = 10.0
@@ -93,7 +96,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self._store = store
         self._on_lacking = on_lacking
         self._fd_receiver = FdReceiver(token)
-        self._strangers = Strangers(self.port)
         self.uri = f"{scheme}://{host_port(host, self.port)}"
 
     def do_put(
@@ -104,8 +106,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.FlightMetadataWriter,
     ) -> None:
         """Append the batches of one feeder to the spool."""
-        # The middleware has checked the token, but pyarrow does not show it the peer.
-        self._strangers.welcome(context.peer())
         header = _decode(descriptor.command, PutHeader)
         spool = self._store.spool(header.feed, header.generation)
         if not spool.is_closed:
@@ -152,7 +152,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         The rows stay here until the other agent confirms them (`do_action`), because rows already
         sent may have been lost with the connection.
         """
-        self._strangers.welcome(context.peer())
         wanted = _decode(ticket.ticket, FetchTicket)
         spool = self._store.spool(wanted.feed, wanted.generation)
         if spool.is_closed:  # one of the two agents has not heard yet that a generation is over
@@ -184,7 +183,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self, context: flight.ServerCallContext, action: flight.Action
     ) -> list[flight.Result]:
         """Free the rows that a ticket names: another agent has them."""
-        self._strangers.welcome(context.peer())
         taken = _decode(action.body, FetchTicket)
         spool = self._store.spool(taken.feed, taken.generation)
         for window in taken.windows:
@@ -197,13 +195,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         gRPC itself waits for them for ever. A feeder that waits for another node says nothing.
         """
         self._fd_receiver.close()
-        hanging_up = threading.Timer(_CALLS_END_S, self._strangers.hang_up)
+        hanging_up = threading.Timer(_CALLS_END_S, _hang_up, [self.port])
         hanging_up.daemon = True
         hanging_up.start()
         super().shutdown()
         hanging_up.cancel()
         hanging_up.join()
-        self._strangers.close()
 
     def do_exchange(
         self,
@@ -213,7 +210,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         """Hand one inference partition to the child and return its results."""
-        self._strangers.welcome(context.peer())
         header = _decode(descriptor.command, ExchangeHeader)
         try:
             exchange = self._store.open_exchange(header.exchange)
@@ -321,3 +317,18 @@ def _fitting(reason: str) -> str:
         chars = chars * 3 // 4
         text = f"{reason[: chars // 3]}\n…\n{reason[-(chars * 2 // 3) :]}"
     return text
+
+
+def _hang_up(port: int) -> None:
+    """End all connections to a port of this process; do nothing where there is no `/proc`."""
+    for path in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):  # closed meanwhile; or a socket that listens
+            if not path.is_socket():
+                continue
+            # By a copy, which stays this connection if gRPC closes its own and the number is used
+            # again.
+            with socket.socket(fileno=os.dup(int(path.name))) as copy:
+                if copy.family in (socket.AF_INET, socket.AF_INET6):
+                    copy.getpeername()
+                    if copy.getsockname()[1] == port:
+                        copy.shutdown(socket.SHUT_RDWR)

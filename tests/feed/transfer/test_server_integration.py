@@ -1,4 +1,4 @@
-"""Connections to a node's port that say nothing end, and want of descriptors is named."""
+"""Want of descriptors at a node is named to its feeders."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
 
-from sparkdl.control.messages import Lot
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
-from sparkdl.feed.store.store import NodeStore, StoreLimits
-from sparkdl.feed.transfer import strangers as strangers_module
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import Target
-from sparkdl.feed.transfer.server import FlightServer
 from sparkdl.node.link import AgentLink
-from tests.doubles.feeds import FEED, SOON_S, TOKEN, noting, numbers, order
+from tests.doubles.feeds import FEED, SOON_S, numbers, order
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 
@@ -85,29 +80,6 @@ def pieces(first: int, on_third: Callable[[], object] = lambda: None) -> Iterato
         if i == 2:
             on_third()
         yield numbers(first + i * ROWS, first + (i + 1) * ROWS)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0"])
-def test_who_says_nothing_is_hung_up_on_and_a_feeder_that_pauses_is_not(
-    host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(strangers_module, "_LOOK_S", 0.01)
-    lots: list[Lot] = []
-    store = NodeStore(
-        StoreLimits(1 << 28), SOON_S, noting([]), lambda *of: lots.extend(of[2]), lambda _: None
-    )
-    server = FlightServer(host, TOKEN, store)
-    uri = server.uri.replace("0.0.0.0", "127.0.0.1")
-    with socket.create_connection((urlsplit(uri).hostname, server.port), SOON_S) as stranger:
-
-        def wait_for_its_end() -> None:
-            while stranger.recv(1000):
-                pass
-
-        fed = Feeder(order([Target(0, "worker:0", uri)]), 0).feed(pieces(0, wait_for_its_end))
-    assert fed.rows == PIECES * ROWS == sum(lot.rows for lot in lots)
-    store.shut_down("the end")
-    server.shutdown()
 
 
 def test_want_of_descriptors_that_lasts_is_named_when_time_is_up() -> None:
