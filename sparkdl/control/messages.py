@@ -23,19 +23,15 @@ Runs in: driver, agent
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
 
-Each message is one JSON text frame of one of these types. Messages that go to all agents and grow
-with their number (`Begin`, `EpochEnd`) are JSON in a binary frame, deflated.
+Each message is one JSON text frame of one of these types.
 """
 
 from __future__ import annotations
-
-import zlib
 
 import msgspec
 
 from sparkdl.control.counts import FeedCount
 from sparkdl.control.rows import EpochRows, Share
-from sparkdl.control.world_columns import WorldColumns
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.row_ranges import Span
@@ -552,31 +548,14 @@ ToNode = CheckpointCommit | AllGathered | LoneNodes | Drain
 ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | Detach | ToNode | ToFeeds
 
 
-class _Begin(Message, frozen=True):
-    """How `Begin` travels."""
-
-    world: WorldColumns
-    resume: Resume
-
-
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
-_to_agent: msgspec.json.Decoder[ToAgent | _Begin] = msgspec.json.Decoder(ToAgent | _Begin)
+_to_agent: msgspec.json.Decoder[ToAgent] = msgspec.json.Decoder(ToAgent)
 
 
 def encode(message: FromAgent | ToAgent) -> str:
     """Return the JSON text of a message."""
     return _encoder.encode(message).decode()
-
-
-def encode_for_agents(message: ToAgent) -> str | bytes:
-    """Return the frame of a message: text, or bytes if it is deflated."""
-    if isinstance(message, Begin):
-        columns = WorldColumns.of(message.world)
-        return zlib.compress(_encoder.encode(_Begin(columns, message.resume)))
-    if isinstance(message, EpochEnd):
-        return zlib.compress(_encoder.encode(message))
-    return encode(message)
 
 
 def decode_from_agent(data: str | bytes) -> FromAgent:
@@ -598,17 +577,6 @@ def decode_to_agent(data: str | bytes) -> ToAgent:
         ProtocolError: for anything that is not one of `ToAgent`.
     """
     try:
-        message = _to_agent.decode(_inflated(data) if isinstance(data, bytes) else data)
-        if isinstance(message, _Begin):
-            return Begin(message.world.world(), message.resume)
-        return message
-    except (msgspec.MsgspecError, RecursionError, ValueError, LookupError, zlib.error) as error:
+        return _to_agent.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise ProtocolError(f"the coordinator sent something that is no message: {error}") from None
-
-
-def _inflated(data: bytes) -> bytes:
-    inflater = zlib.decompressobj()
-    inflated = inflater.decompress(data, MAX_MESSAGE_NBYTES)  # few bytes could become gigabytes
-    if not inflater.eof:
-        raise ValueError(f"it is cut, or has more than {MAX_MESSAGE_NBYTES} bytes")
-    return inflated

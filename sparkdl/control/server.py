@@ -39,7 +39,7 @@ from sparkdl.control.messages import (
     Refused,
     ToAgent,
     decode_from_agent,
-    encode_for_agents,
+    encode,
 )
 from sparkdl.control.ports import BACKLOG, cannot_listen
 from sparkdl.control.tls import HANDSHAKE_S, Tls
@@ -174,8 +174,7 @@ class CoordinatorServer:
                     create_connection=self._accept,  # type: ignore[arg-type]
                     max_size=MAX_MESSAGE_NBYTES,
                     backlog=BACKLOG,
-                    # Messages are small, and zlib would take memory and time for each of thousands
-                    # of agents.
+                    # Messages are small, and zlib takes memory and time for each agent.
                     compression=None,
                     open_timeout=self._timeouts.hello_s,
                     # Agents ping. The kernel reports when their data came, see `driver_patience_s`.
@@ -201,7 +200,7 @@ class CoordinatorServer:
         connection = self._connections.get(agent_id)
         if connection is not None:
             if message is not self._encoded[0]:  # the same one may go to thousands
-                self._encoded = message, encode_for_agents(message)
+                self._encoded = message, encode(message)
             # `broadcast` never waits: an agent that reads slowly must not hold up the driver's
             # loop.
             broadcast((connection,), self._encoded[1])

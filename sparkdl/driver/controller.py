@@ -9,7 +9,6 @@ loop in one thread; the handle asks from other threads through `submit`, `broadc
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import math
 import threading
@@ -25,7 +24,6 @@ from sparkdl.control.server import CoordinatorServer, ServerAddress
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
-from sparkdl.core.garbage import uncollected
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.throttle import Throttle
 from sparkdl.core.world import CheckpointRef, World
@@ -53,8 +51,6 @@ _RELEASE_S = 10.0
 _PROGRESS_S = 0.05
 """Threads that wait for progress wake at most this often: waking one costs more than a report.
 """
-_MANY = 1000
-"""Nodes: more than a hundred thousand objects that live as long as the cluster."""
 
 
 class Controller:
@@ -143,22 +139,8 @@ class Controller:
         return self.changed.wait_for(lambda: is_true(self.view), deadline)
 
     def gather(self, deadline: Deadline) -> bool:
-        """Wait until the first world has begun or failed to; return whether this is decided.
-
-        With thousands of nodes, Python's garbage collector would take a third of the driver's time,
-        searching among connections that last. It is therefore paused meanwhile, and the connections
-        are frozen (`gc.freeze`) afterwards.
-        """
-
-        def is_decided(view: View) -> bool:
-            return not isinstance(view.state, states.Gathering)
-
-        if len(self.spec.nodes) < _MANY:
-            return self.wait_for(is_decided, deadline)
-        with uncollected():
-            found = self.wait_for(is_decided, deadline)
-            gc.freeze()
-        return found
+        """Wait until the first world has begun or failed to; return whether this is decided."""
+        return self.wait_for(lambda view: not isinstance(view.state, states.Gathering), deadline)
 
     def look(self, at: Callable[[View], T]) -> T:
         """Return what `at` finds in the view."""
@@ -193,8 +175,6 @@ class Controller:
 
     def close(self) -> None:
         """Close all connections and end the thread."""
-        if len(self.spec.nodes) >= _MANY:
-            gc.unfreeze()  # `gather` has frozen the connections
         if not self._thread.is_alive():
             self.events.end()
             self._loop.close()

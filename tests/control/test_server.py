@@ -349,11 +349,11 @@ async def test_an_agent_that_says_nothing_and_does_not_ping_has_left() -> None:
 async def test_one_message_for_many_agents_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = []
 
-    def encode_and_count(message: msg.ToAgent) -> str | bytes:
+    def encode_and_count(message: msg.ToAgent) -> str:
         encoded.append(message)
-        return msg.encode_for_agents(message)
+        return msg.encode(message)
 
-    monkeypatch.setattr(server, "encode_for_agents", encode_and_count)
+    monkeypatch.setattr(server, "encode", encode_and_count)
     world = build_world(0, {node: Address("h", 1, "grpc://h:2") for node in plan_nodes(3)})
     async with room() as here, here.agent("a") as one, here.agent("b", 1) as other:
         begin = msg.Begin(world)

@@ -66,14 +66,6 @@ def _samples(union: Any) -> list[bytes]:
     return [msgspec.json.encode(example_of(kind)) for kind in typing.get_args(union)]
 
 
-def _to_agents() -> list[bytes]:
-    """Return the JSON of what the coordinator says, of which some travels deflated."""
-    frames = [
-        messages.encode_for_agents(example_of(kind)) for kind in typing.get_args(messages.ToAgent)
-    ]
-    return [zlib.decompress(f) if isinstance(f, bytes) else f.encode() for f in frames]
-
-
 # The control plane.
 
 
@@ -182,13 +174,8 @@ TARGETS = [
         _refuses(_decode(messages.decode_from_agent), ProtocolError), altered,
     ),
     Target(
-        "what the coordinator says", 0.1, _to_agents(),
-        _refuses(_decode(lambda data: messages.decode_to_agent(zlib.compress(data, 1))),
-                 ProtocolError), altered,
-    ),
-    Target(
-        "what the coordinator says, deflated", 0.05, [zlib.compress(each) for each in _to_agents()],
-        _refuses(_decode(messages.decode_to_agent), ProtocolError), damaged,
+        "what the coordinator says", 0.15, _samples(messages.ToAgent),
+        _refuses(_decode(messages.decode_to_agent), ProtocolError), altered,
     ),
     Target(
         "what agents say, as text", 0.05, _samples(messages.FromAgent),
