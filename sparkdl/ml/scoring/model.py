@@ -6,7 +6,7 @@ Runs in: driver
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from pyspark.ml.base import Model
@@ -20,7 +20,6 @@ from sparkdl.ml.estimators.keras_model import is_keras_file, registered, trained
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, HasParams, TFParams
 from sparkdl.ml.estimators.persistence import Saved, Storage
-from sparkdl.ml.estimators.plot import plotted
 from sparkdl.ml.estimators.source import (
     Format,
     ModelSource,
@@ -34,9 +33,6 @@ from sparkdl.ml.scoring.inputs import TEXT, input_columns
 from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _FILES = "model"
 _FILE, _CODE = f"{_FILES}.keras", f"{_FILES}.pickle"
@@ -108,17 +104,6 @@ class FittedModel(ScoringModel):
     def history(self) -> History:
         """Metric to its values, one for each epoch; None for an epoch without one."""
         return self.summary.history
-
-    def history_plot(self) -> Figure:
-        """Return a figure of the history, a part for each metric; a notebook shows it.
-
-        `model.history_plot().savefig("history.png")` writes it.
-
-        Raises:
-            ConfigError: if the model does not come from a `fit`, or its history is empty.
-            FrameworkMissingError: if matplotlib is not installed.
-        """
-        return plotted(self.history)
 
     def _extra(self) -> dict[str, Any]:
         return {} if self._summary is None else {"summary": self._summary.saved()}
