@@ -29,7 +29,7 @@ REFERENCE = {
         "sparkdl",
         "The functions and classes that a program calls at the driver.",
         ("driver.launch.launch", "driver.launch.run", "driver.handle.Cluster",
-         "storage.parquet.paths.parquet", "core.options.TlsFiles",
+         "storage.parquet.paths.parquet",
          "core.options.Roles", "core.options.Recovery", "core.options.Feeding",
          "driver.options.Observe", "core.options.Startup",
          "core.failure.Failure", "diagnosis.doctor.doctor",

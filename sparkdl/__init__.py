@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparkdl.core import errors
     from sparkdl.core.errors import NodeFailedError, SparkdlError
     from sparkdl.core.failure import Failure
-    from sparkdl.core.options import Feeding, Recovery, Roles, Startup, TlsFiles
+    from sparkdl.core.options import Feeding, Recovery, Roles, Startup
     from sparkdl.deepspeed_distributor import DeepspeedTorchDistributor
     from sparkdl.diagnosis.doctor import doctor
     from sparkdl.driver.handle import Cluster
@@ -59,7 +59,6 @@ _HOMES = {
     "Startup": "sparkdl.core.options",
     "TFEstimator": "sparkdl.ml.estimators.estimator",
     "TFModel": "sparkdl.ml.scoring.model",
-    "TlsFiles": "sparkdl.core.options",
     "TorchDistributor": "sparkdl.torch_distributor",
     "TorchEstimator": "sparkdl.ml.estimators.torch_estimator",
     "TorchModel": "sparkdl.ml.scoring.torch_model",
@@ -95,7 +94,6 @@ __all__ = [
     "Startup",
     "TFEstimator",
     "TFModel",
-    "TlsFiles",
     "TorchDistributor",
     "TorchEstimator",
     "TorchModel",

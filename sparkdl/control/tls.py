@@ -3,8 +3,7 @@
 Runs in: anywhere
 
 `new_tls` makes a certificate for one cluster, in memory. It travels to the agents as the token
-does, and is all that the cluster's processes believe: it is its own root. `read_tls` takes a
-company's files instead; their key does not travel, each agent reads that of its own host.
+does, and is all that the cluster's processes believe: it is its own root.
 
 A certificate has to carry one name, `Trust.name`, wherever it is shown. Names of hosts are not
 asked for: executors come up at addresses that no certificate could know. Python lets a check be
@@ -21,13 +20,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from socket import create_connection
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.options import TlsFiles
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +37,7 @@ _LIFETIME = datetime.timedelta(days=3650)
 """Longer than any cluster lives: each has a certificate of its own."""
 _MISSING = (
     "{why} is on, and TLS needs the package cryptography at the driver, to make the cluster's "
-    "certificate: pip install cryptography. Or give certificates of your own, "
-    "tls=sparkdl.TlsFiles(cert, key, ca), or leave the connections unencrypted, tls=False"
+    "certificate: pip install cryptography. Or leave the connections unencrypted, tls=False"
 )
 
 
@@ -94,15 +90,13 @@ class Tls:
     """The certificate and key of a cluster's servers, and the trust of their clients.
 
     Attributes:
-        cert: the certificate, in PEM, and those between it and a root.
+        cert: the certificate, in PEM.
         key: its private key, in PEM.
-        files: where another host finds its own; `cert` and `key` do not travel then.
     """
 
     trust: Trust
-    cert: bytes = field(default=b"", repr=False)
-    key: bytes = field(default=b"", repr=False)
-    files: TlsFiles | None = None
+    cert: bytes = field(repr=False)
+    key: bytes = field(repr=False)
 
     def context(self) -> ssl.SSLContext:
         """Return what a server of Python's shakes hands by.
@@ -122,24 +116,8 @@ class Tls:
         """Return what `flight.FlightServerBase` takes for this."""
         return {"tls_certificates": [(self.cert, self.key)]}
 
-    def to_send(self) -> Tls:
-        """Return this as it travels to executors."""
-        return replace(self, cert=b"", key=b"") if self.files else self
 
-    def on_this_host(self) -> Tls:
-        """Return this with this host's certificate and key.
-
-        Raises:
-            ConfigError: if its files are missing or not what the cluster's clients believe.
-        """
-        if self.files is None:
-            return self
-        here = _read(self.files, self.trust)
-        _names_of(here)
-        return here
-
-
-def choose_tls(asked: bool | TlsFiles | None, setting: str) -> Tls | None:
+def choose_tls(asked: bool | None, setting: str) -> Tls | None:
     """Return what `Startup(tls=asked)` means; `None` for no TLS.
 
     Args:
@@ -151,29 +129,7 @@ def choose_tls(asked: bool | TlsFiles | None, setting: str) -> Tls | None:
     if asked is None and setting:
         _log.info("TLS is on, because %s is; Startup(tls=False) leaves it off", setting)
         return new_tls(setting)
-    if isinstance(asked, TlsFiles):
-        return read_tls(asked)
     return new_tls("tls=True") if asked else None
-
-
-def read_tls(files: TlsFiles) -> Tls:
-    """Return a company's certificate.
-
-    Raises:
-        ConfigError: if the files cannot be read, do not belong together, or have expired.
-    """
-    roots = _read_file("ca", files.ca)
-    # First without a name to look for: the certificate itself says which it carries.
-    names = _names_of(_read(files, Trust(roots, "")))
-    if not names:
-        raise ConfigError(
-            f"tls: the certificate {files.cert} carries no DNS name (subjectAltName). Give one "
-            "that carries a name which the certificates of all hosts of the cluster carry"
-        )
-    # Clients ask for a concrete name, and a wildcard stands for any one label.
-    found = _read(files, Trust(roots, files.name or names[0].replace("*", "sparkdl", 1)))
-    _names_of(found)
-    return found
 
 
 def new_tls(why: str = "TLS") -> Tls:
@@ -237,51 +193,6 @@ class _ServerSide(ssl.SSLObject):
                 error.reason,
             )
             raise
-
-
-def _read(files: TlsFiles, trust: Trust) -> Tls:
-    return Tls(trust, _read_file("cert", files.cert), _read_file("key", files.key), files)
-
-
-def _read_file(what: str, path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"tls: {what} cannot be read: {error}. The paths have to exist at the driver and at "
-            "all executors"
-        ) from None
-
-
-def _names_of(tls: Tls) -> list[str]:
-    """Shake hands in memory, as the cluster will; return the DNS names of the certificate.
-
-    Raises:
-        ConfigError: if that fails.
-    """
-    try:
-        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client = tls.trust.context().wrap_bio(
-            to_client, to_server, server_hostname=tls.trust.name or None
-        )
-        server = tls.context().wrap_bio(to_server, to_client, server_side=True)
-        # The three flights of TLS 1.3: the client's hello, the server's certificate, the client's
-        # end.
-        for side in (client, server, client):
-            try:
-                side.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-    except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
-        raise ConfigError(
-            f"tls: the certificate, key and ca of {tls.files} cannot be used: {reason}. The key "
-            "has to be the certificate's and have no passphrase, ca has to have signed it, and it "
-            "has to be valid today and carry the same DNS name at all hosts"
-        ) from None
-    certificate = client.getpeercert() or {}
-    names: Any = certificate.get("subjectAltName", ())
-    return [value for kind, value in names if kind == "DNS"]
 
 
 @contextmanager

@@ -107,6 +107,43 @@ _OF_HOROVOD = {
     ),
     "spark.tensorflow": _SERVICE,
     "tensorflow.data": _SERVICE,
+    **dict.fromkeys(
+        ("keras.callbacks.BestModelCheckpoint", "tensorflow.keras.callbacks.BestModelCheckpoint"),
+        "a ModelCheckpoint of Keras: call it with save_best_only=True",
+    ),
+    **dict.fromkeys(
+        (f"keras.callbacks.Update{part}StateCallback" for part in ("Batch", "Epoch")),
+        "a count that a LambdaCallback of Keras keeps: on_epoch_end=lambda epoch, logs: "
+        "setattr(state, 'epoch', epoch + 1)",
+    ),
+    **dict.fromkeys(
+        (
+            *(
+                "tensorflow.PartialDistributedGradientTape",
+                "tensorflow.PartialDistributedOptimizer",
+            ),
+            *("keras.PartialDistributedOptimizer", "tensorflow.keras.PartialDistributedOptimizer"),
+        ),
+        "for layers that are not shared: apply their gradients by an optimizer of their own",
+    ),
+    **dict.fromkeys(
+        (
+            f"{module}.{name}_op"
+            for module in ("tensorflow", "tensorflow.mpi_ops")
+            for name in ("rank", "size", "local_rank", "local_size", "process_set_included")
+        ),
+        "a constant while the processes live: tf.constant(hvd.rank()), hvd.size() and so on",
+    ),
+    "tensorflow.SyncBatchNormalization": "batch normalization over all processes, in TensorFlow: "
+    "use a larger batch for each process, or keras.layers.GroupNormalization",
+    "tensorflow.sync_batch_norm": "batch normalization over all processes, in TensorFlow: "
+    "use a larger batch for each process, or keras.layers.GroupNormalization",
+    "tensorflow.util": _ENGINE,
+    "common.util": _ENGINE,
+    **dict.fromkeys(
+        ("torch.sparse_allreduce_async", "torch.mpi_ops.sparse_allreduce_async"),
+        "for sparse tensors: reduce tensor.to_dense(); DistributedOptimizer takes sparse gradients",
+    ),
     "tensorflow.gradient_aggregation": _AGGREGATION,
     "tensorflow.gradient_aggregation_eager": _AGGREGATION,
     **dict.fromkeys(

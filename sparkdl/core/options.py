@@ -10,10 +10,9 @@ are, and `Settings` carries them to the executors.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from sparkdl.core.errors import ConfigError
 
@@ -140,23 +139,6 @@ class Feeding:
             raise ConfigError(f"Feeding(disk_nbytes={self.disk_nbytes}) must be zero bytes or more")
 
 
-class TlsFiles(NamedTuple):
-    """Paths of PEM files; each exists at the driver and at every executor.
-
-    Attributes:
-        cert: the certificate of this host, or one for all hosts, and those between it and `ca`.
-        key: its private key, without a passphrase.
-        ca: trusted certificates; every certificate that they have signed is trusted too.
-        name: a DNS name that the certificates of all hosts carry; by default the first name of the
-            driver's.
-    """
-
-    cert: str
-    key: str
-    ca: str
-    name: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Startup:
     """Where nodes come up, and how.
@@ -177,8 +159,7 @@ class Startup:
             replaces these. Linux only. See docs/failures.md.
         release_port: `False` to keep the framework's port reserved until `ctx.release_port()`.
         tls: whether the connections of sparkdl are encrypted, with a certificate that is made for
-            this cluster, or with your own: `sparkdl.TlsFiles(cert, key, ca)`, paths at driver and
-            executors. By default where Spark encrypts its own. See docs/security.md.
+            this cluster. By default where Spark encrypts its own. See docs/security.md.
 
     Raises:
         ConfigError: if a value cannot be.
@@ -189,7 +170,7 @@ class Startup:
     preload: Sequence[str] = ()
     keep_warm_s: float | None = None
     release_port: bool = True
-    tls: bool | TlsFiles | None = None
+    tls: bool | None = None
 
     def __post_init__(self) -> None:
         check_seconds("Startup(timeout_s={})", self.timeout_s)
@@ -201,14 +182,15 @@ class Startup:
             raise ConfigError(
                 f"Startup(keep_warm_s={self.keep_warm_s}) must be zero seconds or more, and finite"
             )
-        # A frozen dataclass can complete its own fields only in this way.
-        object.__setattr__(self, "tls", _tls(self.tls))
+        if self.tls is not None and not isinstance(self.tls, bool):
+            raise ConfigError(f"Startup(tls={self.tls!r}): give True or False")
         # A single text is iterable, too: each of its letters would be taken for a module.
         names = (self.preload,) if isinstance(self.preload, str) else self.preload
         if not isinstance(names, Iterable):
             raise ConfigError(
                 f"Startup(preload={names!r}): give names of modules, like ['transformers']"
             )
+        # A frozen dataclass can complete its own fields only in this way.
         object.__setattr__(self, "preload", tuple(names))
         for name in self.preload:
             if not (isinstance(name, str) and all(map(str.isidentifier, name.split(".")))):
@@ -216,18 +198,6 @@ class Startup:
                     f"Startup(preload={list(self.preload)}): {name!r} is no name of a module; give "
                     "names as in an import, like ['transformers', 'scipy.stats']"
                 )
-
-
-def _tls(asked: object) -> bool | TlsFiles | None:
-    if asked is None or isinstance(asked, bool):
-        return asked
-    files = asked if isinstance(asked, (list, tuple)) else ()  # a list in a saved stage
-    if len(files) not in (3, 4) or not all(isinstance(each, (str, os.PathLike)) for each in files):
-        raise ConfigError(
-            f"Startup(tls={asked!r}): give True, False, or paths that exist at the driver and at "
-            "all executors, sparkdl.TlsFiles(cert, key, ca)"
-        )
-    return TlsFiles(*map(os.fspath, files))
 
 
 def check_seconds(setting: str, value: float) -> None:

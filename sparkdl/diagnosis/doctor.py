@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkdl.control.tls import Tls, choose_tls
+from sparkdl.control.tls import choose_tls
 from sparkdl.core.errors import ConfigError, SparkdlError, in_words
 from sparkdl.core.jobs import context_of
-from sparkdl.core.options import Startup, TlsFiles
+from sparkdl.core.options import Startup
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -67,14 +67,14 @@ class Asked:
     framework: str | None = None
     num_gpus: int | None = None
     paths: tuple[str, ...] = ()
-    tls: bool | TlsFiles | None = None
+    tls: bool | None = None
     is_quick: bool = False
     limit_s: float = LIMIT_S
     wait_s: float = WAIT_S
 
     def __post_init__(self) -> None:
         self.spec(1 if self.nodes is None else self.nodes)
-        object.__setattr__(self, "tls", Startup(tls=self.tls).tls)
+        Startup(tls=self.tls)
         if self.framework is not None:
             framework_named(self.framework)
         for name in ("limit_s", "wait_s"):
@@ -86,14 +86,13 @@ class Asked:
         framework = self.framework or "plain"
         return ClusterSpec("doctor", plan_nodes(nodes), framework, num_gpus=self.num_gpus)
 
-    def looks(self, urls: Iterable[str], tls: Tls | None) -> dict[str, list[str]]:
+    def looks(self, urls: Iterable[str]) -> dict[str, list[str]]:
         """Return what `diagnosis/look.py` is to look at, by name."""
-        files = tls.files._replace(name=tls.trust.name) if tls and tls.files else ()
         wanted = [] if self.framework in (None, "plain") else [str(self.framework)]
         frameworks = wanted or (TRAINING if self.framework is None else ())
         kind = "wanted" if wanted else "if there"
         return {
-            "machine": ["machine", *files],
+            "machine": ["machine"],
             **{f"framework {name}": ["framework", name, kind] for name in frameworks},
             **{f"storage {url}": ["storage", url] for url in urls},
         }
@@ -111,7 +110,7 @@ def doctor(  # noqa: PLR0913 (one option, one name)
     framework: str | None = None,
     num_gpus: int | None = None,
     paths: Sequence[str] = (),
-    tls: bool | TlsFiles | None = None,
+    tls: bool | None = None,
     quick: bool = False,
     limit_s: float = LIMIT_S,
     wait_s: float = WAIT_S,
@@ -186,9 +185,8 @@ def _here(asked: Asked, why_not: Check) -> Iterator[Check]:
     """Check this machine, where there is no Spark: as for `executor="local"`."""
     yield why_not
     urls = [absolute_url(path, "file://", os.getcwd()) for path in asked.paths]
-    tls: list[Tls | None] = []
-    yield from _guarded("TLS", _judge_tls, asked, "", tls)
-    looks = asked.looks(urls, tls[0] if tls else None)
+    yield from _guarded("TLS", _judge_tls, asked, "")
+    looks = asked.looks(urls)
     driver = _driver(looks, asked.limit_s)
     yield from _guarded("versions", judges.judge_versions, driver, [])
     yield from _guarded("package", judges.judge_packages, [driver])
@@ -233,9 +231,8 @@ def _looked_at(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterato
     yield from _guarded("slots", _judge_slots, spark, asked, sizes)
     # Without an answer from Spark, one task for each node that is asked for.
     size = sizes[0] if sizes else _Size(None, asked.nodes or 1, asked.nodes or 1)
-    tls: list[Tls | None] = []
-    yield from _guarded("TLS", lambda: _judge_tls(asked, encrypting_setting(spark), tls))
-    looks = asked.looks(paths.all, tls[0] if tls else None)
+    yield from _guarded("TLS", lambda: _judge_tls(asked, encrypting_setting(spark)))
+    looks = asked.looks(paths.all)
     yield from _guarded("executors", _survey, spark, asked, size, looks, driver, paths)
     yield from _guarded(
         "settings",
@@ -290,10 +287,9 @@ def _judge_slots(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Itera
     yield Check("slots", "ok", f"{placing.why}; nodes {keeps}")
 
 
-def _judge_tls(asked: Asked, setting: str, chosen: list[Tls | None]) -> Iterator[Check]:
-    """Choose TLS as a launch would; append the choice to `chosen`."""
+def _judge_tls(asked: Asked, setting: str) -> Iterator[Check]:
+    """Choose TLS as a launch would."""
     tls = choose_tls(asked.tls, setting)
-    chosen.append(tls)
     why = f"as {setting} is" if setting and asked.tls is None else "as asked for"
     text = f"on, {why}" if tls else "off: connections of sparkdl carry a token, in plain text"
     yield Check("TLS", "ok", text)
@@ -397,4 +393,3 @@ def _judge_facts(
     needs_shm = asked.framework in (None, "torch")
     yield from _guarded("executor's Python", machine_judges.judge_machines, facts, needs_shm)
     yield from _guarded("paths", machine_judges.judge_storage, facts, paths.all, paths.default_fs)
-    yield from _guarded("TLS", machine_judges.judge_tls, facts)

@@ -44,7 +44,6 @@ class Machine(msgspec.Struct, frozen=True):
         has_driver: whether there is an NVIDIA driver.
         gpus: the GPUs that a node may use.
         gpu_error: why they cannot be listed.
-        tls_error: why the host's own certificate cannot be used.
     """
 
     error: str = ""
@@ -61,7 +60,6 @@ class Machine(msgspec.Struct, frozen=True):
     driver_version: str = ""
     gpus: tuple[Gpu, ...] = ()
     gpu_error: str = ""
-    tls_error: str = ""
 
 
 class Imported(msgspec.Struct, frozen=True):

@@ -15,16 +15,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from pyarrow.fs import FileType
 
-from sparkdl.control.tls import Tls, Trust
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
-from sparkdl.core.options import TlsFiles
 from sparkdl.core.settings import visible_gpus
 from sparkdl.diagnosis.facts import Gpu, Imported, Machine
 from sparkdl.frameworks.framework import framework_named
@@ -52,12 +50,8 @@ def main(argv: list[str]) -> None:
         answer.write(msgspec.json.encode(_TOPICS[topic](*arguments)))
 
 
-def look_at_machine(*tls_files: str) -> Machine:
-    """Return the resources that a node would use here; imports sparkdl, but no framework.
-
-    Args:
-        tls_files: the paths of `TlsFiles`, and the name; none if no files are used.
-    """
+def look_at_machine() -> Machine:
+    """Return the resources that a node would use here; imports sparkdl, but no framework."""
     try:
         import sparkdl.node.agent  # noqa: F401 (a package that is missing shows here)
     except ImportError as error:
@@ -78,7 +72,6 @@ def look_at_machine(*tls_files: str) -> Machine:
         driver_version=version,
         gpus=gpus,
         gpu_error=gpu_error,
-        tls_error=_tls_error(tls_files),
     )
 
 
@@ -137,17 +130,6 @@ def _write_error(folder: Path) -> str:
             file.flush()
     except OSError as error:
         return str(error)
-    return ""
-
-
-def _tls_error(files: Iterable[str]) -> str:
-    if not files:
-        return ""
-    try:
-        own = TlsFiles(*files)
-        Tls(Trust(Path(own.ca).read_bytes(), own.name), files=own).on_this_host()
-    except (ConfigError, OSError) as error:
-        return in_words(error)
     return ""
 
 

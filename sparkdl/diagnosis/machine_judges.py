@@ -1,4 +1,4 @@
-"""Judges of hosts: GPUs, memory, disk, storage, certificates. All functions are pure.
+"""Judges of hosts: GPUs, memory, disk, storage. All functions are pure.
 
 Runs in: driver
 """
@@ -282,14 +282,6 @@ def _storage_advice(url: str) -> str:
         "Give the executors' Python its own credentials and region, by environment or role: "
         "spark.hadoop.* settings are the JVM's alone"
     )
-
-
-def judge_tls(facts: Sequence[Facts]) -> Iterator[Check]:
-    """Say which executors cannot use their own certificates."""
-    for one, machine in _machines(facts):
-        if machine.tls_error:
-            check = Check.of_error("TLS", machine.tls_error)
-            yield Check("TLS", "problem", f"{one.place}: {check.finding}", check.advice)
 
 
 def _machines(facts: Iterable[Facts]) -> list[tuple[Facts, Machine]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import FrameworkMissingError, SparkdlError
 from sparkdl.core.listing import count
-from sparkdl.core.options import Feeding, Recovery, Startup, TlsFiles
+from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.diagnosis.report import Check
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
@@ -37,7 +37,7 @@ _SLOW_FEED_MBS = 20.0
 _SLOW_REDUCE_MBS = 100.0
 
 
-def measure(spark: SparkSession, nodes: int, tls: bool | TlsFiles | None) -> Iterator[Check]:
+def measure(spark: SparkSession, nodes: int, tls: bool | None) -> Iterator[Check]:
     """Launch, feed, reduce; what fails is a problem, and the end.
 
     Args:

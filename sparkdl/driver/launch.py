@@ -267,7 +267,7 @@ def _start(
             Launch(
                 *(address.url, token, newest, payload),
                 *(partial(failure_behind, controller), controller.is_lost),
-                tls.to_send() if tls else None,
+                tls,
                 warm_key(),
                 partial(never_fed, controller),
                 lambda executors: controller.submit(states.ExecutorsDrain(executors)),

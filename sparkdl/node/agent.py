@@ -301,11 +301,10 @@ class Agent:
 
     def _hello(self) -> messages.Hello:
         """Start to receive rows, if the node gets any; return what to report first."""
-        agent_spec, tls, address = self._agent_spec, self._agent_spec.tls, ""
+        agent_spec, address = self._agent_spec, ""
         # Only a node that may get rows opens a port for them.
         if self._spec.is_fed and agent_spec.node.role.can_be_fed:
-            own_tls = tls.on_this_host() if tls else None
-            address = self._feeds.listen(self._child.host, own_tls)
+            address = self._feeds.listen(self._child.host, agent_spec.tls)
         return messages.Hello(
             node_id=agent_spec.node_id,
             task=agent_spec.task,

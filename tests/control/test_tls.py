@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pickle
 import socket
 import ssl
 import stat
@@ -24,21 +23,14 @@ from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.host_watch import HostWatch
 from sparkdl.control.messages import NewRound, Offer
 from sparkdl.control.server import Timeouts
-from sparkdl.control.tls import Tls, Trust, choose_tls, new_tls, read_tls
+from sparkdl.control.tls import Tls, Trust, choose_tls, new_tls
 from sparkdl.core.errors import ConfigError, LaunchError
-from sparkdl.core.options import TlsFiles
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.node.spec import AgentSpec
 from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, hello, on_loop, room
-from tests.doubles.certificates import NAME, Company
 from tests.node.test_spec import PLAIN
 
 SETTING = "spark.network.crypto.enabled"
-
-
-@pytest.fixture
-def company(tmp_path: Path) -> Company:
-    return Company(tmp_path / "company")
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +65,6 @@ def test_missing_package_is_an_error_that_says_what_to_install(
         choose_tls(None, SETTING)
 
 
-def test_files_of_ones_own_need_no_package(
-    company: Company, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = company.issue("driver", NAME)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    assert choose_tls(files, "") is not None
-
-
 # what is secret
 
 
@@ -112,71 +96,14 @@ def replace_tls(order: AgentSpec, tls: Tls) -> AgentSpec:
     return msgspec.structs.replace(order, tls=tls)
 
 
-def test_key_of_a_company_does_not_travel_and_that_of_this_host_is_read(company: Company) -> None:
-    here = read_tls(company.issue("driver", NAME, "driver.example", folder="host"))
-    sent = here.to_send()
-    assert (sent.cert, sent.key) == (b"", b"")
-    assert b"PRIVATE" not in pickle.dumps(sent)
-    company.issue("executor", "executor.example", NAME, folder="host")  # the same paths
-    there = sent.on_this_host()
-    assert there.key not in (b"", here.key)
-    assert there.trust == here.trust == Trust(Path(company.ca).read_bytes(), NAME)
-
-
-# what is refused before anything starts
-
-
-def test_certificates_that_cannot_be_used_are_an_error_that_says_why(company: Company) -> None:
-    good, other = company.issue("driver", NAME), company.issue("other", NAME)
-    stranger = Company(company.folder / "stranger")
-    junk = str(company.folder / "junk.pem")
-    Path(junk).write_bytes(b"\xffno certificate")
-    bad: dict[str, TlsFiles] = {
-        "cert cannot be read.*No such file.*driver and at all executors": good._replace(cert="no"),
-        "key cannot be read.*No such file": good._replace(key="no"),
-        "ca cannot be read.*No such file": good._replace(ca="no"),
-        r"(?i)key.values.mismatch": good._replace(key=other.key),
-        "certificate has expired": company.issue("old", NAME, days=-1),
-        "certificate signature failure": good._replace(ca=stranger.ca),
-        "carries no DNS name": company.issue("nameless"),
-        "Hostname mismatch": good._replace(name="another.example"),
-        "have no passphrase": company.issue("locked", NAME, passphrase=b"secret"),
-        "cannot be used": good._replace(cert=junk),
-        "cannot be used:": good._replace(ca=junk),
-    }
-    for reason, files in bad.items():
-        with pytest.raises(ConfigError, match=reason) as refused:
-            choose_tls(files, "")
-        assert "PRIVATE" not in str(refused.value)
-    assert read_tls(good).trust.name == NAME
-
-
-def test_host_whose_certificate_lacks_the_clusters_name_is_refused(company: Company) -> None:
-    sent = read_tls(company.issue("driver", NAME, folder="host")).to_send()
-    company.issue("executor", "executor.example", folder="host")
-    with pytest.raises(ConfigError, match="Hostname mismatch"):
-        sent.on_this_host()
-    company.issue("executor", "*.company.example", folder="host")
-    assert sent.on_this_host().key
-
-
-def test_certificate_for_all_names_of_a_domain_will_do(company: Company) -> None:
-    tls = read_tls(company.issue("driver", "*.company.example"))
-    assert tls.trust.name == "sparkdl.company.example"
-
-
 # the control plane
 
 
-@pytest.mark.parametrize("kind", ["ours", "company"])
 @on_loop
-async def test_client_and_server_understand_each_other_over_tls(
-    kind: str, ours: Tls, company: Company
-) -> None:
-    tls = ours if kind == "ours" else read_tls(company.issue("driver", NAME))
-    async with room(tls=tls) as here:
+async def test_client_and_server_understand_each_other_over_tls(ours: Tls) -> None:
+    async with room(tls=ours) as here:
         assert here.address.url.startswith("wss://")
-        client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S, trust=tls.trust)
+        client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S, trust=ours.trust)
         client.send(hello("a"))
         client.send(Offer(0, 1))
         assert await here.heard.next() == ("joined", "a")
@@ -194,18 +121,18 @@ async def test_client_and_server_understand_each_other_over_tls(
 
 @on_loop
 async def test_wrong_root_wrong_name_and_no_tls_are_refused_in_a_line(
-    ours: Tls, company: Company, caplog: pytest.LogCaptureFixture
+    ours: Tls, caplog: pytest.LogCaptureFixture
 ) -> None:
-    signed = read_tls(company.issue("driver", NAME))
+    other = new_tls()
 
     async def refused(url: str, trust: Trust | None, what: str) -> None:
         with pytest.raises(LaunchError, match=what):
             await CoordinatorClient.connect(url, TOKEN, SOON_S, trust=trust)
 
     caplog.set_level(logging.INFO, "sparkdl")
-    async with room(tls=signed) as here:
+    async with room(tls=other) as here:
         url = here.address.url
-        wrong = replace(signed.trust, name="another.example")
+        wrong = replace(other.trust, name="another.example")
         await refused(url, ours.trust, "is not this cluster's coordinator.*VERIFY_FAILED")
         await refused(url, wrong, "is not this cluster's coordinator.*mismatch")
         await refused(url.replace("wss", "ws"), None, "cannot be reached")

@@ -241,12 +241,6 @@ def test_path_that_one_executor_lacks_is_named() -> None:
     assert "b (10.0.0.2): gone" in found(unasked, "warning")[0]
 
 
-def test_certificate_that_a_host_cannot_use_is_a_problem() -> None:
-    bad = replace(B, machine=replace(MACHINE, tls_error="tls: key cannot be read. The paths"))
-    (said,) = found(machine_judges.judge_tls([A, bad]), "problem")
-    assert "b (10.0.0.2): tls: key cannot be read" in said
-
-
 def test_settings_are_those_that_a_launch_logs() -> None:
     advice = [
         Advice("spark.speculation=false", "twice", logging.WARNING),

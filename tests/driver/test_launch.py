@@ -12,7 +12,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.options import Recovery, Roles, Startup, TlsFiles
+from sparkdl.core.options import Recovery, Roles
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import LOSES_PORTS
@@ -32,7 +32,6 @@ LOCAL: dict[str, Any] = {"framework": "plain", "executor": "local"}
         ({"checkpoint_dir": "hfds://b/c"}, r"agents cannot read hfds://; did you mean 'hdfs'\?"),
         ({"checkpoint_dir": ""}, "checkpoint_dir=''"),
         ({"checkpoint_dir": "/dev/null/inside"}, "cannot be written"),
-        ({"startup": Startup(tls=TlsFiles("no", "no", "no"))}, r"cannot be read.*No such file"),
         ({"observe": Observe(log_dir="hdfs://host/logs")}, "is a URL"),
         ({"map_fun": lambda args: None}, r"called as <lambda>\(args, ctx\), and <lambda>\(args\)"),
         ({"map_fun": lambda *both: None, "executor": "yarn"}, "executor='yarn'"),

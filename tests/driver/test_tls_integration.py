@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,12 +15,11 @@ import pytest
 from sparkdl.control.cause import fetch_cause
 from sparkdl.control.descriptors import FdSender
 from sparkdl.control.tls import new_tls
-from sparkdl.core.errors import ConfigError, LaunchError
+from sparkdl.core.errors import LaunchError
 from sparkdl.core.options import Startup
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from sparkdl.node.spec import AgentSpec, start_agent
-from tests.doubles.certificates import NAME, Company
 from tests.doubles.nodes import SOON_S, Lines, launch
 from tests.doubles.proxy import Proxy
 
@@ -80,16 +77,14 @@ def train_and_score(args: Any, ctx: NodeContext) -> int:
     return rows
 
 
-@pytest.mark.parametrize("how", ["off", "ours", pytest.param("company", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("is_on", [False, True])
 def test_cluster_trains_scores_and_answers_and_a_listener_learns_of_it_only_without_tls(
-    how: str, wire: Wire, tmp_path: Path
+    is_on: bool, wire: Wire
 ) -> None:
-    files = Company(tmp_path).issue("this-host", NAME)
     lines = Lines()
     table = pa.table({"text": [f"{ROW} {i}" for i in range(1000)]})
-    chosen: dict[str, Any] = {"off": False, "ours": True, "company": files}
     with launch(
-        train_and_score, observe=Observe(on_log=lines), startup=Startup(tls=chosen[how])
+        train_and_score, observe=Observe(on_log=lines), startup=Startup(tls=is_on)
     ) as cluster:
         assert cluster.feed([table.slice(0, 500), table.slice(500)]).rows_used == 1000
         results = list(cluster.infer_rows(["a", "b", "c"], "score"))
@@ -104,26 +99,7 @@ def test_cluster_trains_scores_and_answers_and_a_listener_learns_of_it_only_with
     assert wire.num_servers == 3, "the coordinator and two nodes"
     secrets = {ROW: 2, RESULT: 1, "FeedBegin": 1, spec.token: 3}
     in_the_clear = {secret: wire.servers_of(secret) for secret in secrets}
-    assert in_the_clear == (secrets if how == "off" else dict.fromkeys(secrets, 0))
-
-
-def test_executor_without_a_certificate_of_the_cluster_is_an_error_that_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its files are read there, by the agent."""
-    company = Company(tmp_path)
-    driver = company.issue("driver", NAME)
-    there = company.issue("executor", "executor.example")
-
-    def start(order: AgentSpec, *rest: Any) -> Any:
-        assert order.tls is not None
-        assert not order.tls.key
-        tls = msgspec.json.decode(msgspec.json.encode(order.tls), type=type(order.tls))
-        return start_agent(msgspec.structs.replace(order, tls=replace(tls, files=there)), *rest)
-
-    monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", start)
-    with pytest.raises(ConfigError, match="Hostname mismatch"):
-        launch(train_and_score, startup=Startup(tls=driver))
+    assert in_the_clear == (dict.fromkeys(secrets, 0) if is_on else secrets)
 
 
 def test_agent_that_meets_another_coordinator_is_an_error_that_says_so(

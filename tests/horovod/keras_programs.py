@@ -59,8 +59,6 @@ def _everything(hvd: Any, folder: Path, fits: list[str]) -> dict[str, Any]:
         "rank": hvd.rank(),
         "module": type(tf.keras.optimizers.Adam(0.1)).__module__.partition(".")[0],
         "advanced": trains_as_the_advanced_example(hvd, folder),
-        "local": leaves_local_layers_alone(hvd),
-        "own": keeps_local_variables(hvd),
         "refused": refuses(hvd),
     }
 
@@ -149,8 +147,7 @@ def trains_as_the_advanced_example(hvd: Any, folder: Path) -> dict[str, Any]:
         seen.callback(),
     ]
     if rank == 0:
-        best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
-        best.filepath = str(path)
+        best = tf.keras.callbacks.ModelCheckpoint(str(path), "loss", save_best_only=True)
         callbacks.append(best)
     fitted = model.fit(x, y, batch_size=8, epochs=epochs, callbacks=callbacks, verbose=0)
 
@@ -187,43 +184,6 @@ class Seen:
         return made
 
 
-def leaves_local_layers_alone(hvd: Any) -> list[float]:
-    """Take a step of 1 along gradients `rank + 1`; return how far a shared and a local layer go."""
-    import tensorflow as tf
-
-    variables = [tf.Variable(0.0), tf.Variable(0.0)]
-
-    class Layer:
-        trainable_weights = variables[1:]
-
-    sgd = tf.keras.optimizers.SGD(1.0)
-    partial = hvd.PartialDistributedOptimizer(sgd, local_layers=Layer())
-    gradients = [tf.constant(hvd.rank() + 1.0)] * 2
-    partial.apply_gradients(list(zip(gradients, variables, strict=True)))
-    return [float(variable.numpy()) for variable in variables]
-
-
-def keeps_local_variables(hvd: Any) -> list[list[float]]:
-    """Begin with the rank as all weights; return each layer's first weight after a broadcast."""
-    import tensorflow as tf
-
-    found = []
-    for is_one in (False, True):
-        layers = [
-            tf.keras.layers.Dense(
-                1, use_bias=False, trainable=False, kernel_initializer=tf.constant_initializer(rank)
-            )
-            for rank in [hvd.rank()] * 2
-        ]
-        model = tf.keras.Sequential([tf.keras.Input((1,)), *layers])
-        model.compile("sgd", "mse")
-        own = layers[0].variables[0] if is_one else layers[0].variables
-        start = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=own)
-        model.fit(np.ones([2, 1]), np.ones([2, 1]), callbacks=[start], verbose=0)
-        found.append([float(weight[0, 0]) for weight in model.get_weights()])
-    return found
-
-
 def corrects_the_momentum(hvd: Any) -> list[float]:
     """Return the momentum of each batch while the rate is halved at each epoch."""
     import tensorflow as tf
@@ -258,8 +218,6 @@ def refuses(hvd: Any) -> dict[str, str]:
         ),
         "initial_lr": lambda: hvd.callbacks.LearningRateScheduleCallback(None, 1.0),
         "steps": lambda: model.fit(endless, callbacks=[warm_up], verbose=0),
-        "local": lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, "", ["kernel"]),
-        "path": lambda: model.fit(x, y, callbacks=[hvd.callbacks.BestModelCheckpoint()], verbose=0),
     }
     found = {}
     for name, call in asked.items():
@@ -324,13 +282,19 @@ def commits(hvd: Any, dies: Callable[[], None], committed: bytes | None = None) 
             if (state.epoch, batch) == (1, 3):
                 dies()
 
+    class Counts(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            state.batch = batch
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            state.epoch, state.batch = state.epoch + 1, 0
+
     @hvd.elastic.run  # type: ignore[untyped-decorator]
     def fit(state: Any) -> None:
         begun.extend([state.epoch, state.batch, int(model.optimizer.iterations.numpy())])
         callbacks = [
             hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
-            hvd.elastic.UpdateBatchStateCallback(state),
-            hvd.elastic.UpdateEpochStateCallback(state),
+            Counts(),
             Dies(),
         ]
         left = EPOCHS - state.epoch

@@ -23,8 +23,7 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
     hvd.init()
     found = {name: compared(hvd, **options) for name, options in cases(hvd).items()}
     found["pieces"] = pieces(hvd)
-    found["sparse"] = embeddings(hvd, sparse_as_dense=False)
-    found["sparse as dense"] = embeddings(hvd, sparse_as_dense=True)
+    found["sparse"] = embeddings(hvd)
     found["normalized"] = normalized(hvd)
     misuse(hvd)
     found["joined"] = joined(hvd, fewest=1)
@@ -105,7 +104,7 @@ def compared(hvd: Any, factor: float = 1.0, passes: int = 1, **options: Any) -> 
 
 
 def pieces(hvd: Any) -> Any:
-    """Clip between `synchronize` and `step`, in groups of the user's, and reduce meanwhile."""
+    """Clip between `synchronize` and `step`, and reduce meanwhile."""
     import torch
 
     results = []
@@ -113,8 +112,7 @@ def pieces(hvd: Any) -> Any:
         model = network()
         optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.01)
         if not is_alone:
-            groups = [[*model.first.parameters()], [model.last.weight, model.seldom.bias]]
-            optimizer = hvd.DistributedOptimizer(optimizer, groups=groups)
+            optimizer = hvd.DistributedOptimizer(optimizer)
         for step in range(STEPS):
             optimizer.zero_grad()
             for part in range(SIZE) if is_alone else [hvd.rank()]:
@@ -133,7 +131,7 @@ def pieces(hvd: Any) -> Any:
     return results
 
 
-def embeddings(hvd: Any, sparse_as_dense: bool) -> Any:
+def embeddings(hvd: Any) -> Any:
     import torch
 
     results = []
@@ -147,10 +145,7 @@ def embeddings(hvd: Any, sparse_as_dense: bool) -> Any:
             torch.optim.SGD(head.parameters(), lr=0.1),
         ]
         if not is_alone:
-            optimizers = [
-                hvd.DistributedOptimizer(optimizer, sparse_as_dense=sparse_as_dense)
-                for optimizer in optimizers
-            ]
+            optimizers = [hvd.DistributedOptimizer(optimizer) for optimizer in optimizers]
         for step in range(STEPS):
             for optimizer in optimizers:
                 optimizer.zero_grad()
@@ -204,10 +199,6 @@ def misuse(hvd: Any) -> None:
         {"named_parameters": [*model.parameters()]},
         {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
         {"backward_passes_per_step": 0},
-        {"num_groups": 1, "groups": 1},
-        {"groups": [[torch.zeros(1)]]},
-        {"groups": [[model.last.bias], [model.last.bias]]},
-        {"num_groups": -1},
     ):
         with pytest.raises(ConfigError):
             distributed(**wrong)

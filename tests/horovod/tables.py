@@ -29,5 +29,5 @@ ROWS = list(_rows())
 def framework_of(module: str, name: str) -> str:
     """Return the framework whose class it is, or nothing."""
     if name.startswith("SyncBatchNorm"):
-        return "torch" if "torch" in module else "tensorflow"
+        return "torch"
     return "keras" if name.endswith(("Callback", "Checkpoint")) else ""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from importlib import import_module
-from importlib.util import find_spec
 from inspect import signature
 
 import pytest
@@ -74,7 +71,10 @@ def test_all_of_horovods_names_for_pytorch_are_told() -> None:
         ("ray", r"sparkdl\.horovod\.spark\.run"),
         ("ray.elastic_v2", r"sparkdl\.horovod\.spark\.run"),
         ("runner.launch", "sparkdl run -np 2"),
-        ("runner.common.util.hosts", "sparkdl run -np 2"),
+        ("runner.common.util.env", "sparkdl run -np 2"),
+        ("common.util", "own launcher or engine"),
+        ("tensorflow.util", "own launcher or engine"),
+        ("tensorflow.sync_batch_norm", "GroupNormalization"),
         ("spark.common.cache", "ParquetDataModule"),
         ("spark.driver.host_discovery", r"sparkdl\.horovod\.spark\.run"),
         ("spark.keras.datamodule", "ParquetDataModule"),
@@ -104,6 +104,14 @@ def test_absent_module_says_so_in_each_form_of_an_import() -> None:
         "import sparkdl.horovod.spark.task.mpirun_exec_fn",
         "from sparkdl.horovod.torch import start_timeline",
         "from sparkdl.horovod.keras import stop_timeline",
+        "from sparkdl.horovod.keras import PartialDistributedOptimizer",
+        "from sparkdl.horovod.keras.callbacks import BestModelCheckpoint",
+        "from sparkdl.horovod.keras.elastic import UpdateEpochStateCallback",
+        "from sparkdl.horovod.tensorflow import PartialDistributedGradientTape",
+        "from sparkdl.horovod.tensorflow import SyncBatchNormalization",
+        "from sparkdl.horovod.tensorflow.keras.callbacks import BestModelCheckpoint",
+        "from sparkdl.horovod.tensorflow.mpi_ops import rank_op",
+        "from sparkdl.horovod.torch import sparse_allreduce_async",
     ):
         with pytest.raises(RemovedModuleError, match=r"docs/horovod\.md"):
             exec(statement, {})
@@ -129,23 +137,17 @@ def test_misspelt_module_is_the_usual_error(module: str) -> None:
 def test_operations_are_found_where_horovod_defines_them() -> None:
     for framework, its_own in (
         ("torch", {"allreduce_async_", "synchronize", "poll", "Compression", "join"}),
-        ("tensorflow", {"_allreduce", "allgather", "broadcast_", "size_op", "rank_op"}),
+        ("tensorflow", {"_allreduce", "allgather", "broadcast_"}),
     ):
         module = import_module(f"sparkdl.horovod.{framework}.mpi_ops")
         face = import_module(f"sparkdl.horovod.{framework}")
-        both = {"init", "rank", "size", "Average", "Adasum", "ProcessSet", "gpu_available"}
+        both = {"init", "rank", "size", "Average", "Adasum", "ProcessSet"}
         assert its_own | both <= set(vars(module)) | set(module.__all__)
         assert all(getattr(module, name) is not None for name in module.__all__)
         assert all(getattr(module, name) is getattr(face, name) for name in ("init", "Average"))
         assert module.handle_average_backwards_compatibility(None, False) is face.Sum
         with pytest.raises(AttributeError, match="no attribute 'allreduces'"):
             _ = module.allreduces
-
-
-def test_tensorflows_helpers_are_found_beside_its_operations() -> None:
-    face = import_module("sparkdl.horovod.tensorflow")
-    for name in ("_executing_eagerly", "_make_subgraph", "_cache", "vars_to_refs", "refs_to_vars"):
-        assert getattr(face, name) is getattr(face.util, name)
 
 
 @pytest.mark.parametrize(
@@ -165,17 +167,10 @@ def test_tensorflows_helpers_are_found_beside_its_operations() -> None:
             "filepath custom_optimizers custom_objects compression legacy_opts",
         ),
         ("keras", "DistributedOptimizer", f"{_OPTIMIZER} num_groups groups"),
-        ("keras", "PartialDistributedOptimizer", f"{_OPTIMIZER} groups process_set local_layers"),
         (
             "tensorflow.keras",
             "DistributedOptimizer",
             f"{_OPTIMIZER} backward_passes_per_step average_aggregated_gradients num_groups groups",
-        ),
-        (
-            "tensorflow",
-            "PartialDistributedGradientTape",
-            "gradtape device_dense device_sparse compression sparse_as_dense op "
-            "gradient_predivide_factor num_groups groups process_set local_layers",
         ),
         ("torch", "broadcast_optimizer_state", "optimizer root_rank model"),
         ("common.elastic", "run_fn", "func reset"),
@@ -189,113 +184,12 @@ def test_tensorflows_helpers_are_found_beside_its_operations() -> None:
             "disable_cache output_filename verbose use_gloo use_mpi mpi_args network_interface "
             "network_interfaces executable np min_np max_np",
         ),
-        (
-            "runner.util.threads",
-            "execute_function_multithreaded",
-            "fn args_list block_until_all_done max_concurrent_executions",
-        ),
-        (
-            "runner.util.threads",
-            "on_event",
-            "event func args stop check_stop_interval_s daemon silent",
-        ),
     ],
 )
 def test_arguments_have_horovods_names_and_order(module: str, name: str, order: str) -> None:
     function = getattr(import_module(f"sparkdl.horovod.{module}"), name)
     wanted = order.split()
     assert [*signature(function).parameters][: len(wanted)] == wanted
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize(
-    ("module", "order"),
-    [
-        ("keras", "monitor verbose mode save_freq"),
-        ("tensorflow.keras", "monitor verbose save_weights_only mode save_freq"),
-    ],
-)
-def test_best_model_checkpoint_has_the_order_of_its_module(module: str, order: str) -> None:
-    callbacks = import_module(f"sparkdl.horovod.{module}.callbacks")
-    names = [*signature(callbacks.BestModelCheckpoint).parameters]
-    assert names[: len(order.split())] == order.split()
-    assert callbacks.BestModelCheckpoint("loss", 1).save_best_only
-
-
-def test_helpers_that_programs_import_do_what_horovods_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    util = import_module("sparkdl.horovod.common.util")
-    assert util.split_list(list(range(7)), 3) == [[0, 1, 2], [3, 4], [5, 6]]
-    assert [util.num_rank_is_power_2(n) for n in (0, 1, 2, 3, 8)] == [
-        False,
-        True,
-        True,
-        False,
-        True,
-    ]
-    assert [util.is_iterable(value) for value in ((), 1)] == [True, False]
-    assert util.mpi_built() is False
-    assert util.extension_available("torch") is (find_spec("torch") is not None)
-    assert util.extension_available("mxnet") is False
-    with pytest.raises(ImportError, match=r"horovod\.mxnet needs mxnet"):
-        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
-    for version, is_late in {
-        "2.21.0": True,
-        "2.4": True,
-        "2.4.0+cpu": True,
-        "2.4.0rc1": False,
-    }.items():
-        assert util.is_version_greater_equal_than(version, "2.4.0") == is_late
-    with pytest.raises(ValueError, match=r"major\.minor\.patch"):
-        util.is_version_greater_equal_than("2.21.0", "2.4")
-    for older, newer in (("2.4.0rc1", "2.4.0"), ("2.4", "2.4.1"), ("2.9.9", "2.10.0")):
-        assert not util.is_version_greater_equal_than(older, newer)
-    for same in ("2.4", "2.4.0+cu118", "2.4.0.post1"):
-        assert util.is_version_greater_equal_than(same, "2.4.0")
-    with pytest.raises(ValueError, match="must begin with numbers"):
-        util.is_version_greater_equal_than("latest", "2.4.0")
-    env = import_module("sparkdl.horovod.runner.common.util.env")
-    assert not env.is_kubeflow_mpi()
-    monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh")
-    assert env.is_kubeflow_mpi()
-    monkeypatch.setenv("HOROVOD_RANK", "1")
-    with pytest.raises(RuntimeError, match="only one of HOROVOD_RANK and HOROVOD_SIZE"):
-        env.get_env_rank_and_size()
-    monkeypatch.setenv("HOROVOD_SIZE", "3")
-    assert env.get_env_rank_and_size() == (1, 3)
-    monkeypatch.setenv("SPARKDL_TEST_KEPT", "before")
-    monkeypatch.delenv("SPARKDL_TEST_NEW", raising=False)
-    with util.env(SPARKDL_TEST_KEPT="within", SPARKDL_TEST_NEW="1", SPARKDL_TEST_NONE=None):
-        assert os.environ["SPARKDL_TEST_KEPT"] == "within"
-        assert "SPARKDL_TEST_NONE" not in os.environ
-    assert os.environ["SPARKDL_TEST_KEPT"] == "before"
-    assert "SPARKDL_TEST_NEW" not in os.environ
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_functions_run_in_threads_as_horovods_do() -> None:
-    threads = import_module("sparkdl.horovod.runner.util.threads")
-    found: list[int] = []
-    threads.in_thread(found.append, (1,)).join(10)
-    assert found == [1]
-    call = threads.execute_function_multithreaded
-    assert call(divmod, [[7, 2], [9, 4]], max_concurrent_executions=1) == {0: (3, 1), 1: (2, 1)}
-    with pytest.raises(RuntimeError, match=r"divmod.* failed for the arguments at \[1\]"):
-        call(divmod, [[7, 2], [9, 0], [5, 1]])
-    called, stopped = threading.Event(), threading.Event()
-    waits = threads.on_event(called, found.append, (2,))
-    ends = threads.on_event(threading.Event(), found.append, (3,), stopped, 0.01, daemon=False)
-    called.set()
-    stopped.set()
-    for thread in (waits, ends):
-        thread.join(10)
-        assert not thread.is_alive()
-    assert found == [1, 2]
-    with pytest.raises(ValueError, match="event=None"):
-        threads.on_event(None, found.append)
-    with pytest.raises(ValueError, match="needs stop"):
-        threads.on_event(called, found.append, daemon=False)
-    with pytest.raises(ValueError, match="must be a tuple"):
-        threads.on_event(called, found.append, [1])
 
 
 def test_state_hears_of_hosts_while_it_trains() -> None:

@@ -105,7 +105,6 @@ def under_way(hvd: Any, ctx: NodeContext) -> None:
             hvd.allgather_async(tensor, name="a name"),
             hvd.broadcast_async(tensor, 0, name="a name"),
             hvd.grouped_reducescatter_async([tensor], name="a name"),
-            hvd.sparse_allreduce_async(tensor.to_sparse(1), "a name", hvd.Sum),
         ]
 
     handles = starts() if ctx.rank == 0 else []
@@ -175,12 +174,6 @@ def reductions(hvd: Any, mine: Any) -> dict[str, Any]:
     found["later"] += hvd.synchronize(third)
     found["share"] = hvd.reducescatter(mine, op=hvd.Sum)
     found["shares"] = hvd.grouped_reducescatter([mine, mine[:3]], op=hvd.Sum)
-    sparse = (mine * 0).index_fill(0, torch.tensor([hvd.rank()]), 1.0).to_sparse(1)
-    handle = hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum)
-    reduced = handle()  # as Horovod's users wait for it
-    assert reduced.is_sparse
-    assert hvd.synchronize(handle) is reduced
-    found["sparse"] = reduced.to_dense()
     return plain(found)
 
 
@@ -358,7 +351,6 @@ def test_operations_give_what_numpy_computes(three: Lab) -> None:
         share = [slice(0, 2), slice(2, 3), slice(3, 4)][rank]
         same(found["share"], total[share])
         same(found["shares"][1], total[rank : rank + 1])
-        same(found["sparse"], np.repeat([[1], [1], [1], [0]], 2, axis=1))
         check_exchanges(found, arrays, rank)
         same(found["d average"], np.full((4, 2), 2))
         same(found["d sum"], np.full((4, 2), 6))

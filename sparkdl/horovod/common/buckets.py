@@ -10,10 +10,8 @@ known. The first bucket is small, so that the reduction begins early.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from sparkdl.horovod.common.util import split_list
 
 # PyTorch's own sizes, of DistributedDataParallel's first bucket and its others.
 FIRST_NBYTES = 1 << 20
@@ -33,67 +31,23 @@ class Slot:
     kind: str = ""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The order in which gradients are reduced, by the numbers of their parameters.
-
-    Attributes:
-        buckets: of dense gradients.
-        sparse: parameters whose gradients are sparse.
-    """
-
-    buckets: tuple[tuple[int, ...], ...]
-    sparse: tuple[int, ...]
-
-
-def plan(
-    slots: Sequence[Slot],
-    order: Sequence[int] = (),
-    sparse: Collection[int] = (),
-    groups: Sequence[Sequence[int]] | int = 0,
-) -> Layout:
-    """Return the layout.
+def plan(slots: Sequence[Slot], order: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
+    """Return the buckets in the order in which they are reduced, by the numbers of parameters.
 
     Args:
         slots: of all parameters.
         order: the order in which gradients became ready; missing parameters come last, in reverse.
-        sparse: parameters whose gradients are sparse.
-        groups: parameters that are to travel together; or in how many groups to cut all of them,
-            0 for groups by size.
     """
     rest = [number for number in reversed(range(len(slots))) if number not in set(order)]
-    dense = [number for number in [*order, *rest] if number not in sparse]
-    if isinstance(groups, int):
-        parts = split_list(dense, groups) if groups else _by_size(slots, dense)
-    else:
-        place = {number: i for i, number in enumerate(dense)}
-        asked = [[n for n in group if n in place] for group in groups]
-        grouped = {number for group in asked for number in group}
-        others = _by_size(slots, [number for number in dense if number not in grouped])
-        # A group is complete with its last gradient.
-        parts = sorted(
-            [*(group for group in asked if group), *others],
-            key=lambda part: max(place[number] for number in part),
-        )
-    buckets = tuple(bucket for part in parts for bucket in _by_kind(slots, part))
-    return Layout(buckets, tuple(sorted(sparse)))
-
-
-def _by_size(slots: Sequence[Slot], numbers: Sequence[int]) -> list[list[int]]:
-    parts: list[list[int]] = []
-    open_parts: dict[str, list[int]] = {}
+    buckets: list[list[int]] = []
+    unfilled: dict[str, list[int]] = {}
     filled: dict[str, int] = {}
-    for number in numbers:
+    for number in [*order, *rest]:
         slot = slots[number]
-        limit = FIRST_NBYTES if len(parts) == 1 else NBYTES
-        if slot.kind not in open_parts or filled[slot.kind] + slot.nbytes > limit:
-            open_parts[slot.kind], filled[slot.kind] = [], 0
-            parts.append(open_parts[slot.kind])
-        open_parts[slot.kind].append(number)
+        limit = FIRST_NBYTES if len(buckets) == 1 else NBYTES
+        if slot.kind not in unfilled or filled[slot.kind] + slot.nbytes > limit:
+            unfilled[slot.kind], filled[slot.kind] = [], 0
+            buckets.append(unfilled[slot.kind])
+        unfilled[slot.kind].append(number)
         filled[slot.kind] += slot.nbytes
-    return parts
-
-
-def _by_kind(slots: Sequence[Slot], numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    for kind in dict.fromkeys(slots[number].kind for number in numbers):
-        yield tuple(number for number in numbers if slots[number].kind == kind)
+    return tuple(map(tuple, buckets))

@@ -207,7 +207,7 @@ def fill(group: Group, tensors: Tensors, root_rank: int) -> None:
     """Fill tensors with the root's; small ones of one dtype and device travel together."""
     root = root_in(group, root_rank)
     slots = [slot_of(tensor) for tensor in tensors]
-    for bucket in plan(slots, range(len(slots))).buckets:
+    for bucket in plan(slots, range(len(slots))):
         part = [tensors[number] for number in bucket]
         row = flat(part, in_place=True)
         group.broadcast_(row, root, f"of {[list(tensor.shape) for tensor in part]}")
@@ -237,7 +237,7 @@ def check_reducible(tensors: Tensors) -> None:
             what = getattr(tensor, "dtype", type(tensor).__name__)
             raise ConfigError(f"{what} cannot be reduced; choose one of {known}")
         if tensor.is_sparse:
-            raise ConfigError("a sparse tensor: use sparse_allreduce_async, or .to_dense()")
+            raise ConfigError("a sparse tensor: call .to_dense() first")
 
 
 def flat(tensors: Tensors, in_place: bool) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from inspect import Parameter, Signature, signature
+from inspect import Signature, signature
 from typing import Any
 
 from sparkdl.collectives.transport import Op
@@ -34,7 +34,6 @@ __all__ = [
     *basics.__all__,
     "Compression",
     "DistributedOptimizer",
-    "PartialDistributedOptimizer",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -51,10 +50,7 @@ __all__ = [
 ]
 
 __getattr__ = functools.partial(missing_name, __name__)
-_ARGUMENTS = {
-    **signature(_tensorflow.DistributedOptimizer).parameters,
-    "local_layers": Parameter("local_layers", Parameter.POSITIONAL_OR_KEYWORD, default=None),
-}
+_ARGUMENTS = signature(_tensorflow.DistributedOptimizer).parameters
 
 
 def in_order(function: Callable[..., Any], *first: str) -> Callable[..., Any]:
@@ -62,8 +58,7 @@ def in_order(function: Callable[..., Any], *first: str) -> Callable[..., Any]:
 
     Horovod's modules have the same arguments, each in an order of its own.
     """
-    others = [name for name in _ARGUMENTS if name != "local_layers"]
-    names = dict.fromkeys([*first, *others])
+    names = dict.fromkeys([*first, *_ARGUMENTS])
     own = Signature([_ARGUMENTS[name] for name in names])
 
     @functools.wraps(function)
@@ -79,10 +74,6 @@ _FIRST = (
     *("gradient_predivide_factor", "op"),
 )
 DistributedOptimizer = in_order(_tensorflow.DistributedOptimizer, *_FIRST, "num_groups", "groups")
-PartialDistributedOptimizer = in_order(
-    _tensorflow.PartialDistributedOptimizer,
-    *(*_FIRST, "groups", "process_set", "local_layers", "scale_local_gradients"),
-)
 
 
 def allreduce(

@@ -16,11 +16,11 @@ from importlib import import_module
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.namesakes import advise
 from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank, size
 from sparkdl.horovod.common.elastic import State
 from sparkdl.horovod.common.process_sets import report_step
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
-from sparkdl.horovod.tensorflow.gradients import key_of
 from sparkdl.horovod.tensorflow.optimizer import build, variables_of
 
 _log = logging.getLogger(__name__)
@@ -35,10 +35,6 @@ class Broadcast:
     Args:
         root_rank: of the member whose values count.
         device: accepted for Horovod's sake.
-        local_variables: one or several variables; each member keeps its own values of them.
-
-    Raises:
-        ConfigError: if there is something else among these.
     """
 
     model: Any
@@ -47,7 +43,6 @@ class Broadcast:
         self,
         root_rank: int,
         device: str = "",
-        local_variables: Any = None,
         process_set: ProcessSet = global_process_set,
     ) -> None:
         super().__init__()
@@ -55,20 +50,6 @@ class Broadcast:
         self.process_set = process_set
         self.broadcast_done = False
         self._batches = 0
-        self._local: set[Any] = set()
-        is_one = local_variables is not None and hasattr(local_variables, "assign")
-        for variable in [local_variables] if is_one else local_variables or ():
-            self.register_local_var(variable)
-
-    def register_local_var(self, var: Any) -> None:
-        """Leave a variable as it is on each member.
-
-        Raises:
-            ConfigError: if it is none.
-        """
-        if not hasattr(var, "assign"):
-            raise ConfigError(f"local_variables: {var!r} must be a variable of TensorFlow or Keras")
-        self._local.add(key_of(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast, if the model has been built."""
@@ -87,8 +68,7 @@ class Broadcast:
 
     def _send(self) -> None:
         self.broadcast_done = True
-        shared = [weight for weight in self.model.weights if key_of(weight) not in self._local]
-        variables = [*shared, *variables_of(self.model.optimizer)]
+        variables = [*self.model.weights, *variables_of(self.model.optimizer)]
         broadcast_variables(variables, self.root_rank, self.process_set)
 
 
@@ -267,63 +247,6 @@ class Warmup(Schedule):
             _log.warning("epoch %d: the learning rate has warmed up to %g", epoch + 1, rate)
 
 
-class BestModel:
-    """A `ModelCheckpoint` that keeps the best model only.
-
-    Args:
-        filepath: where; may be set later, as `callback.filepath = ...`.
-        monitor, verbose, save_weights_only, mode, save_freq: of `ModelCheckpoint`.
-
-    Raises:
-        ConfigError: in `fit`, without a path.
-    """
-
-    filepath: Any
-
-    def __init__(
-        self,
-        monitor: str = "val_loss",
-        verbose: int = 0,
-        save_weights_only: bool = False,
-        mode: str = "auto",
-        save_freq: str | int = "epoch",
-        filepath: str | None = None,
-    ) -> None:
-        name = "best.weights.h5" if save_weights_only else "best.keras"
-        super().__init__(  # type: ignore[call-arg]
-            # Keras checks the path at once, and programs may set it later.
-            filepath=filepath or name,
-            monitor=monitor,
-            verbose=verbose,
-            save_best_only=True,
-            save_weights_only=save_weights_only,
-            mode=mode,
-            save_freq=save_freq,
-        )
-        self.filepath = filepath
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Check that there is a path."""
-        if not self.filepath:
-            raise ConfigError("BestModelCheckpoint has no filepath: set filepath= before fit")
-        super().on_train_begin(logs)  # type: ignore[misc]
-
-
-class BestModelOfKeras(BestModel):
-    """`BestModel` with its arguments in the order of `horovod.keras`, not of its `tf.keras`."""
-
-    def __init__(
-        self,
-        monitor: str = "val_loss",
-        verbose: int = 0,
-        mode: str = "auto",
-        save_freq: str | int = "epoch",
-        save_weights_only: bool = False,
-        filepath: str | None = None,
-    ) -> None:
-        super().__init__(monitor, verbose, save_weights_only, mode, save_freq, filepath)
-
-
 def number(value: Any) -> float:
     """Return what a variable, a tensor or a number holds, as a float."""
     import tensorflow as tf
@@ -385,56 +308,6 @@ class CommitState:
             self.state.commit()
 
 
-class UpdateBatchState:
-    """Keeps the number of the batch in `state.batch`, 0 between epochs.
-
-    Args:
-        state: with an attribute `batch`.
-    """
-
-    def __init__(self, state: Any) -> None:
-        super().__init__()
-        self.state = state
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the batch."""
-        self.state.batch = batch
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begin again."""
-        self.state.batch = 0
-
-
-class UpdateEpochState:
-    """Counts the epochs that are done in `state.epoch`, also over restarts.
-
-    Give `fit` either `epochs=n - state.epoch`, or `initial_epoch=state.epoch, epochs=n`.
-
-    Args:
-        state: with an attribute `epoch`.
-    """
-
-    def __init__(self, state: Any) -> None:
-        super().__init__()
-        self.state = state
-        self._is_first = True
-        self._ahead = 0
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Look at the first epoch again."""
-        self._is_first = True
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Learn how Keras numbers the epochs."""
-        if self._is_first:
-            # `fit` counts from 0 or from `initial_epoch`, at a constant distance to the state.
-            self._is_first, self._ahead = False, self.state.epoch - epoch
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Count the epoch."""
-        self.state.epoch = epoch + self._ahead + 1
-
-
 @functools.cache
 def classes(library: str) -> dict[str, type[Any]]:
     """Return the callbacks by name, those of `hvd.elastic` with them.
@@ -443,19 +316,13 @@ def classes(library: str) -> dict[str, type[Any]]:
         library: `keras`, or `tf.keras` for the one that TensorFlow has.
     """
     keras = library_named(library)
-    callback, checkpoint = keras.callbacks.Callback, keras.callbacks.ModelCheckpoint
+    callback = keras.callbacks.Callback
     parts: dict[str, tuple[type[Any], type[Any]]] = {
         "BroadcastGlobalVariablesCallback": (Broadcast, callback),
         "MetricAverageCallback": (MetricAverage, callback),
         "LearningRateScheduleCallback": (Schedule, callback),
         "LearningRateWarmupCallback": (Warmup, callback),
-        "BestModelCheckpoint": (
-            BestModelOfKeras if library == "keras" else BestModel,
-            checkpoint,
-        ),
         "CommitStateCallback": (CommitState, callback),
-        "UpdateBatchStateCallback": (UpdateBatchState, callback),
-        "UpdateEpochStateCallback": (UpdateEpochState, callback),
     }
     return {name: type(name, bases, {"__doc__": bases[0].__doc__}) for name, bases in parts.items()}
 
@@ -469,8 +336,10 @@ def callback_named(library: str, name: str) -> type[Any]:
     """Return a callback as a class of a library: the `__getattr__` of the modules that have them.
 
     Raises:
+        RemovedModuleError: if it is one of Horovod's that is not there.
         AttributeError: if there is none of this name.
     """
+    advise(f"sparkdl.horovod.keras.callbacks.{name}")
     if not name.startswith("_") and (found := classes(library).get(name)):
         return found
     raise AttributeError(f"Horovod's callbacks for {library} have no attribute {name!r}")

@@ -13,22 +13,9 @@ from sparkdl.horovod.common import basics
 from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
 from sparkdl.horovod.tensorflow import elastic, functions, mpi_ops
 from sparkdl.horovod.tensorflow.functions import *  # noqa: F403 (all of it)
-from sparkdl.horovod.tensorflow.gradients import (
-    DistributedGradientTape,
-    PartialDistributedGradientTape,
-)
+from sparkdl.horovod.tensorflow.gradients import DistributedGradientTape
 from sparkdl.horovod.tensorflow.mpi_ops import *  # noqa: F403 (all of it)
-from sparkdl.horovod.tensorflow.optimizer import (
-    DistributedOptimizer,
-    PartialDistributedOptimizer,
-)
-from sparkdl.horovod.tensorflow.util import (  # noqa: F401 (Horovod has them here as well)
-    _cache,
-    _executing_eagerly,
-    _make_subgraph,
-    refs_to_vars,
-    vars_to_refs,
-)
+from sparkdl.horovod.tensorflow.optimizer import DistributedOptimizer
 
 __all__ = [
     *basics.__all__,
@@ -36,18 +23,11 @@ __all__ = [
     *mpi_ops.OPERATIONS,
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "PartialDistributedGradientTape",
-    "PartialDistributedOptimizer",
-    "SyncBatchNormalization",  # noqa: F405 (`__getattr__` gives it)
     "elastic",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SyncBatchNormalization":  # a class of Keras, which is imported on first use
-        from sparkdl.horovod.tensorflow.sync_batch_norm import layer_class
-
-        return layer_class()
     if name == "BroadcastGlobalVariablesHook":
         raise RemovedError(
             "hvd.BroadcastGlobalVariablesHook is for TensorFlow 1: call hvd.broadcast_variables("

@@ -12,19 +12,17 @@ call something else.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparkdl.collectives.transport import Op, Reduction
 from sparkdl.core.errors import ConfigError, RemovedError
+from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.common import (
     basics,
     group_of,
-    local_rank,
-    local_size,
     op_of,
-    process_set_by_id,
-    rank,
 )
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
 from sparkdl.horovod.common.basics import (
@@ -44,11 +42,6 @@ from sparkdl.horovod.common.operations import (
     reduction,
 )
 from sparkdl.horovod.common.process_sets import root_in
-from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
-    check_extension,
-    gpu_available,
-    num_rank_is_power_2,
-)
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.exchange import operate, tensorflow_errors, with_rows
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
@@ -56,16 +49,15 @@ from sparkdl.horovod.tensorflow.functions import broadcast_variables
 OPERATIONS = (
     *("Compression", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_"),
     *("group_of", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join"),
-    *("local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "reducescatter"),
-    "size_op",
+    "reducescatter",
 )
 __all__ = [
     *basics.__all__,
     *OPERATIONS,
-    *("check_extension", "gpu_available", "handle_average_backwards_compatibility"),
-    "num_rank_is_power_2",
+    "handle_average_backwards_compatibility",
 ]
 
+__getattr__ = functools.partial(missing_name, __name__)
 handle_average_backwards_compatibility = op_of
 """The operation that `op` and the older `average` ask for together."""
 
@@ -278,31 +270,6 @@ def broadcast_(
     return [tf.convert_to_tensor(variable) for variable in targets]
 
 
-def rank_op(name: str | None = None) -> Any:
-    """Return `rank()` as a tensor, int32."""
-    return _int32(rank())
-
-
-def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Return the number of members of a process set as a tensor, int32."""
-    return _int32(len(process_set_by_id(process_set_id).ranks))
-
-
-def local_rank_op(name: str | None = None) -> Any:
-    """Return `local_rank()` as a tensor, int32."""
-    return _int32(local_rank())
-
-
-def local_size_op(name: str | None = None) -> Any:
-    """Return `local_size()` as a tensor, int32."""
-    return _int32(local_size())
-
-
-def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Return whether this process is in a process set as a tensor, int32, 1 or 0."""
-    return _int32(int(process_set_by_id(process_set_id).included()))
-
-
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all members have called this; not inside `tf.function`."""
     _not_in_graph("barrier")
@@ -319,12 +286,6 @@ def join() -> int:
     """
     _not_in_graph("join")
     return group_of(global_process_set).join()
-
-
-def _int32(value: int) -> Any:
-    import tensorflow as tf
-
-    return tf.constant(value, tf.int32)
 
 
 def _not_in_graph(what: str) -> None:

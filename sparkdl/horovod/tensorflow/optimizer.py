@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.collectives.transport import Op
@@ -20,7 +20,7 @@ from sparkdl.core.patch import Function, Patch
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.exchange import outside_of_functions
-from sparkdl.horovod.tensorflow.gradients import Groups, Reduction, key_of, layer_variables
+from sparkdl.horovod.tensorflow.gradients import Reduction
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: Groups | None = None,
+    groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
@@ -52,9 +52,10 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
         backward_passes_per_step: so many calls add up gradients, and the last one applies them.
             The optimizer's iterations count updates only.
         average_aggregated_gradients: divide the sum by `backward_passes_per_step`.
-        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
-            process_set, scale_local_gradients: see `DistributedGradientTape`.
-        name, use_locking: accepted for compatibility with Horovod.
+        compression, sparse_as_dense, op, gradient_predivide_factor, process_set: see
+            `DistributedGradientTape`.
+        name, use_locking, num_groups, groups, scale_local_gradients: accepted for compatibility
+            with Horovod.
 
     Raises:
         RemovedError: for an optimizer of TensorFlow 1.
@@ -64,27 +65,10 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
         sparse_as_dense,
         op,
         gradient_predivide_factor,
-        groups if groups is not None else num_groups or None,
         process_set,
-        scale_local_gradients,
     )
     passes = Passes(backward_passes_per_step, average_aggregated_gradients)
     return distributed(optimizer, how, passes)
-
-
-def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
-    optimizer: Any, *args: Any, local_layers: Any = None, **options: Any
-) -> Any:
-    """Return a `DistributedOptimizer` that leaves the gradients of some layers alone.
-
-    Args:
-        local_layers: a layer of Keras, or several; built.
-        args, options: of `DistributedOptimizer`.
-    """
-    result = DistributedOptimizer(optimizer, *args, **options)
-    for variable in layer_variables(local_layers):
-        result.register_local_var(variable)
-    return result
 
 
 def distributed(optimizer: Any, how: Reduction, passes: Passes) -> Any:
@@ -97,7 +81,6 @@ def distributed(optimizer: Any, how: Reduction, passes: Passes) -> Any:
     stock = base.apply if library == "keras" else base.apply_gradients
     members = {
         stock.__name__: _method(apply, stock),
-        "register_local_var": _register_local_var,
         "__class__": property(lambda self: base),
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -153,7 +136,6 @@ class _Settings:
 
     how: Reduction
     passes: Passes
-    local: set[Any] = field(default_factory=set)
 
 
 def _method(function: Function, stock: Function) -> Function:
@@ -208,17 +190,12 @@ def _reduce_and(
     settings = optimizer._sparkdl
 
     def last(totals: list[Any]) -> None:
-        step(settings.how.reduce(totals, variables, settings.local))
+        step(settings.how.reduce(totals))
 
     if settings.passes.count == 1:
         last(gradients)
     else:
         settings.passes.add(gradients, last)
-
-
-def _register_local_var(self: Any, var: Any) -> None:
-    """Leave the gradients of `var` as they are on this member."""
-    self._sparkdl.local.add(key_of(var))
 
 
 def _library_of(optimizer: Any) -> str:

@@ -7,51 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkdl.collectives.group import Group
-from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common.operations import ALL_REDUCE, Call, Counts, Tensors
+from sparkdl.horovod.common.operations import Call, Counts, Tensors
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-
-
-def reduce_sparse(group: Group, tensor: torch.Tensor, call: Call) -> torch.Tensor:
-    """Return a sparse tensor with the entries of all members, coalesced.
-
-    Raises:
-        ConfigError: for a dense tensor, or another operation than sum and average.
-    """
-    import torch
-
-    op = call.how.op
-    if not tensor.is_sparse or not op.is_sum:
-        raise ConfigError(
-            f"a {tensor.layout} tensor by {op.value}: must be a sparse tensor in COO layout, "
-            "by hvd.Sum or hvd.Average"
-        )
-    # Coalesced, because indices and values are readable only then.
-    mine = tensor.detach().coalesce()
-    places, _ = group.all_gather(mine.indices().t().contiguous(), f"{call.what}.indices")
-    values, _ = group.all_gather(mine.values(), f"{call.what}.values")
-    if op is Op.AVERAGE:
-        values = values / group.size
-    return torch.sparse_coo_tensor(places.t(), values, tensor.shape).coalesce()
-
-
-def _reduce_sparse(
-    group: Group, call: Call, tensors: Tensors, in_place: bool
-) -> tuple[Tensors, Counts]:
-    return [reduce_sparse(group, tensor, call) for tensor in tensors], []
-
-
-SPARSE = replace(ALL_REDUCE, name="sparse_allreduce", move=_reduce_sparse)
 
 
 @cache
@@ -90,7 +57,7 @@ class Handle:
         return f"Handle({'done' if self._future.done() else 'going on'})"
 
     def __call__(self) -> Any:
-        """Wait for the result, as programs do with what `sparse_allreduce_async` returns."""
+        """Wait for the result."""
         return synchronize(self)
 
 

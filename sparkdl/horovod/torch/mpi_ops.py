@@ -13,12 +13,14 @@ https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.torch
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.common import basics, group_of, op_of
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
 from sparkdl.horovod.common.basics import (
@@ -38,12 +40,6 @@ from sparkdl.horovod.common.operations import (
     Tensors,
     reduction,
 )
-from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
-    check_extension,
-    gpu_available,
-    num_rank_is_power_2,
-)
-from sparkdl.horovod.torch import kernels
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.kernels import (  # noqa: F401 (two are operations)
     Handle,
@@ -62,15 +58,15 @@ OPERATIONS = (
     *("broadcast_async", "broadcast_async_", "grouped_allgather", "grouped_allgather_async"),
     *("grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async"),
     *("grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "join"),
-    *("poll", "reducescatter", "reducescatter_async", "sparse_allreduce_async", "synchronize"),
+    *("poll", "reducescatter", "reducescatter_async", "synchronize"),
 )
 __all__ = [
     *basics.__all__,
     *OPERATIONS,
-    *("check_extension", "gpu_available", "handle_average_backwards_compatibility"),
-    "num_rank_is_power_2",
+    "handle_average_backwards_compatibility",
 ]
 
+__getattr__ = functools.partial(missing_name, __name__)
 handle_average_backwards_compatibility = op_of
 """The operation that `op` and the older `average` ask for together."""
 
@@ -182,24 +178,6 @@ grouped_allreduce = _of_many("grouped_allreduce", _all_reduce, run)
 grouped_allreduce_async = _of_many("grouped_allreduce_async", _all_reduce_as_is, start)
 grouped_allreduce_ = _of_many("grouped_allreduce_", _all_reduce_as_is, run_in_place)
 grouped_allreduce_async_ = _of_many("grouped_allreduce_async_", _all_reduce_as_is, start_in_place)
-
-
-def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str, op: Any, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Start reducing a sparse tensor; its result is sparse, with the entries of all processes.
-
-    The handle can be called for the result, or be given to `synchronize`.
-
-    Args:
-        tensor: in COO layout.
-        op: `hvd.Average` or `hvd.Sum`.
-
-    Raises:
-        ConfigError: for another operation, or a dense tensor.
-    """
-    call = reduction(kernels.SPARSE, op, None, name, (1.0, 1.0), process_set)
-    return Operation(call, [tensor]).start()
 
 
 def _scatter(

@@ -139,10 +139,9 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
         op: `hvd.Average` or `Sum`; `Min`, `Max` and `Product` too.
         gradient_predivide_factor: gradients are divided by it before they are summed, and by the
             rest of the number of processes afterwards; with `hvd.Average` alone.
-        num_groups: how many buckets; by default by size.
-        groups: lists of parameters that travel together, or how many buckets.
-        sparse_as_dense: whether sparse gradients travel as dense ones, rather than as rows that are
-            gathered; `step` gets sparse ones either way.
+        num_groups, groups: accepted; buckets are made by size.
+        sparse_as_dense: accepted; sparse gradients travel as dense ones, and `step` gets sparse
+            ones.
         process_set: which processes; on others the optimizer is as it was.
 
     Raises:
@@ -154,22 +153,12 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
     if gradient_predivide_factor != 1.0 and operation is not Op.AVERAGE:
         raise ConfigError("gradient_predivide_factor needs op=hvd.Average")
     named = _named(optimizer, named_parameters)
-    if groups is not None and num_groups:
-        raise ConfigError(
-            f"num_groups={num_groups} and groups cannot both be given: leave out num_groups"
-        )
     # `Average` divides by the number of processes between the two.
     factors = 1 / gradient_predivide_factor, gradient_predivide_factor
     call = reduction(ALL_REDUCE, op, None, None, factors, process_set)
     # The others have no gradients that could be waited for.
     trained = [(name, param) for name, param in named if param.requires_grad]
-    options = Options(
-        call,
-        compression,
-        _checked_passes(backward_passes_per_step),
-        _numbered(num_groups if groups is None else groups, [param for _, param in trained]),
-        sparse_as_dense,
-    )
+    options = Options(call, compression, _checked_passes(backward_passes_per_step))
     reducer = None
     if has_peers(process_set):
         everybody = group_of(process_set)
@@ -219,26 +208,6 @@ def _named(
             "parameters: give the named parameters of all models that it trains"
         )
     return [(by_id[id(param)], param) for param in params]
-
-
-def _numbered(
-    groups: int | Sequence[Sequence[torch.nn.Parameter]], params: Sequence[torch.nn.Parameter]
-) -> int | list[list[int]]:
-    if isinstance(groups, int):
-        if groups < 0:
-            raise ConfigError(f"groups={groups}: must be 0 or more")
-        return groups
-    place = {id(param): number for number, param in enumerate(params)}
-    try:
-        numbered = [[place[id(param)] for param in group] for group in groups]
-    except (KeyError, TypeError):
-        raise ConfigError(
-            "groups= must be lists of parameters that the optimizer trains, or a number"
-        ) from None
-    all_numbers = [number for group in numbered for number in group]
-    if len(set(all_numbers)) < len(all_numbers):
-        raise ConfigError("groups= has a parameter in two lists: name each parameter once")
-    return numbered
 
 
 def _checked_passes(passes: int) -> int:

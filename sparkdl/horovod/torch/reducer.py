@@ -17,10 +17,9 @@ from weakref import WeakMethod
 
 from sparkdl.collectives.group import Group
 from sparkdl.core.errors import CollectiveError, ConfigError
-from sparkdl.horovod.common.buckets import Layout, plan
+from sparkdl.horovod.common.buckets import plan
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
 from sparkdl.horovod.common.operations import Call, slot_of
-from sparkdl.horovod.torch import kernels
 from sparkdl.horovod.torch.compression import Compressor
 from sparkdl.horovod.torch.kernels import after_stream_of
 
@@ -104,15 +103,11 @@ class Options:
     Attributes:
         call: the all-reduce, with its factors.
         passes: backward passes before a step.
-        groups: see `plan`, parameters by their numbers.
-        sparse_as_dense: whether sparse gradients travel as dense ones.
     """
 
     call: Call
     compression: type[Compressor]
     passes: int = 1
-    groups: Sequence[Sequence[int]] | int = 0
-    sparse_as_dense: bool = False
 
 
 class Reducer:
@@ -132,7 +127,7 @@ class Reducer:
         self._group = group
         self._options = options
         group.register_step(WeakMethod(self._join_step))
-        self._layout: Layout | None = None
+        self._is_planned = False
         self._buckets: list[Bucket] = []
         self._places: dict[int, tuple[int, int]] = {}
         self._passes = options.passes
@@ -205,17 +200,14 @@ class Reducer:
         import torch
 
         with torch.no_grad():
-            layout = self._layout or self._agree()
+            if not self._is_planned:
+                self._agree()
             for number in range(len(self._params)):
                 # Parameters without a gradient in this step: the other processes may have one.
-                if number in self._places and number not in self._filled:
+                if number not in self._filled:
                     self._fill(number)
-            # Started before the waits below, so that all of it is under way at once.
-            sparse = [self._group.submit(self._sparse(number)) for number in layout.sparse]
             for bucket, future in zip(self._buckets, self._futures, strict=True):
                 bucket.spread(future.result(), self._options.call.how.op.is_sum)
-            for number, future in zip(layout.sparse, sparse, strict=True):
-                self._params[number].grad = future.result()
         self.reset()
 
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
@@ -237,10 +229,10 @@ class Reducer:
         return hook
 
     def _ready(self, number: int) -> None:
-        if self._layout is None:
-            self._order.append(number)
-        elif number in self._places:
+        if self._is_planned:
             self._fill(number)
+        else:
+            self._order.append(number)
 
     def _fill(self, number: int) -> None:
         """Put a gradient into its bucket; start buckets that are complete, in their order."""
@@ -266,35 +258,6 @@ class Reducer:
 
         return after_stream_of(flat, work)
 
-    def _sparse(self, number: int) -> Callable[[], torch.Tensor]:
-        """Return what reduces a sparse gradient, which has no entries where there is none."""
-        import torch
-
-        param = self._params[number]
-        grad = param.grad
-        if grad is None:
-            none = torch.empty((1, 0), dtype=torch.int64, device=param.device)
-            values = param.new_empty((0, *param.shape[1:]))
-            grad = torch.sparse_coo_tensor(none, values, param.shape)
-        elif not grad.is_sparse:
-            grad = grad.to_sparse(1)
-        if grad.sparse_dim() != 1:
-            raise ConfigError(
-                f"the gradient of {self._names[number]} is sparse in {grad.sparse_dim()} "
-                "dimensions; only rows can be: use sparse_as_dense=True"
-            )
-        assert self._layout is not None
-        # Without a dense bucket the first sparse gradient announces the step.
-        first = not self._buckets and number == self._layout.sparse[0]
-        call = self._options.call
-
-        def work() -> torch.Tensor:
-            if first:
-                self._announce_step()
-            return kernels.reduce_sparse(self._group, grad, call)
-
-        return after_stream_of(grad, work)
-
     def _announce_step(self) -> None:
         how = self._options.call.how
         self._group.step(0, f"by {how}", how.op.is_sum)
@@ -303,10 +266,10 @@ class Reducer:
         """Take part in a step with zeros, in the group's thread."""
         import torch
 
-        if self._layout is None or self._layout.sparse:
+        if not self._is_planned:
             raise CollectiveError(
-                "this process has joined before its first step, or its gradients are sparse; then "
-                "hvd.join() cannot stand in for it. Use sparse_as_dense=True"
+                "this process has joined before its first step; then hvd.join() cannot stand in "
+                "for it"
             )
         for bucket in self._buckets:
             narrow, _ = self._options.compression.compress(torch.zeros_like(bucket.flat))
@@ -314,10 +277,10 @@ class Reducer:
 
     def prepare_to_join(self) -> None:
         """Agree with the others on the buckets, if there was no step yet."""
-        if self._layout is None:
+        if not self._is_planned:
             self._agree()
 
-    def _agree(self) -> Layout:
+    def _agree(self) -> None:
         """Plan the buckets, by what all have met in their first backward pass."""
         mine: dict[str, Any] = {
             "params": [
@@ -343,16 +306,14 @@ class Reducer:
         # The first process that has an order decides: all buckets must be the same.
         order: list[int] = next((other["order"] for other in everyone if other["order"]), [])
         sparse = {number for other in everyone for number in other["sparse"]}
-        gathered = set() if self._options.sparse_as_dense else sparse
-        slots = [slot_of(param) for param in self._params]
-        self._layout = plan(slots, order, gathered, self._options.groups)
+        planned = plan([slot_of(param) for param in self._params], order)
         self._buckets = [
             Bucket([self._params[number] for number in bucket], [n in sparse for n in bucket])
-            for bucket in self._layout.buckets
+            for bucket in planned
         ]
         self._places = {
             number: (which, place)
-            for which, bucket in enumerate(self._layout.buckets)
+            for which, bucket in enumerate(planned)
             for place, number in enumerate(bucket)
         }
-        return self._layout
+        self._is_planned = True

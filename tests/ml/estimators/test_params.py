@@ -16,7 +16,7 @@ from pyspark.ml.tuning import ParamGridBuilder
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.options import Feeding, Recovery, Startup, TlsFiles
+from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
 from sparkdl.ml.estimators.estimator import TFEstimator, launch_options
@@ -108,7 +108,7 @@ def test_what_concerns_the_launch_reaches_it() -> None:
         Recovery(min_nodes=2, on_hang="fail", hang_timeout_s=None),
         Feeding(timeout_s=5.0, disk_nbytes=0),
         Observe(log_to_driver=True, tensorboard="/logs"),
-        Startup(preload=["json"], tls=TlsFiles("cert", "key", "ca")),
+        Startup(preload=["json"], tls=True),
     ],
     ids=lambda value: type(value).__name__,
 )

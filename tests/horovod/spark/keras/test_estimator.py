@@ -91,7 +91,7 @@ def test_run_with_a_checkpoint_is_continued(nodes: Lab, store: FilesystemStore) 
 def test_weights_losses_and_callbacks_of_the_users_own(nodes: Lab, store: FilesystemStore) -> None:
     import keras
 
-    from sparkdl.horovod.keras.callbacks import BestModelCheckpoint, LearningRateScheduleCallback
+    from sparkdl.horovod.keras.callbacks import LearningRateScheduleCallback
 
     def own_loss(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
@@ -115,7 +115,9 @@ def test_weights_losses_and_callbacks_of_the_users_own(nodes: Lab, store: Filesy
         metrics=[lambda y_true, y_pred: own_loss(y_true, y_pred)],
         sample_weight_col="w",
         callbacks=[schedule],
-        checkpoint_callback=BestModelCheckpoint("loss"),
+        checkpoint_callback=keras.callbacks.ModelCheckpoint(
+            "best.keras", "loss", save_best_only=True
+        ),
     ).fit_on_parquet()
     x = np.ones((1, 2), np.float32)
     dense = next(each for each in model.getModel().layers if isinstance(each, keras.layers.Dense))
@@ -140,9 +142,9 @@ def test_numbers_that_do_not_fit_are_refused(nodes: Lab, store: FilesystemStore)
 
 
 def test_checkpoint_that_was_never_saved_says_why(nodes: Lab, store: FilesystemStore) -> None:
-    from sparkdl.horovod.keras.callbacks import BestModelCheckpoint
+    import keras
 
-    saver = BestModelCheckpoint("loss", save_freq=1000)
+    saver = keras.callbacks.ModelCheckpoint("best.keras", "loss", save_freq=1000)
     made = estimator(store, backend=InLab(nodes), checkpoint_callback=saver)
     with pytest.raises(AssertionError, match="its monitor must be one of loss"):
         made.fit_on_parquet()

@@ -1,4 +1,0 @@
-"""Horovod's `runner.common`, of which `util.env` is there.
-
-Runs in: anywhere
-"""

@@ -1,4 +1,0 @@
-"""Horovod's `runner.common.util`, of which `env` is there.
-
-Runs in: anywhere
-"""

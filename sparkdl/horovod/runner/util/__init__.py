@@ -1,4 +1,0 @@
-"""Horovod's `runner.util`, of which `threads` is there.
-
-Runs in: anywhere
-"""
