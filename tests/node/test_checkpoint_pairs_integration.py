@@ -52,6 +52,7 @@ class Numbered:
         self, step: int, batches: int | Mapping[str, int] | None = None
     ) -> Iterator[Path]:
         with self._ctx.checkpoint(self._first + step, batches) as folder:
+            (folder / f"used-{self._ctx.rank}").touch()
             used = self._ctx._link.feeds.batches_used(batches)
             yield folder
         new = {feed: n for feed, n in used.items() if feed not in self._before}
