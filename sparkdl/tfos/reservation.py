@@ -292,7 +292,7 @@ class Client:
     Args:
         server_addr: what `Server.start` returned. For a plain `(host, port)` the environment
             variable `SPARKDL_RESERVATION_TOKEN` holds the token, at client and server.
-            `SPARKDL_RESERVATION_CERT` is the path of a TLS server's certificate, or of its CA's.
+            `SPARKDL_RESERVATION_CERT` is the path of a TLS server's certificate.
 
     Raises:
         ConfigError: if there is no token, or the certificate cannot be read.

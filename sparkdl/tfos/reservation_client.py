@@ -4,7 +4,7 @@ Runs in: anywhere
 
 As `stop_streaming.py` of TensorFlowOnSpark's examples does. It needs the server's token in the
 environment variable `SPARKDL_RESERVATION_TOKEN`, and if the server has TLS the path of its
-certificate, or of its CA's, in `SPARKDL_RESERVATION_CERT`.
+certificate in `SPARKDL_RESERVATION_CERT`.
 """
 
 from __future__ import annotations
