@@ -8,6 +8,7 @@ https://huggingface.co/docs/transformers/main_classes/callback
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import missing_name
 from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.datasets.hugging_face import LoadedRows
 from sparkdl.lightning import Adopted
 from sparkdl.node.context import NodeContext, current
 
@@ -26,6 +28,14 @@ __path__: list[str] = []
 modules raises an error with the replacement.
 """
 __getattr__ = partial(missing_name, __name__)
+
+_log = logging.getLogger(__name__)
+_UNKNOWN = (
+    "the rows that the model has used are known at the end of an epoch alone, because the rows of "
+    "ctx.hf_dataset are filtered, packed or mapped in batches, or per_device_train_batch_size is "
+    "not the batch_size of ctx.hf_dataset. Set save_strategy='epoch', or use maps of single rows "
+    "and the same batch size"
+)
 
 
 class Checkpoint(Adopted):
@@ -58,6 +68,7 @@ class Checkpoint(Adopted):
         self._ctx, self._feed = ctx, feed
         self._batches = self._pending = 0
         self._saved = -1
+        self._rows: LoadedRows | None = None
 
     @property
     def path(self) -> str | None:
@@ -69,6 +80,18 @@ class Checkpoint(Adopted):
         """Keep a resuming Trainer from skipping rows: the feed skips them."""
         args.ignore_data_skip = True
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Check that the rows used are known whenever the Trainer saves.
+
+        Raises:
+            ConfigError: if the Trainer saves within epochs of a `ctx.hf_dataset` whose rows were
+                filtered or packed, or are batched otherwise than the feed's.
+        """
+        dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
+        self._rows = dataset if isinstance(dataset, LoadedRows) else None
+        if self._rows and not self._rows.is_exact and args.save_strategy not in ("epoch", "no"):
+            raise ConfigError(f"save_strategy={str(args.save_strategy)!r}: {_UNKNOWN}")
+
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count a batch whose gradients wait for others'."""
         self._pending += 1
@@ -77,19 +100,26 @@ class Checkpoint(Adopted):
         """Count the batches trained on; save if requested."""
         self._batches += self._pending + 1
         self._pending = 0
-        control.should_save = control.should_save or self._ctx.is_draining
+        is_known = self._rows is None or self._rows.used(self._batches) is not None
+        control.should_save = control.should_save or (self._ctx.is_draining and is_known)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Copy what all nodes have saved into a checkpoint, each file once.
 
         Raises:
-            ConfigError: if the Trainer has saved nothing.
+            ConfigError: if the Trainer has saved nothing, or the rows used are not known.
             CheckpointError: see `NodeContext.checkpoint`.
         """
         step = state.global_step
         # A Trainer may save a step twice, by its interval and at its end.
         if step == self._saved:
             return
+        batches = self._rows.used(self._batches) if self._rows else self._batches
+        if batches is None and control.should_training_stop:
+            _log.warning("Step %d is in no checkpoint of the cluster. %s", step, _UNKNOWN)
+            return
+        if batches is None:
+            raise ConfigError(f"A checkpoint at step {step}, within an epoch: {_UNKNOWN}")
         saved = Path(args.output_dir, f"checkpoint-{step}")
         self._ctx.barrier()  # several nodes may share a folder, and have all written to it now
         by_rank = self._ctx.all_gather(sorted(_files(saved)))
@@ -101,19 +131,19 @@ class Checkpoint(Adopted):
                 f"the Trainer has saved nothing in {saved}: set save_strategy to other than 'no', "
                 "and leave out save_only_model"
             )
-        with self._ctx.checkpoint(step, batches=self._used()) as folder:
+        with self._ctx.checkpoint(step, batches=self._used(batches)) as folder:
             for name in own:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(saved / name, folder / name)
         self._saved = step
         self._ctx.barrier()  # before a node removes a folder that others copy from
 
-    def _used(self) -> int | dict[str, int]:
+    def _used(self, batches: int) -> int | dict[str, int]:
         """Return the batches used of the training's feed, or of the only one."""
         given = self._ctx.batches_given()
         if not (self._feed and given):
             return {}
-        return self._batches if len(given) == 1 else {self._feed: self._batches}
+        return batches if len(given) == 1 else {self._feed: batches}
 
 
 def _files(folder: Path) -> list[str]:

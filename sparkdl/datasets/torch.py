@@ -118,8 +118,8 @@ def let_accelerate_keep_batches() -> None:
         return
     if objection := _ACCELERATE.objection():
         raise FrameworkMissingError(
-            f"this Accelerate would shard the rows of ctx.torch_dataset a second time: {objection}."
-            " Install Accelerate 1.15, and give loaders of ctx.torch_dataset to the training loop "
+            f"this Accelerate would shard the rows of a node's dataset a second time: {objection}."
+            " Install Accelerate 1.15, and give loaders of node's datasets to the training loop "
             "without accelerator.prepare until then"
         )
     _ACCELERATE.apply()
@@ -129,9 +129,12 @@ def let_accelerate_keep_batches() -> None:
 
 
 def _begin_at_first(stock: Function, loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+    from sparkdl.datasets.hugging_face import LoadedRows
+
     stock(loader, dataset, *args, **kwargs)
     if isinstance(dataset, _FeedDataset):
         dataset.is_read_ahead = True  # these two read ahead, and do not shard
+    if isinstance(dataset, _FeedDataset | LoadedRows):
         loader.skip_batches = 0 if dataset.is_resumed else loader.skip_batches
 
 
@@ -143,12 +146,17 @@ _SKIPPING = tuple(
 
 
 def _prepare(stock: Function, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+    from sparkdl.datasets.hugging_face import examples_of, loader_of
+
     dataset = getattr(dataloader, "dataset", None)
-    if not isinstance(dataset, _FeedDataset):
+    if isinstance(dataset, _FeedDataset):
+        dataset.is_read_ahead = True
+        if dataloader.batch_size is not None:
+            dataloader = _loader_of_rows(dataset, dataloader)
+    elif (examples := examples_of(dataset)) is not None:
+        dataloader = loader_of(examples, dataloader)
+    else:
         return stock(dataloader, *args, **kwargs)
-    dataset.is_read_ahead = True
-    if dataloader.batch_size is not None:
-        dataloader = _loader_of_rows(dataset, dataloader)
     bound = inspect.signature(stock).bind(dataloader, *args, **kwargs)
     alone = {"num_processes": 1, "process_index": 0, "torch_device_mesh": None}
     # As the only process it reads all of the dataset, which is this node's share.
@@ -188,10 +196,13 @@ def _loader_of_rows(dataset: _FeedDataset, loader: Any) -> Any:
     return torch.utils.data.DataLoader(dataset, batch_size=None, **options)
 
 
-def _is_called_by(module: str) -> bool:
+def called_by_accelerate() -> bool:
+    """Return whether a loader of Accelerate's is among the callers.
+
+    PyTorch's fetcher may stand between that loader and a dataset, so all callers count.
+    """
     frame: FrameType | None = sys._getframe(1)
-    # PyTorch's fetcher may stand between Accelerate's loader and this dataset: all callers count.
-    while frame and frame.f_globals.get("__name__") != module:
+    while frame and frame.f_globals.get("__name__") != "accelerate.data_loader":
         frame = frame.f_back
     return frame is not None
 
@@ -271,12 +282,12 @@ class _FeedDataset:
                 "the feed can be read in the node's process and in the workers of a DataLoader, "
                 "and this is neither. Use DataLoader(dataset, batch_size=None, num_workers=…)"
             )
-        if not self.is_read_ahead and _is_called_by("accelerate.data_loader"):
+        if not self.is_read_ahead and called_by_accelerate():
             raise ConfigError(
                 "Accelerate shares out the rows of this dataset, which are this node's share "
                 "already: import accelerate before the call of ctx.torch_dataset, for it to see"
             )
-        prepare = _with_ragged if self.gives_rows else plain
+        prepare = with_ragged if self.gives_rows else plain
         own = (_own(prepare(columns)) for columns in self._read(self._batches))
         return self._elements(map(self._shared.exchange, own) if self._shared else own)
 
@@ -324,7 +335,7 @@ def _plain(name: str, column: np.ndarray) -> np.ndarray | list[Any]:
     return values
 
 
-def _with_ragged(columns: Columns) -> Plain:
+def with_ragged(columns: Columns) -> Plain:
     """Return columns as `plain` does; arrays of different lengths are lists, for a collator."""
     return {
         name: column.tolist() if _is_ragged(column) else _plain(name, column)

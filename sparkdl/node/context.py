@@ -28,6 +28,7 @@ from sparkdl.storage.parquet.paths import ParquetPaths, Paths, parquet
 from sparkdl.values.tensors import Padding
 
 if TYPE_CHECKING:
+    import datasets
     import jax
     import tensorflow as tf
     from torch.distributed.device_mesh import DeviceMesh
@@ -307,6 +308,43 @@ class NodeContext(LegacyContext):
             options = shared.in_step(options)
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
         return torch_dataset(batches, x, y, shared, self.last_checkpoint is not None)
+
+    @checks_keywords
+    def hf_dataset(
+        self,
+        batch_size: int,
+        columns: Sequence[str] | None = None,
+        feed: str | ParquetPaths = DEFAULT_FEED,
+        tail: Tail = "drop",
+        shuffle: bool | int = False,
+        seed: int = 0,
+        pad: Padding | None = None,
+    ) -> datasets.IterableDataset:
+        """Return the feed's rows as a `datasets.IterableDataset`; each iteration is one epoch.
+
+        For trainers of Hugging Face that take `datasets` alone, such as TRL's; see
+        docs/transformers.md. Accelerate does not shard it again. Waits for the first row, to learn
+        the types.
+
+        Args:
+            batch_size: the trainer's `per_device_train_batch_size`.
+            tail: "drop" or "carry", so that all nodes get equally many rows, see `batches`.
+            columns, feed, shuffle, seed, pad: see `batches`.
+
+        Returns:
+            Rows are dicts of numbers, strings, bytes and (nested) lists. Its features have the
+            columns' types. Dates are days, other times microseconds, int64.
+
+        Raises:
+            ConfigError: if an argument cannot be; when iterated, by workers of a DataLoader.
+            FeedTypeError: if a column is neither numbers nor times nor strings, or holds nulls.
+            FrameworkMissingError: if there is no `datasets`.
+        """
+        from sparkdl.datasets.hugging_face import hf_dataset
+
+        even = self.num_workers > 1 or None
+        batches = self.batches(batch_size, columns, feed, even, tail, shuffle, seed, pad)
+        return hf_dataset(batches, self.last_checkpoint is not None)
 
     def jax_batches(
         self,
