@@ -30,12 +30,6 @@ modules raises an error with the replacement.
 __getattr__ = partial(missing_name, __name__)
 
 _log = logging.getLogger(__name__)
-_UNKNOWN = (
-    "the rows that the model has used are known at the end of an epoch alone, because the rows of "
-    "ctx.hf_dataset are filtered, packed or mapped in batches, or per_device_train_batch_size is "
-    "not the batch_size of ctx.hf_dataset. Set save_strategy='epoch', or use maps of single rows "
-    "and the same batch size"
-)
 
 
 class Checkpoint(Adopted):
@@ -81,16 +75,11 @@ class Checkpoint(Adopted):
         args.ignore_data_skip = True
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check that the rows used are known whenever the Trainer saves.
-
-        Raises:
-            ConfigError: if the Trainer saves within epochs of a `ctx.hf_dataset` whose rows were
-                filtered or packed, or are batched otherwise than the feed's.
-        """
+        """Check when the Trainer saves, see `LoadedRows.check`."""
         dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
         self._rows = dataset if isinstance(dataset, LoadedRows) else None
-        if self._rows and not self._rows.is_exact and args.save_strategy not in ("epoch", "no"):
-            raise ConfigError(f"save_strategy={str(args.save_strategy)!r}: {_UNKNOWN}")
+        if self._rows:
+            self._rows.check(None, str(args.save_strategy.value))
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count a batch whose gradients wait for others'."""
@@ -100,8 +89,8 @@ class Checkpoint(Adopted):
         """Count the batches trained on; save if requested."""
         self._batches += self._pending + 1
         self._pending = 0
-        is_known = self._rows is None or self._rows.used(self._batches) is not None
-        control.should_save = control.should_save or (self._ctx.is_draining and is_known)
+        is_due = self._ctx.is_draining and self._is_known()
+        control.should_save = control.should_save or is_due
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Copy what all nodes have saved into a checkpoint, each file once.
@@ -114,12 +103,11 @@ class Checkpoint(Adopted):
         # A Trainer may save a step twice, by its interval and at its end.
         if step == self._saved:
             return
-        batches = self._rows.used(self._batches) if self._rows else self._batches
-        if batches is None and control.should_training_stop:
-            _log.warning("Step %d is in no checkpoint of the cluster. %s", step, _UNKNOWN)
+        if self._rows and not self._is_known() and control.should_training_stop:
+            _log.warning("Training ended at step %d within an epoch: not in a checkpoint", step)
             return
-        if batches is None:
-            raise ConfigError(f"A checkpoint at step {step}, within an epoch: {_UNKNOWN}")
+        if self._rows:
+            self._rows.check(self._batches, str(args.save_strategy.value))
         saved = Path(args.output_dir, f"checkpoint-{step}")
         self._ctx.barrier()  # several nodes may share a folder, and have all written to it now
         by_rank = self._ctx.all_gather(sorted(_files(saved)))
@@ -131,19 +119,24 @@ class Checkpoint(Adopted):
                 f"the Trainer has saved nothing in {saved}: set save_strategy to other than 'no', "
                 "and leave out save_only_model"
             )
-        with self._ctx.checkpoint(step, batches=self._used(batches)) as folder:
+        with self._ctx.checkpoint(step, batches=self._used()) as folder:
             for name in own:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(saved / name, folder / name)
         self._saved = step
         self._ctx.barrier()  # before a node removes a folder that others copy from
 
-    def _used(self, batches: int) -> int | dict[str, int]:
+    def _is_known(self) -> bool:
+        return self._rows is None or self._rows.used(self._batches) is not None
+
+    def _used(self) -> int | dict[str, int]:
         """Return the batches used of the training's feed, or of the only one."""
         given = self._ctx.batches_given()
         if not (self._feed and given):
             return {}
-        return batches if len(given) == 1 else {self._feed: batches}
+        used = self._rows.used(self._batches) if self._rows else self._batches
+        assert used is not None
+        return used if len(given) == 1 else {self._feed: used}
 
 
 def _files(folder: Path) -> list[str]:

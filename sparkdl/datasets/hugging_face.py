@@ -28,7 +28,7 @@ def hf_dataset(batches: EpochBatches, is_resumed: bool = False) -> Any:
     Waits for the first row, to learn the types.
 
     Args:
-        batches: all full, and equally many on each node.
+        batches: all full, and equally many on each node, of whole epochs.
         is_resumed: whether the feed begins behind the rows that a checkpoint covers.
 
     Returns:
@@ -36,10 +36,14 @@ def hf_dataset(batches: EpochBatches, is_resumed: bool = False) -> Any:
         the columns' types, times as `int64`; arrays of `[rows, …]` are lists of lists.
 
     Raises:
-        ConfigError: if the batches may be smaller than others.
+        ConfigError: if the batches may be smaller than others, or of a part of an epoch.
         FrameworkMissingError: if there is no `datasets`.
         FeedTypeError: if a column is neither numbers nor times nor strings.
     """
+    if batches.steps is not None:
+        raise ConfigError(
+            f"steps={batches.steps}: must be None in ctx.hf_dataset. Set the trainer's max_steps"
+        )
     if batches.tail not in ("drop", "carry"):
         raise ConfigError(
             f"tail={batches.tail!r}: must be 'drop' or 'carry' in ctx.hf_dataset, because trainers "
@@ -81,6 +85,7 @@ class _FeedExamples:
     Attributes:
         is_prepared: Accelerate's loaders of it do not shard it again.
         group: of all nodes, by which they agree on steps.
+        ends: batches given to trainers by the end of each epoch, and those of the feed.
     """
 
     num_shards = 1
@@ -91,6 +96,7 @@ class _FeedExamples:
         self.batches, self.is_resumed = batches, is_resumed
         self.is_prepared = False
         self.group: Any = None
+        self.ends = {0: 0}
         self._state_dict: dict[str, Any] | None = None
         self._pass: Iterator[Columns] = iter(())
         self._owner = -1
@@ -101,10 +107,7 @@ class _FeedExamples:
         from torch.utils.data import get_worker_info
 
         if get_worker_info() is not None:
-            raise ConfigError(
-                "ctx.hf_dataset is read in the node's process: set num_workers=0 "
-                "(dataloader_num_workers=0), or use ctx.torch_dataset"
-            )
+            raise _no_workers()
         if not self.is_prepared and called_by_accelerate():
             raise ConfigError(
                 "Accelerate would shard the rows of ctx.hf_dataset, which are this node's share "
@@ -119,7 +122,7 @@ class _FeedExamples:
         # Trainers look at the first row more often than once: no pass is abandoned for it.
         if self._head is None or not reader.owns(self._owner):
             self._pass = iter(self.batches)
-            self._owner = reader.owner
+            self._owner = reader._owner
             self._head = next(self._pass, None)
         key, columns, passing = 0, self._head, self._pass
         while columns is not None:
@@ -158,6 +161,29 @@ class _FeedExamples:
             )
         return self
 
+    def _sparkdl_loader(self, loader: Any) -> Any:
+        """Return a loader of this node's rows, of as many batches as on all other nodes."""
+        import torch
+
+        if loader.dataset._distributed is not None:
+            self.shard_data_sources(2, 0)
+        if loader.num_workers:
+            raise _no_workers()
+        self.is_prepared = True
+        kind: Any = type("LoadedRows", (LoadedRows, torch.utils.data.IterableDataset), {})
+        rows = kind(self, loader.dataset, loader.batch_size)
+        pins = loader.pin_memory and torch.cuda.is_available()
+        return torch.utils.data.DataLoader(
+            rows, batch_size=None, collate_fn=loader.collate_fn, pin_memory=pins
+        )
+
+
+def _no_workers() -> ConfigError:
+    return ConfigError(
+        "ctx.hf_dataset must be read in the node's process: set num_workers=0 "
+        "(dataloader_num_workers=0), or use ctx.torch_dataset"
+    )
+
 
 def _rows_of(columns: Columns) -> Iterator[dict[str, Any]]:
     plain = with_ragged(columns)
@@ -171,38 +197,6 @@ def _listed(column: Any) -> list[Any]:
     return [value.tolist() if isinstance(value, np.ndarray) else value for value in column]
 
 
-def examples_of(dataset: Any) -> Any:
-    """Return what `ctx.hf_dataset` made and this dataset maps, or `None`."""
-    found = getattr(dataset, "_ex_iterable", None)
-    while found is not None and not isinstance(found, _FeedExamples):
-        found = getattr(found, "ex_iterable", None)
-    return found
-
-
-def loader_of(examples: _FeedExamples, loader: Any) -> Any:
-    """Return a loader of this node's rows, as many batches as on all other nodes.
-
-    Raises:
-        ConfigError: if its rows are shared out again, or read by workers.
-    """
-    import torch
-
-    if loader.dataset._distributed is not None:
-        examples.shard_data_sources(2, 0)
-    if loader.num_workers:
-        raise ConfigError(
-            f"num_workers={loader.num_workers}: must be 0 with ctx.hf_dataset "
-            "(dataloader_num_workers=0), which is read in the node's process"
-        )
-    examples.is_prepared = True
-    kind: Any = type("LoadedRows", (LoadedRows, torch.utils.data.IterableDataset), {})
-    rows = kind(examples, loader.dataset, loader.batch_size)
-    pins = loader.pin_memory and torch.cuda.is_available()
-    return torch.utils.data.DataLoader(
-        rows, batch_size=None, collate_fn=loader.collate_fn, pin_memory=pins
-    )
-
-
 class LoadedRows:
     """Lists of rows of a mapped `ctx.hf_dataset`; each iteration is one epoch.
 
@@ -214,22 +208,20 @@ class LoadedRows:
         from torch import distributed
 
         self._examples, self._dataset, self._batch_size = examples, dataset, batch_size
-        self.is_resumed = examples.is_resumed
+        self._sparkdl_is_resumed = examples.is_resumed
         self.is_exact = batch_size == examples.batches.batch_size and _is_one_for_one(dataset)
-        # As the last iteration that was read to its end has left them: batches given, and used.
-        self._given, self._ends = 0, {0: 0}
         if not self.is_exact and distributed.is_initialized() and examples.group is None:
             examples.group = distributed.new_group(backend="gloo")
         self._group = None if self.is_exact else examples.group
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
-        self._given = max(self._ends)
+        given = max(self._examples.ends)
         rows = iter(self._dataset)
         while True:
             batch = list(islice(rows, self._batch_size))
             if not self._has_row_everywhere(len(batch)):
                 break
-            self._given += 1
+            given += 1
             yield batch
         left_out = len(batch) + sum(1 for _ in rows)
         if left_out:
@@ -238,11 +230,11 @@ class LoadedRows:
                 "all nodes take the same number of steps",
                 left_out,
             )
-        self._ends[self._given] = self._examples.batches.reader.batches_ended
+        self._examples.ends[given] = self._examples.batches.reader.batches_ended
 
     def used(self, batches: int) -> int | None:
         """Return how many batches of the feed so many batches have used, `None` if unknown."""
-        return batches if self.is_exact else self._ends.get(batches)
+        return batches if self.is_exact else self._examples.ends.get(batches)
 
     def _has_row_everywhere(self, rows: int) -> bool:
         if self._group is None:
@@ -252,6 +244,23 @@ class LoadedRows:
         least = torch.tensor(rows)
         torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=self._group)
         return bool(least > 0)
+
+    def check(self, batches: int | None, save_strategy: str) -> None:
+        """Check that the rows used are known after so many batches; before the first, at each save.
+
+        Raises:
+            ConfigError: if they are not.
+        """
+        known = (
+            save_strategy in ("epoch", "no") if batches is None else self.used(batches) is not None
+        )
+        if not (self.is_exact or known):
+            raise ConfigError(
+                f"save_strategy={save_strategy!r} must be 'epoch' or 'no', and epochs complete: "
+                "the rows used are unknown within one, because ctx.hf_dataset is filtered, packed "
+                "or mapped by batches, or its batch_size is not per_device_train_batch_size. Set "
+                "save_strategy='epoch', or map single rows and use one batch size"
+            )
 
 
 def _is_one_for_one(dataset: Any) -> bool:

@@ -79,7 +79,7 @@ def torch_dataset(
         check_shared(batches.pad)
     server = BatchServer(batches, plain)
     made: Any = _make(server.inherited, x, y, batches, server, shared)
-    made.is_resumed = is_resumed
+    made._sparkdl_is_resumed = is_resumed
     return cast("IterableDataset[Any]", made)
 
 
@@ -129,13 +129,11 @@ def let_accelerate_keep_batches() -> None:
 
 
 def _begin_at_first(stock: Function, loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
-    from sparkdl.datasets.hugging_face import LoadedRows
-
     stock(loader, dataset, *args, **kwargs)
     if isinstance(dataset, _FeedDataset):
         dataset.is_read_ahead = True  # these two read ahead, and do not shard
-    if isinstance(dataset, _FeedDataset | LoadedRows):
-        loader.skip_batches = 0 if dataset.is_resumed else loader.skip_batches
+    if getattr(dataset, "_sparkdl_is_resumed", False):
+        loader.skip_batches = 0
 
 
 _SKIPPING = tuple(
@@ -146,17 +144,18 @@ _SKIPPING = tuple(
 
 
 def _prepare(stock: Function, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-    from sparkdl.datasets.hugging_face import examples_of, loader_of
-
     dataset = getattr(dataloader, "dataset", None)
     if isinstance(dataset, _FeedDataset):
         dataset.is_read_ahead = True
         if dataloader.batch_size is not None:
             dataloader = _loader_of_rows(dataset, dataloader)
-    elif (examples := examples_of(dataset)) is not None:
-        dataloader = loader_of(examples, dataloader)
     else:
-        return stock(dataloader, *args, **kwargs)
+        part = getattr(dataset, "_ex_iterable", None)  # of a datasets.IterableDataset
+        while part is not None and not hasattr(part, "_sparkdl_loader"):
+            part = getattr(part, "ex_iterable", None)
+        if part is None:
+            return stock(dataloader, *args, **kwargs)
+        dataloader = part._sparkdl_loader(dataloader)
     bound = inspect.signature(stock).bind(dataloader, *args, **kwargs)
     alone = {"num_processes": 1, "process_index": 0, "torch_device_mesh": None}
     # As the only process it reads all of the dataset, which is this node's share.
@@ -230,7 +229,7 @@ class _FeedDataset:
     _iterations: int = field(default=0, init=False)
     is_read_ahead: bool = field(default=False, init=False)
     """The loop over it is a batch ahead of the training, so the rows used so far are unknown."""
-    is_resumed: bool = field(default=False, init=False)
+    _sparkdl_is_resumed: bool = field(default=False, init=False)
     gives_rows: bool = field(default=False, init=False)
     """Elements are lists of rows, dicts of tensors: what a collator takes."""
 
@@ -254,7 +253,7 @@ class _FeedDataset:
         Raises:
             ConfigError: if it has not, because the node resumes from no checkpoint.
         """
-        if not self.is_resumed:
+        if not self._sparkdl_is_resumed:
             raise ConfigError(
                 "the state of a loader says how many batches were used, not which rows: a feed "
                 "resumes from ctx.checkpoint alone. Save the loader's state within ctx.checkpoint, "
@@ -302,7 +301,7 @@ class _FeedDataset:
         assert_spawning(self)
         if self._shared is not None:
             raise ConfigError("with mesh=... a DataLoader must have num_workers=0")
-        state = {"gives_rows": self.gives_rows, "is_resumed": self.is_resumed}
+        state = {"gives_rows": self.gives_rows, "_sparkdl_is_resumed": self._sparkdl_is_resumed}
         return _make, (self._inherited, self._x, self._y), state
 
     def _elements(self, batches: Iterator[Plain]) -> Iterator[Any]:

@@ -309,41 +309,25 @@ class NodeContext(LegacyContext):
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
         return torch_dataset(batches, x, y, shared, self.last_checkpoint is not None)
 
-    @checks_keywords
     def hf_dataset(
-        self,
-        batch_size: int,
-        columns: Sequence[str] | None = None,
-        feed: str | ParquetPaths = DEFAULT_FEED,
-        tail: Tail = "drop",
-        shuffle: bool | int = False,
-        seed: int = 0,
-        pad: Padding | None = None,
+        self, batch_size: int, columns: Sequence[str] | None = None, **options: Any
     ) -> datasets.IterableDataset:
         """Return the feed's rows as a `datasets.IterableDataset`; each iteration is one epoch.
 
-        For trainers of Hugging Face that take `datasets` alone, such as TRL's; see
-        docs/transformers.md. Accelerate does not shard it again. Waits for the first row, to learn
-        the types.
+        For Hugging Face's trainers that take no other, see docs/transformers.md. Accelerate does
+        not shard it again. Waits for the first row, to learn the types.
 
         Args:
             batch_size: the trainer's `per_device_train_batch_size`.
-            tail: "drop" or "carry", so that all nodes get equally many rows, see `batches`.
-            columns, feed, shuffle, seed, pad: see `batches`.
+            options: `feed`, `tail` ("drop" or "carry"), `shuffle`, `seed`, `pad`, see `batches`.
 
         Returns:
-            Rows are dicts of numbers, strings, bytes and (nested) lists. Its features have the
-            columns' types. Dates are days, other times microseconds, int64.
-
-        Raises:
-            ConfigError: if an argument cannot be; when iterated, by workers of a DataLoader.
-            FeedTypeError: if a column is neither numbers nor times nor strings, or holds nulls.
-            FrameworkMissingError: if there is no `datasets`.
+            Rows, and features of the columns' types, see `sparkdl.datasets.hugging_face`.
         """
         from sparkdl.datasets.hugging_face import hf_dataset
 
-        even = self.num_workers > 1 or None
-        batches = self.batches(batch_size, columns, feed, even, tail, shuffle, seed, pad)
+        options = {"tail": "drop", "even": self.num_workers > 1 or None, **options}
+        batches = self.batches(batch_size, columns, **options)
         return hf_dataset(batches, self.last_checkpoint is not None)
 
     def jax_batches(

@@ -198,11 +198,6 @@ class FeedReader:
             self._changed.notify_all()
             return self._owner
 
-    @property
-    def owner(self) -> int:
-        """The number of the last claim."""
-        return self._owner
-
     def owns(self, owner: int) -> bool:
         """Whether nobody else has claimed since."""
         with self._changed:
