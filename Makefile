@@ -65,7 +65,7 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 	@# Without its dependencies: it names the distribution tensorflow, which would overwrite tensorflow-cpu.
 	@$(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps tf_keras
 	@# Not in an extra: without TORCH it would bring a PyTorch.
-	@[ -z "$(TORCH)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt accelerate transformers
+	@[ -z "$(TORCH)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt accelerate datasets transformers
 	@touch $@
 
 demo: TF_CPP_MIN_LOG_LEVEL = 3  # as nodes leave, TensorFlow calls those that left first unreachable

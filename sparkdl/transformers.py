@@ -8,6 +8,7 @@ https://huggingface.co/docs/transformers/main_classes/callback
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import missing_name
 from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.datasets.hugging_face import LoadedRows
 from sparkdl.lightning import Adopted
 from sparkdl.node.context import NodeContext, current
 
@@ -26,6 +28,8 @@ __path__: list[str] = []
 modules raises an error with the replacement.
 """
 __getattr__ = partial(missing_name, __name__)
+
+_log = logging.getLogger(__name__)
 
 
 class Checkpoint(Adopted):
@@ -58,6 +62,7 @@ class Checkpoint(Adopted):
         self._ctx, self._feed = ctx, feed
         self._batches = self._pending = 0
         self._saved = -1
+        self._rows: LoadedRows | None = None
 
     @property
     def path(self) -> str | None:
@@ -69,6 +74,13 @@ class Checkpoint(Adopted):
         """Keep a resuming Trainer from skipping rows: the feed skips them."""
         args.ignore_data_skip = True
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Check when the Trainer saves, see `LoadedRows.check`."""
+        dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
+        self._rows = dataset if isinstance(dataset, LoadedRows) else None
+        if self._rows:
+            self._rows.check(None, str(args.save_strategy.value))
+
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count a batch whose gradients wait for others'."""
         self._pending += 1
@@ -77,19 +89,25 @@ class Checkpoint(Adopted):
         """Count the batches trained on; save if requested."""
         self._batches += self._pending + 1
         self._pending = 0
-        control.should_save = control.should_save or self._ctx.is_draining
+        is_due = self._ctx.is_draining and self._is_known()
+        control.should_save = control.should_save or is_due
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Copy what all nodes have saved into a checkpoint, each file once.
 
         Raises:
-            ConfigError: if the Trainer has saved nothing.
+            ConfigError: if the Trainer has saved nothing, or the rows used are not known.
             CheckpointError: see `NodeContext.checkpoint`.
         """
         step = state.global_step
         # A Trainer may save a step twice, by its interval and at its end.
         if step == self._saved:
             return
+        if self._rows and not self._is_known() and control.should_training_stop:
+            _log.warning("Training ended at step %d within an epoch: not in a checkpoint", step)
+            return
+        if self._rows:
+            self._rows.check(self._batches, str(args.save_strategy.value))
         saved = Path(args.output_dir, f"checkpoint-{step}")
         self._ctx.barrier()  # several nodes may share a folder, and have all written to it now
         by_rank = self._ctx.all_gather(sorted(_files(saved)))
@@ -108,12 +126,17 @@ class Checkpoint(Adopted):
         self._saved = step
         self._ctx.barrier()  # before a node removes a folder that others copy from
 
+    def _is_known(self) -> bool:
+        return self._rows is None or self._rows.used(self._batches) is not None
+
     def _used(self) -> int | dict[str, int]:
         """Return the batches used of the training's feed, or of the only one."""
         given = self._ctx.batches_given()
         if not (self._feed and given):
             return {}
-        return self._batches if len(given) == 1 else {self._feed: self._batches}
+        used = self._rows.used(self._batches) if self._rows else self._batches
+        assert used is not None
+        return used if len(given) == 1 else {self._feed: used}
 
 
 def _files(folder: Path) -> list[str]:

@@ -61,10 +61,12 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     def collate(given: list[dict[str, Any]]) -> dict[str, Any]:
         pad = nn.utils.rnn.pad_sequence
         return {
-            "id": torch.stack([row["id"] for row in given]),
-            "input_ids": pad([row["input_ids"] for row in given], batch_first=True),
+            "id": torch.as_tensor([int(row["id"]) for row in given]),
+            "input_ids": pad(
+                [torch.as_tensor(row["input_ids"]) for row in given], batch_first=True
+            ),
             "mask": pad([torch.ones(len(row["input_ids"])) for row in given], batch_first=True),
-            "labels": torch.stack([row["label"] for row in given]),
+            "labels": torch.as_tensor([int(row["label"]) for row in given]),
         }
 
     class Dies(transformers.TrainerCallback):  # type: ignore[misc] # imported late
@@ -84,7 +86,7 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
             per_device_eval_batch_size=4,
             gradient_accumulation_steps=args.get("accumulates", 1),
             remove_unused_columns=False,
-            save_strategy="steps" if checkpoint else "no",
+            save_strategy=args.get("saves") or "no",
             save_steps=2,
             eval_strategy="epoch" if evaluated else "no",
             ddp_broadcast_buffers=False,
@@ -93,7 +95,7 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
             disable_tqdm=True,
         ),
         data_collator=collate,
-        train_dataset=ctx.torch_dataset(4),
+        train_dataset=source(args, ctx),
         eval_dataset=evaluated,
         callbacks=[Dies(), *([checkpoint] if checkpoint else [])],
     )
@@ -107,6 +109,16 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
         "eval_losses": history,
         "weight": model.head.weight.detach().numpy(),
     }
+
+
+def source(args: dict[str, Any], ctx: NodeContext) -> Any:
+    """Return the rows as PyTorch's dataset, or Hugging Face's that is mapped by rows or batches."""
+    if "batched" not in args:
+        return ctx.torch_dataset(4)
+    data = ctx.hf_dataset(4)
+    assert list(next(iter(data))) == data.column_names == ["id", "input_ids", "label"]
+    data = data.map(lambda row: {"name": row["id"]}, remove_columns="id")
+    return data.map(lambda some: {"id": some["name"]}, batched=args["batched"], batch_size=7)
 
 
 @pytest.mark.deep
@@ -125,15 +137,26 @@ def test_trainer_takes_a_feed_as_it_stands_each_row_once_an_epoch(tmp_path: Path
     assert results[0]["eval_losses"] == results[1]["eval_losses"]
 
 
-def test_training_resumes_with_the_rows_that_its_checkpoint_does_not_cover(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mapped", "resumed_at"),
+    [
+        pytest.param({"saves": "steps"}, 6, id="torch"),
+        pytest.param({"saves": "steps", "batched": False, "dies_at": 9}, 8, id="mapped"),
+        # The rows read ahead are no batches of the Trainer's: it saves at the end of epochs alone.
+        pytest.param({"saves": "epoch", "batched": True}, 6, id="packed"),
+    ],
+)
+def test_training_resumes_with_the_rows_that_its_checkpoint_does_not_cover(
+    tmp_path: Path, mapped: dict[str, Any], resumed_at: int
+) -> None:
     folder = str(tmp_path / "trainer")
-    args = {"saves": True, "dies_at": 7, "accumulates": 2, "folder": folder}
+    args = {"dies_at": 7, **mapped, "accumulates": 2, "folder": folder}
     options: dict[str, Any] = {"max_restarts": 1, "checkpoint_dir": str(tmp_path / "checkpoints")}
     with launch(train, args, framework="torch", **options) as cluster:
         cluster.feed(rows(), epochs=3, shuffle="global")
         results = cluster.results(_SOON_S)
     for result in results:
-        assert result["resumed_at"] == 6
+        assert result["resumed_at"] == resumed_at
         assert result["seen"] == [3.0] * ROWS
         assert result["steps"] == 3 * ROWS // 16
 

@@ -79,7 +79,7 @@ def torch_dataset(
         check_shared(batches.pad)
     server = BatchServer(batches, plain)
     made: Any = _make(server.inherited, x, y, batches, server, shared)
-    made.is_resumed = is_resumed
+    made._sparkdl_is_resumed = is_resumed
     return cast("IterableDataset[Any]", made)
 
 
@@ -118,8 +118,8 @@ def let_accelerate_keep_batches() -> None:
         return
     if objection := _ACCELERATE.objection():
         raise FrameworkMissingError(
-            f"this Accelerate would shard the rows of ctx.torch_dataset a second time: {objection}."
-            " Install Accelerate 1.15, and give loaders of ctx.torch_dataset to the training loop "
+            f"this Accelerate would shard the rows of a node's dataset a second time: {objection}."
+            " Install Accelerate 1.15, and give loaders of node's datasets to the training loop "
             "without accelerator.prepare until then"
         )
     _ACCELERATE.apply()
@@ -132,7 +132,8 @@ def _begin_at_first(stock: Function, loader: Any, dataset: Any, *args: Any, **kw
     stock(loader, dataset, *args, **kwargs)
     if isinstance(dataset, _FeedDataset):
         dataset.is_read_ahead = True  # these two read ahead, and do not shard
-        loader.skip_batches = 0 if dataset.is_resumed else loader.skip_batches
+    if getattr(dataset, "_sparkdl_is_resumed", False):
+        loader.skip_batches = 0
 
 
 _SKIPPING = tuple(
@@ -144,11 +145,17 @@ _SKIPPING = tuple(
 
 def _prepare(stock: Function, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
     dataset = getattr(dataloader, "dataset", None)
-    if not isinstance(dataset, _FeedDataset):
-        return stock(dataloader, *args, **kwargs)
-    dataset.is_read_ahead = True
-    if dataloader.batch_size is not None:
-        dataloader = _loader_of_rows(dataset, dataloader)
+    if isinstance(dataset, _FeedDataset):
+        dataset.is_read_ahead = True
+        if dataloader.batch_size is not None:
+            dataloader = _loader_of_rows(dataset, dataloader)
+    else:
+        part = getattr(dataset, "_ex_iterable", None)  # of a datasets.IterableDataset
+        while part is not None and not hasattr(part, "_sparkdl_loader"):
+            part = getattr(part, "ex_iterable", None)
+        if part is None:
+            return stock(dataloader, *args, **kwargs)
+        dataloader = part._sparkdl_loader(dataloader)
     bound = inspect.signature(stock).bind(dataloader, *args, **kwargs)
     alone = {"num_processes": 1, "process_index": 0, "torch_device_mesh": None}
     # As the only process it reads all of the dataset, which is this node's share.
@@ -188,10 +195,13 @@ def _loader_of_rows(dataset: _FeedDataset, loader: Any) -> Any:
     return torch.utils.data.DataLoader(dataset, batch_size=None, **options)
 
 
-def _is_called_by(module: str) -> bool:
+def called_by_accelerate() -> bool:
+    """Return whether a loader of Accelerate's is among the callers.
+
+    PyTorch's fetcher may stand between that loader and a dataset, so all callers count.
+    """
     frame: FrameType | None = sys._getframe(1)
-    # PyTorch's fetcher may stand between Accelerate's loader and this dataset: all callers count.
-    while frame and frame.f_globals.get("__name__") != module:
+    while frame and frame.f_globals.get("__name__") != "accelerate.data_loader":
         frame = frame.f_back
     return frame is not None
 
@@ -219,7 +229,7 @@ class _FeedDataset:
     _iterations: int = field(default=0, init=False)
     is_read_ahead: bool = field(default=False, init=False)
     """The loop over it is a batch ahead of the training, so the rows used so far are unknown."""
-    is_resumed: bool = field(default=False, init=False)
+    _sparkdl_is_resumed: bool = field(default=False, init=False)
     gives_rows: bool = field(default=False, init=False)
     """Elements are lists of rows, dicts of tensors: what a collator takes."""
 
@@ -243,7 +253,7 @@ class _FeedDataset:
         Raises:
             ConfigError: if it has not, because the node resumes from no checkpoint.
         """
-        if not self.is_resumed:
+        if not self._sparkdl_is_resumed:
             raise ConfigError(
                 "the state of a loader says how many batches were used, not which rows: a feed "
                 "resumes from ctx.checkpoint alone. Save the loader's state within ctx.checkpoint, "
@@ -271,12 +281,12 @@ class _FeedDataset:
                 "the feed can be read in the node's process and in the workers of a DataLoader, "
                 "and this is neither. Use DataLoader(dataset, batch_size=None, num_workers=…)"
             )
-        if not self.is_read_ahead and _is_called_by("accelerate.data_loader"):
+        if not self.is_read_ahead and called_by_accelerate():
             raise ConfigError(
                 "Accelerate shares out the rows of this dataset, which are this node's share "
                 "already: import accelerate before the call of ctx.torch_dataset, for it to see"
             )
-        prepare = _with_ragged if self.gives_rows else plain
+        prepare = with_ragged if self.gives_rows else plain
         own = (_own(prepare(columns)) for columns in self._read(self._batches))
         return self._elements(map(self._shared.exchange, own) if self._shared else own)
 
@@ -291,7 +301,7 @@ class _FeedDataset:
         assert_spawning(self)
         if self._shared is not None:
             raise ConfigError("with mesh=... a DataLoader must have num_workers=0")
-        state = {"gives_rows": self.gives_rows, "is_resumed": self.is_resumed}
+        state = {"gives_rows": self.gives_rows, "_sparkdl_is_resumed": self._sparkdl_is_resumed}
         return _make, (self._inherited, self._x, self._y), state
 
     def _elements(self, batches: Iterator[Plain]) -> Iterator[Any]:
@@ -324,7 +334,7 @@ def _plain(name: str, column: np.ndarray) -> np.ndarray | list[Any]:
     return values
 
 
-def _with_ragged(columns: Columns) -> Plain:
+def with_ragged(columns: Columns) -> Plain:
     """Return columns as `plain` does; arrays of different lengths are lists, for a collator."""
     return {
         name: column.tolist() if _is_ragged(column) else _plain(name, column)

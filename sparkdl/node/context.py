@@ -28,6 +28,7 @@ from sparkdl.storage.parquet.paths import ParquetPaths, Paths, parquet
 from sparkdl.values.tensors import Padding
 
 if TYPE_CHECKING:
+    import datasets
     import jax
     import tensorflow as tf
     from torch.distributed.device_mesh import DeviceMesh
@@ -307,6 +308,27 @@ class NodeContext(LegacyContext):
             options = shared.in_step(options)
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
         return torch_dataset(batches, x, y, shared, self.last_checkpoint is not None)
+
+    def hf_dataset(
+        self, batch_size: int, columns: Sequence[str] | None = None, **options: Any
+    ) -> datasets.IterableDataset:
+        """Return the feed's rows as a `datasets.IterableDataset`; each iteration is one epoch.
+
+        For Hugging Face's trainers that take no other, see docs/transformers.md. Accelerate does
+        not shard it again. Waits for the first row, to learn the types.
+
+        Args:
+            batch_size: the trainer's `per_device_train_batch_size`.
+            options: `feed`, `tail` ("drop" or "carry"), `shuffle`, `seed`, `pad`, see `batches`.
+
+        Returns:
+            Rows, and features of the columns' types, see `sparkdl.datasets.hugging_face`.
+        """
+        from sparkdl.datasets.hugging_face import hf_dataset
+
+        options = {"tail": "drop", "even": self.num_workers > 1 or None, **options}
+        batches = self.batches(batch_size, columns, **options)
+        return hf_dataset(batches, self.last_checkpoint is not None)
 
     def jax_batches(
         self,
