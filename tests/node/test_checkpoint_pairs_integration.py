@@ -15,13 +15,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import sparkdl
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.options import Feeding
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
 from tests.doubles.lazy import needs
+from tests.doubles.nodes import launch
+from tests.doubles.until import until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -113,8 +118,6 @@ def tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def fit(args: dict[str, Any], ctx: NodeContext) -> Used:
     import tensorflow as tf
-
-    import sparkdl
 
     node = Numbered(ctx)
     keras: Any = import_module("keras")
@@ -379,3 +382,43 @@ def jax_loop(args: dict[str, Any], ctx: NodeContext) -> Used:
 def test_own_loop_of_jax_saves_beside_a_validation(tmp_path: Path) -> None:
     with lab(tmp_path, "jax", NODES, checkpoint_dir=str(tmp_path / "saved")) as nodes:
         assert made(nodes, jax_loop, "loop", validates=True) == of_loop(True)
+
+
+# Any framework, an evaluator beside it
+
+
+def worker_or_evaluator(folder: Path, ctx: NodeContext) -> Used | str:
+    if ctx.job_name != "evaluator":
+        found = loop(Numbered(ctx), {"train": "input"}, ctx.batches(BATCH))
+        assert until((folder / "evaluated").exists, 30.0)
+        return found
+    assert sum(len(batch["x"]) for batch in ctx.batches(BATCH)) == len(rows(VALIDATION))
+    with pytest.raises(ConfigError) as refusal, ctx.checkpoint(1):
+        pass
+    (folder / "evaluated").touch()
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("is_read_by_nodes", [False, True])
+def test_workers_save_beside_an_evaluator(is_read_by_nodes: bool, tmp_path: Path) -> None:
+    """Its feed is no part of a checkpoint, and it saves none; files are as good as rows."""
+    given: dict[int, Any] = {batches: rows(batches) for batches in (BATCHES, VALIDATION)}
+    if is_read_by_nodes:
+        for batches in given:
+            path = str(tmp_path / f"{batches}.parquet")
+            pq.write_table(pa.Table.from_pylist(given[batches]), path, row_group_size=BATCH)
+            given[batches] = sparkdl.parquet(path)
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path / "saved")}
+    with launch(
+        worker_or_evaluator, tmp_path, NODES + 1, roles=Roles(evaluator=True), **options
+    ) as cluster:
+        feedings = [
+            cluster.feed_async(given[BATCHES], epochs=EPOCHS),
+            cluster.feed_async(given[VALIDATION], role="evaluator"),
+        ]
+        for feeding in feedings:
+            feeding.result(60.0)
+        *workers, refusal = cluster.results(60.0)
+    used = [(step, {"input": step}) for step in (3, 5, 8, 10)]
+    assert workers == [used] * NODES
+    assert "evaluator:0 does not train: call ctx.checkpoint on chief and workers" in refusal
