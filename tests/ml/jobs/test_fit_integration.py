@@ -101,7 +101,7 @@ def test_the_same_call_goes_on_at_its_checkpoint_and_another_does_not(
     data: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: Any = {"batch_size": BATCH, "shuffle": False, "epochs": 2}
-    options["checkpoint_dir"] = str(tmp_path)
+    options |= {"checkpoint_dir": str(tmp_path), "validation": data}
     write = jobs_checkpoint.Checkpoints.write
 
     def write_and_die(self: Any, progress: Any) -> None:
@@ -126,7 +126,8 @@ def test_the_same_call_goes_on_at_its_checkpoint_and_another_does_not(
     assert {"keep training rows", "remove the rows"} < told
     assert "" not in told, "each job says what it is"
     assert second.iterations == steps
-    assert len(second.history["loss"]) == 2
+    assert [len(values) for values in second.history.values()] == [2, 2]
+    assert second.history["val_loss"][1] < second.history["loss"][0]
     assert same(second.model, alone(adam, 2))
     assert not list(tmp_path.iterdir())
 
