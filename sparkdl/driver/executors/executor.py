@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sparkdl.control.server import ServerAddress
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
@@ -96,15 +95,6 @@ class Executor(Protocol):
 
     def driver_host(self) -> str:
         """Return the address of this machine under which the executors reach it."""
-
-    def reached_at(self, address: ServerAddress, spec: ClusterSpec) -> ServerAddress:
-        """Return where the executors reach the driver, which listens at `address`.
-
-        Raises:
-            ConfigError: if they cannot, and nodes are on this machine.
-            LaunchError: if they cannot otherwise.
-        """
-        return address
 
     def encrypting_setting(self) -> str:
         """Return the setting by which the place encrypts its own connections; empty if none."""
