@@ -142,11 +142,22 @@ class Executor(Protocol):
             SparkdlError: if feeding failed.
         """
 
-    def stream(self, data: Any, open_stream: Callable[[], Any], options: StreamOptions) -> Any:
-        """Start a query that feeds the micro-batches of a streaming DataFrame, and return it."""
-        raise ConfigError(
-            "train_stream needs Spark; with executor='local' feed with cluster.open_stream()"
-        )
+    def stream(
+        self,
+        data: Any,
+        options: StreamOptions,
+        feed: Callable[[Any], object],
+        is_wanted: Callable[[], bool],
+        nodes: int,
+    ) -> Any:
+        """Start a query that feeds the micro-batches of a streaming DataFrame, and return it.
+
+        Args:
+            feed: feeds a DataFrame; returns when the nodes have read it.
+            is_wanted: whether the nodes read on.
+            nodes: how many there are.
+        """
+        raise ConfigError("train_stream needs Spark; with executor='local' call cluster.feed")
 
     def scanned_files(
         self, data: Any, is_local: bool, is_wanted: Callable[[], bool]

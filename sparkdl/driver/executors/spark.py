@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.resource import ResourceProfile
@@ -73,10 +72,9 @@ from sparkdl.values.tables import TABLES, holds_tables
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from sparkdl.driver.executors.result_rdd import Explain
-    from sparkdl.driver.executors.stream_query import FeedQuery
-    from sparkdl.driver.feeds.feeds import StreamFeed
 
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0
@@ -277,9 +275,7 @@ class SparkExecutor(Executor):
             rows = addressed(data)[0].mapInArrow(task, FED_SCHEMA).collect()
         return [FedPartition(**row.asDict()) for row in rows]
 
-    def stream(
-        self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
-    ) -> FeedQuery:
+    def stream(self, data: Any, options: StreamOptions, *target: Any) -> StreamingQuery:
         """Start a query whose micro-batches are fed."""
         if self._context is None:
             raise ConfigError(
@@ -287,9 +283,9 @@ class SparkExecutor(Executor):
                 "process of its server. Run the program with spark-submit, or call cluster.feed "
                 "for the rows that have arrived"
             )
-        from sparkdl.driver.executors.stream_query import start_classic, start_query
+        from sparkdl.driver.executors.stream_query import start_query  # pyspark-client has no py4j
 
-        return start_query(data, open_stream, partial(start_classic, options, self.thread))
+        return start_query(data, options, self.thread, *target)
 
     def scanned_files(
         self, data: Any, is_local: bool, is_wanted: Callable[[], bool]
