@@ -55,7 +55,6 @@ PYSPARK = {  # who may import pyspark
     "driver/executors/spark.py": "performs what the driver decides on Spark",
     "driver/executors/sessions.py": "tells classic sessions from those of Spark Connect",
     "driver/executors/result_rdd.py": "derives from Spark's RDD",
-    "driver/executors/connect_query.py": "feeds the micro-batches of a query of Spark Connect",
     "driver/executors/parquet_scan.py": "reads a DataFrame's plan, types and files",
     "driver/executors/plan.py": "reads a DataFrame's plan",
     "driver/executors/scored.py": "names and types the columns of results",

@@ -91,8 +91,8 @@ class CoordinatorClient:
         except (OSError, TimeoutError, asyncio.TimeoutError, WebSocketException) as error:
             raise LaunchError(
                 f"the coordinator at {url} cannot be reached from this executor: "
-                f"{type(error).__name__}: {error}. Set SPARKDL_DRIVER_HOST (and "
-                "SPARKDL_DRIVER_PORT) at the driver to an address that the executors can reach"
+                f"{type(error).__name__}: {error}. Set SPARKDL_DRIVER_HOST and SPARKDL_DRIVER_PORT "
+                "to an address that executors reach, or run the driver in the cluster"
             ) from None
         return cls(connection, host_timeout_s, outbox)
 

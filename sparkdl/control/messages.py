@@ -465,7 +465,7 @@ class EpochEnd(Message, frozen=True):
     Args:
         rows: rows of this epoch by node id, one entry per fed node.
         again: the next epoch reads the same rows again.
-        goes_on: it is part of a stream; the next epoch belongs to the same iteration.
+        goes_on: the next epoch belongs to the same iteration.
     """
 
     feed: str

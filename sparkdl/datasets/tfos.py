@@ -96,7 +96,7 @@ class DataFeed:
                     break
             elif isinstance(item, EpochEnd):
                 self._reader.finish_epoch(self._owner)
-                self._reader.watch.epoch_over(self._reader.feed, item.goes_on)
+                self._reader.watch.epoch_over(item.goes_on)
                 self._reader.watch.iterate(self._reader.feed)
             else:
                 self.done_feeding = True

@@ -8,10 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +24,7 @@ from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.diagnosis import judges, machine_judges, probe
 from sparkdl.diagnosis.facts import Facts
 from sparkdl.diagnosis.report import Check, Report
-from sparkdl.driver.slots.placement import Topology, choose_placing
+from sparkdl.driver.slots.placement import Topology
 from sparkdl.frameworks.framework import TRAINING, framework_named
 
 if TYPE_CHECKING:
@@ -274,15 +272,13 @@ def _judge_slots(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Itera
 
     topology = preflight.read_topology(spark, asked.spec(asked.nodes or 1))
     if topology is None:
-        slots = preflight.slots_over_connect(spark)
-        size = _Size(None, asked.nodes or 1, slots or asked.nodes or 1)
+        size = _Size(None, asked.nodes or 1, asked.nodes or 1)
     else:
         size = _Size(topology, asked.nodes or max(1, len(topology.cores)), topology.slots)
         if topology.is_dynamic:  # so that Spark asks for executors
             size = replace(size, slots=max(size.slots, size.nodes))
     sizes.append(replace(size, slots=max(1, min(_MOST_TASKS, size.slots))))
-    sure = preflight.check_slots_over_connect(spark, size.nodes) if topology is None else None
-    placing = choose_placing(asked.spec(size.nodes), topology, sure)
+    placing = preflight.placing_of(spark, asked.spec(size.nodes), topology)
     keeps = "keep their slots" if placing.is_attached else "give their slots back once they run"
     yield Check("slots", "ok", f"{placing.why}; nodes {keeps}")
 
@@ -293,41 +289,6 @@ def _judge_tls(asked: Asked, setting: str) -> Iterator[Check]:
     why = f"as {setting} is" if setting and asked.tls is None else "as asked for"
     text = f"on, {why}" if tls else "off: connections of sparkdl carry a token, in plain text"
     yield Check("TLS", "ok", text)
-
-
-def _relayed(
-    spark: SparkSession,
-    address: tuple[str, int],
-    tasks: int,
-    wait_s: float,
-    relays: ExitStack,
-) -> Generator[Check, None, tuple[str, int]]:
-    """Start a relay if executors need one; return where they reach this client.
-
-    Args:
-        relays: ends it.
-    """
-    from sparkdl.control.server import ServerAddress
-    from sparkdl.driver.executors import connect_relay
-    from sparkdl.driver.executors.sessions import inheriting_thread
-
-    thread = partial(inheriting_thread, spark)
-    listening = ServerAddress(*address)
-    try:
-        why = connect_relay.why_unreached(spark, listening, tasks, wait_s, thread)
-    except Exception:  # noqa: BLE001 (the job that looks at the executors meets the same)
-        return address
-    if not why:
-        return address
-    relay = connect_relay.ClientRelay(spark, listening, why)
-    relays.callback(relay.close)
-    try:
-        where = relay.start(thread)
-    except SparkdlError as error:
-        yield Check.of_error("way to the driver", error)
-        return address
-    yield Check("way to the driver", "warning", relay.finding, connect_relay.TO_AVOID_IT)
-    return where.host, where.port
 
 
 def _survey(
@@ -354,11 +315,7 @@ def _survey(
         yield Check.of_error("driver address", error)
     else:
         yield Check("driver address", "ok", f"listens at {desk.url}")
-    with ExitStack() as relays:
-        at = desk.address
-        if desk.url and is_client:
-            at = yield from _relayed(spark, at, size.slots, asked.wait_s, relays)
-        told: Survey = survey(spark, desk, looks, asked.limit_s, at)
+    told: Survey = survey(spark, desk, looks, asked.limit_s, desk.address)
     if told.error is not None:
         yield from _guarded("Spark job", _raise, explain_job_failure(told.error))
     waited_s = asked.wait_s + asked.limit_s

@@ -110,16 +110,14 @@ class Controller:
         """Start the thread and listen; return where the executors reach it.
 
         Raises:
-            LaunchError: if they cannot reach it.
             ConfigError: if `host` and `ports` offer no place to listen at, or this process may
                 not have a connection to each node.
         """
         self._thread.start()
         try:
-            address = self._call(self.server.start(host, ports))
-            self.reached_at = self._executor.reached_at(address, self.spec)
+            self.reached_at = address = self._call(self.server.start(host, ports))
             self.soon(self._arm_timer, self.view.state.deadline_s)
-            return self.reached_at
+            return address
         except BaseException:
             self.close()
             raise

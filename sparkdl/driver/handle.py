@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.ending import Ending, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor, StreamOptions, trigger_options
 from sparkdl.driver.feeds.coverage import FeedRequest
-from sparkdl.driver.feeds.feeds import Feeds, StreamFeed
+from sparkdl.driver.feeds.feeds import Feeds
 from sparkdl.driver.feeds.report import FeedReport, nothing_fed
 from sparkdl.driver.feeds.runner import LongWait
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
@@ -34,8 +33,7 @@ from sparkdl.feed.transfer.messages import FeedSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from sparkdl.driver.executors.stream_query import FeedQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _FETCH_S = 5.0
 _LOOK_S = 1.0
@@ -203,41 +201,31 @@ class Cluster:
         checkpoint_location: str | None = None,
         trigger: str | Mapping[str, Any] | None = None,
         query_name: str | None = None,
-    ) -> FeedQuery:
+    ) -> StreamingQuery:
         """Stream a streaming DataFrame into the training; returns at once. See docs/streaming.md.
 
-        `ctx.batches` continues over all micro-batches, and ends when the stream has. The query
-        stops when a node has called `terminate()`, all have returned or one has failed.
+        Each micro-batch is an epoch, so nodes loop `while ctx.has_epoch()`. The query stops when a
+        node has called `terminate()`, all have returned or one has failed.
 
         Args:
             feed, role: see `feed`.
             timeout_s: fail when no row of a micro-batch has been received or read for this many
                 seconds. Time without data does not count.
-            checkpoint_location: where Spark keeps the offsets, to resume from after a restart.
+            checkpoint_location: where Spark keeps the offsets, to resume from.
             trigger: a processing time like `"10 seconds"`, or the argument of
                 `DataStreamWriter.trigger` in a dict, `{"availableNow": True}` for example.
             query_name: of the query.
 
         Returns:
-            Spark's `StreamingQuery`, whose errors are those of the nodes.
+            Spark's `StreamingQuery`.
 
         Raises:
-            ConfigError: if `data` is not such a DataFrame, or the feed has a stream already.
+            ConfigError: if `data` is not such a DataFrame, or the session is of Spark Connect.
             NodeFailedError: if a node failed before.
         """
         options = StreamOptions(checkpoint_location, query_name, trigger_options(trigger))
-        open_stream = partial(self.open_stream, feed, timeout_s, role)
-        query: FeedQuery = self._executor.stream(data, open_stream, options)
+        query: StreamingQuery = self._feeds.train_stream(data, options, feed, timeout_s, role)
         return query
-
-    def open_stream(
-        self, feed: str = DEFAULT_FEED, timeout_s: float | None = None, role: str | None = None
-    ) -> StreamFeed:
-        """Return an object that feeds micro-batches of any source; nodes read them as one epoch.
-
-        For sources that `train_stream` does not know. See `feed` for the arguments and errors.
-        """
-        return self._feeds.open_stream(feed, timeout_s, role)
 
     @checks_keywords
     def feed_async(

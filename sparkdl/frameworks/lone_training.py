@@ -30,7 +30,6 @@ from sparkdl.feed.reader.watch import TrainingWatch
 _log = logging.getLogger(__name__)
 
 OPTION = "launch(…, roles=Roles(independent_models=True))"
-_MANY_MICRO_BATCHES = 100
 _STRATEGY = (
     "strategy = tf.distribute.MultiWorkerMirroredStrategy(), and `with strategy.scope():` around "
     "the code that builds and compiles the model"
@@ -266,7 +265,7 @@ class LoneTraining(TrainingWatch):
         self._framework, self._nodes = framework, nodes
         self._feeds: dict[str, None] = {}
         self._hooked: set[str] = set()
-        self._steps = self._micro_batches = 0
+        self._steps = 0
         self._has_epoch = False
         self._library = ""
         self._is_settled = False
@@ -282,12 +281,9 @@ class LoneTraining(TrainingWatch):
         if self._has_epoch:
             self._look()
 
-    def epoch_over(self, feed: str, goes_on: bool) -> None:
-        """Count; a stream, which may never end, is looked at after many micro-batches."""
-        self._micro_batches += goes_on
+    def epoch_over(self, goes_on: bool) -> None:
+        """Note it for the next look."""
         self._has_epoch = self._has_epoch or not goes_on
-        if self._micro_batches == _MANY_MICRO_BATCHES:
-            self._look()
 
     def end(self) -> None:
         """Look whether the training was alone: it may have had one epoch."""

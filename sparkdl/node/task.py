@@ -112,7 +112,8 @@ def cannot_reach_driver(host: str, url: str, problem: str) -> str:
     return (
         f"executor {host} cannot reach the driver at {url}: {problem}. Set "
         "SPARKDL_DRIVER_HOST to an address of the driver that executors can reach, and "
-        "SPARKDL_DRIVER_PORT to a port or range that the firewall lets through"
+        "SPARKDL_DRIVER_PORT to a port or range that the firewall lets through, or run the driver "
+        "in the cluster"
     )
 
 

@@ -30,8 +30,7 @@ from sparkdl.tfos.util import num_gpus
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame, SparkSession
-
-    from sparkdl.driver.executors.stream_query import FeedQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["InputMode", "TFCluster", "run"]
 
@@ -163,7 +162,7 @@ class TFCluster:
         feed_timeout: float = 600,
         qname: str = DEFAULT_FEED,
         **options: Any,
-    ) -> FeedQuery:
+    ) -> StreamingQuery:
         """Feed a streaming DataFrame into the training; returns Spark's `StreamingQuery` at once.
 
         TensorFlowOnSpark had nothing like it.
@@ -241,7 +240,7 @@ class TFCluster:
             raise ConfigError(f"qname={qname!r} is not one of queues={self.queues}")
 
     def _train_dstream(self, dstream: Any, qname: str, feed_timeout: float) -> None:
-        feed = next((feed for feed in self._streams if feed.stream.name == qname), None)
+        feed = next((feed for feed in self._streams if feed.qname == qname), None)
         if feed is None:
             feed = DStreamFeed(self.cluster, qname, feed_timeout)
             self._streams.append(feed)
@@ -337,13 +336,16 @@ class DStreamFeed:
     """Feeds the RDDs of DStreams to one queue.
 
     Attributes:
-        stream: which the nodes read as one.
+        qname: the queue.
+        is_wanted: returns whether the nodes read on.
         has_ended: no more RDDs are fed.
         error: why, if feeding failed.
     """
 
     def __init__(self, cluster: Cluster, qname: str, feed_timeout: float) -> None:
-        self.stream = cluster.open_stream(qname, feed_timeout)
+        self.qname, self._feed_timeout = qname, feed_timeout
+        self._feeds = cluster._feeds
+        self.is_wanted = self._feeds.wants_more(qname)
         self.has_ended = threading.Event()
         self.error: Exception | None = None
 
@@ -353,7 +355,7 @@ class DStreamFeed:
 
     def feed(self, rdd: Any) -> None:
         """Feed one RDD unless the feed has ended; `shutdown(ssc)` raises its error."""
-        if self.has_ended.is_set():
+        if self.has_ended.is_set() or not self.is_wanted():
             return
         with named_jobs(rdd.context, "sparkdl", "stream, first rows"):
             # A DStream has an RDD for each interval, whether rows came or not.
@@ -361,15 +363,11 @@ class DStreamFeed:
         if is_empty:
             return
         try:
-            self.stream.feed(rdd)
+            self._feeds.feed_micro_batch(self.qname, rdd, self._feed_timeout)
         except Exception as error:  # noqa: BLE001 (of a thread of pyspark; `shutdown` raises it)
-            _log.exception("Feeding %r from a stream failed", self.stream.name)
+            _log.exception("Feeding %r from a stream failed", self.qname)
             self.error = error
             self.has_ended.set()
-
-    def is_wanted(self) -> bool:
-        """Whether the nodes want more of it."""
-        return not self.has_ended.is_set() and self.stream.is_wanted()
 
 
 def log_how_to_end(address: Address) -> None:
@@ -401,14 +399,12 @@ def await_end(ssc: Any, server: Server, feeds: list[DStreamFeed]) -> None:
     """
     # In turns, because a node or a client may end the stream meanwhile.
     while not ssc.awaitTerminationOrTimeout(_TURN_S):
-        if server.done or not all(feed.is_wanted() for feed in feeds):
+        if server.done or any(feed.has_ended.is_set() or not feed.is_wanted() for feed in feeds):
             for feed in feeds:
                 # First, because a graceful stop still hands out the RDDs that have come.
                 feed.has_ended.set()
             ssc.stop(stopSparkContext=False, stopGraceFully=True)
             break
-    for feed in feeds:
-        feed.stream.end()
     for feed in feeds:
         if feed.error is not None:
             raise feed.error

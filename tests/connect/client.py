@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import sparkdl
-from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.core.errors import ConfigError
 
 SOON_S = 90.0
 
@@ -50,24 +50,6 @@ def rank(_args: Any, ctx: Any) -> Any:
 
 def tenfold(number: int) -> int:
     return 10 * number
-
-
-def read_rows(_args: Any, ctx: Any) -> list[int]:
-    return [int(x) for _stream in range(2) for batch in ctx.batches(1) for x in batch["x"]]
-
-
-def enough(_args: Any, ctx: Any) -> int:
-    feed, rows = ctx.get_data_feed(), 0
-    while not feed.should_stop() and rows < (5 if ctx.rank else 1000):
-        rows += len(feed.next_batch(5))
-    if not feed.should_stop():
-        feed.terminate()
-    return rows
-
-
-def fail(_args: Any, ctx: Any) -> None:
-    ctx.get_data_feed().next_batch(1)
-    raise ValueError("no such layer")
 
 
 PLAIN: dict[str, Any] = {"framework": "plain"}
@@ -145,41 +127,9 @@ def stages(spark: Any, folder: Path) -> None:
 
 def stream(spark: Any, folder: Path) -> None:
     (folder / "in").mkdir()
-    reader = spark.readStream.schema("x long").option("maxFilesPerTrigger", 1)
-
-    def write(first: int, rows: int) -> None:
-        frame = spark.range(first, first + rows, 1, 1).selectExpr("id x")
-        frame.write.mode("append").parquet(str(folder / "in"))
-
-    def query_of(cluster: Any, **options: Any) -> Any:
-        return cluster.train_stream(reader.parquet(str(folder / "in")), timeout_s=SOON_S, **options)
-
-    for first in (0, 3):
-        write(first, 3)
-    with sparkdl.launch(spark, read_rows, nodes=2, **PLAIN) as cluster:
-        first = query_of(cluster, checkpoint_location=str(folder / "offsets"))
-        first.processAllAvailable()
-        write(6, 4)
-        first.processAllAvailable()
-        first.stop()
-        said("stopped", [first.isActive, str(first.exception()), first.awaitTermination(5)])
-        write(10, 2)
-        again = query_of(
-            cluster, checkpoint_location=str(folder / "offsets"), trigger={"availableNow": True}
-        )
-        again.awaitTermination()
-        said("rows", sorted(x for node in cluster.results(SOON_S) for x in node))
-    with sparkdl.launch(spark, enough, nodes=2, **PLAIN) as cluster:
-        query = query_of(cluster)
-        said("enough", [bool(query.awaitTermination(SOON_S)), str(query.exception())])
-        cluster.results(SOON_S)
-    try:
-        with sparkdl.launch(spark, fail, nodes=2, **PLAIN) as cluster:
-            query = query_of(cluster, trigger={"availableNow": True})
-            query.awaitTermination(SOON_S)
-    except NodeFailedError as error:
-        said("a node fails", "no such layer" in str(error))
-    said("queries left", len(spark.streams.active))
+    reader = spark.readStream.schema("x long").parquet(str(folder / "in"))
+    with sparkdl.launch(spark, rank_of, nodes=1, **PLAIN) as cluster:
+        said("stream", refusal(cluster.train_stream, reader))
 
 
 def faces(spark: Any, folder: Path) -> None:
@@ -195,7 +145,8 @@ def faces(spark: Any, folder: Path) -> None:
     said("TFParallel", TFParallel.run(spark, rank, None, 2))
     said("TFParallel, no barrier", TFParallel.run(spark, rank, None, 3, use_barrier=False))
     said("Horovod", run(tenfold, (4,), num_proc=2, verbose=0, spark=spark))
-    said("Horovod, active session", len(run(tenfold, (4,), verbose=0)))
+    said("Horovod, active session", run(tenfold, (4,), num_proc=1, verbose=0))
+    said("Horovod, num_proc", refusal(run, tenfold, (4,)))
     rows = spark.range(5).selectExpr("id", "cast(id as string) name")
     dfutil.saveAsTFRecords(rows, str(folder / "records"))
     loaded = dfutil.loadTFRecords(spark, str(folder / "records"))

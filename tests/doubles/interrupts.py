@@ -116,10 +116,6 @@ class PlayedNodes:
         """Return the loopback address."""
         return "127.0.0.1"
 
-    def reached_at(self, address: Any, spec: Any) -> Any:
-        """Return the address."""
-        return address
-
     def start(
         self,
         launch: Launch,

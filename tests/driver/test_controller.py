@@ -128,7 +128,7 @@ def playing(
     on_log: Callable[[LogLine], None] | None = None,
 ) -> Iterator[Play]:
     spec = ClusterSpec("test", plan_nodes(num_nodes), settings=settings or Settings())
-    executor = Mock(spec_set=Executor, reached_at=lambda address, _: address)
+    executor = Mock(spec_set=Executor)
     play = Play(Controller(spec, TOKEN, executor))
     try:
         if on_log is not None:
@@ -375,7 +375,7 @@ def test_a_controller_that_never_started_leaves_nothing() -> None:
     controller = Controller(
         ClusterSpec("test", plan_nodes(1)),
         TOKEN,
-        Mock(spec_set=Executor, reached_at=lambda address, _: address),
+        Mock(spec_set=Executor),
     )
     controller.close()
     controller.close()
@@ -387,7 +387,7 @@ def test_a_controller_without_a_port_leaves_nothing() -> None:
         controller = Controller(
             ClusterSpec("test", plan_nodes(1)),
             TOKEN,
-            Mock(spec_set=Executor, reached_at=lambda address, _: address),
+            Mock(spec_set=Executor),
         )
         with pytest.raises(errors.ConfigError, match=f"cannot listen on {HOST}, port {port}:"):
             controller.start(HOST, (port,))
@@ -401,7 +401,7 @@ def test_a_driver_that_may_not_have_so_many_connections_says_so_before_it_starts
     controller = Controller(
         ClusterSpec("test", plan_nodes(2000)),
         TOKEN,
-        Mock(spec_set=Executor, reached_at=lambda address, _: address),
+        Mock(spec_set=Executor),
     )
     with pytest.raises(
         errors.ConfigError, match=r"needs about 2256 descriptors.* hard limit is 1024"

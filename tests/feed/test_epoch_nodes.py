@@ -218,84 +218,14 @@ def _all_fed(case: Case) -> list[list[list[int]]]:
     return [fed(case, node) for node in range(case.num_nodes)]
 
 
-def _stream(
-    micro_batches: list[tuple[int, int]], size: int, tail: Tail, shuffle: bool, seed: int
-) -> list[list[Batches]]:
-    """Let two nodes read a stream, and behind it an epoch of 9 rows each; return their steps."""
-    mix = random.Random(seed)
-    with ExitStack() as stack:
-        nodes = [stack.enter_context(Arrivals(TIMEOUT_S)) for _ in range(2)]
-        queues: list[list[Callable[[], None]]] = [[], []]
-        for number, (it, queue) in enumerate(zip(nodes, queues, strict=True)):
-            row = number * APART
-            for epoch, counts in enumerate([*micro_batches, (0, 0), (9, 9)]):
-                last = row + counts[number]
-                for start in range(row, last, 3):
-                    queue.append(partial(it.batch, numbers(start, min(last, start + 3)), epoch))
-                row = last
-                granted = Granted(FEED, epoch, mix.randint(0, min(counts)))
-                grant = partial(it.reader.hear, granted)
-                queue.insert(mix.randint(0, len(queue)), grant)
-                goes_on = epoch < len(micro_batches)
-                by_node = dict(enumerate(counts))
-                queue.append(partial(it.end_epoch, epoch, by_node, goes_on=goes_on))
-        reading = [
-            Running(
-                lambda it=it: read(  # type: ignore[misc]
-                    EpochBatches(it.reader, size, None, True, tail, shuffle, seed), 2
-                )
-            )
-            for it in nodes
-        ]
-        while left := [queue for queue in queues if queue]:
-            mix.choice(left).pop(0)()
-        return [thread.result() for thread in reading]
-
-
-@pytest.mark.parametrize("tail", ["short", "pad", "carry", "drop"])
-@given(
-    micro_batches=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=7),
-    size=st.sampled_from([1, 2, 5]),
-    shuffle=st.booleans(),
-    seed=st.integers(0, 1000),
-)
-def test_stream_is_one_iteration_of_as_many_steps_on_every_node(
-    tail: Tail, micro_batches: list[tuple[int, int]], size: int, shuffle: bool, seed: int
-) -> None:
-    found = _stream(micro_batches, size, tail, shuffle, seed)
-    assert steps_agree(found)
-    held, steps = [0, 0], 0
-    for counts in micro_batches:
-        have = [was + count for was, count in zip(held, counts, strict=True)]
-        if tail in ("short", "pad"):
-            held = [0, 0] if min(have) else have  # which wait for a row on every node
-            steps += -(-max(have) // size) if min(have) else 0
-        else:
-            steps += min(have) // size
-            held = [count - min(have) // size * size for count in have]
-            held = held if tail == "carry" else [0, 0]
-    for node, (streamed, _) in enumerate(found):
-        assert len(streamed) == steps
-        used = [row for batch in streamed for row in batch]
-        total = sum(counts[node] for counts in micro_batches)
-        if tail == "drop":
-            assert len(set(used)) == len(used) == steps * size
-        elif tail == "carry":
-            assert len(set(used)) == len(used) == total - held[node]
-        else:
-            assert sorted(set(used)) == list(range(node * APART, node * APART + total - held[node]))
-
-
-def test_rows_that_wait_are_not_used_once_somebody_has_left_the_stream() -> None:
+def test_rest_of_an_epoch_without_a_row_for_each_node_comes_first_in_the_next_one() -> None:
     with Arrivals(TIMEOUT_S) as it:
         batches = EpochBatches(it.reader, 2, is_even=True)
         it.rows(3)
         it.end_epoch(0, {0: 3, 1: 0}, goes_on=True)
-        it.end_epoch(1)
-        it.rows(2, epoch=2)
-        it.end_epoch(2, {0: 2, 1: 2})
-        assert read(batches, 2) == [[], [[3, 4]]]
-        assert it.consumed == (2, 3)
+        it.rows(2, epoch=1)
+        it.end_epoch(1, {0: 2, 1: 2})
+        assert read(batches, 1) == [[[0, 1], [2, 3], [4]]]
 
 
 def test_node_that_carries_rows_makes_room_while_it_lacks_rows_of_the_epoch() -> None:

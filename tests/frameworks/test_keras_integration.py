@@ -274,20 +274,6 @@ def test_layers_do_not_adapt_to_the_rows_of_one_node(pair: Lab) -> None:
         assert "IntegerLookup.adapt() was given the feed of one of several nodes" in found[1]
 
 
-def test_one_fit_of_two_workers_goes_on_over_all_micro_batches_of_a_stream(pair: Lab) -> None:
-    pair.begin(fit, {"feed": "stream", "epochs": 1})
-    stream = pair.cluster.open_stream("stream", timeout_s=SOON_S)
-    assert all(stream.feed(table) for table in tables(1, 1, 3, 0, 30, 2, 3))
-    stream.end()
-    chief, worker = pair.results()
-    counts = pair.cluster._controller.look(
-        lambda view: [count for (_, name), count in view.feeds.items() if name == "stream"]
-    )
-    assert sum(count.given.rows for count in counts) == 40
-    assert len({count.given.steps for count in counts}) == 1
-    assert chief["history"] == worker["history"]
-
-
 def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(pair: Lab) -> None:
     feeds = {"feed": "stopped", "eval": "stopped-eval"}
     pair.begin(fit, {**feeds, "stop_after": 2, "epochs": 1000})

@@ -29,11 +29,7 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
 
 
 def serve(bed: Bed, **settings: str) -> str:
-    """Start a Spark Connect server on h0; return its URL.
-
-    Its Spark has no archive of pyspark, which Python would compile at each start, and Spark gives
-    the relay's Python ten seconds.
-    """
+    """Start a Spark Connect server on h0; return its URL."""
     make_home(bed.folder / SHARED.name / "spark", "python")
     home = str(SHARED / "spark")
     master = bed.start_spark("h0", {"h1": 2, "h2": 2})
@@ -57,32 +53,16 @@ def client(bed: Bed, *arguments: str) -> Program:
     return bed["h3"].run(python, "-m", "tests.hosts.connect_client", *arguments)
 
 
-def test_client_that_executors_cannot_reach_trains_by_a_relay_on_the_servers_host(
-    bed: Bed,
-) -> None:
+def test_launch_by_a_client_that_executors_cannot_reach_names_the_variable_to_set(bed: Bed) -> None:
     url = serve(bed)
     for name in ("h1", "h2"):
         bed[name].lose_what_goes_to(bed["h3"])
-    program = client(bed, url, "feeds a table")
-    launched = program.wait_for("launched", SOON_S)
-    assert launched["hosts"] == [bed["h1"].address, bed["h2"].address]
-    assert "spark.createDataFrame(table)" in program.wait_for("table")["error"]
-    trained = program.wait_for("trained", SOON_S)
-    assert (trained["total"], trained["rows"]) == (sum(range(ROWS)), ROWS)
-    assert trained["nbytes"] == [3 << 20] * 2
-    checks = program.wait_for("doctor", SOON_S)["checks"]
-    ways = [(verdict, text) for name, verdict, text in checks if name == "way to the driver"]
-    assert [verdict for verdict, _ in ways] == ["warning", "ok"], checks
-    assert all(f"{bed['h0'].address}:" in text for _, text in ways), "of the relay"
-    assert not [check for check in checks if check[1] == "problem"], checks
-    assert program.wait_for("shut down")["queries"] == 0
-    said = program.tail(1000)
-    assert f"cannot connect to this client at {bed['h3'].address}:" in said
-    assert f"a relay at {bed['h0'].address}:" in said
+    said = client(bed, url).wait_for("refused", SOON_S)["error"]
+    assert "Set SPARKDL_DRIVER_HOST" in said
+    assert "run the driver in the cluster" in said
 
 
-def test_client_that_executors_reach_needs_no_setting_and_no_relay(bed: Bed) -> None:
+def test_client_that_executors_reach_trains(bed: Bed) -> None:
     program = client(bed, serve(bed))
     assert program.wait_for("trained", SOON_S)["total"] == sum(range(ROWS))
     program.wait_for("shut down")
-    assert "relay" not in program.tail(1000)

@@ -51,9 +51,7 @@ class Node:
     def __init__(self, map_fun: MapFun, spec: ClusterSpec = SPEC) -> None:
         self.payload = cloudpickle.dumps((map_fun, None))
         token = new_token()
-        self.controller = Controller(
-            spec, token, Mock(spec_set=Executor, reached_at=lambda address, _: address)
-        )
+        self.controller = Controller(spec, token, Mock(spec_set=Executor))
         url = self.controller.start("127.0.0.1", (0,)).url
         self.agent_spec = AgentSpec(url, token, 0, spec, "process")
         self.agent: subprocess.Popen[bytes] | None = None

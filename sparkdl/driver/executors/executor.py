@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sparkdl.control.server import ServerAddress
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
@@ -97,15 +96,6 @@ class Executor(Protocol):
     def driver_host(self) -> str:
         """Return the address of this machine under which the executors reach it."""
 
-    def reached_at(self, address: ServerAddress, spec: ClusterSpec) -> ServerAddress:
-        """Return where the executors reach the driver, which listens at `address`.
-
-        Raises:
-            ConfigError: if they cannot, and nodes are on this machine.
-            LaunchError: if they cannot otherwise.
-        """
-        return address
-
     def encrypting_setting(self) -> str:
         """Return the setting by which the place encrypts its own connections; empty if none."""
         return ""
@@ -152,11 +142,22 @@ class Executor(Protocol):
             SparkdlError: if feeding failed.
         """
 
-    def stream(self, data: Any, open_stream: Callable[[], Any], options: StreamOptions) -> Any:
-        """Start a query that feeds the micro-batches of a streaming DataFrame, and return it."""
-        raise ConfigError(
-            "train_stream needs Spark; with executor='local' feed with cluster.open_stream()"
-        )
+    def stream(
+        self,
+        data: Any,
+        options: StreamOptions,
+        feed: Callable[[Any], object],
+        is_wanted: Callable[[], bool],
+        nodes: int,
+    ) -> Any:
+        """Start a query that feeds the micro-batches of a streaming DataFrame, and return it.
+
+        Args:
+            feed: feeds a DataFrame; returns when the nodes have read it.
+            is_wanted: whether the nodes read on.
+            nodes: how many there are.
+        """
+        raise ConfigError("train_stream needs Spark; with executor='local' call cluster.feed")
 
     def scanned_files(
         self, data: Any, is_local: bool, is_wanted: Callable[[], bool]

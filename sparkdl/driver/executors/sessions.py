@@ -5,7 +5,6 @@ Runs in: driver. It loads with `pyspark-client`, which has neither py4j nor RDDs
 
 from __future__ import annotations
 
-import re
 import socket
 import threading
 from collections import Counter
@@ -67,16 +66,6 @@ def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
         raise ConfigError("Spark Connect needs pyspark 4.0 or later; use a classic SparkSession")
     found: Any = given
     return SparkSession(found) if context_of(given) is given else found
-
-
-def default_parallelism(session: SparkSession) -> int | None:
-    """Return Spark's default parallelism; `None` if a Spark Connect server does not show it."""
-    context = context_of(session)
-    if context is not None:
-        return int(context.defaultParallelism)
-    plan = "".join(row[0] for row in session.sql("EXPLAIN SELECT * FROM range(1)").collect())
-    found = re.search(r"splits=(\d+)", plan)  # into which it cuts a range
-    return int(found[1]) if found else None
 
 
 def inheriting_thread(

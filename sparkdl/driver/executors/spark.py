@@ -11,13 +11,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkdl.control.server import ServerAddress
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.jobs import (
@@ -30,7 +28,6 @@ from sparkdl.core.jobs import (
 from sparkdl.core.listing import listed
 from sparkdl.core.options import Placement
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.driver.executors.connect_relay import TO_AVOID_IT, ClientRelay, why_unreached
 from sparkdl.driver.executors.executor import Executor, Launch, StreamOptions
 from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.parquet_scan import scanned_files
@@ -55,11 +52,11 @@ from sparkdl.driver.executors.sessions import (
 from sparkdl.driver.slots import draining
 from sparkdl.driver.slots.advice import encrypting_setting, log_costly_settings
 from sparkdl.driver.slots.lost_hosts import leave_host
-from sparkdl.driver.slots.placement import LOOK_S, SlotWatch, Standing, choose_placing
+from sparkdl.driver.slots.placement import LOOK_S, SlotWatch, Standing
 from sparkdl.driver.slots.preflight import (
-    check_slots_over_connect,
     counting,
     node_profile,
+    placing_of,
     read_topology,
     turn_of,
 )
@@ -75,10 +72,9 @@ from sparkdl.values.tables import TABLES, holds_tables
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from sparkdl.driver.executors.result_rdd import Explain
-    from sparkdl.driver.executors.stream_query import FeedQuery
-    from sparkdl.driver.feeds.feeds import StreamFeed
 
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0
@@ -118,30 +114,10 @@ class SparkExecutor(Executor):
         # For parameter servers on the driver's machine, and for tables of this process.
         self._here = LocalExecutor()
         self._has_left_host = False
-        self._relay: ClientRelay | None = None
 
     def driver_host(self) -> str:
         """Return the address under which executors reach this machine."""
         return driver_host(self._spark)
-
-    def reached_at(self, address: ServerAddress, spec: ClusterSpec) -> ServerAddress:
-        """Ask executors, and start a relay beside them if they cannot connect to this client."""
-        if self._context is not None:
-            return address
-        limit_s = spec.settings.start_timeout_s  # without a free slot the nodes' job says so
-        why = why_unreached(self._spark, address, spec.num_tasks, limit_s, self.thread)
-        if not why:
-            return address
-        if spec.driver_nodes:
-            raise ConfigError(
-                f"Roles(ps_on_driver=True): nodes on executors cannot connect to this client at "
-                f"{address.host} ({why}). Leave it out, or set SPARKDL_DRIVER_HOST to an address "
-                "that they reach"
-            )
-        self._relay = ClientRelay(self._spark, address, why)
-        where = self._relay.start(self.thread)
-        _log.warning("Cluster %s: %s. %s", spec.cluster_id, self._relay.finding, TO_AVOID_IT)
-        return where
 
     def encrypting_setting(self) -> str:
         """Return the setting by which Spark encrypts its own connections."""
@@ -273,11 +249,6 @@ class SparkExecutor(Executor):
         Tables of this process take no job: their rows go to the nodes from here.
         """
         if holds_tables(data):
-            if self._relay:
-                raise ConfigError(
-                    "this client of Spark Connect has no route to the nodes: give them the rows "
-                    "of a table by Spark, cluster.feed(spark.createDataFrame(table))"
-                )
             return self._here.feed(data, spec)
         first, last = spec.epoch, max(spec.epoch, spec.last_epoch)
         epochs = f"epochs {first}-{last}" if last > first else f"epoch {first}"
@@ -304,19 +275,17 @@ class SparkExecutor(Executor):
             rows = addressed(data)[0].mapInArrow(task, FED_SCHEMA).collect()
         return [FedPartition(**row.asDict()) for row in rows]
 
-    def stream(
-        self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
-    ) -> FeedQuery:
+    def stream(self, data: Any, options: StreamOptions, *target: Any) -> StreamingQuery:
         """Start a query whose micro-batches are fed."""
-        from sparkdl.driver.executors.stream_query import start_classic, start_query
-
-        # Imported where the kind of session is known: pyspark-client has no py4j.
-        start: Callable[..., FeedQuery] = start_classic
         if self._context is None:
-            from sparkdl.driver.executors.connect_query import start_served
+            raise ConfigError(
+                "train_stream needs a classic session: Spark Connect calls foreachBatch in a "
+                "process of its server. Run the program with spark-submit, or call cluster.feed "
+                "for the rows that have arrived"
+            )
+        from sparkdl.driver.executors.stream_query import start_query  # pyspark-client has no py4j
 
-            start = start_served
-        return start_query(data, open_stream, partial(start, options, self.thread))
+        return start_query(data, options, self.thread, *target)
 
     def scanned_files(
         self, data: Any, is_local: bool, is_wanted: Callable[[], bool]
@@ -379,8 +348,6 @@ class SparkExecutor(Executor):
         try:
             self._close(deadline)
         finally:
-            if self._relay:
-                self._relay.close()
             if self._turn:
                 # Last of all: the next cluster may take the slots from here on.
                 self._turn.end()
@@ -427,11 +394,8 @@ def place(
     """
     session = session_of(spark)
     is_fed = spec.is_fed
-    timeout_s, slots = spec.settings.start_timeout_s, None
-    topology = read_topology(session, spec, timeout_s)
-    if topology is None:
-        slots = check_slots_over_connect(session, spec.num_tasks, timeout_s)
-    placing = choose_placing(spec, topology, slots)
+    topology = read_topology(session, spec, spec.settings.start_timeout_s)
+    placing = placing_of(session, spec, topology)
     placement: Placement = "attached" if placing.is_attached else "detached"
     _log.info(
         "Cluster %s: placement is %s: %s",

@@ -1,4 +1,4 @@
-"""A query of Structured Streaming whose micro-batches feed a cluster.
+"""A query of Structured Streaming whose micro-batches feed a cluster, each as an epoch.
 
 Runs in: driver
 """
@@ -7,143 +7,87 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
+from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.driver.executors.executor import StreamOptions
-from sparkdl.driver.feeds.feeds import StreamFeed
 from sparkdl.driver.threads import Thread
 
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
 _STARTED_S = 60.0
-_STOPPED_MS = 60_000
+_LOOK_S = 0.5
 _INTERRUPTED = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling z:java.lang.Thread.sleep: "
     "java.lang.InterruptedException"
 )
-"""By this text Spark distinguishes a stop from a failure: `StreamExecution.PROXY_ERROR`.
-
-It looks for them by an expression that overflows the stack on the long trace of the real error.
-"""
+"""By this text Spark distinguishes a stop from a failure: `StreamExecution.PROXY_ERROR`."""
 
 
 class QueryStoppedError(SparkdlError):
-    """The micro-batch was cut short, since its query was stopped."""
-
-
-if TYPE_CHECKING:
-    Query = StreamingQuery
-else:
-    Query = object  # the class of Spark Connect's has no base with the other
-
-
-class FeedQuery(Query):
-    """Spark's `StreamingQuery`, linked to the cluster that it feeds.
-
-    It raises the failure of a node in place of Spark's error. `stop()` also ends the nodes'
-    iteration.
-    """
-
-    _stream: StreamFeed
-
-    def stop(self) -> None:
-        """Stop the query; returns when it has ended.
-
-        A micro-batch that is being fed is cut short and not committed. The nodes read the rows that
-        they have; then their iteration is over.
-        """
-        self._stream.stop()
-
-    def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
-        """Wait until the query has ended; return whether it has, if a timeout is given.
-
-        Raises:
-            NodeFailedError: if a node failed, which has ended the query.
-            StreamingQueryException: if the query failed otherwise.
-        """
-        return self._waited(lambda: super(FeedQuery, self).awaitTermination(timeout))  # type: ignore[arg-type]
-
-    def processAllAvailable(self) -> None:  # noqa: N802
-        """Wait until the nodes have read all that is there now; raises as `awaitTermination`."""
-        self._waited(super().processAllAvailable)
-
-    def exception(self) -> Exception | None:  # type: ignore[override]
-        """Return why the query failed: the nodes' failure, or else Spark's error; or `None`."""
-        return self._stream.failure() or super().exception()
-
-    def _waited(self, wait: Callable[[], bool | None]) -> bool | None:
-        try:
-            answer = wait()
-        except StreamingQueryException:
-            # The query has ended without the stream, whose nodes must not wait for more.
-            self._stream.end()
-            if failure := self._stream.failure():
-                raise failure from None
-            raise
-        if not self.isActive:
-            self._stream.end()
-            if failure := self._stream.failure():
-                raise failure
-        return answer
-
-
-class ClassicQuery(FeedQuery, StreamingQuery):
-    """The query of a classic session."""
-
-    def __init__(self, query: StreamingQuery, stream: StreamFeed) -> None:
-        super().__init__(query._jsq)
-        self._stream = stream
+    """The micro-batch was not used as a whole, since its query was stopped."""
 
 
 class _Batches:
-    """The function of `foreachBatch`, called in the query's own thread of the JVM."""
+    """The function of `foreachBatch`, called in the query's own thread of the JVM.
 
-    def __init__(self, stream: StreamFeed) -> None:
-        self._stream = stream
-        self._has_started = threading.Event()
-        self._query: StreamingQuery | None = None
+    Args:
+        feed: feeds a DataFrame; returns when the nodes have read it.
+        is_wanted: whether the nodes read on.
+        nodes: how many there are. An epoch has a row for each, so fewer rows wait for the next one.
+    """
 
-    def started(self, query: StreamingQuery) -> None:
-        self._query = query
-        self._has_started.set()
+    def __init__(
+        self, feed: Callable[[Any], object], is_wanted: Callable[[], bool], nodes: int
+    ) -> None:
+        self._feed, self._is_wanted, self._nodes = feed, is_wanted, nodes
+        self._waiting: list[Any] = []
+        self.query: Future[StreamingQuery] = Future()
 
     def __call__(self, data: DataFrame, batch_id: int) -> None:
-        # The first micro-batch may come before `start` has returned the query.
-        if not self._has_started.wait(Deadline.after(_STARTED_S).wait_s):
-            raise FeedClosedError(f"the query did not start within {_STARTED_S:g} s")
-        assert self._query is not None
-        if not self._stream.feed_batch(data, self._query.id, batch_id):
-            _await_stop(self._query, data)
+        query = self.query.result(_STARTED_S)
+        if self._waiting:
+            data = data.union(data.sparkSession.createDataFrame(self._waiting, data.schema))
+        first = data.take(self._nodes)
+        if len(first) < self._nodes:
+            self._waiting = first
+            return
+        try:
+            self._feed(data)
+            if self._is_wanted():
+                self._waiting = []
+                return
+        except Exception:
+            if query.isActive:
+                raise
+        # A return would commit rows that no node has used. `stop` is on its way from `watch`.
+        stopped = Deadline.after(_STARTED_S)
+        while query.isActive and not stopped.has_passed:
+            threading.Event().wait(_LOOK_S)
+        raise QueryStoppedError(_INTERRUPTED)
 
-
-def _await_stop(query: StreamingQuery, data: DataFrame) -> None:
-    """Wait in the query's thread until `stop` interrupts it: a return would commit the batch."""
-    from py4j.protocol import Py4JJavaError
-
-    jvm: Any = data.sparkSession._jvm
-    java = jvm.java.lang.Thread
-    if not query.isActive:  # the interruption may have come already, and ended the Spark job
-        java.currentThread().interrupt()
-    try:
-        java.sleep(_STOPPED_MS)
-    except Py4JJavaError:
-        raise QueryStoppedError(_INTERRUPTED) from None
-    raise FeedClosedError(f"the query was not stopped within {_STOPPED_MS // 1000} s")
+    def watch(self) -> None:
+        """Stop the query when no more is wanted, also while it is idle."""
+        query = self.query.result()
+        with suppress(Exception):  # of Spark, which is gone
+            while query.isActive and self._is_wanted():
+                threading.Event().wait(_LOOK_S)
+            query.stop()
 
 
 def start_query(
     data: Any,
-    open_stream: Callable[[], StreamFeed],
-    start: Callable[[DataFrame, StreamFeed], FeedQuery],
-) -> FeedQuery:
-    """Start a query that feeds.
-
-    Args:
-        start: starts it, and has it feed the stream: `start_classic` or `start_served`.
+    options: StreamOptions,
+    thread: Thread,
+    *target: Any,
+) -> StreamingQuery:
+    """Start a query of a classic session that feeds `target`, see `Executor.stream`.
 
     Raises:
         ConfigError: if `data` is no streaming DataFrame.
@@ -153,36 +97,15 @@ def start_query(
             f"train_stream takes a streaming DataFrame, of spark.readStream, not this "
             f"{type(data).__name__}; cluster.feed takes others"
         )
-    stream = open_stream()
-    try:
-        return start(data, stream)
-    except BaseException:
-        # Otherwise the feed would belong to a stream that no query fills.
-        stream.stop()
-        raise
-
-
-def start_classic(
-    options: StreamOptions, thread: Thread, data: DataFrame, stream: StreamFeed
-) -> ClassicQuery:
-    """Start a query of a classic session.
-
-    Args:
-        thread: makes a thread that may call Spark.
-    """
-    batches = _Batches(stream)
-    query = set_up(data.writeStream.foreachBatch(batches), options).start()
-    stream.watch(query, thread)
-    batches.started(query)
-    return ClassicQuery(query, stream)
-
-
-def set_up(writer: Any, options: StreamOptions) -> Any:
-    """Return the writer of a query with these options."""
+    batches = _Batches(*target)
+    writer: Any = data.writeStream.foreachBatch(batches)
     if options.checkpoint_location is not None:
         writer = writer.option("checkpointLocation", options.checkpoint_location)
     if options.query_name is not None:
         writer = writer.queryName(options.query_name)
     if options.trigger:
         writer = writer.trigger(**options.trigger)
-    return writer
+    batches.query.set_result(query := writer.start())
+    thread(batches.watch, f"sparkdl-stream-{query.id}").start()
+    found: StreamingQuery = query
+    return found

@@ -276,17 +276,12 @@ class CallHistory:
                 break
         return None
 
-    def open_epochs(self, call: Call | None, epochs: Sequence[int]) -> int:
-        """Number epochs of `call` in this generation; return the number of the first.
-
-        Args:
-            call: none for epochs that hold no rows.
-        """
+    def open_epochs(self, call: Call, epochs: Sequence[int]) -> int:
+        """Number epochs of `call` in this generation; return the number of the first."""
         first = self._next_epoch
         self._next_epoch += len(epochs)
-        if call is not None:
-            for i, epoch in enumerate(epochs):
-                self._owners[first + i] = (call.number, epoch)
+        for i, epoch in enumerate(epochs):
+            self._owners[first + i] = (call.number, epoch)
         return first
 
     def measured(self, call: Call, partitions: int, rows: Mapping[int, int]) -> None:

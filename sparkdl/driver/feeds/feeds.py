@@ -1,14 +1,6 @@
 """The feeds of a cluster, as its handle uses them: calls, streams, and their ends.
 
 Runs in: driver
-
-A stream feeds one micro-batch after the other, which the nodes read as one iteration:
-
-    driver   feed(batch) ────── feed(batch) ────── idle ────────── feed(batch) ────── end
-    nodes    epoch, continues │ epoch, continues │ wait for more │ epoch, continues │ no rows
-
-At the end of each micro-batch all nodes know its number of steps, so no node waits within a step
-for another one while the stream is idle.
 """
 
 from __future__ import annotations
@@ -16,29 +8,26 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from sparkdl.control.rows import CallShape
-from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
+from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.executors.executor import Executor
+from sparkdl.driver.executors.executor import Executor, StreamOptions
 from sparkdl.driver.feeds.coverage import READERS, SHUFFLES, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport, no_rows, not_fed
-from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread, LongWait
-from sparkdl.driver.feeds.state import FeedAsked, StreamAsked, StreamEndAsked
+from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread, LongWait, nodes_now
 from sparkdl.driver.feeds.transitions import fed_members, feed_targets
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
-from sparkdl.driver.lifecycle.state import failure_of, generation_of, has_ended
+from sparkdl.driver.lifecycle.state import failure_of, generation_of
 from sparkdl.driver.show import FeedBar
-from sparkdl.driver.threads import begin
+from sparkdl.driver.threads import Outcome, begin
 from sparkdl.driver.view import View
 from sparkdl.feed.transfer.messages import FeedSpec
 from sparkdl.storage.parquet.paths import parquet_paths
@@ -46,162 +35,10 @@ from sparkdl.storage.parquet.source import ParquetSource, list_files
 
 _log = logging.getLogger(__name__)
 
-_TURN_S = 0.5
-"""How often a query is asked whether it is still active."""
-_JOIN_S = 5.0
 _SILENT_S = 10.0
 """How long a look at files is not worth a line of the log."""
 
 T = TypeVar("T")
-
-
-class Query(Protocol):
-    """The part of pyspark's `StreamingQuery` used here. A query that has ended is not active."""
-
-    @property
-    def isActive(self) -> bool: ...  # noqa: D102, N802
-
-    def stop(self) -> None: ...  # noqa: D102
-
-
-class StreamFeed:
-    """Feeds one stream; made by `Cluster.open_stream`. Methods may be called from any thread.
-
-    Attributes:
-        name: of the feed.
-        error: the error that feeding ended with, if any.
-    """
-
-    def __init__(
-        self, feeds: Feeds, runner: FeedRunner, name: str, timeout_s: float | None, to: str | None
-    ) -> None:
-        self.name = name
-        self.error: Exception | None = None
-        self._feeds = feeds
-        self._controller = feeds.controller
-        self._runner = runner
-        self._timeout_s = timeout_s
-        self._to = to
-        self._stopped = threading.Event()
-        self._end_lock = threading.Lock()
-        self._has_ended = False
-        self._query: Query | None = None
-        self._thread: threading.Thread | None = None
-        runner.ask(name, partial(StreamAsked, to=to))
-
-    def feed(self, data: Any) -> bool:
-        """Feed one micro-batch; blocks until the nodes have read it.
-
-        Returns:
-            Whether they have. If not, the stream is over: stopped, or no node wants more.
-
-        Raises:
-            SparkdlError: what `Cluster.feed` raises; then the stream is over as well.
-        """
-        if not self.is_wanted():
-            return False
-        try:
-            request = FeedRequest(data, 1, self._timeout_s, self._to, is_micro_batch=True)
-            report = self._feeds.feed_micro_batch(self.name, request)
-        except Exception as error:
-            self.error = error
-            self._stopped.set()
-            raise
-        if self._is_over():
-            # Cut short, so it does not count as read: Spark must not commit it.
-            return False
-        _log.info("Feed %r: a micro-batch of %d rows was read", self.name, report.rows_fed)
-        return True
-
-    def feed_batch(self, data: Any, query_id: str, batch_id: int) -> bool:
-        """Feed a micro-batch as `feed` does, unless this cluster has had it already.
-
-        Spark repeats the last micro-batch of a query that ended before it was committed.
-        """
-        fed_batches = self._feeds.fed_batches.setdefault(self.name, {})
-        if batch_id <= fed_batches.get(query_id, -1):
-            _log.info("Feed %r: skipped micro-batch %d, which was read before", self.name, batch_id)
-            return True
-        if not self.feed(data):
-            return False
-        # Only now: a micro-batch that was interrupted must be fed when Spark repeats it.
-        fed_batches[query_id] = batch_id
-        return True
-
-    def is_wanted(self) -> bool:
-        """Whether more is wanted: not stopped, no `terminate()` by a node, some node reads on."""
-        return self._controller.look(self._wants)
-
-    def failure(self) -> Exception | None:
-        """Return why the stream broke: the failure of a node, or else the error of feeding."""
-        return self._controller.look(lambda view: failure_of(view.state)) or self.error
-
-    def watch(
-        self, query: Query, thread: Callable[[Callable[[], None], str], threading.Thread]
-    ) -> None:
-        """Stop `query` when no more is wanted, and end the stream when the query has ended.
-
-        Args:
-            thread: makes a thread that may call Spark.
-        """
-        self._query = query
-        self._thread = thread(self._watch, f"sparkdl-stream-{self.name}")
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the query, if there is one, and end the stream.
-
-        A micro-batch in progress is interrupted.
-        """
-        self._stop_feeding()
-        try:
-            if self._query is not None:
-                self._query.stop()
-        finally:
-            # Also if Spark refuses: the nodes would wait for the next micro-batch for ever.
-            self.end()
-            # The watching thread may be the one that stops the stream, and cannot join itself.
-            if self._thread not in (None, threading.current_thread()):
-                self._thread.join(_JOIN_S)
-
-    def end(self) -> None:
-        """End the nodes' iteration over the stream; does nothing the second time."""
-        self._stop_feeding()
-        # The query's watcher, the user and the cluster's end may all end the stream at once.
-        with self._end_lock:
-            if self._has_ended:
-                return
-            self._has_ended = True
-            with suppress(SparkdlError):  # of a cluster that has ended: no node reads
-                ask = partial(StreamEndAsked, to=self._to)
-                self._runner.ask(self.name, ask)
-            self._feeds.forget_stream(self.name)
-
-    def _watch(self) -> None:
-        while not self._stopped.is_set():
-            self._controller.wait_for(lambda view: not self._wants(view), Deadline.after(_TURN_S))
-            if self._query is None or not _is_active(self._query):
-                self.end()
-            elif not self.is_wanted() and not self._stopped.is_set():
-                self._query.stop()
-                self.end()
-
-    def _stop_feeding(self) -> None:
-        self._stopped.set()
-        self._runner.stop_stream(self.name)
-
-    def _wants(self, view: View) -> bool:
-        return not has_ended(view.state) and not self._is_over()
-
-    def _is_over(self) -> bool:
-        return self._stopped.is_set() or self._runner.is_stream_over(self.name)
-
-
-def _is_active(query: Query) -> bool:
-    try:
-        return query.isActive
-    except Exception:  # noqa: BLE001 (Spark itself is gone; which error varies)
-        return False
 
 
 class Feeds:
@@ -218,9 +55,8 @@ class Feeds:
         self.controller = controller
         self._executor = executor
         self._world = world
-        self._streams: dict[str, StreamFeed] = {}
-        self.fed_batches: dict[str, dict[str, int]] = {}
-        """The last micro-batch that the nodes have read, by feed and query."""
+        self._queries: dict[Any, str] = {}
+        """Spark's queries that feed, and the names of their feeds."""
         self._is_closed = False
         settings = self._spec.settings
         coordinator = controller.reached_at.url if controller.reached_at else ""
@@ -278,45 +114,72 @@ class Feeds:
                 f"shuffle={request.shuffle!r} must be 'global' or None. To shuffle the rows that "
                 "each node has, give shuffle= to ctx.batches"
             )
-        self._check_no_stream(name)
         request = self._with_files(name, request)
         if isinstance(request.data, ParquetSource) and not request.data.num_rows:
             raise no_rows(name)
         return self._call(name, request, show)
 
-    def open_stream(self, name: str, timeout_s: float | None, to: str | None) -> StreamFeed:
-        """Open a stream, see `Cluster.open_stream`."""
-        self._check_no_stream(name)
+    def train_stream(
+        self,
+        data: Any,
+        options: StreamOptions,
+        name: str,
+        timeout_s: float | None,
+        to: str | None,
+    ) -> Any:
+        """Start a query whose micro-batches are fed, see `Cluster.train_stream`."""
+        nodes = len(self.feed_spec(name, timeout_s, to).targets)  # checks the arguments
+        self._queries = {query: feed for query, feed in self._queries.items() if query.isActive}
+        feed = partial(self.feed_micro_batch, name, timeout_s=timeout_s, to=to)
+        query = self._executor.stream(data, options, feed, self.wants_more(name, to), nodes)
+        self._queries[query] = name
+        return query
+
+    def feed_micro_batch(
+        self, name: str, data: Any, timeout_s: float | None = None, to: str | None = None
+    ) -> None:
+        """Feed one micro-batch of a stream, as an epoch; its source brings it once."""
         self.feed_spec(name, timeout_s, to)  # checks the arguments
-        stream = StreamFeed(self, self._open_runner(), name, timeout_s, to)
-        self._streams[name] = stream
-        return stream
+        request = FeedRequest(data, 1, timeout_s, to, is_micro_batch=True)
+        report = self._call(name, request, False)
+        _log.info("Feed %r: a micro-batch of %d rows was read", name, report.rows_fed)
 
-    def feed_micro_batch(self, name: str, request: FeedRequest) -> FeedReport:
-        """Feed one micro-batch of a stream."""
-        self.feed_spec(name, request.timeout_s, request.to)  # checks the arguments
-        return self._call(name, request, False)
+    def wants_more(self, name: str, to: str | None = None) -> Callable[[], bool]:
+        """Return a function that says whether the nodes read on.
 
-    def forget_stream(self, name: str) -> None:
-        """Note that a feed's stream has ended: the feed can be used for other calls."""
-        self._streams.pop(name, None)
+        They do not if the cluster has ended, a node has called `terminate()` since now, or all have
+        returned.
+        """
+        began = self.controller.look(partial(nodes_now, feed=name))
 
-    def stop_streams(self, name: str | None = None) -> None:
-        """Stop the stream of one feed, or all streams, and their queries."""
-        for stream in list(self._streams.values()):
-            if name in (None, stream.name):
-                try:
-                    stream.stop()
-                except Exception:  # noqa: BLE001 (of Spark, which may be gone)
-                    _log.warning(
-                        "Stopping the query of feed %r failed. Stop it in Spark: query.stop()",
-                        stream.name,
-                        exc_info=True,
-                    )
+        def wants(view: View) -> bool:
+            now = nodes_now(view, name)
+            if now.problem is not None or now.world is None:
+                return now.problem is None
+            before = began.counts if now.generation == began.generation else {}
+            ids = [member.node.node_id for member in fed_members(now.world, to)]
+            is_terminated = any(
+                count.closed_to > (before[n].closed_to if n in before else -1)
+                for n, count in now.counts.items()
+            )
+            return not is_terminated and len(now.gone(ids)) < len(ids)
+
+        return lambda: self.controller.look(wants)
+
+    def _stop_queries(self, name: str | None = None) -> list[Outcome[None]]:
+        """Stop the queries that feed `name`, or all, in threads: a call of py4j may take long."""
+        found = [query for query, feed in self._queries.items() if name in (None, feed)]
+        for query in found:
+            del self._queries[query]
+        return [begin(query.stop, "sparkdl-stop-stream", self._executor.thread) for query in found]
 
     def end(self, name: str | None = None, timeout_s: float | None = None) -> None:
         """Stop streams, and announce the end of a feed, or of all, see `FeedRunner.end`."""
-        self.stop_streams(name)
+        for stop in self._stop_queries(name):
+            try:
+                stop.result()
+            except Exception:  # noqa: BLE001 (of Spark, which may be gone)
+                _log.warning("Stopping a query failed. Stop it in Spark", exc_info=True)
         if self._runner is not None:
             self._runner.end(name or EVERY, timeout_s)
 
@@ -328,7 +191,7 @@ class Feeds:
     def close(self) -> None:
         """Stop all streams, and feed nothing more."""
         self._is_closed = True
-        self.stop_streams()
+        self._stop_queries()
         if self._runner is not None:
             self._runner.close()
 
@@ -364,8 +227,7 @@ class Feeds:
                         self._show_rows(runner, name, bar)
                         in_vain.look()
 
-                    ask = partial(FeedAsked, request=request)
-                    report: FeedReport = runner.ask(name, ask, carrier, meanwhile)
+                    report = runner.ask(name, request, carrier, meanwhile)
                     self._show_rows(runner, name, bar, report)
                     return report
             finally:
@@ -465,13 +327,6 @@ class Feeds:
             return ""
         fed = {member.node.node_id for member in fed_members(world, to)}
         return not_fed(self._spec, name, fed, view.feeds)
-
-    def _check_no_stream(self, name: str) -> None:
-        if name in self._streams:
-            raise ConfigError(
-                f"feed {name!r} belongs to a stream until that has ended; stop its query first, or "
-                "use a feed of another name"
-            )
 
 
 def listed(data: Any, spec: ClusterSpec, is_wanted: Callable[[], bool] = lambda: True) -> Any:

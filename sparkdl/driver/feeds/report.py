@@ -109,7 +109,7 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
     is_cut = run.epoch <= run.last and (run.is_cut or is_unknown)
     warning = ""
     if (unused or (is_cut and names.keys() <= left_by)) and not (
-        run.is_micro_batch and not run.is_unwanted  # more of the stream is to come
+        call.request.is_micro_batch and not run.is_unwanted  # more of the stream is to come
     ):
         stopped = feed.nodes.stopped(run.members)
         reasons = [
@@ -159,8 +159,7 @@ def no_rows(feed: str) -> ConfigError:
     """Return the error for data without rows."""
     return ConfigError(
         f"feed {feed!r}: the data have no rows, so there is nothing to train on. Check the filter, "
-        "the partition or the path that the data come from (df.count()). Micro-batches of a stream "
-        "may be empty: cluster.train_stream, cluster.open_stream"
+        "the partition or the path that the data come from (df.count())"
     )
 
 
@@ -340,19 +339,6 @@ def warn_of_reader(name: str, request: FeedRequest, call: Call) -> list[Action]:
         Warn(
             f"Feed {name!r}: the rows cross Spark all the same, because the checkpoint says which "
             "of them have been used by their numbers in Spark's partitions"
-        )
-    ]
-
-
-def warn_of_nothing(feed: Feed) -> list[Action]:
-    """Return a warning if a stream has ended without a row."""
-    brought = feed.stream.brought.values() if feed.stream is not None else ()
-    if feed.stream is None or any(sum(rows.values()) for rows in brought):
-        return []
-    return [
-        Warn(
-            f"Feed {feed.name!r}: the stream ended without a row. Start its source before the "
-            "feed, or give the query an earlier starting offset"
         )
     ]
 

@@ -34,9 +34,9 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import EpochsFed, Stepped
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds import state as fs
-from sparkdl.driver.feeds.coverage import CoverageStore
-from sparkdl.driver.feeds.report import awaited_by_all, waits_in_vain
-from sparkdl.driver.feeds.transitions import REASON_S, is_stream_over, step
+from sparkdl.driver.feeds.coverage import CoverageStore, FeedRequest
+from sparkdl.driver.feeds.report import FeedReport, awaited_by_all, waits_in_vain
+from sparkdl.driver.feeds.transitions import REASON_S, step
 from sparkdl.driver.lifecycle.state import (
     Finished,
     Running,
@@ -163,14 +163,13 @@ class FeedRunner:
     def ask(
         self,
         feed: str,
-        request: Callable[[int], fs.Request],
-        carrier: JobThread | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> Any:
+        request: FeedRequest,
+        carrier: JobThread,
+        meanwhile: Callable[[], None],
+    ) -> FeedReport:
         """Queue a request at its feed, and wait for the answer.
 
         Args:
-            request: makes the request, given the ticket that the answer will have.
             carrier: runs the Spark jobs of the request.
             meanwhile: called periodically until the answer has come.
 
@@ -178,10 +177,9 @@ class FeedRunner:
             Exception: the answer, if it is one.
         """
         ticket = next(self._tickets)
-        if carrier is not None:
-            # Before the request: the loop may start the job as soon as it has that.
-            self._carriers[ticket] = carrier
-        self._controller.soon(self._handle, feed, fs.Requested(request(ticket)))
+        # Before the request: the loop may start the job as soon as it has that.
+        self._carriers[ticket] = carrier
+        self._controller.soon(self._handle, feed, fs.Requested(fs.FeedAsked(ticket, request)))
         while not self._controller.wait_for(
             lambda view: ticket in self._answers, Deadline.after(_MEANWHILE_S)
         ):
@@ -192,7 +190,8 @@ class FeedRunner:
         answer = self._answers.pop(ticket)
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        report: FeedReport = answer
+        return report
 
     def rows_to_read(self, feed: str) -> int:
         """Return the number of rows of the current call; 0 if unknown."""
@@ -213,15 +212,6 @@ class FeedRunner:
         run, counts = state.run, state.feed.nodes.counts_of(state.run.node_ids)
         since = (count.given.rows - run.before[n].given.rows for n, count in counts.items())
         return run.covered + sum(max(0, rows) for rows in since)
-
-    def stop_stream(self, feed: str) -> None:
-        """Feed no more of a stream: a micro-batch in progress is interrupted."""
-        self._controller.soon(self._handle, feed, fs.StreamStopped())
-
-    def is_stream_over(self, feed: str) -> bool:
-        """Whether no more micro-batches are wanted."""
-        state = self._states.get(feed)
-        return state is None or is_stream_over(state.feed)
 
     def end(self, feed: str, timeout_s: float | None) -> None:
         """Announce a feed's end to all nodes, once rows fed again after a restart have been read.
@@ -269,7 +259,7 @@ class FeedRunner:
             self._handle(feed, fs.RowsSpooled(tuple(reports)))
         for feed, state in [*self._states.items()]:
             begun_s = time.thread_time()
-            nodes = _nodes(self._controller.view, feed)
+            nodes = nodes_now(self._controller.view, feed)
             if nodes == state.feed.nodes or not self._handle(feed, fs.NodesSeen(nodes)):
                 in_vain_s += time.thread_time() - begun_s
         self._announce_ends()
@@ -318,7 +308,7 @@ class FeedRunner:
         answer_s = patience_s + REASON_S
         # Only a restart makes up for the longer wait: without one the call fails in any case.
         reason_s = answer_s if settings.max_restarts else REASON_S
-        nodes = _nodes(self._controller.view, name)
+        nodes = nodes_now(self._controller.view, name)
         return fs.Idle(fs.Feed(self._coverage.history(name), spec, reason_s, answer_s, nodes))
 
     def _perform(self, name: str, action: fs.Action) -> None:
@@ -466,7 +456,7 @@ def never_fed(controller: Controller) -> str:
     return controller.look(lambda view: awaited_by_all(view.state, view.feeds))
 
 
-def _nodes(view: View, feed: str) -> fs.Nodes:
+def nodes_now(view: View, feed: str) -> fs.Nodes:
     """Return the part of the view that concerns a feed."""
     state = view.state
     counts: Mapping[int, Any] = {

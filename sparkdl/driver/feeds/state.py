@@ -75,22 +75,6 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Stream:
-    """A stream of micro-batches.
-
-    Attributes:
-        generation, epoch: the first epoch of the stream in the generation that opened it.
-        is_stopped: there will be no more micro-batches.
-        brought: rows by node name, by generation.
-    """
-
-    generation: int
-    epoch: int
-    is_stopped: bool = False
-    brought: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class FeedAsked:
     """A `feed` call waits for its rows to be read.
 
@@ -104,25 +88,6 @@ class FeedAsked:
 
 
 @dataclass(frozen=True)
-class StreamAsked:
-    """A request to open a stream."""
-
-    ticket: int
-    to: str | None
-
-
-@dataclass(frozen=True)
-class StreamEndAsked:
-    """A request to announce the end of the stream to the nodes."""
-
-    ticket: int
-    to: str | None
-
-
-Request = FeedAsked | StreamAsked | StreamEndAsked
-
-
-@dataclass(frozen=True)
 class Feed:
     """The part of a feed that all its states have.
 
@@ -131,7 +96,7 @@ class Feed:
         spec: settings of every call: the token, the default feed timeout.
         reason_s: how long to wait for a failure that explains why feeders have lost a node.
         answer_s: how long nodes may take to answer; a frozen agent counts as lost before.
-        requests: the waiting requests, in order. The first `FeedAsked` may be in progress.
+        requests: the waiting requests, in order. The first may be in progress.
         last_job: the number of the last Spark job.
         unread_in: the generation in which a call was warned of because no node read a row of it.
     """
@@ -141,8 +106,7 @@ class Feed:
     reason_s: float
     answer_s: float
     nodes: Nodes = Nodes()
-    requests: tuple[Request, ...] = ()
-    stream: Stream | None = None
+    requests: tuple[FeedAsked, ...] = ()
     last_job: int = 0
     unread_in: int = -1
 
@@ -163,7 +127,6 @@ class Run:
         members: the nodes that are fed.
         before: their counts when it began.
         covered: rows of the call that a checkpoint covered when it began.
-        brought_before: rows by node id that the stream of this micro-batch has brought so far.
         epoch: the current or next epoch.
         read_to: the last epoch that all nodes will surely read.
         expected: rows brought, by node id.
@@ -188,7 +151,6 @@ class Run:
     members: tuple[Member, ...]
     before: Mapping[int, FeedCount]
     covered: int
-    brought_before: Mapping[int, int]
     epoch: int
     progress: int
     quiet_s: float
@@ -215,11 +177,6 @@ class Run:
     def rows(self) -> int:
         """The number of rows to read; 0 while unknown."""
         return self.call.rows_of(self.left)
-
-    @property
-    def is_micro_batch(self) -> bool:
-        """Whether nodes read this call and the next one as one iteration."""
-        return self.call.request.is_micro_batch
 
     @property
     def is_shuffled(self) -> bool:
@@ -375,12 +332,7 @@ class RowsSpooled:
 class Requested:
     """A new request, which waits for its turn."""
 
-    request: Request
-
-
-@dataclass(frozen=True)
-class StreamStopped:
-    """The stream gets no more micro-batches."""
+    request: FeedAsked
 
 
 @dataclass(frozen=True)
@@ -424,16 +376,7 @@ class DeadlinePassed:
     """The state's deadline has passed."""
 
 
-Event = (
-    NodesSeen
-    | RowsSpooled
-    | Requested
-    | StreamStopped
-    | JobEnded
-    | JobBroke
-    | LogFetched
-    | DeadlinePassed
-)
+Event = NodesSeen | RowsSpooled | Requested | JobEnded | JobBroke | LogFetched | DeadlinePassed
 
 
 # actions
@@ -474,7 +417,7 @@ class FetchLines:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer the request of `ticket`: with a report, a stream, an error to raise, or nothing."""
+    """Answer the request of `ticket`: with a report, or an error to raise."""
 
     ticket: int
     value: Any

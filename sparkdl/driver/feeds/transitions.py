@@ -50,7 +50,6 @@ from sparkdl.driver.feeds.report import (
     report,
     standstill,
     warn_of_lost,
-    warn_of_nothing,
     warn_of_reader,
     warn_of_unused,
 )
@@ -65,7 +64,6 @@ from sparkdl.driver.feeds.state import (
     Event,
     Explaining,
     Feed,
-    FeedAsked,
     FetchLines,
     Holding,
     Idle,
@@ -86,9 +84,6 @@ from sparkdl.driver.feeds.state import (
     StartJob,
     State,
     Step,
-    Stream,
-    StreamAsked,
-    StreamStopped,
     W,
     Warn,
     added,
@@ -146,7 +141,7 @@ def _look_idle(
     if nodes.problem is not None:
         actions: list[Action] = [Answer(each.ticket, nodes.problem) for each in feed.requests]
         for each in feed.requests:
-            if isinstance(each, FeedAsked) and each.call is not None:
+            if each.call is not None:
                 feed.history.broke(each.call)
         return _idle(state, replace(feed, requests=()) if feed.requests else feed), actions
     if nodes.world is None:
@@ -160,7 +155,7 @@ def _look_idle(
             feed, said = _broke(feed, call, error)
             return Idle(feed), [*actions, *said]
     if feed.requests:
-        feed, said = _serve(feed, nodes.world)
+        feed, said = _serve(feed)
         return Idle(feed), [*actions, *said]
     return _idle(state, feed, generation), actions
 
@@ -171,38 +166,18 @@ def _idle(state: Idle, feed: Feed, generation: int = -1) -> Idle:
     return state if is_same else Idle(feed, generation)
 
 
-def _serve(feed: Feed, world: World) -> tuple[Feed, list[Action]]:
+def _serve(feed: Feed) -> tuple[Feed, list[Action]]:
     """Serve the first request, unless its rows must be fed first."""
     first, *others = feed.requests
-    served = replace(feed, requests=tuple(others))
     try:
-        if isinstance(first, FeedAsked):
-            if first.call is None:
-                call = feed.history.add(first.request)
-                warning = warn_of_reader(feed.name, first.request, call)
-                return replace(feed, requests=(replace(first, call=call), *others)), warning
-            return served, [Answer(first.ticket, covered_report(first.call))]
-        members = fed_members(world, first.to)
-        if isinstance(first, StreamAsked):
-            stream = Stream(world.generation, feed.history.open_epochs(None, []))
-            begin = FeedBegin(feed.name, stream.epoch, stream.epoch)  # a `terminate()` refuses it
-            said = Send(begin, _ids(members), world.generation)
-            return replace(served, stream=stream), [said, Answer(first.ticket, stream)]
-        ends = (Send(end, _ids(members), world.generation) for end in _stream_end(feed, members))
-        said_of = warn_of_nothing(feed)
-        return replace(served, stream=None), [*ends, *said_of, Answer(first.ticket, None)]
+        if first.call is None:
+            call = feed.history.add(first.request)
+            warning = warn_of_reader(feed.name, first.request, call)
+            return replace(feed, requests=(replace(first, call=call), *others)), warning
+        answer: Any = covered_report(first.call)
     except SparkdlError as error:
-        return served, [Answer(first.ticket, error)]
-
-
-def _stream_end(feed: Feed, members: Iterable[Member]) -> Iterator[ToAgent]:
-    """Yield messages of an empty epoch: it ends the iteration of nodes that still read."""
-    ids = _ids(members)
-    epoch = feed.history.open_epochs(None, [0])
-    # If a node has left, no step would have all nodes, so waiting rows are not used.
-    is_complete = not feed.nodes.gone(ids) and not _is_stream_terminated(feed)
-    yield FeedBegin(feed.name, epoch, epoch)
-    yield EpochEnd(feed.name, epoch, dict.fromkeys(sorted(ids), 0) if is_complete else {})
+        answer = error
+    return replace(feed, requests=tuple(others)), [Answer(first.ticket, answer)]
 
 
 def _begin(
@@ -230,17 +205,12 @@ def _begin(
     call.began_at = {m.node.name: before[m.node.node_id].given.steps for m in members}
     run = Run(
         *(call, left, first, spec, members, before, call.rows_covered),
-        *(_brought_before(feed, members), first, feed.nodes.progress, now_s + timeout_s),
+        *(first, feed.nodes.progress, now_s + timeout_s),
         expected=dict.fromkeys(before, 0),
     )
     if call.jobs.get(left[0].epoch):  # agents may still have rows of that job
         return _open(feed, run, now_s)
-    said: list[Action] = [_to_nodes(run, _beginning(run))]
-    if run.is_micro_batch:
-        least = min(run.brought_before.values())
-        ahead = {node_id: rows - least for node_id, rows in run.brought_before.items()}
-        run = replace(run, ahead=ahead)
-    return _then(said, _deliver(feed, run, now_s))
+    return _then([_to_nodes(run, _beginning(run))], _deliver(feed, run, now_s))
 
 
 def _open(feed: Feed, run: Run, now_s: float) -> Step[Opening]:
@@ -250,10 +220,8 @@ def _open(feed: Feed, run: Run, now_s: float) -> Step[Opening]:
 
 
 def _beginning(run: Run) -> FeedBegin:
-    # The epoch behind those of a stream's call ends the stream.
-    last = run.last + run.is_micro_batch
     retain = run.is_shuffled and run.epoch < run.last
-    return FeedBegin(run.spec.feed, run.epoch, last, retain=retain)
+    return FeedBegin(run.spec.feed, run.epoch, run.last, retain=retain)
 
 
 def _look_opening(
@@ -303,7 +271,7 @@ def _deliver(
         return _share_out(feed, run, call.request.data, now_s)
     feed = replace(feed, last_job=feed.last_job + 1)
     head = feed.requests[0] if feed.requests else None
-    ticket = head.ticket if isinstance(head, FeedAsked) and head.call is not None else None
+    ticket = head.ticket if head is not None and head.call is not None else None
     start = StartJob(feed.last_job, call.request.data, spec, ticket)
     return Delivering(feed, run, run.quiet_s, job=feed.last_job), [start]
 
@@ -449,7 +417,7 @@ def _delivering_ended(
             return _cut_short(feed, run, error, now_s)
         rows = {each.partition: each.num_rows for each in event.fed if each.num_rows >= 0}
         feed.history.measured(run.call, len(event.fed), rows)
-        if not run.is_micro_batch and (not event.fed or run.call.is_empty):
+        if not event.fed or run.call.is_empty:
             return _cut_short(feed, run, no_rows(feed.name), now_s)
     refused = sum(each.rows_refused for each in event.fed)
     state = with_run(state, refused=run.refused + refused)
@@ -525,7 +493,7 @@ def _look_cutting(
     is_whole = all(count.cut.is_whole for count in cut.values())
     stop = run.epoch + (_whole_epochs(run) if is_whole else 0)
     # A checkpoint covers the other rows of the epoch. If fewer rows than nodes are left, they come
-    # first in the next epoch, as in a stream: a step needs one row for each node.
+    # first in the next epoch: a step needs one row for each node.
     is_rest = bool(now.done)
     waits = is_rest and not all(rows.values())
     for epoch in range(run.epoch, stop + 1):
@@ -581,13 +549,6 @@ def _look_reading(
 def _has_read(feed: Feed, run: Run) -> bool:
     """Whether every node has read all its rows, or takes no more."""
     gone = feed.nodes.gone(run.node_ids)
-    # A stream does not wait until it has brought each node a row: a node without one may wait for
-    # it to learn the types of the columns, and the others may wait for that node.
-    if run.is_micro_batch and any(
-        node_id not in gone and not run.brought_before.get(node_id, 0) + rows
-        for node_id, rows in run.expected.items()
-    ):
-        return True
     # If more rows follow, the children must also have released the rows: their epoch is over.
     return all(
         node_id in gone
@@ -630,7 +591,7 @@ def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort 
     rows = {node_id: count.cut.rows for node_id, count in cut.items()}
     # A node that has failed for good is not asked, and may have received rows.
     is_empty = have_counted and not any(rows.values()) and rows.keys() == run.node_ids
-    if is_empty and state.error is not None and not run.is_micro_batch:
+    if is_empty and state.error is not None:
         return _finish(state.feed, run, state.error)  # no node sees it: the next call skips it
     if not all(rows.values()):  # if a node has no row, no node has taken a step, nor may take one
         rows = dict.fromkeys(rows, 0)
@@ -660,10 +621,9 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
     result, warning = report(feed, run)
     feed, said = warn_of_unused(feed, run, result, warning)
     feed.history.fed(run.call, run.is_unwanted)
-    feed = _note_brought(feed, run, result.rows)
     head = feed.requests[0] if feed.requests else None
     # Otherwise the rows were fed again after a restart, and no call waits for them.
-    if isinstance(head, FeedAsked) and head.call is run.call:
+    if head is not None and head.call is run.call:
         said.append(Answer(head.ticket, result))
         feed = replace(feed, requests=feed.requests[1:])
     elif result.rows_unused and not run.is_unwanted:
@@ -681,7 +641,7 @@ def _broke(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Action]
     """Give up a call, and answer the request for it, or for one behind it, with the error."""
     feed.history.broke(call)
     head = feed.requests[0] if feed.requests else None
-    if isinstance(head, FeedAsked) and head.call is not None:
+    if head is not None and head.call is not None:
         feed.history.broke(head.call)
         return replace(feed, requests=feed.requests[1:]), [Answer(head.ticket, error)]
     return feed, [] if feed.nodes.has_failed else [KeepProblem(error)]
@@ -717,7 +677,7 @@ def note_news(state: R, now_s: float) -> Step[R | Idle]:
         return with_run(state, granted=granted), [_to_nodes(run, granted)]
     if not run.is_unwanted and _is_unwanted(feed, run):
         # The nodes may have returned by mistake, so the report counts the remaining rows.
-        has_left = len(feed.nodes.gone(run.node_ids)) == len(run.members) and not run.is_micro_batch
+        has_left = len(feed.nodes.gone(run.node_ids)) == len(run.members)
         until_s = now_s + MAX_COUNT_S if has_left else now_s
         said: list[Action] = []
         if has_left and isinstance(state, Delivering):  # agents refuse more, and feeders count it
@@ -745,28 +705,12 @@ def _is_pointless(feed: Feed, run: Run) -> bool:
 
 
 def _is_unwanted(feed: Feed, run: Run) -> bool:
-    """Whether user code of a node has terminated this call or its stream, or all are gone."""
+    """Whether user code of a node has terminated this call, or all are gone."""
     nodes = feed.nodes
-    if run.is_micro_batch and is_stream_over(feed):
-        return True
     counts = nodes.counts_of(run.node_ids).values()
     if nodes.world is not None and any(c.closed_to >= run.first for c in counts):
         return True
     return len(nodes.gone(run.node_ids)) == len(run.members)
-
-
-def _is_stream_terminated(feed: Feed) -> bool:
-    """Whether user code of a node has called `terminate()` since the stream began."""
-    stream, nodes = feed.stream, feed.nodes
-    if stream is None or nodes.world is None:
-        return False
-    first = stream.epoch if nodes.generation == stream.generation else 0  # numbered from 0 again
-    return any(count.closed_to >= first for count in nodes.counts.values())
-
-
-def is_stream_over(feed: Feed) -> bool:
-    """Whether no more micro-batches are wanted."""
-    return feed.stream is None or feed.stream.is_stopped or _is_stream_terminated(feed)
 
 
 def _granted(feed: Feed, run: Run) -> Granted | None:
@@ -804,13 +748,6 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
         if lots := tuple(lots):
             said.append(_freeing(node_id, news.feed, news.epoch, lots, generation))
     return state, said
-
-
-def _stopped(state: S, event: StreamStopped, now_s: float) -> Step[S]:
-    stream = state.feed.stream
-    if stream is None:
-        return state, []
-    return with_feed(state, stream=replace(stream, is_stopped=True)), []
 
 
 def _requested(state: S, event: Requested, now_s: float) -> Step[S]:
@@ -883,8 +820,7 @@ def _to_nodes(run: Run, message: ToAgent) -> Send:
 def _mark(
     run: Run, epoch: int, rows: Mapping[int, int], again: bool = False, goes_on: bool = False
 ) -> Send:
-    end = EpochEnd(run.spec.feed, epoch, dict(rows), again, goes_on or run.is_micro_batch)
-    return _to_nodes(run, end)
+    return _to_nodes(run, EpochEnd(run.spec.feed, epoch, dict(rows), again, goes_on))
 
 
 def _whole_epochs(run: Run) -> int:
@@ -892,22 +828,6 @@ def _whole_epochs(run: Run) -> int:
     left = run.left[run.epoch - run.first :] if not run.is_shuffled else ()
     part = next((i for i, each in enumerate(left) if each.done), len(left))
     return max(0, part - 1)
-
-
-def _brought_before(feed: Feed, members: Iterable[Member]) -> dict[int, int]:
-    """Return the rows by node id that the stream has brought in this generation."""
-    rows: Mapping[str, int] = {}
-    if feed.stream is not None and feed.nodes.generation is not None:
-        rows = feed.stream.brought.get(feed.nodes.generation, {})
-    return {member.node.node_id: rows.get(member.node.name, 0) for member in members}
-
-
-def _note_brought(feed: Feed, run: Run, rows: Mapping[str, int]) -> Feed:
-    if feed.stream is None or not run.is_micro_batch:
-        return feed
-    generation, brought = run.spec.generation, dict(feed.stream.brought)
-    brought[generation] = added(brought.get(generation, {}), rows)
-    return replace(feed, stream=replace(feed.stream, brought=brought))
 
 
 def _check_can_be_fed(name: str, call: Call) -> None:
@@ -941,7 +861,6 @@ _IN_ANY: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     NodesSeen: _seen,
     RowsSpooled: _spooled,
     Requested: _requested,
-    StreamStopped: _stopped,
     JobEnded: stay,
     JobBroke: stay,
     LogFetched: stay,

@@ -194,14 +194,8 @@ class Placing:
     node_gpus: float = 0.0
 
 
-def choose_placing(
-    spec: ClusterSpec, topology: Topology | None, slots: int | None = None
-) -> Placing:
+def choose_placing(spec: ClusterSpec, topology: Topology) -> Placing:
     """Decide between attached and detached nodes.
-
-    Args:
-        topology: `None` over Spark Connect.
-        slots: a lower bound of the number of slots, over Spark Connect.
 
     Raises:
         ConfigError: if the cluster cannot hold the nodes; the message names the setting to change.
@@ -209,8 +203,6 @@ def choose_placing(
     """
     nodes = spec.num_tasks
     is_fed = spec.is_fed
-    if topology is None:
-        return _choose_by_number(spec, slots)
     gpus = _node_gpus(spec, topology)
     _check_room(nodes, topology, gpus)
     cpus = _node_cpus(nodes, topology)
@@ -286,27 +278,6 @@ def needs(nodes: int) -> str:
     return f"{count(nodes, 'node')} need{'s' if nodes == 1 else ''} {count(nodes, 'task slot')}"
 
 
-def _choose_by_number(spec: ClusterSpec, slots: int | None) -> Placing:
-    """Decide over Spark Connect, where at most the number of slots is known."""
-    nodes, is_fed = spec.num_tasks, spec.is_fed
-    if slots is None:
-        attached = spec.placement != "detached"
-        return Placing(attached, None, "the slots of this Spark Connect session are not known")
-    is_full = is_fed and slots <= nodes
-    if is_full and spec.placement == "attached":
-        raise ConfigError(
-            f"placement='attached' keeps the slots of {count(nodes, 'node')}, and the Spark "
-            f"Connect server has {slots} for certain, so no feeding task might run; give it more "
-            "executors or cores, or use placement='detached'"
-        )
-    attached = spec.placement == "attached" or (spec.placement == "auto" and not is_full)
-    why = (
-        f"the Spark Connect server has {count(slots, 'slot')} for certain, {count(nodes, 'node')}: "
-    )
-    why += "none may be left for feeding" if is_full else "no node holds one that feeding needs"
-    return Placing(attached, None, why)
-
-
 def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
     found = _outlook(nodes, topology, gpus)
     if found == "fits":
@@ -328,23 +299,17 @@ def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
         text += " or GPUs (num_gpus)"
     if gpus:
         text += ", or raise spark.executor.resource.gpu.amount"
-    text += f", or {more_slots(topology.master, nodes, topology.task_cpus, topology.is_dynamic)}"
+    text += f", or {_more_slots(topology.master, nodes, topology.task_cpus, topology.is_dynamic)}"
     never = SparkConfigError if wants_more_gpus else ConfigError
     raise (never if found == "never" else ReservationTimeoutError)(text)
 
 
-def more_slots(
-    master: str, nodes: int, task_cpus: int = 1, is_dynamic: bool = False, what: str = "session"
-) -> str:
-    """Return how an application on this master gets slots for so many nodes.
-
-    Args:
-        what: the part of Spark that runs the application: a session, or a Spark Connect server.
-    """
+def _more_slots(master: str, nodes: int, task_cpus: int, is_dynamic: bool) -> str:
+    """Return how an application on this master gets slots for so many nodes."""
     kind = master.partition("[")[0]
     if kind == "local":
         return (
-            f"stop the {what} and start it with the master local[{nodes * task_cpus}] instead of "
+            f"stop the session and start it with the master local[{nodes * task_cpus}] instead of "
             f"{master}, or run the nodes beside Spark, with executor='local'"
         )
     if kind == "local-cluster":

@@ -15,20 +15,15 @@ from typing import TYPE_CHECKING
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import (
-    ConfigError,
-    ReservationTimeoutError,
-)
 from sparkdl.core.jobs import context_of
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.driver.executors.sessions import default_parallelism
 from sparkdl.driver.slots.draining import draining_executors
 from sparkdl.driver.slots.lost_hosts import executors_left, executors_of
 from sparkdl.driver.slots.placement import (
     Placing,
     Standing,
     Topology,
-    more_slots,
+    choose_placing,
     needs,
     outlook,
     stand,
@@ -47,9 +42,7 @@ YOUNG_S = 30.0
 SPARE_WAIT_S = 3.0
 """How long to wait for a slot for feeding where an application has run for less than `YOUNG_S`: it
 may still get executors."""
-_LEAST_SHOWN = 2
 _DYNAMIC = "spark.dynamicAllocation.enabled"
-_SPLITS = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
 
 
 @dataclass(frozen=True)
@@ -144,55 +137,22 @@ class _ExecutorWait:
         return True
 
 
-def check_slots_over_connect(
-    spark: SparkSession,
-    num_nodes: int,
-    timeout_s: float = EXECUTORS_WAIT_S,
-    pace: Pace = Pace(poll_s=1.0),
-) -> int | None:
-    """Check that a Spark Connect server has a slot for each node, as far as can be known.
+def placing_of(session: SparkSession, spec: ClusterSpec, topology: Topology | None) -> Placing:
+    """Decide between attached and detached nodes.
 
-    Args:
-        timeout_s: how long to wait for executors that may come.
-
-    Returns:
-        How many slots there are for certain; `None` if the server does not show it.
+    A Spark Connect server does not show its slots: without a topology, nodes to feed keep theirs
+    only if Spark adds executors on demand.
 
     Raises:
-        ConfigError: if it has fewer, and no more can come.
-        ReservationTimeoutError: if it has fewer when the time is over.
+        ConfigError, ReservationTimeoutError: see `choose_placing`.
     """
-    master = str(spark.conf.get("spark.master", ""))
-    is_local = master.partition("[")[0] == "local"
-    cpus = int(spark.conf.get("spark.task.cpus", "1") or 1)
-    wait = _ExecutorWait(num_nodes, timeout_s, pace)
-    while True:
-        slots = slots_over_connect(spark)
-        if slots is None:
-            return None
-        if slots >= num_nodes:
-            # Spark shows 2 where a cluster has fewer.
-            return 1 if slots == _LEAST_SHOWN and not is_local else slots
-        most = Topology.of(master, (slots,), spark.conf.get).most
-        never = most is not None and Topology.of(master, most, spark.conf.get).slots < num_nodes
-        if never or not wait.goes_on(f"{slots} at the Spark Connect server"):
-            raise (ConfigError if never else ReservationTimeoutError)(
-                f"{needs(num_nodes)} at once, and the Spark Connect "
-                f"server has {slots}. Ask for fewer nodes (nodes=, num_executors=), or "
-                f"{more_slots(master, num_nodes, cpus, what='server')}"
-            )
-
-
-def slots_over_connect(spark: SparkSession) -> int | None:
-    """Return how many tasks a Spark Connect server runs at once; `None` if it does not show.
-
-    It shows its number of cores by how it splits a range, unless that is set otherwise.
-    """
-    conf = spark.conf
-    if any(conf.get(name, None) for name in _SPLITS) or conf.get(_DYNAMIC, "false") == "true":
-        return None
-    cores = default_parallelism(spark)
-    return cores // int(conf.get("spark.task.cpus", "1") or 1) if cores else None
+    if topology is not None:
+        return choose_placing(spec, topology)
+    is_dynamic = session.conf.get(_DYNAMIC, "false") == "true"
+    attached = spec.placement == "attached" or (
+        spec.placement == "auto" and (is_dynamic or not spec.is_fed)
+    )
+    return Placing(attached, None, "the slots of a Spark Connect server are not known")
 
 
 def turn_of(
@@ -230,7 +190,7 @@ def counting(
     if not spec.is_fed:
         return None
     if topology is None:
-        is_dynamic = session.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+        is_dynamic = session.conf.get(_DYNAMIC, "false") == "true"
         return (lambda: None) if placing.is_attached and not is_dynamic else None
     sc = session.sparkContext
     # The slots of `local[n]` never change, and dynamic allocation adds slots when tasks wait.

@@ -81,17 +81,13 @@ class _Part:
 class EpochBatches:
     """Each `iter` is one epoch: the next of the feed, or the same again if it was left early.
 
-    For a stream, one `iter` covers all micro-batches until the stream ends. Each micro-batch is an
-    epoch continued by the next one, so all nodes know the number of steps at its end.
-
     Attributes:
         batch_size: rows of one batch.
         columns: which columns, `None` for all.
         is_even: all nodes take the same number of steps, as synchronous training requires.
         tail: the use of the rows at an epoch's end that do not fill a step on every node.
             short: they make smaller batches. Each row is used once; only a node that runs out of
-                rows before the others gets one of its last again. In a stream, the rows of a step
-                without a row on every node wait for the next micro-batch; likewise with `pad`.
+                rows before the others gets one of its last again.
             pad: every batch is filled up with rows of weight 0, see `SAMPLE_WEIGHT`.
             drop: they are not used.
             carry: they come first in the next epoch; those of the last epoch are not used.
@@ -384,17 +380,13 @@ class _Epoch:
         if self._reader.is_granted(self._owner, 1):
             return True
         mark = self._reader.known_mark(self._owner)
-        # A mark without nodes is the end of a stream, or of a feed whose nodes are not in step.
-        least = 0 if self._is_continued else 1
-        return mark is not None and min(mark.rows.values(), default=least) > 0
+        return mark is not None and min(mark.rows.values(), default=1) > 0
 
     def _agreed_steps(self, mark: EpochEnd | None) -> int:
         """Return how many steps the epoch has."""
         of = self._of
         if of.is_even and mark is None and (of.tail in ("drop", "carry") or of._carried):
             return self._steps  # the feed has ended: no other node takes a step for carried rows
-        if of.is_even and self._is_continued and mark is not None and not mark.rows:
-            return self._steps  # a node has left the stream
         if of.is_even and mark is not None and mark.rows:
             rows = self._rows_by_node(mark)
             if self._is_short_of_rows(mark, rows):
@@ -408,7 +400,7 @@ class _Epoch:
         return [count + carried.get(node, 0) for node, count in mark.rows.items()]
 
     def _is_short_of_rows(self, mark: EpochEnd, rows: list[int]) -> bool:
-        """Whether this is a micro-batch that leaves a node without a row, so without a step."""
+        """Whether this rest of an epoch leaves a node without a row, so without a step."""
         is_part = mark.goes_on or self._is_continued
         return is_part and self._of.tail in ("short", "pad") and min(rows) == 0
 
@@ -459,12 +451,10 @@ class _Epoch:
             self._of._carried = rest if carries else []
             self._carry(mark if carries else None, steps * size)
             self.continues = mark is not None and mark.goes_on
-            self._reader.watch.epoch_over(self._reader.feed, self.continues)
+            self._reader.watch.epoch_over(self.continues)
 
     def _carries(self, mark: EpochEnd) -> bool:
         """Whether the rows that are left come first in the next epoch."""
-        if self._is_continued and not mark.rows:
-            return False
         if self._of.tail == "carry":
             return True
         waits = self._of.is_even and mark.goes_on and bool(mark.rows)

@@ -15,8 +15,8 @@ class TrainingWatch:
     def iterate(self, feed: str) -> None:
         """Note that user code begins to iterate over `feed`."""
 
-    def epoch_over(self, feed: str, goes_on: bool) -> None:
-        """Note that an epoch of `feed` is over, or, if it goes on, a micro-batch of a stream."""
+    def epoch_over(self, goes_on: bool) -> None:
+        """Note that an epoch is over; if it goes on, the next one belongs to the same iteration."""
 
     def fit_begins(self, model: Any, feeds: Sequence[str]) -> None:
         """Check a model of Keras that is about to train on these feeds.

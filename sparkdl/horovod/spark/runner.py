@@ -23,7 +23,7 @@ from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeout
 from sparkdl.core.jobs import context_of
 from sparkdl.core.namesakes import missing_name
 from sparkdl.core.options import Feeding, Recovery, Startup
-from sparkdl.driver.executors.sessions import default_parallelism, session_of
+from sparkdl.driver.executors.sessions import session_of
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe, reads_own_data
 from sparkdl.driver.slots.placement import needs
@@ -185,12 +185,12 @@ def default_num_proc(spark: SparkSession | None = None) -> int:
     """Return Spark's default parallelism.
 
     Raises:
-        ConfigError: without a Spark session, or with one that does not show it.
+        ConfigError: without a Spark session, or with one of Spark Connect, which does not show it.
     """
-    found = default_parallelism(session_of(spark))
-    if found is None:
-        raise ConfigError("this Spark Connect server does not show its cores: set num_proc")
-    return found
+    context = context_of(session_of(spark))
+    if context is None:
+        raise ConfigError("a Spark Connect server does not show its cores: set num_proc")
+    return int(context.defaultParallelism)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
 from sparkdl.driver.options import Observe
 from sparkdl.driver.slots.advice import encrypting_setting
-from sparkdl.driver.slots.preflight import check_slots_over_connect
 from tests.doubles.nodes import Lines
 from tests.doubles.sessions import jobs_of
 from tests.doubles.until import until
@@ -325,19 +324,6 @@ def test_killed_child_is_reported_and_the_context_lives(spark_cluster: SparkSess
     assert raised.value.root_cause.rank == 1
     assert spark_cluster.range(3).count() == 3
     check_feeding(spark_cluster)  # a second cluster after a failed one
-
-
-def test_slots_are_counted_where_there_is_no_context_to_ask(spark_local: SparkSession) -> None:
-    """As over Spark Connect, by what any session can be asked."""
-    slots = spark_local.sparkContext.defaultParallelism
-    check_slots_over_connect(spark_local, slots)
-    with pytest.raises(ConfigError, match=f"100 nodes need 100 task slots .* has {slots}. Ask"):
-        check_slots_over_connect(spark_local, 100)
-    spark_local.conf.set("spark.sql.leafNodeDefaultParallelism", "200")
-    try:
-        check_slots_over_connect(spark_local, 100)  # how many there are is not known then
-    finally:
-        spark_local.conf.unset("spark.sql.leafNodeDefaultParallelism")
 
 
 def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> None:

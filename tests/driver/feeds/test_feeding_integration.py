@@ -132,17 +132,6 @@ def test_call_that_failed_before_a_row_came_is_no_epoch_of_the_nodes(
     assert roomy.ended(feed) == [[10, 10]] * 2
 
 
-def test_stream_without_rows_ends_with_one_warning(
-    roomy: Lab, feed: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    roomy.begin(count, feed)
-    stream = roomy.cluster.open_stream(feed)
-    assert stream.feed([]), "a micro-batch may be empty"
-    stream.end()
-    assert column(roomy.ended(feed), 0) == 0
-    assert caplog.text.count("the stream ended without a row") == 1
-
-
 def test_epochs_that_no_node_reads_are_unused_and_a_warning_says_how_many_were(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

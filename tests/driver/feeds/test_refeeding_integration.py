@@ -137,11 +137,8 @@ def test_micro_batches_since_the_checkpoint_are_told_of_and_the_one_under_way_co
     args = {"batch": 2, "how": {"even": True}, "every": 4, "dies_at": {0: 10}}
     options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1}
     with launch(train, args, **options) as cluster:
-        stream = cluster.open_stream()
-        for start in range(0, 36, 12):
-            assert stream.feed(table(start, start + 12))
-        assert stream.feed(table(36, 48)), "the last is fed again"
-        stream.end()
+        for start in range(0, 48, 12):  # the last is fed again
+            cluster._feeds.feed_micro_batch("input", table(start, start + 12))
         rows = all_rows(cluster.results(3 * SOON_S))
     lost = sorted(set(range(48)) - set(rows))
     assert len(rows) == len(set(rows)), "none is doubled"

@@ -111,7 +111,7 @@ def told_of(world: World, refused: int, expected: dict[int, int], **nodes: Any) 
     before = dict.fromkeys(expected, FeedCount("f"))
     members = tuple(m for m in world.members if m.node.node_id in expected)
     run = Run(
-        *(call, tuple(call.left()), 0, spec, members, before, 0, {}, 1, 0, 0.0),
+        *(call, tuple(call.left()), 0, spec, members, before, 0, 1, 0, 0.0),
         refused=refused,
         expected=expected,
     )

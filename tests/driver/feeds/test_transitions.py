@@ -382,38 +382,6 @@ def test_rows_that_cannot_be_fetched_end_the_call() -> None:
     assert problem in str(answer.value)
 
 
-def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
-    play = Play()
-    begin, opened = play.say(fs.Requested(fs.StreamAsked(1, None)))
-    assert begin == sent(FeedBegin("input", 0, 0))
-    assert opened == fs.Answer(1, fs.Stream(0, 0))
-    assert math.isinf(play.state.deadline_s), "no time counts while the stream is idle"
-    begin, _start = play.asked(is_micro_batch=True)
-    assert begin == sent(FeedBegin("input", 0, 1)), "the epoch behind it may end the stream"
-    brought(play, 1, 1)
-    end, _shown, answer = play.seen({"cut": EpochCount(0, 1)}, {"cut": EpochCount(0)})
-    assert end == sent(EpochEnd("input", 0, {0: 1, 1: 0}, goes_on=True))
-    assert isinstance(answer, fs.Answer), "nobody waits while a node has had no row"
-    assert math.isinf(play.state.deadline_s)
-    play.seen({"given": Given(1), "rows_received": 1})
-    _begin, start = play.asked(ticket=8, is_micro_batch=True)
-    assert isinstance(start, fs.StartJob)
-    play.spooled(1, epoch=1)
-    play.now_s = fs.wakes_s(play.state)
-    assert play.say(fs.DeadlinePassed()) == granted(start, 1, Grant(0, 0, 0, 1, ((0, 0, 1),))), (
-        "its turn"
-    )
-    assert play.say(fs.StreamStopped()) == [fs.CancelJob(2)]
-    play.say(fs.Requested(fs.StreamEndAsked(9, None)))
-    play.say(fs.JobBroke(2, RuntimeError("cancelled")))
-    *_, begin, end, told = play.seen({"cut": EpochCount(1)}, {"cut": EpochCount(1)})
-    assert (begin, end) == (
-        sent(FeedBegin("input", 2, 2)),
-        sent(EpochEnd("input", 2, {0: 0, 1: 0})),
-    )
-    assert told == fs.Answer(9, None)
-
-
 def test_shuffled_rows_are_dealt_anew_once_all_nodes_have_read_them() -> None:
     play = Play()
     begin, start = play.asked(epochs=2, shuffle="global")
@@ -482,10 +450,9 @@ def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
     play = Play()
     play.asked(ticket=1)
     play.asked(ticket=2)
-    play.say(fs.Requested(fs.StreamAsked(3, None)))
     assert play.seen(problem=closed, generation=None, world=None) == [
         fs.CancelJob(1),
-        *(fs.Answer(ticket, closed) for ticket in (1, 2, 3)),
+        *(fs.Answer(ticket, closed) for ticket in (1, 2)),
     ]
     assert play.asked(ticket=4) == [fs.Answer(4, closed)]
 

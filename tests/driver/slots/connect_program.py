@@ -1,4 +1,4 @@
-"""A program over Spark Connect: a launch with as many nodes as slots, and one with more.
+"""A program over Spark Connect: a launch with as many nodes as slots.
 
 Runs in: a process of its own, since a process has sessions of Spark Connect or classic ones
 """
@@ -10,7 +10,6 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import sparkdl
-from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding
 
 
@@ -23,10 +22,6 @@ def main() -> None:
     spark: Any = builder.remote("local[2]").getOrCreate()
     options: dict[str, Any] = {"framework": "plain", "feeding": Feeding(timeout_s=60)}
     try:
-        try:
-            sparkdl.launch(spark, count, nodes=3, **options)
-        except ConfigError as error:
-            print("3 nodes:", error)
         with sparkdl.launch(spark, count, nodes=2, **options) as cluster:
             cluster.feed(spark.range(40))
             print("2 nodes:", cluster.spec.placement, sum(cluster.results()))

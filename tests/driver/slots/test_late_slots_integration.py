@@ -52,15 +52,6 @@ def test_launch_completes_once_workers_have_come_that_started_after_it(
 
 @pytest.mark.deep
 @pytest.mark.spark
-def test_connect_server_with_a_slot_for_each_node_feeds_them_and_one_with_fewer_is_refused() -> (
-    None
-):
-    program = "tests.driver.slots.connect_program"
-    said = output_of(sys.executable, "-m", program, timeout_s=240)
-    refused, fed = (line for line in said.splitlines() if " nodes: " in line)
-    assert fed == "2 nodes: detached 40"
-    assert refused.startswith(
-        "3 nodes: 3 nodes need 3 task slots at once, and the Spark Connect server has 2. Ask for "
-        "fewer nodes (nodes=, num_executors=), or stop the server and start it with the master "
-        "local[3] instead of local[2]"
-    )
+def test_nodes_in_every_slot_of_a_connect_server_are_fed() -> None:
+    said = output_of(sys.executable, "-m", "tests.driver.slots.connect_program", timeout_s=240)
+    assert "2 nodes: detached 40" in said

@@ -128,29 +128,6 @@ def test_executors_that_did_not_come_in_time_are_counted() -> None:
         choose_placing(spec(4), topology)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "slots", "is_attached"),
-    [
-        (spec(2), 3, True),
-        (spec(2), 2, False),
-        (spec(2), 1, False),  # Spark shows 2 slots where there is one
-        (spec(2), None, True),
-        (spec(2, is_fed=False), 2, True),
-        (spec(2, "attached"), 3, True),
-        (spec(2, "detached"), 3, False),
-    ],
-)
-def test_over_spark_connect_nodes_keep_no_slot_that_feeding_needs(
-    wanted: ClusterSpec, slots: int | None, is_attached: bool
-) -> None:
-    assert choose_placing(wanted, None, slots).is_attached == is_attached
-
-
-def test_attached_nodes_in_every_slot_of_a_spark_connect_server_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"server has 2 for certain.*placement='detached'"):
-        choose_placing(spec(2, "attached"), None, 2)
-
-
 DYNAMIC = Topology(YARN, (2, 2), is_dynamic=True)
 
 
@@ -174,13 +151,9 @@ DYNAMIC = Topology(YARN, (2, 2), is_dynamic=True)
         (spec(9), DYNAMIC, Placing(True, None, "4 slots, 9 nodes: spare slots feed")),
         (spec(9, "attached"), DYNAMIC, Placing(True, None, "4 slots, 9 nodes: spare slots feed")),
         # What cannot be counted is as the user says.
-        (spec(2), None,
-         Placing(True, None, "the slots of this Spark Connect session are not known")),
-        (spec(2, "detached"), None,
-         Placing(False, None, "the slots of this Spark Connect session are not known")),
     ],
 )  # fmt: skip
-def test_placing(wanted: ClusterSpec, topology: Topology | None, placing: Placing) -> None:
+def test_placing(wanted: ClusterSpec, topology: Topology, placing: Placing) -> None:
     assert choose_placing(wanted, topology) == placing
 
 

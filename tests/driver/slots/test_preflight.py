@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError, ReservationTimeoutError
+from sparkdl.core.options import Feeding, Placement
+from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.slots.placement import choose_placing
-from sparkdl.driver.slots.preflight import (
-    Pace,
-    check_slots_over_connect,
-    read_topology,
-)
+from sparkdl.driver.slots.preflight import Pace, placing_of, read_topology
 
 # Executors that are still to come.
 
@@ -53,8 +51,9 @@ def context(master: str, executors: Executors, **settings: str) -> Any:
     )
 
 
-def spec(nodes: int) -> ClusterSpec:
-    return ClusterSpec("c", plan_nodes(nodes))
+def spec(nodes: int, placement: Placement = "auto", is_fed: bool = True) -> ClusterSpec:
+    settings = Settings(feeding=Feeding(fed=is_fed))
+    return ClusterSpec("c", plan_nodes(nodes), placement=placement, settings=settings)
 
 
 @pytest.mark.parametrize("master", ["spark://m:7077", "k8s://m"])
@@ -100,50 +99,23 @@ def test_nodes_that_can_never_fit_are_refused_before_executors_come(
     executors = Executors(())
     topology = read_topology(context(master, executors, **settings), spec(3), math.inf)
     assert executors.looks == 1
+    assert topology is not None
     with pytest.raises(ConfigError, match="3 nodes need 3 task slots at once, and Spark has 0"):
         choose_placing(spec(3), topology)
 
 
-class ConnectSession:
-    """A Spark Connect session, as far as slots are counted by it."""
-
-    def __init__(self, *slots: int, **settings: str) -> None:
-        self.looks, self._slots = 0, slots
-        self.conf = {name.replace("_", "."): value for name, value in settings.items()}
-
-    def sql(self, _query: str) -> ConnectSession:
-        return self
-
-    def collect(self) -> list[tuple[str]]:
-        now = self._slots[min(self.looks, len(self._slots) - 1)]
-        self.looks += 1
-        return [(f"Range (0, 1, step=1, splits={now})",)]
-
-
 @pytest.mark.parametrize(
-    ("master", "slots", "known"),
-    [("local[2]", (2,), 2), ("yarn", (2,), 1), ("spark://m", (2, 2, 4), 4), ("spark://m", (3,), 3)],
-)
-def test_slots_of_a_connect_server_are_waited_for_and_returned(
-    master: str, slots: tuple[int, ...], known: int
-) -> None:
-    session: Any = ConnectSession(*slots, spark_master=master)
-    nodes = max(slots) if known > 1 else 2
-    assert check_slots_over_connect(session, nodes, 60.0, Pace(poll_s=0.001)) == known
-
-
-@pytest.mark.parametrize(
-    ("master", "timeout_s", "error", "advice"),
+    ("placement", "settings", "is_fed", "is_attached"),
     [
-        ("local[2]", math.inf, ConfigError, r"or stop the server and start it .* local\[4\]"),
-        ("yarn", math.inf, ConfigError, r"raise spark\.executor\.instances"),
-        ("spark://m", 0.0, ReservationTimeoutError, "start more workers"),
+        ("auto", {}, True, False),  # the nodes may fill every slot
+        ("auto", {}, False, True),
+        ("auto", {"spark.dynamicAllocation.enabled": "true"}, True, True),
+        ("attached", {}, True, True),
+        ("detached", {}, False, False),
     ],
 )
-def test_too_few_slots_of_a_connect_server_are_refused(
-    master: str, timeout_s: float, error: type[Exception], advice: str
+def test_over_spark_connect_nodes_to_feed_give_their_slots_back(
+    placement: Placement, settings: dict[str, str], is_fed: bool, is_attached: bool
 ) -> None:
-    session: Any = ConnectSession(2, spark_master=master)
-    with pytest.raises(error, match=f"4 nodes need 4 task slots .* server has 2.*{advice}"):
-        check_slots_over_connect(session, 4, timeout_s)
-    assert session.looks == 1
+    session: Any = SimpleNamespace(conf=settings)
+    assert placing_of(session, spec(2, placement, is_fed), None).is_attached == is_attached

@@ -107,15 +107,6 @@ def test_asking_for_an_epoch_moves_nothing_and_what_is_left_of_one_is_one() -> N
         assert flat(reading) == [2, 3]
 
 
-def test_end_of_a_stream_is_not_beyond_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    with Arrivals() as it:
-        it.rows(2)
-        it.end_epoch(0, goes_on=True)
-        it.end()
-        assert flat(EpochBatches(it.reader, 2)) == [0, 1]
-        assert not caplog.records
-
-
 def test_world_that_goes_on_may_count_its_epochs_from_zero(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -145,7 +145,7 @@ def test_nodes_that_have_gone_are_no_riddle_the_coordinator_tells_the_cause() ->
     controller = Controller(
         ClusterSpec("test", plan_nodes(1)),
         TOKEN,
-        Mock(spec_set=Executor, reached_at=lambda address, _: address),
+        Mock(spec_set=Executor),
     )
     try:
         coordinator = controller.start("127.0.0.1", (0,)).url
