@@ -5,6 +5,7 @@ Runs in: the process of pytest
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -228,6 +229,7 @@ def _java_options() -> str:
 def run_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Set this run's environment: its mark, a temporary folder, `tests` importable by children."""
     tmp_path_factory.getbasetemp()  # which stays where it is, for a look after a failure
+    multiprocessing.util.get_temp_dir()  # outside of the folder, since it is removed later
     name = uuid.uuid4().hex
     folder = tempfile.mkdtemp(prefix="sdl-")  # short, for paths of Unix sockets
     with pytest.MonkeyPatch.context() as patch:

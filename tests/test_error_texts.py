@@ -37,7 +37,6 @@ QUOTED = "says why nodes or Python do not read a DataFrame; the error that quote
 EXCEPTIONS = {  # files, and beginnings of texts in them, that need neither value nor fix: why
     "driver/executors/parquet_scan.py": QUOTED,
     "driver/executors/plan.py": QUOTED,
-    "driver/executors/plan_filter.py": QUOTED,
     "storage/parquet/scan.py": QUOTED,
     "ml/scoring/transform.py": QUOTED,
     "control/messages.py": "quoted in the ProtocolError about the message",

@@ -116,40 +116,8 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int = -1
 
 
-class Pick(msgspec.Struct, frozen=True, array_like=True):
-    """Where in a file a column comes from.
-
-    Attributes:
-        path: the file's name for it; for a field of a struct its name behind that of the struct.
-        refuses_nulls: a null in it is an error.
-    """
-
-    path: tuple[str, ...]
-    refuses_nulls: bool = False
-
-
-class Condition(msgspec.Struct, frozen=True, array_like=True):
-    """A condition on rows; like SQL's, it is true, false or unknown for a row.
-
-    Attributes:
-        what: `and`, `or`, `not` of `parts`; `true`, `null`, `eq`, `lt`, `le`, `gt`, `ge`, `in` of a
-            column.
-        path: the column, see `Pick`.
-        kind: its type, see `conditions.KINDS`; empty if only nulls matter.
-        values: the operands; dates in days, timestamps in microseconds since 1970.
-    """
-
-    what: str
-    parts: tuple[Condition, ...] = ()
-    path: tuple[str, ...] = ()
-    kind: str = ""
-    values: tuple[bool | int | str, ...] = ()
-
-
 class FileRange(msgspec.Struct, frozen=True, array_like=True):
     """Rows [`start`, `stop`) of row group `row_group` of file number `file` of a `Share`.
-
-    If the share has a condition, only rows that fulfil it count.
 
     Attributes:
         first: the number of row `start` among the rows of all files of the data set.
@@ -179,8 +147,9 @@ class Share(msgspec.Struct, frozen=True):
         schema: of every batch, as `pyarrow.Schema.serialize` writes it.
         partitions: the columns whose values are in `DataFile.values`, in that order.
         ranges: `file` is an index into `files`.
-        picks: for each column of the schema; none if all have their names in the files.
-        condition: other rows of the files do not count.
+        stored_as: for each column of the schema its name in the files; empty if that is the same
+            for all.
+        refuses_nulls: the columns in which a null is an error.
     """
 
     storage: Storage
@@ -188,8 +157,8 @@ class Share(msgspec.Struct, frozen=True):
     partitions: tuple[str, ...]
     files: tuple[DataFile, ...]
     ranges: tuple[FileRange, ...]
-    picks: tuple[Pick, ...] = ()
-    condition: Condition | None = None
+    stored_as: tuple[str, ...] = ()
+    refuses_nulls: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:

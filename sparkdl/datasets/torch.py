@@ -22,7 +22,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingErro
 from sparkdl.core.patch import Function, Patch
 from sparkdl.datasets.mesh import equal_share, same_rows
 from sparkdl.datasets.tensorflow import readers_of
-from sparkdl.datasets.torch_workers import BatchServer, Columns, Hello, Plain, batches_from
+from sparkdl.datasets.torch_workers import BatchServer, Columns, Hello, Tensors, batches_from
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.values.columns import is_text
@@ -77,7 +77,7 @@ def torch_dataset(
         _SEE_ENDS.apply()
     if shared is not None:
         check_shared(batches.pad)
-    server = BatchServer(batches, plain)
+    server = BatchServer(batches, tensors_of)
     made: Any = _make(server.inherited, x, y, batches, server, shared)
     made._sparkdl_is_resumed = is_resumed
     return cast("IterableDataset[Any]", made)
@@ -206,6 +206,10 @@ def called_by_accelerate() -> bool:
     return frame is not None
 
 
+Plain = dict[str, np.ndarray | list[Any]]
+"""Columns by name: arrays of numbers `[rows, …]`, or lists of other values."""
+
+
 def plain(columns: Columns) -> Plain:
     """Return columns as what a batch is made of: arrays of numbers, or lists of strings.
 
@@ -288,7 +292,10 @@ class _FeedDataset:
             )
         prepare = with_ragged if self.gives_rows else plain
         own = (_own(prepare(columns)) for columns in self._read(self._batches))
-        return self._elements(map(self._shared.exchange, own) if self._shared else own)
+        return self._elements(
+            {name: _tensor(name, part) for name, part in columns.items()}
+            for columns in (map(self._shared.exchange, own) if self._shared else own)
+        )
 
     def _read(self, batches: EpochBatches) -> Iterator[Columns]:
         for columns in batches:
@@ -304,9 +311,8 @@ class _FeedDataset:
         state = {"gives_rows": self.gives_rows, "_sparkdl_is_resumed": self._sparkdl_is_resumed}
         return _make, (self._inherited, self._x, self._y), state
 
-    def _elements(self, batches: Iterator[Plain]) -> Iterator[Any]:
-        for columns in batches:
-            tensors = {name: _tensor(name, part) for name, part in columns.items()}
+    def _elements(self, batches: Iterator[Tensors]) -> Iterator[Any]:
+        for tensors in batches:
             if self.gives_rows:
                 rows = zip(*tensors.values(), strict=True)
                 yield [dict(zip(tensors, row, strict=True)) for row in rows]

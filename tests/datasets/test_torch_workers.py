@@ -1,27 +1,16 @@
-"""Batches for workers: who takes part in an epoch, who is too late, what ends it; their files."""
+"""Batches for workers: who takes part in an epoch, who is too late, what ends it, what arrives."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
-from sparkdl.core.errors import FeedClosedError, FeedTimeoutError, FeedTypeError, SparkdlError
-from sparkdl.datasets.torch_workers import (
-    BatchServer,
-    Columns,
-    Hello,
-    Plain,
-    batches_from,
-    pack,
-    pack_failure,
-    unpack,
-    unpack_failure,
-)
+from sparkdl.core.errors import FeedClosedError, FeedTypeError, SparkdlError
+from sparkdl.datasets.torch import tensors_of
+from sparkdl.datasets.torch_workers import BatchServer, Columns, Hello, Tensors, batches_from
 from sparkdl.feed.reader.batches import EpochBatches
 from tests.doubles.feeds import SOON_S, Arrivals, Running
 
@@ -33,9 +22,7 @@ def server(it: Arrivals) -> BatchServer:
 def begin(at: BatchServer, worker: int, number: int = 0, loader: int = 1) -> Iterator[list[int]]:
     """Begin an iteration, here instead of in a worker process."""
     for batch in batches_from(at.inherited, Hello(loader, 2, worker, number)):
-        column = batch["x"]
-        assert isinstance(column, np.ndarray)
-        yield column.tolist()
+        yield batch["x"].tolist()
 
 
 def arrive(it: Arrivals, epochs: int = 1) -> None:
@@ -108,14 +95,23 @@ def test_epoch_whose_worker_went_away_is_not_joined() -> None:
         assert next(begin(at, 1)) == [0, 1, 2, 3]
 
 
-def test_error_of_one_batch_ends_the_epoch_of_who_asked() -> None:
-    def refuse(columns: Columns) -> Plain:
-        raise FeedTypeError("column 'x'")
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (FeedTypeError("column 'x'"), FeedTypeError, "(?m)^column 'x'$"),
+        (KeyError("x"), SparkdlError, "(?m)^KeyError: 'x'$"),
+    ],
+)
+def test_error_of_one_batch_ends_the_epoch_of_who_asked(
+    error: Exception, kind: type[Exception], words: str
+) -> None:
+    def refuse(columns: Columns) -> Tensors:
+        raise error
 
     with Arrivals() as it:
         arrive(it)
         at = BatchServer(EpochBatches(it.reader, 4), refuse)
-        with pytest.raises(FeedTypeError, match=r"(?m)^column 'x'$"):
+        with pytest.raises(kind, match=words):
             list(begin(at, 0))
 
 
@@ -133,55 +129,17 @@ def test_server_that_is_forgotten_ends_who_waits() -> None:
         door.close()
 
 
-def there_and_back(columns: Plain) -> dict[str, Any]:
-    fd, at = pack(columns)
-    try:
-        return unpack(fd, at)
-    finally:
-        os.close(fd)
-
-
 @pytest.mark.parametrize("dtype", ["?", "i1", "<u2", "<i8", "<f2", "<f4", "<c16"])
 @pytest.mark.parametrize("shape", [(3,), (3, 5), (0,), (2, 0, 4)])
-def test_arrays_arrive_as_they_were(dtype: str, shape: tuple[int, ...]) -> None:
+def test_arrays_arrive_as_they_were_and_can_be_written(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    arrived = there_and_back({"a": np.zeros(1, np.int8), "b": array})["b"]
-    assert arrived.dtype == array.dtype
-    np.testing.assert_array_equal(arrived, array)
-
-
-def test_lists_arrive_as_they_were() -> None:
-    strings = ["ä", None, b"\xff", ""]
-    assert there_and_back({"a": strings, "b": []}) == {"a": strings, "b": []}
-    assert there_and_back({}) == {}
-
-
-def test_views_with_gaps_are_packed_without_them() -> None:
-    array = np.arange(12).reshape(3, 4)[:, ::2]
-    np.testing.assert_array_equal(there_and_back({"a": array})["a"], array)
-
-
-def test_what_is_written_to_a_mapped_array_is_seen_by_nobody_else() -> None:
-    fd, at = pack({"a": np.zeros(4)})
-    try:
-        mine = unpack(fd, at)["a"]
-        assert isinstance(mine, np.ndarray)
-        mine[:] = 1
-        np.testing.assert_array_equal(unpack(fd, at)["a"], np.zeros(4))
-    finally:
-        os.close(fd)
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "words"),
-    [
-        (FeedTypeError("column 'a'"), FeedTypeError, "(?m)^column 'a'$"),
-        (FeedTimeoutError("no row"), FeedTimeoutError, "(?m)^no row$"),
-        (KeyError("a"), SparkdlError, "(?m)^KeyError: 'a'$"),
-    ],
-)
-def test_errors_arrive_with_their_type(error: Exception, kind: type, words: str) -> None:
-    fd, at = pack_failure(error)
-    with pytest.raises(kind, match=words):
-        raise unpack_failure(fd, at)
-    os.close(fd)
+    strings = ["ä", "", "z"]
+    with Arrivals() as it:
+        arrive(it)
+        at = BatchServer(EpochBatches(it.reader, 4), lambda _: tensors_of({"a": array} | given))
+        given = {"b": np.array(strings, object)}
+        arrived = next(batches_from(at.inherited, Hello(1, 2, 0, 0)))
+        assert arrived["b"] == strings
+        assert arrived["a"].numpy().dtype == array.dtype
+        np.testing.assert_array_equal(arrived["a"].numpy(), array)
+        arrived["a"][...] = 0

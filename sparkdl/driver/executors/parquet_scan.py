@@ -17,7 +17,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as spark_types
 from pyspark.sql.types import DataType, StructField, StructType
 
-from sparkdl.control.rows import Pick
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.plan import (
     PlannedScan,
@@ -27,7 +26,6 @@ from sparkdl.driver.executors.plan import (
     items,
     texts,
 )
-from sparkdl.driver.executors.plan_filter import Wanted, wanted_rows
 from sparkdl.driver.executors.scored import arrow_schema, distinct_columns
 from sparkdl.driver.slots.advice import is_true
 from sparkdl.storage.parquet.scan import Scan, ScannedColumn, ScannedFile, source_of
@@ -67,10 +65,9 @@ def scanned_files(
 ) -> ParquetSource:
     """Return the files of a DataFrame's rows, to be read by nodes as they are now.
 
-    Nodes can read the files if Spark's plan only scans plain Parquet files. It may choose, rename
-    and cast columns (see `is_same_cast`), take them out of structs, and filter rows if nodes get
-    the same answers. The nodes then read the same rows as Spark, in the same order. This reads the
-    files' footers and the columns in filters; it starts no job.
+    Nodes can read the files if Spark's plan only scans plain Parquet files; it may choose and
+    rename columns. The nodes then read the same rows as Spark, in the same order. This reads the
+    files' footers; it starts no job.
 
     Args:
         is_local: refuse files that are not local ones.
@@ -100,29 +97,26 @@ def _scan(data: DataFrame, is_local: bool) -> Scan:
     # The alias forces a new plan: the DataFrame's own ignores data cached since it was made.
     plan = data.alias("fed")._jdf.queryExecution().optimizedPlan()
     found = find_scan(data, plan, range(len(data.columns)), is_local)
+    if found.is_filtered:
+        raise ConfigError("its rows pass a filter")
     _check_for_nodes(data, found)
     zone = str(data.sparkSession.conf.get("spark.sql.session.timeZone"))
     columns, folders = [], []
     for origin, shown in zip(found.origins, data.schema.fields, strict=True):
         kind = _arrow_type(shown.dataType, zone)
-        attribute = found.attributes.get(origin.number, {})
-        name = attribute.get("name", "")
+        name = found.attributes.get(origin.number, {}).get("name", "")
         if name in found.partitions:
-            if not origin.is_as_stored:
+            if origin.refuses_nulls:
                 raise ConfigError(f"its column {origin.name!r} is made of folders' names")
-            columns.append(ScannedColumn(origin.name, None, kind, kind))
+            columns.append(ScannedColumn(origin.name, None, kind))
             folders.append(_folder(found, name))
-            continue
-        pick = Pick((found.stored_as(origin), *origin.fields), origin.refuses_nulls)
-        inner = _spark_type(name, attribute["dataType"])
-        for part in origin.fields:
-            assert isinstance(inner, StructType)
-            inner = inner[part].dataType
-        columns.append(ScannedColumn(origin.name, pick, _arrow_type(inner, zone), kind))
+        else:
+            columns.append(
+                ScannedColumn(origin.name, found.stored_as(origin), kind, origin.refuses_nulls)
+            )
     modes = tuple(str(data.sparkSession.conf.get(name)) for name in _REBASES)
-    wanted = wanted_rows(found)
-    files = tuple(_files(data.sparkSession, found, folders, wanted))
-    return Scan(files, tuple(columns), wanted.rows, (modes[0], modes[1]))
+    files = tuple(_files(data.sparkSession, found, folders))
+    return Scan(files, tuple(columns), (modes[0], modes[1]))
 
 
 def _check_for_nodes(frame: DataFrame, found: PlannedScan) -> None:
@@ -156,18 +150,15 @@ def _folder(found: PlannedScan, name: str) -> tuple[int, DataType]:
 
 
 def _files(
-    session: Any, found: PlannedScan, folders: Sequence[tuple[int, DataType]], wanted: Wanted
+    session: Any, found: PlannedScan, folders: Sequence[tuple[int, DataType]]
 ) -> Iterator[ScannedFile]:
     """Yield the files as Spark listed them when the DataFrame was made."""
     none = session._jvm.PythonUtils.toSeq([])
-    deciding = [_folder(found, name) for name in wanted.partitions]
     directories = found.relation.location().listFiles(none, none)
     listed = _listed(session, directories)
     for directory in items(directories):
         # All files are in one list, in the order of their folders: each folder takes its own part.
         row, files = directory.values(), [*islice(listed, directory.files().size())]
-        if not wanted.has_file([_value(row, place, kind) for place, kind in deciding]):
-            continue
         values = tuple(_value(row, place, kind) for place, kind in folders)
         for path, nbytes, modified_ms in files:
             yield ScannedFile(path, int(nbytes), int(modified_ms), values)

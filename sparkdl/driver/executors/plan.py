@@ -4,9 +4,10 @@ Runs in: driver
 
 A plan is followed from its columns down to the files, through nodes that keep rows unchanged:
 
-    Project [x AS z, cast(y as float)]    Filter (z > 3)    LogicalRelation [x, y] parquet
+    Project [x AS z, y]    Filter (z > 3)    LogicalRelation [x, y] parquet
 
-Scoring and feeding use it. A `ConfigError` has the reason against it, for use in a sentence.
+Scoring uses it, and feeding where there is no filter. A `ConfigError` has the reason against it,
+for use in a sentence.
 """
 
 from __future__ import annotations
@@ -44,45 +45,12 @@ class Origin:
     Attributes:
         name: in the DataFrame.
         number: Spark's id of the attribute behind it.
-        fields: the path of struct fields to it, outermost first.
-        cast: Spark's type (a Java object) to which it is cast, if it is.
-        refuses_nulls: Spark raises an error for a null in it.
+        refuses_nulls: Spark raises an error for a null in it, as our estimators ask for.
     """
 
     name: str
     number: int
-    fields: tuple[str, ...] = ()
-    cast: Any = None
     refuses_nulls: bool = False
-
-    @property
-    def is_as_stored(self) -> bool:
-        """Whether its values are those of an attribute, unchanged."""
-        return not self.fields and self.cast is None and not self.refuses_nulls
-
-
-@dataclass(frozen=True)
-class PlannedFilter:
-    """A filter of a plan.
-
-    Attributes:
-        condition: Spark's expression, a Java object.
-        lower: the projections below it, uppermost first.
-    """
-
-    condition: Any
-    lower: tuple[Projection, ...]
-
-    def origin(self, expression: Any) -> Origin:
-        """Return the origin of the column in a part of the condition.
-
-        Raises:
-            ConfigError: if it is computed.
-        """
-        origin = below(Origin(str(expression.sql()), -1), expression)
-        for projection in self.lower:
-            origin = projection.below(origin)
-        return origin
 
 
 class Projection:
@@ -104,7 +72,24 @@ class Projection:
         if kind_in(last) == "AttributeReference" and {*map(kind_in, above)} <= {"Alias"}:
             return replace(origin, number=number_of([last]))
         # Other expressions are few, so they may cost some calls each.
-        return below(origin, self._list.apply(place))
+        column, refuses_nulls = self._list.apply(place), origin.refuses_nulls
+        while (kind := kind_of(column)) != "AttributeReference":
+            if kind == "Coalesce" and (checked := _checked(column)) is not None:
+                column, refuses_nulls = checked, True
+            elif kind == "Alias":
+                column = column.child()
+            else:
+                raise ConfigError(f"its column {origin.name!r} is computed")
+        return Origin(origin.name, int(column.exprId().id()), refuses_nulls)
+
+
+def _checked(coalesce: Any) -> Any | None:
+    """Return `x` of coalesce(x, raise_error(…)), which returns only values of `x`."""
+    parts = items(coalesce.children())
+    error = parts[-1]
+    while kind_of(error) == "Cast":
+        error = error.child()
+    return parts[0] if len(parts) == 2 and kind_of(error) == "RaiseError" else None
 
 
 @dataclass(frozen=True)
@@ -117,7 +102,7 @@ class PlannedScan:
         origins: where the wanted columns come from.
         stored: the names of the columns in the files.
         partitions: the columns whose values are in the names of folders.
-        filters: the filters that rows must pass.
+        is_filtered: whether the rows pass a filter.
     """
 
     relation: Any
@@ -125,10 +110,10 @@ class PlannedScan:
     origins: tuple[Origin, ...]
     stored: frozenset[str]
     partitions: tuple[str, ...]
-    filters: tuple[PlannedFilter, ...]
+    is_filtered: bool
 
     def stored_as(self, origin: Origin) -> str:
-        """Return the name in the files of a column, or of the struct around it.
+        """Return the name in the files of a column.
 
         Raises:
             ConfigError: if files do not hold it.
@@ -155,17 +140,14 @@ def find_scan(frame: DataFrame, plan: Any, places: Sequence[int], is_local: bool
     # A call of py4j for each column would take minutes for a table of thousands.
     output, names = trees(frame, plan.output()), frame.columns
     origins = [Origin(names[place], number_of(output[place])) for place in places]
-    projections: list[Projection] = []
-    filters: list[tuple[Any, int]] = []
+    is_filtered = False
     while (kind := kind_of(plan)) != "LogicalRelation":
         if kind not in _TRANSPARENT:
             raise ConfigError(f"its rows come through {kind}, not straight from files")
         if kind == "Project":
-            projections.append(Projection(frame, plan))
-            origins = [projections[-1].below(origin) for origin in origins]
-        elif kind == "Filter":
-            # A filter's columns are followed through the projections below it alone.
-            filters.append((plan.condition(), len(projections)))
+            projection = Projection(frame, plan)
+            origins = [projection.below(origin) for origin in origins]
+        is_filtered = is_filtered or kind == "Filter"
         plan = plan.child()
     relation = plan.relation()
     _check_relation(relation)
@@ -177,8 +159,7 @@ def find_scan(frame: DataFrame, plan: Any, places: Sequence[int], is_local: bool
     attributes = {number_of(tree): tree[0] for tree in held}
     stored = frozenset(names_of(relation.dataSchema()))
     partitions = names_of(relation.partitionSchema())
-    passed = tuple(PlannedFilter(each, tuple(projections[depth:])) for each, depth in filters)
-    return PlannedScan(relation, attributes, tuple(origins), stored, partitions, passed)
+    return PlannedScan(relation, attributes, tuple(origins), stored, partitions, is_filtered)
 
 
 def check_shape(plan: Any) -> None:
@@ -191,37 +172,6 @@ def check_shape(plan: Any) -> None:
         if kind not in _VANISHING:
             raise ConfigError(f"its rows come through {kind}, not straight from files")
         plan = plan.child()
-
-
-def below(origin: Origin, column: Any) -> Origin:
-    """Follow a column through one projection.
-
-    Raises:
-        ConfigError: if it is computed.
-    """
-    fields, cast, refuses_nulls = origin.fields, origin.cast, origin.refuses_nulls
-    while (kind := kind_of(column)) != "AttributeReference":
-        # Outer expressions come first: a field of a cast or checked struct is not followed.
-        if kind == "GetStructField":
-            fields = (str(column.child().dataType().apply(column.ordinal()).name()), *fields)
-        elif kind == "Cast" and not fields and cast is None:
-            cast = column.dataType()
-        elif kind == "Coalesce" and not fields and (checked := _checked(column)) is not None:
-            column, refuses_nulls = checked, True
-            continue
-        elif kind != "Alias":
-            raise ConfigError(f"its column {origin.name!r} is computed")
-        column = column.child()
-    return Origin(origin.name, int(column.exprId().id()), fields, cast, refuses_nulls)
-
-
-def _checked(coalesce: Any) -> Any | None:
-    """Return `x` of coalesce(x, raise_error(…)), which returns only values of `x`."""
-    parts = items(coalesce.children())
-    error = parts[-1]
-    while kind_of(error) == "Cast":
-        error = error.child()
-    return parts[0] if len(parts) == 2 and kind_of(error) == "RaiseError" else None
 
 
 def _check_relation(relation: Any) -> None:

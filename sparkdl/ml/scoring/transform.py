@@ -123,9 +123,6 @@ def _found(frame: DataFrame, places: Sequence[int], is_local: bool) -> FileColum
     if not hasattr(frame, "_jdf"):
         raise ConfigError("Spark Connect does not say where its rows come from")
     scan = find_scan(frame, frame._jdf.queryExecution().withCachedData(), places, is_local)
-    for origin in scan.origins:
-        if not origin.is_as_stored:
-            raise ConfigError(f"its column {origin.name!r} is computed")
     names = [scan.stored_as(origin) for origin in scan.origins]
     types = arrow_schema(StructType([frame.schema.fields[place] for place in places])).types
     return FileColumns(

@@ -25,15 +25,13 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sparkdl.control.rows import Condition, DataFile, FileRange, Pick, Share
+from sparkdl.control.rows import DataFile, FileRange, Share
 from sparkdl.core.codes import Code
 from sparkdl.core.errors import ReadError
-from sparkdl.core.row_ranges import Range, count_rows, merge_ranges, overlap
-from sparkdl.storage.parquet.conditions import fulfil, parts_of, type_of
+from sparkdl.core.row_ranges import Range, merge_ranges, overlap
 from sparkdl.storage.parquet.source import convert, has_text
 from sparkdl.storage.systems import READ_NBYTES, open_file, open_storage
 from sparkdl.values.batches import halve, join_small
@@ -55,10 +53,7 @@ _SMALL = 4
 
 @dataclass(frozen=True)
 class _Piece:
-    """Ranges of one file that are read in one go, their row groups ascending.
-
-    With a condition these are ranges of one row group only: its rows are counted after the filter.
-    """
+    """Ranges of one file that are read in one go, their row groups ascending."""
 
     file: DataFile
     ranges: tuple[FileRange, ...]
@@ -97,10 +92,9 @@ def read_share(
 def _pieces(share: Share) -> Iterator[_Piece]:
     ranges: list[FileRange] = []
     nbytes = 0
-    joined_nbytes = 0 if share.condition else _JOINED_NBYTES
     for part in share.ranges:
         more = share.files[part.file].row_nbytes * part.num_rows
-        if ranges and not _is_read_with(part, ranges[-1], nbytes + more, joined_nbytes):
+        if ranges and not _is_read_with(part, ranges[-1], nbytes + more):
             yield _Piece(share.files[ranges[0].file], tuple(ranges))
             ranges, nbytes = [], 0
         ranges.append(part)
@@ -109,7 +103,7 @@ def _pieces(share: Share) -> Iterator[_Piece]:
         yield _Piece(share.files[ranges[0].file], tuple(ranges))
 
 
-def _is_read_with(part: FileRange, last: FileRange, nbytes: int, most_nbytes: int) -> bool:
+def _is_read_with(part: FileRange, last: FileRange, nbytes: int) -> bool:
     """Whether a range is read in one go with those up to `last`, which are `nbytes` with it.
 
     The remaining rows of a row group may be many ranges; the group is decoded once.
@@ -118,7 +112,7 @@ def _is_read_with(part: FileRange, last: FileRange, nbytes: int, most_nbytes: in
         return False
     if part.row_group == last.row_group:
         return part.start >= last.stop
-    return part.row_group > last.row_group and nbytes <= most_nbytes
+    return part.row_group > last.row_group and nbytes <= _JOINED_NBYTES
 
 
 class _Reader:
@@ -128,16 +122,15 @@ class _Reader:
         self._system = system
         self._schema = pa.ipc.read_schema(pa.py_buffer(share.schema))
         self._partitions = share.partitions
-        self._picks = share.picks or tuple(Pick((name,)) for name in self._schema.names)
-        own = [
-            (field, pick.path)
-            for field, pick in zip(self._schema, self._picks, strict=True)
+        self._stored_as = share.stored_as or tuple(self._schema.names)
+        own = {
+            name: field.type
+            for field, name in zip(self._schema, self._stored_as, strict=True)
             if field.name not in share.partitions
-        ]
-        self._condition = share.condition
-        asked = (about.path for about in parts_of(share.condition))
-        self._own = list(dict.fromkeys(".".join(path) for path in (*(p for _, p in own), *asked)))
-        self._has_text = any(has_text(field.type) for field, _ in own)
+        }
+        self._own = list(own)
+        self._refuses_nulls = share.refuses_nulls
+        self._has_text = any(map(has_text, own.values()))
         self._batch_nbytes = batch_nbytes
         # For the footers: several threads read pieces of one file.
         self._lock = threading.Lock()
@@ -151,7 +144,8 @@ class _Reader:
         """
         try:
             with self._open(piece.file) as file:
-                for batch in self._wanted(piece, file):
+                wanted = _wanted_rows(piece, file.metadata)
+                for batch in _select(self._decode(piece, file), wanted):
                     yield from halve(self._complete(batch, piece.file), self._batch_nbytes)
         except (OSError, pa.ArrowException, KeyError) as error:
             groups = sorted(part.row_group for part in piece.ranges)
@@ -159,23 +153,6 @@ class _Reader:
                 f"{piece.file.path}, row groups {groups[0]} to {groups[-1]}: {error}. Has the file "
                 "been replaced since the feed began, or is it not on all nodes?"
             ) from error
-
-    def _wanted(self, piece: _Piece, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-        batches = self._decode(piece, file)
-        if self._condition is None:
-            yield from _select(batches, _wanted_rows(piece, file.metadata))
-            return
-        wanted = merge_ranges((part.start, part.stop) for part in piece.ranges)
-        rows = 0
-        for batch in _select(kept_rows(self._condition, batches), wanted):
-            rows += batch.num_rows
-            yield batch
-        # The driver has shared out the counted rows, so the other nodes rely on these.
-        if rows < count_rows(wanted):
-            raise ReadError(
-                f"{piece.file.path} has fewer rows in row group {piece.ranges[0].row_group} that "
-                "the DataFrame keeps than were counted: it has been replaced since the feed began"
-            )
 
     def _open(self, wanted: DataFile) -> pq.ParquetFile:
         path = wanted.path
@@ -211,37 +188,17 @@ class _Reader:
         columns = [
             pa.repeat(pa.scalar(values[field.name]).cast(field.type), batch.num_rows)
             if field.name in values
-            else convert(_picked(batch, pick, field.name), field.type)
-            for field, pick in zip(self._schema, self._picks, strict=True)
+            else convert(batch.column(name), field.type)
+            for field, name in zip(self._schema, self._stored_as, strict=True)
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-
-def kept_rows(condition: Condition, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield of each batch of a file the rows that fulfil a condition."""
-    for batch in batches:
-
-        def column(about: Condition, batch: pa.RecordBatch = batch) -> pa.Array:
-            found = _column(batch, about.path)
-            return convert(found, type_of(about.kind)) if about.kind else found
-
-        yield batch.filter(fulfil(condition, column))
-
-
-def _column(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
-    """Return a column of a file's batch, or a field of it: null where the struct is."""
-    column = batch.column(path[0])
-    return column if len(path) == 1 else pc.struct_field(column, list(path[1:]))
-
-
-def _picked(batch: pa.RecordBatch, pick: Pick, name: str) -> pa.Array:
-    column = _column(batch, pick.path)
-    if pick.refuses_nulls and column.null_count:
-        raise ReadError(
-            f"{Code.NULL_VALUE.mark(name)} column {name!r} holds a null, for which the DataFrame "
-            "raises an error"
-        )
-    return column
+        whole = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        for name in self._refuses_nulls:
+            if whole.column(name).null_count:
+                raise ReadError(
+                    f"{Code.NULL_VALUE.mark(name)} column {name!r} holds a null, for which the "
+                    "DataFrame raises an error"
+                )
+        return whole
 
 
 def _wanted_rows(piece: _Piece, footer: pq.FileMetaData) -> list[Range]:

@@ -19,10 +19,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES
-from sparkdl.control.rows import Condition, DataFile, Pick
+from sparkdl.control.rows import DataFile
 from sparkdl.core.errors import ConfigError
-from sparkdl.storage.parquet.conditions import parts_of, type_of
-from sparkdl.storage.parquet.read import kept_rows
 from sparkdl.storage.parquet.source import (
     INT96_UNIT,
     ParquetSource,
@@ -30,20 +28,14 @@ from sparkdl.storage.parquet.source import (
     row_nbytes,
     spark_type,
 )
-from sparkdl.storage.systems import is_unchanged, locate, open_file, open_storage
+from sparkdl.storage.systems import is_unchanged, locate, open_storage
 
 _VERSION = b"org.apache.spark.version"
 _CORRECTED = "CORRECTED"
-_COUNTED_ROWS = 1 << 17
-MAX_COUNTED_NBYTES = 256 * 1024 * 1024
-"""The limit of condition columns in all files, compressed: the driver alone counts rows."""
-_WIDTHS = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64())
-"""Each of them holds the values of those before it."""
-_FLOATS = (pa.float32(), pa.float64())
-_ANY = pa.null()
-"""The type of a column in a condition that only asks whether its values are null.
-"""
-_PLAIN = (*_WIDTHS, *_FLOATS, pa.date32())
+_PLAIN = (
+    *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+    *(pa.float32(), pa.float64(), pa.date32()),
+)
 
 
 @dataclass(frozen=True)
@@ -67,23 +59,22 @@ class ScannedColumn:
     """A column of the scan.
 
     Attributes:
-        pick: where in the files it is; `None` if folders say its values.
-        stored: its type, as Spark reads it from there.
-        kind: its type after a cast, the same without one.
+        stored_as: its name in the files; `None` if folders say its values.
+        kind: its type, as Spark reads it from there.
+        refuses_nulls: a null in it is an error.
     """
 
     name: str
-    pick: Pick | None
-    stored: pa.DataType
+    stored_as: str | None
     kind: pa.DataType
+    refuses_nulls: bool = False
 
 
 @dataclass(frozen=True)
 class Scan:
-    """The files and rows that Spark would read.
+    """The files that Spark would read.
 
     Attributes:
-        condition: files hold other rows too, which do not count.
         rebases: Spark's conversion of dates and timestamps in files without a note of the writer's
             calendar: `(for all but INT96, for INT96)`, as values of
             `spark.sql.parquet.datetimeRebaseModeInRead`.
@@ -91,7 +82,6 @@ class Scan:
 
     files: tuple[ScannedFile, ...]
     columns: tuple[ScannedColumn, ...]
-    condition: Condition | None = None
     rebases: tuple[str, str] = (_CORRECTED, _CORRECTED)
 
 
@@ -101,7 +91,6 @@ class _Found:
 
     row_groups: tuple[int, ...]
     row_nbytes: int
-    nbytes_to_count: int
 
 
 def source_of(scan: Scan, is_wanted: Callable[[], bool] = lambda: True) -> ParquetSource:
@@ -113,10 +102,10 @@ def source_of(scan: Scan, is_wanted: Callable[[], bool] = lambda: True) -> Parqu
     Raises:
         ConfigError: if Arrow's values may differ from Spark's: a file has changed since Spark
             listed it; a column is missing, ambiguous, or of another type; Arrow and Spark read its
-            type or do its cast differently. Also if the storage is not supported, a footer cannot
+            type differently. Also if the storage is not supported, a footer cannot
             be read, or there are no rows.
     """
-    _check_columns(scan.columns, scan.condition)
+    _check_columns(scan.columns)
     located = [locate(file.path) for file in scan.files]
     storages = {storage.uri: storage for storage, _ in located}
     if len(storages) != 1:
@@ -129,11 +118,7 @@ def source_of(scan: Scan, is_wanted: Callable[[], bool] = lambda: True) -> Parqu
     # Sorted, because the rows' numbers must not depend on the order of Spark's listing.
     paths = sorted(listed)
     found = read_footers(paths, partial(_read_footer, system, listed, scan), is_wanted)
-    row_groups = [footer.row_groups for footer in found]
-    if scan.condition is not None:
-        if sum(footer.nbytes_to_count for footer in found) > MAX_COUNTED_NBYTES:
-            raise ConfigError("it takes long to count the rows that pass its filter")
-        row_groups = read_footers(paths, partial(_count, system, scan.condition), is_wanted)
+    row_groups = tuple(footer.row_groups for footer in found)
     files = tuple(
         DataFile(path, footer.row_nbytes, file.values, file.nbytes)
         for path, footer, file in zip(paths, found, map(listed.get, paths), strict=True)
@@ -142,44 +127,28 @@ def source_of(scan: Scan, is_wanted: Callable[[], bool] = lambda: True) -> Parqu
     source = ParquetSource(
         storage,
         pa.schema([(column.name, column.kind) for column in scan.columns]),
-        tuple(column.name for column in scan.columns if column.pick is None),
+        tuple(column.name for column in scan.columns if column.stored_as is None),
         files,
-        tuple(row_groups),
-        tuple(column.pick or Pick(()) for column in scan.columns),
-        _numbering(row_groups, scan.condition),
-        scan.condition,
+        row_groups,
+        tuple(column.stored_as or "" for column in scan.columns),
+        tuple(column.name for column in scan.columns if column.refuses_nulls),
+        # How the rows are numbered, independent of the files' names.
+        hashlib.sha256(msgspec.json.encode(row_groups)).hexdigest()[:16],
     )
     if not source.num_rows:
-        raise ConfigError("its files have no rows that are wanted")
+        raise ConfigError("its files have no rows")
     # One node's share, at most; some room is left for what rows that are done cut it into.
     if len(msgspec.json.encode(source.shares(1)[0])) > MAX_MESSAGE_NBYTES // 2:
         raise ConfigError("its files and row groups are too many for one message to a node")
     return source
 
 
-def _numbering(row_groups: Sequence[tuple[int, ...]], condition: Condition | None) -> str:
-    """Return a digest of how the rows are numbered, independent of the files' names."""
-    said = msgspec.json.encode([condition, row_groups])
-    return hashlib.sha256(said).hexdigest()[:16]
-
-
-def _check_columns(columns: Sequence[ScannedColumn], condition: Condition | None) -> None:
+def _check_columns(columns: Sequence[ScannedColumn]) -> None:
     names = [column.name for column in columns]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"it has several columns {twice[0]!r}")
-    if all(column.pick is None for column in columns):
+    if all(column.stored_as is None for column in columns):
         raise ConfigError("none of its columns is in the files")
-    picked = {column.pick.path for column in columns if column.pick is not None}
-    for asked in _asked(condition):
-        # A test for null names no type, so only a selected column has been checked.
-        if asked.pick is not None and asked.stored == _ANY and asked.pick.path not in picked:
-            raise ConfigError(f"its filter is about {asked.name!r}, which is not selected")
-    for column in columns:
-        is_cast = not column.kind.equals(column.stored)
-        if is_cast and (column.pick is None or not is_same_cast(column.stored, column.kind)):
-            raise ConfigError(
-                f"its column {column.name!r} is cast from {column.stored} to {column.kind}"
-            )
 
 
 def _read_footer(
@@ -196,47 +165,12 @@ def _read_footer(
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     fields = _in_any_case(schema)
-    for column in (*scan.columns, *_asked(scan.condition)):
-        if column.pick is None or column.stored == _ANY:
-            continue
-        if problem := _problem(column, fields, metadata, scan):
+    for column in scan.columns:
+        if column.stored_as and (problem := _problem(column, fields, metadata, scan)):
             raise ConfigError(f"its column {column.name!r} {problem} in {path}")
-    names = {".".join(column.pick.path) for column in scan.columns if column.pick is not None}
+    names = {column.stored_as for column in scan.columns if column.stored_as}
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    names_to_count = _names(scan.condition)
-    # Compressed bytes of all columns whose names begin so: too many, perhaps, for what is a limit.
-    to_count = (
-        leaf.total_compressed_size
-        for group in groups
-        for leaf in map(group.column, range(group.num_columns))
-        if leaf.path_in_schema.startswith(names_to_count)
-    )
-    rows = tuple(group.num_rows for group in groups)
-    return _Found(rows, row_nbytes(metadata, names), sum(to_count))
-
-
-def _names(condition: Condition | None) -> tuple[str, ...]:
-    return tuple(sorted({".".join(about.path) for about in parts_of(condition)}))
-
-
-def _count(system: pafs.FileSystem, condition: Condition, path: str) -> tuple[int, ...]:
-    """Return how many rows of each row group fulfil a condition; reads the columns it is about."""
-    try:
-        with open_file(system, path) as file:
-            counts = []
-            for group in range(file.num_row_groups):
-                batches = file.iter_batches(_COUNTED_ROWS, [group], list(_names(condition)))
-                counts.append(sum(kept.num_rows for kept in kept_rows(condition, batches)))
-            return tuple(counts)
-    except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-
-
-def _asked(condition: Condition | None) -> Iterator[ScannedColumn]:
-    """Yield the columns that a condition is about."""
-    for about in parts_of(condition):
-        kind = type_of(about.kind) if about.kind else _ANY
-        yield ScannedColumn(".".join(about.path), Pick(about.path), kind, kind)
+    return _Found(tuple(group.num_rows for group in groups), row_nbytes(metadata, names))
 
 
 def _in_any_case(fields: Iterable[pa.Field]) -> dict[str, list[pa.Field]]:
@@ -261,19 +195,14 @@ def _problem(
     Args:
         fields: of the file, by their names in lower case.
     """
-    assert column.pick is not None
-    for depth, name in enumerate(column.pick.path):
-        same = fields.get(name.lower(), [])
-        if [field.name for field in same] != [name]:
-            names = ", ".join(repr(field.name) for field in same)
-            return f"is called {names}" if same else "is missing"
-        kind = same[0].type
-        if depth < len(column.pick.path) - 1:
-            if not pa.types.is_struct(kind):
-                return f"is no field of a struct, but of {kind},"
-            fields = _in_any_case(kind)
-    if not is_read_as(kind, column.stored):
-        return f"is {kind}, which Spark reads as {column.stored},"
+    assert column.stored_as is not None
+    same = fields.get(column.stored_as.lower(), [])
+    if [field.name for field in same] != [column.stored_as]:
+        names = ", ".join(repr(field.name) for field in same)
+        return f"is called {names}" if same else "is missing"
+    kind = same[0].type
+    if not is_read_as(kind, column.kind):
+        return f"is {kind}, which Spark reads as {column.kind},"
     tags = metadata.metadata or {}
     for leaf in _leaves(kind):
         if not (pa.types.is_date(leaf) or pa.types.is_timestamp(leaf)):
@@ -343,17 +272,3 @@ def _is_field_read_as(found: pa.Field, spark: pa.Field) -> bool:
     # Where Spark expects no nulls, the file must not be able to hold any.
     is_nullable = spark.nullable or not found.nullable
     return is_nullable and is_read_as(found.type, spark.type)
-
-
-def is_same_cast(start: pa.DataType, end: pa.DataType) -> bool:
-    """Return whether a cast gives the same in Arrow as in Spark, whatever the value.
-
-    Integers and booleans become wider integers, or floats: the nearest one, as IEEE 754 has it.
-    Floats become doubles, doubles the nearest float; and so do the elements of arrays.
-    """
-    if pa.types.is_list(start) and pa.types.is_list(end):
-        is_nullable = end.value_field.nullable or not start.value_field.nullable
-        return is_nullable and (start.equals(end) or is_same_cast(start.value_type, end.value_type))
-    if end in _FLOATS:
-        return start in (*_WIDTHS, *_FLOATS)
-    return start in _WIDTHS and end in _WIDTHS[_WIDTHS.index(start) :]

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sparkdl.control.rows import Condition, DataFile, FileRange, Pick, Share, Storage
+from sparkdl.control.rows import DataFile, FileRange, Share, Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.row_ranges import Range, uncovered
 from sparkdl.storage.systems import find_files, locate, open_storage
@@ -51,7 +51,7 @@ class ParquetSource:
         schema: of every batch that is read.
         partitions: the columns whose values are in the names of folders.
         row_groups: for each file, how many rows each of its row groups has.
-        picks, condition: see `Share`. Rows that do not fulfil it are not counted.
+        stored_as, refuses_nulls: see `Share`.
         numbering: see `CallShape`.
     """
 
@@ -60,9 +60,9 @@ class ParquetSource:
     partitions: tuple[str, ...]
     files: tuple[DataFile, ...]
     row_groups: tuple[tuple[int, ...], ...]
-    picks: tuple[Pick, ...] = ()
+    stored_as: tuple[str, ...] = ()
+    refuses_nulls: tuple[str, ...] = ()
     numbering: str = ""
-    condition: Condition | None = None
 
     @property
     def num_rows(self) -> int:
@@ -77,7 +77,7 @@ class ParquetSource:
         return [
             Share(
                 *(self.storage, schema, self.partitions, *own_files(self.files, ranges)),
-                *(self.picks, self.condition),
+                *(self.stored_as, self.refuses_nulls),
             )
             for ranges in plan(self.row_groups, num_nodes, seed, done)
         ]
@@ -430,9 +430,7 @@ def spark_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return `column` as `kind`, its `spark_type` or wider; without a copy where only names differ.
-
-    Integers become the nearest floats.
+    """Return `column` as `kind`, its `spark_type`; without a copy where only names differ.
 
     Raises:
         pyarrow.ArrowInvalid: if a value does not fit.
@@ -440,17 +438,7 @@ def convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """
     if column.type.equals(kind):
         return column
-    # Arrow refuses integers that a float cannot hold exactly; Spark takes the nearest float.
-    is_rounded = pa.types.is_integer(_element(column.type)) and pa.types.is_floating(_element(kind))
-    return pc.cast(
-        column,
-        options=pc.CastOptions(kind, allow_time_truncate=True, allow_float_truncate=is_rounded),
-    )
-
-
-def _element(kind: pa.DataType) -> pa.DataType:
-    is_list = pa.types.is_nested(kind) and hasattr(kind, "value_type")
-    return _element(kind.value_type) if is_list else kind
+    return pc.cast(column, options=pc.CastOptions(kind, allow_time_truncate=True))
 
 
 def has_text(kind: pa.DataType) -> bool:

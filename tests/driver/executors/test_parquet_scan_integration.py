@@ -9,7 +9,6 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,7 +93,7 @@ def assert_same(frame: DataFrame) -> pa.Table:
     """Assert that nodes read what Spark gives: names, types, values; return it."""
     theirs = by_spark(frame)
     if not theirs.num_rows:
-        with pytest.raises(ConfigError, match=r"no rows that are wanted|no files"):
+        with pytest.raises(ConfigError, match=r"no rows|no files"):
             by_nodes(frame)
         return theirs
     ours = by_nodes(frame)
@@ -159,23 +158,7 @@ NESTED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 if int(pa.__version__.partition(".")[0]) < 26:
     del NESTED["pair"]  # null lists of a fixed size are an error there: apache/arrow#35692
 COLUMNS = {**SCALARS, **NESTED}
-SELECTED = [
-    *("`text` as `bytes`", "`local`", "part.a as a", "part.b.`c.d`", "part.b as `b.b`", "parts"),
-    *("cast(double as float) as narrow", "cast(float as double) as wide", "cast(bool as int)"),
-    *("cast(int64 as float) as f", "cast(int64 as double) as g", "cast(int8 as bigint)"),
-    *("cast(doubles as array<float>) as floats", "fixed"),
-    *(["cast(pair as array<double>)"] if "pair" in NESTED else []),
-]
-
-CONDITIONS = [
-    *("int32 > 0", "5 >= int8", "not (int64 < 3 or bool)", "bool", "not bool and int16 != 7"),
-    *("text >= 'b'", "not (text = 'a')", "text in ('', 'a', 'b', '0')", "text < 'é' or bool"),
-    *("not (int8 in (0, 1, -1))", "day < date'2000-01-01'", "day <=> date'2000-01-01' or bool"),
-    *("instant > timestamp'2000-01-01 00:00:00'", "local <= timestamp_ntz'2000-01-01 00:00:00'"),
-    *("millis = timestamp_ntz'2000-01-01 00:00:00' or int64 is null", "part.a between -3 and 3"),
-    *("coalesce(bool, false)", "not coalesce(bool, true)", "doubles is not null"),
-    *("int32 > 0 and (int32 < 5 or not bool) and text is not null",),
-]
+SELECTED = ["`text` as `bytes`", "`local`", "part as `p.q`", "parts", "fixed", "doubles"]
 
 
 @st.composite
@@ -208,7 +191,6 @@ def tables(draw: st.DrawFn) -> pa.Table:
         }
     ),
     is_selected=st.booleans(),
-    condition=st.none() | st.sampled_from(CONDITIONS),
 )
 def test_whatever_is_in_the_files_nodes_read_what_spark_gives(
     spark_local: SparkSession,
@@ -216,15 +198,12 @@ def test_whatever_is_in_the_files_nodes_read_what_spark_gives(
     table: pa.Table,
     options: dict[str, Any],
     is_selected: bool,
-    condition: str | None,
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     pq.write_table(table, folder / "a.parquet", **options)
     pq.write_table(table.slice(0, 1), folder / "b.parquet")
     frame = spark_local.read.parquet(str(folder))
-    if condition is not None:
-        frame = frame.where(condition)
-    assert_same(frame.selectExpr(*SELECTED, "double", "doubles") if is_selected else frame)
+    assert_same(frame.selectExpr(*SELECTED) if is_selected else frame)
 
 
 # what Spark writes
@@ -272,13 +251,12 @@ def test_what_spark_wrote_is_read_vectors_folders_and_int96_among_it(
     [
         lambda df: df,
         lambda df: df.select("x", f.col("id").alias("z"), "part").withColumnRenamed("x", "id"),
-        lambda df: df.alias("a").select(f.col("a.s.b").alias("x.y"), "a.id").select("`x.y`", "id"),
-        lambda df: df.select("s.*", "id").select(f.col("a").cast("double"), "id"),
+        lambda df: df.alias("a").select(f.col("a.s").alias("x.y"), "a.id").select("`x.y`", "id"),
         lambda df: df.select(
             f.coalesce("id", f.raise_error(f.lit("null")).cast("long")).alias("i")
         ),
     ],
-    ids=["all", "renamed", "aliased", "nested", "checked"],
+    ids=["all", "renamed", "aliased", "checked"],
 )
 def test_scans_that_nodes_read(spark_local: SparkSession, folder: Path, change: Change) -> None:
     assert assert_same(change(spark_local.read.parquet(str(folder)))).num_rows == 60
@@ -298,9 +276,11 @@ def test_scans_that_nodes_read(spark_local: SparkSession, folder: Path, change: 
         (lambda df: df.withColumn("id", f.col("id") + 1), "'id' is computed"),
         (lambda df: df.select(f.col("x")[0].alias("e")), "'e' is computed"),
         (lambda df: df.select(f.coalesce("id", f.lit(1)).alias("i")), "'i' is computed"),
-        (lambda df: df.select("id", "_metadata.file_path"), "'file_path' is not in the files"),
-        (lambda df: df.select(f.col("id").cast("string")), "cast from int64 to string"),
-        (lambda df: df.select("id", f.col("part").cast("double")), "'part' is made of folders'"),
+        (lambda df: df.select("id", "_metadata.file_path"), "'file_path' is computed"),
+        (lambda df: df.select(f.col("id").cast("double")), "'id' is computed"),
+        (lambda df: df.select("s.a"), "'a' is computed"),
+        (lambda df: df.where("id > 3"), "pass a filter"),
+        (lambda df: df.where("part = 1"), "pass a filter"),
         (lambda df: df.select("part"), "none of its columns is in the files"),
         (lambda df: df.select("id", "id"), "several columns 'id'"),
         (lambda df: df.sparkSession.range(3), "Range"),
@@ -312,83 +292,6 @@ def test_what_is_no_scan_is_left_to_spark(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         scanned_files(change(spark_local.read.parquet(str(folder))), is_local=True)
-
-
-@pytest.mark.parametrize(
-    ("condition", "rows"),
-    [
-        ("part = 1", 30),
-        ("part = 1 and id % 2 is not null and id < 40", 10),
-        ("(part = 0 or part is null) and not (id <= 3)", 26),
-        ("id < 3 or id > 57", 5),
-        ("s.a = 33", 1),
-    ],
-)
-def test_filters_that_nodes_evaluate(
-    spark_local: SparkSession, folder: Path, condition: str, rows: int
-) -> None:
-    frame = spark_local.read.parquet(str(folder))
-    frame = frame.where(condition.replace("id % 2", "id"))
-    assert assert_same(frame.select(f.col("id").alias("z"), "s", "part")).num_rows == rows
-    assert assert_same(frame.select("s.b").where("b > ''")).num_rows == rows
-
-
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_filters_by_values_on_both_sides(
-    spark_local: SparkSession, tmp_path: Path, condition: str
-) -> None:
-    moments = [datetime(1999, 12, 31, 23, 59), datetime(2000, 1, 1), datetime(2000, 1, 1, 5), None]
-    values: dict[str, list[Any]] = {
-        "bool": [True, False, None],
-        **{f"int{bits}": [None, -1, 0, 2, 3, 5, 7, 9] for bits in (8, 16, 32, 64)},
-        "text": [None, "", "a", "b", "bé", "é", "ﬀ", "🙂"],
-        "day": [date(1999, 12, 31), date(2000, 1, 1), None],
-        **dict.fromkeys(("instant", "local", "millis"), moments),
-        "doubles": [None, [], [1.0]],
-        "part": [None, {"a": None}, {"a": -3}, {"a": 4}, {"a": 3}],
-    }
-    random = Random(condition)
-    columns = {
-        name: pa.array([random.choice(of) for _ in range(60)], COLUMNS[name][0])
-        for name, of in values.items()
-    }
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=9)
-    frame = spark_local.read.parquet(str(tmp_path)).where(condition)
-    assert 0 < assert_same(frame).num_rows < 60
-
-
-@pytest.mark.parametrize(
-    ("condition", "reason"),
-    [
-        ("id % 2 = 0", "is computed"),
-        ("id < x[0]", "compares"),
-        ("x[0] > 1", "compares"),
-        ("cast(id as double) > 0.5", "compares"),
-        ("part = 1 or id = 3", "of files and of folders"),
-        ("s.b like 'a%'", "its filter is"),
-        ("rand() < 0.5", "compares"),
-        ("id in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)", "its filter is"),
-        ("size(x) = 2", "is computed"),
-        ("x is not null", "its filter is about 'x', which is not selected"),
-        ("id = (select max(id) from range(9))", "compares"),
-    ],
-)
-def test_filters_that_are_left_to_spark(
-    spark_local: SparkSession, folder: Path, condition: str, reason: str
-) -> None:
-    frame = spark_local.read.parquet(str(folder)).where(condition).select("id", "s")
-    with pytest.raises(ConfigError, match=reason):
-        scanned_files(frame, is_local=True)
-
-
-def test_floats_are_compared_by_spark(spark_local: SparkSession, tmp_path: Path) -> None:
-    """To it a NaN is the largest number, and statistics of row groups leave it out."""
-    table = pa.table({"x": [1.0, float("nan")], "y": pa.array([1, 2], pa.float32())})
-    pq.write_table(table, tmp_path / "a.parquet")
-    frame = spark_local.read.parquet(str(tmp_path))
-    for condition in ("x > 0", "y = 1", "not (y < 1)", "y in (1, 2)"):
-        with pytest.raises(ConfigError, match="compares"):
-            scanned_files(frame.where(condition), is_local=True)
 
 
 @pytest.mark.parametrize(

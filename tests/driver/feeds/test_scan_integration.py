@@ -82,8 +82,8 @@ def test_rows_are_the_same_whoever_reads_the_files(
         assert cluster.feed(frame, 2, "spark", reader="spark").rows_fed == 240
         cluster.end_feeds("spark")
         filtered = cluster.feed(frame.where("x between 10 and 100"), 2, "filtered")
-        assert "3 Parquet files, 91 rows" in told("filtered")
-        assert (sorted(filtered.rows.values()), filtered.rows_used) == ([90, 92], 182)
+        assert "is read through Spark: its rows pass a filter" in told("filtered")
+        assert (filtered.rows_used, sum(filtered.rows.values())) == (182, 182)
         cluster.end_feeds("filtered")
         cluster.feed(frame.orderBy("x"), feed="sorted")
         assert "is read through Spark: its rows come through Sort" in told("sorted")
