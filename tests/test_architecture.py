@@ -74,7 +74,6 @@ PYSPARK = {  # who may import pyspark
     "mlflow/*": "a face",
     "petastorm/*": "a face",
     "diagnosis/command.py": "starts the session that it examines",
-    "diagnosis/executors.py": "asks all executors by one job",
     "torch_distributor.py": "a face",
 }
 PYSPARK_LAZILY = (
@@ -92,7 +91,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "datasets/jax.py": "batches become arrays on devices, and what Keras on JAX takes",
     "values/ndarrays.py": "batches become tensors",
     "collectives/*": "reduces a framework's tensors",
-    "diagnosis/measure.py": "reduces a tensor between nodes",
+    "diagnosis/doctor.py": "reduces a tensor between nodes",
     "ml/scoring/tensorflow.py": "loads a saved model",
     "ml/scoring/torch.py": "loads a saved model, and takes a module",
     "ml/daemon.py": "imports TensorFlow for Spark's workers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from sparkdl.driver.executors.sessions import by_value
 from tests.doubles.programs import output_of
 
 PROGRAM = """
-import json, pickle, sys
+import pickle, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
@@ -24,19 +25,26 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 with open(sys.argv[1], "rb") as file:
-    print(json.dumps(pickle.load(file)()))
+    (batch,) = pickle.load(file)([])
+    print(batch["facts"][0])
 """
 
 
-def test_executor_without_sparkdl_tells_of_itself(tmp_path: Path) -> None:
-    order = {"host": "", "port": 0, "token": "t", "wait_s": 1.0, "limit_s": 9.0, "looks": {}}
-    with by_value(probe):
-        code = cloudpickle.dumps(partial(probe.facts_of, order))  # type: ignore[no-untyped-call]
-    (tmp_path / "task").write_bytes(code)
-    found = json.loads(output_of(sys.executable, "-c", PROGRAM, tmp_path / "task"))
+@pytest.mark.parametrize("is_open", [True, False])
+def test_executor_without_sparkdl_tells_of_itself_and_of_its_way_to_the_driver(
+    tmp_path: Path, is_open: bool
+) -> None:
+    with by_value(probe), socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+        if not is_open:
+            server.close()
+        code = cloudpickle.dumps(partial(probe.answer, *where))  # type: ignore[no-untyped-call]
+        (tmp_path / "task").write_bytes(code)
+        found = json.loads(output_of(sys.executable, "-c", PROGRAM, tmp_path / "task"))
     assert "sparkdl" not in found["versions"]
     assert found["versions"]["Python"] == probe.basics()["versions"]["Python"]
     assert found["versions"]["pyarrow"]
+    assert ("unreachable" in found) == (not is_open)
 
 
 @pytest.mark.parametrize("has_ours", [False, True])
