@@ -124,7 +124,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "dashboard": 1_370,
     "data": 1_600,
     "datasets": 2_260,
-    "diagnosis": 2_310,
+    "diagnosis": 1_480,
     "driver": 13_210,
     "feed": 6_060,
     "frameworks": 2_250,
