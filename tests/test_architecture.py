@@ -135,7 +135,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "petastorm": 730,
     "storage": 1_370,
     "tfos": 2_070,
-    "values": 2_310,
+    "values": 2_120,
 }
 
 FORBIDDEN = {  # calls, and what to write instead
