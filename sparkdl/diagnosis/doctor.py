@@ -313,15 +313,15 @@ def _ask(spark: SparkSession, tasks: int, address: tuple[str, int], limit_s: flo
     Raises:
         ReservationTimeoutError: if the job has not ended in time.
     """
-    from sparkdl.driver.executors.sessions import by_value, inheriting_thread
+    from sparkdl.driver.executors.sessions import inheriting_thread, pickle_by_value
 
+    pickle_by_value(probe)  # an executor may lack sparkdl, or have another one
     tag = f"sparkdl-doctor-{secrets.token_hex(4)}"
 
     def ask() -> list[Facts]:
         with (
             tagged_jobs(spark, tag),
             named_jobs(spark, "sparkdl doctor", "do executors reach the driver?"),
-            by_value(probe),  # an executor may lack sparkdl, or have another one
         ):
             frame = spark.range(tasks, numPartitions=tasks)
             rows = frame.mapInArrow(partial(probe.answer, *address), "facts string").collect()

@@ -66,7 +66,7 @@ def basics() -> dict[str, Any]:
     package = _package()
     folders = [os.path.join(package, name) for name in _FOREIGN_FOLDERS]
     return {
-        "executor": f"{host} {_boot_id()} {os.getppid()}",  # the daemon of its Python workers
+        "executor": f"{host} {os.getppid()}",  # the daemon of its Python workers
         "host": host,
         "versions": {name: version for name, version in versions.items() if version},
         "package": package,
@@ -92,12 +92,3 @@ def _package() -> str:
         if found and found.origin:
             return os.path.dirname(found.origin)
     return ""
-
-
-def _boot_id() -> str:
-    """Return an id that differs between hosts of the same name."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()[:8]
-    except OSError:
-        return ""

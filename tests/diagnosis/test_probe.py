@@ -12,8 +12,10 @@ import pytest
 from pyspark import cloudpickle
 
 from sparkdl.diagnosis import probe
-from sparkdl.driver.executors.sessions import by_value
+from sparkdl.driver.executors.sessions import pickle_by_value
 from tests.doubles.programs import output_of
+
+pickle_by_value(probe)
 
 PROGRAM = """
 import pickle, sys
@@ -34,7 +36,7 @@ with open(sys.argv[1], "rb") as file:
 def test_executor_without_sparkdl_tells_of_itself_and_of_its_way_to_the_driver(
     tmp_path: Path, is_open: bool
 ) -> None:
-    with by_value(probe), socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         where = server.getsockname()
         if not is_open:
             server.close()
@@ -56,8 +58,7 @@ def test_executor_names_another_package_that_is_imported_as_sparkdl(
     (package / "__init__.py").write_text("" if has_ours else "raise RuntimeError('no TensorFlow')")
     if has_ours:
         (package / "version.py").write_text("__version__ = '1.2'")
-    with by_value(probe):
-        code = cloudpickle.dumps(probe.basics)  # type: ignore[no-untyped-call]
+    code = cloudpickle.dumps(probe.basics)  # type: ignore[no-untyped-call]
     (tmp_path / "task").write_bytes(code)
     program = "import json, pickle, sys; print(json.dumps(pickle.load(open(sys.argv[1], 'rb'))()))"
     command = (sys.executable, "-c", program, tmp_path / "task")

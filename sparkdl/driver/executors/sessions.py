@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -145,23 +144,6 @@ def qualified(session: SparkSession, path: str) -> str:
     return path
 
 
-_by_value: Counter[str] = Counter()
-_by_value_lock = threading.Lock()
-
-
-@contextmanager
-def by_value(module: Any) -> Iterator[None]:
-    """Pickle a module by value, so that executors need not have it."""
-    name = module.__name__
-    # Launches in parallel threads share cloudpickle's registry, which does not count.
-    with _by_value_lock:
-        _by_value[name] += 1
-        if _by_value[name] == 1:
-            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        with _by_value_lock:
-            _by_value[name] -= 1
-            if not _by_value[name]:
-                cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
+def pickle_by_value(module: Any) -> None:
+    """Pickle a module by value from now on, so that executors need not have it."""
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
