@@ -193,14 +193,11 @@ def _here(asked: Asked, why_not: Check) -> Iterator[Check]:
     yield why_not
     urls = [absolute_url(path, "file://", os.getcwd()) for path in asked.paths]
     yield from _guarded("TLS", _judge_tls, asked, "")
-    driver = _driver(asked.looks(urls), asked.limit_s)
+    looked = look_around(asked.looks(urls), asked.limit_s)
+    driver = msgspec.convert({**probe.basics(), **looked}, Facts)
     yield from _guarded("versions", judges.judge_versions, driver, [])
     yield from _guarded("package", judges.judge_packages, [driver])
     yield from _judge_facts([driver], asked, urls, "")
-
-
-def _driver(looks: list[list[str]], limit_s: float) -> Facts:
-    return msgspec.convert({**probe.basics(), **look_around(looks, limit_s)}, Facts)
 
 
 def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
@@ -212,7 +209,7 @@ def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
     there = "" if root == "file://" else f"{root}/"
     wanted = [absolute_url(path, root, os.getcwd()) for path in asked.paths]
     urls = list(dict.fromkeys([*filter(None, [there]), *wanted]))
-    for check in _before_launch(spark, asked, urls, there):
+    for check in _before_launch(spark, asked):
         found.append(check)
         yield check
     # A launch that must fail would only repeat these problems, after its whole timeout.
@@ -222,13 +219,11 @@ def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
         yield from _guarded("launch", _launched, spark, asked, urls, there)
 
 
-def _before_launch(
-    spark: SparkSession, asked: Asked, urls: list[str], there: str
-) -> Iterator[Check]:
+def _before_launch(spark: SparkSession, asked: Asked) -> Iterator[Check]:
     from sparkdl.driver.slots.advice import costly_settings, encrypting_setting
     from sparkdl.driver.slots.preflight import read_topology
 
-    driver = _driver([["storage", url] for url in urls], asked.limit_s)
+    driver = msgspec.convert(probe.basics(), Facts)
     yield from _guarded("package", judges.judge_packages, [driver])
     yield from _guarded("Spark", _judge_spark, spark, driver)
     topology, tasks = None, asked.nodes or 1
@@ -244,10 +239,6 @@ def _before_launch(
     yield from _guarded(
         "executors", _judge_way, spark, min(_MOST_TASKS, tasks), asked.limit_s, driver
     )
-    # Only what fails there: that the driver finds a path says nothing of the executors.
-    bad = [url for url, error in driver.storage.items() if error]
-    at_driver = msgspec.structs.replace(driver, host="the driver")
-    yield from _guarded("paths", judges.judge_storage, [at_driver], bad, there)
     advice = costly_settings(spark.conf.get, spark.version)
     yield from _guarded("settings", judges.judge_settings, advice, topology)
 

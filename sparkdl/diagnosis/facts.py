@@ -24,7 +24,6 @@ class Machine(msgspec.Struct, frozen=True):
         memory_nbytes: the total, shared by this process and those beside it.
         feed_nbytes: the default limit of a node's feed in memory.
         folder: where a node writes files, including rows that do not fit into memory.
-        folder_error: why no file can be written there.
         feed_disk_nbytes: the default limit of a node's feed on that disk.
         shm_nbytes: the size of /dev/shm; `None` where there is none.
         descriptors: how many files a process may have open.
@@ -37,7 +36,6 @@ class Machine(msgspec.Struct, frozen=True):
     free_nbytes: int = 0
     feed_nbytes: int = 0
     folder: str = ""
-    folder_error: str = ""
     disk_free_nbytes: int = 0
     feed_disk_nbytes: int = 0
     shm_nbytes: int | None = None

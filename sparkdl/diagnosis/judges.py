@@ -305,14 +305,6 @@ def judge_machines(facts: Sequence[Facts], needs_shm: bool) -> Iterator[Check]:
                 "Install sparkdl-cluster in the executors' Python, with what it needs",
             )
     pairs = _machines(facts)
-    for one, machine in pairs:
-        if machine.folder_error:
-            yield Check(
-                "disk",
-                "problem",
-                f"{one.place}: no file can be written in {machine.folder}: {machine.folder_error}",
-                "Point spark.local.dir (SPARK_LOCAL_DIRS) to a folder that can be written to",
-            )
     for rule in _RULES:
         if pairs and (needs_shm or rule.size != "shm_nbytes"):
             yield from _judge_by(rule, pairs)

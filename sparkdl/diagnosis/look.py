@@ -109,7 +109,6 @@ def look_at_machine() -> Machine:
         free_nbytes=free_memory(),
         feed_nbytes=feed_memory(None),
         folder=str(folder),
-        folder_error=_write_error(folder),
         disk_free_nbytes=shutil.disk_usage(folder).free,
         feed_disk_nbytes=feed_disk(None, folder),
         shm_nbytes=shutil.disk_usage(_SHM).total if _SHM.is_dir() else None,
@@ -166,16 +165,6 @@ def _gpus() -> tuple[str, tuple[str, ...], str]:
             return version, tuple(gpu.name for gpu in found), ""
     except FrameworkMissingError as error:
         return "", (), str(error)
-
-
-def _write_error(folder: Path) -> str:
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder) as file:
-            file.write(b"sparkdl")
-            file.flush()
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 _TOPICS: dict[str, Callable[..., Any]] = {

@@ -158,7 +158,6 @@ def test_good_machines_are_a_line_each() -> None:
     [
         ({"free_nbytes": GIB}, "warning", "1.0 GiB of 64.0 GiB are free, and the feed of each"),
         ({"disk_free_nbytes": 1 << 20}, "warning", "1.0 MiB are free in /disk"),
-        ({"folder_error": "read-only"}, "problem", "no file can be written in /disk: read-only"),
         ({"shm_nbytes": 64 << 20}, "warning", "/dev/shm has 64.0 MiB: feeds do not use it"),
         ({"descriptors": 1024}, "warning", "a process may have 1024 file descriptors"),
     ],
