@@ -20,7 +20,7 @@ from contestants.tfrecord_data import PIXELS, schema
 from runner import Figure
 
 from sparkdl.data.columns import EXAMPLE, columns_of
-from sparkdl.data.encode import encode
+from sparkdl.data.examples import encode
 from sparkdl.data.framing import frame
 
 FILES = 4

@@ -168,7 +168,6 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     add("--path", action="append", default=[], metavar="URL",
         help="a path or URL that nodes read or write; repeatable")  # fmt: skip
     add("--tls", action="store_true", default=None, help="encrypt, as Startup(tls=True)")
-    add("--quick", action="store_true", help="skip the launch that measures feed and all-reduce")
     add("--limit", type=float, default=120.0, metavar="SECONDS",
         help="time limit for each import and each storage check (default 120)")  # fmt: skip
     add("--json", action="store_true", help="print only JSON")

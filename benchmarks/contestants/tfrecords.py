@@ -58,7 +58,7 @@ def tensorflow(path: str, kind: str, threads: int) -> Callable[[], int]:
 def sparkdl(path: str, kind: str, threads: int) -> Callable[[], int]:
     """Return a function that counts the rows of sparkdl's reader, in one thread."""
     from sparkdl.data.columns import EXAMPLE, columns_of
-    from sparkdl.data.decode import decode
+    from sparkdl.data.examples import decode
     from sparkdl.data.files import Options, find, read_file
 
     columns = columns_of(schema(kind), EXAMPLE)
@@ -77,12 +77,13 @@ def sparkdl(path: str, kind: str, threads: int) -> Callable[[], int]:
 @contextmanager
 def spark(path: str, kind: str, threads: int) -> Iterator[Callable[[], int]]:
     """Give a function that has Spark read the files in so many tasks at a time."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     from sparkdl.data import TFRecordDataSource
-    from sparkdl.data.columns import spark_schema
 
     with session("bench-tfrecords", slots=threads, executors=1) as active:
         active.dataSource.register(TFRecordDataSource)
-        frame = active.read.format("tfrecord").schema(spark_schema(schema(kind))).load(path)
+        frame = active.read.format("tfrecord").schema(from_arrow_schema(schema(kind))).load(path)
         rows = frame.count()
 
         def read() -> int:

@@ -13,29 +13,23 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Protocol
 
 import google_crc32c
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.core.errors import RecordError
-from sparkdl.data.wire import Bytes, Ints, contents, from_contents, join
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 _READ_NBYTES = 64 * 1024 * 1024
 """The largest read, so that memory grows with the data in a file, not with a length it claims."""
 HEAD_NBYTES = 12
-_FOOT_NBYTES = 4
-_LENGTH = struct.Struct("<Q")
+_LENGTH, _FOOT = struct.Struct("<Q"), struct.Struct("<I")
 # TensorFlow's kMaskDelta (tensorflow/core/lib/hash/crc32c.h).
-_MASK_DELTA = np.uint32(0xA282EAD8)
+_MASK_DELTA = 0xA282EAD8
 
-Checksums = npt.NDArray[np.uint32]
 AUTO = "auto"
 NONE = "none"
 GZIP = "gzip"
@@ -57,20 +51,16 @@ class Chunk:
     """Records that were read together.
 
     Attributes:
-        data: all bytes, those between the records among them.
-        starts: of each record in `data`, as are `ends`.
         places: of each record in the file, in bytes; counted decompressed if it is compressed.
     """
 
     path: str
-    data: Bytes
-    starts: Ints
-    ends: Ints
-    places: Ints
+    records: Sequence[bytes]
+    places: Sequence[int]
 
     def error(self, record: int, reason: str) -> RecordError:
         """Return the error that says where record number `record` of this chunk is."""
-        return RecordError(self.path, int(self.places[record]), reason)
+        return RecordError(self.path, self.places[record], reason)
 
 
 def read_chunks(stream: Readable, path: str, nbytes: int = CHUNK_NBYTES) -> Iterator[Chunk]:
@@ -86,11 +76,9 @@ def read_chunks(stream: Readable, path: str, nbytes: int = CHUNK_NBYTES) -> Iter
     rest, offset, wanted = b"", 0, nbytes
     while True:
         data, is_end = _fill(stream, rest, wanted)
-        positions, stop, needed = _walk(data, path, offset)
-        if len(positions):
-            starts = positions + HEAD_NBYTES
-            ends = np.append(positions[1:], stop) - _FOOT_NBYTES
-            yield Chunk(path, np.frombuffer(data, np.uint8), starts, ends, offset + positions)
+        records, places, stop, needed = _walk(data, path, offset)
+        if records:
+            yield Chunk(path, records, places)
         rest, offset = data[stop:], offset + stop
         if is_end:
             if rest:
@@ -117,92 +105,51 @@ def _fill(stream: Readable, rest: bytes, wanted: int) -> tuple[bytes, bool]:
     return b"".join(pieces), False
 
 
-def _walk(data: bytes, path: str, offset: int) -> tuple[Ints, int, int]:
-    """Return where each whole record is, where the last one ends, what the next one needs."""
-    size, checksum, length_at = len(data), _checksum, _LENGTH.unpack_from
-    positions: list[int] = []
-    computed: list[int] = []  # of length and data of each record
-    at, needed = 0, HEAD_NBYTES + _FOOT_NBYTES
-    while at + HEAD_NBYTES <= size:
-        stop = at + HEAD_NBYTES + length_at(data, at)[0]
-        if stop + _FOOT_NBYTES > size:
-            needed = stop + _FOOT_NBYTES - at
-            break
-        positions.append(at)
-        # Only computed here: numpy masks and compares the sums of all records at once.
-        computed.append(checksum(data[at : at + 8]))
-        computed.append(checksum(data[at + HEAD_NBYTES : stop]))
-        at = stop + _FOOT_NBYTES
-    found = np.array(positions, np.int64)
-    if positions:
-        heads, feet = found + 8, np.append(found[1:], at) - _FOOT_NBYTES
-        stored = _stored(np.frombuffer(data, np.uint8), np.stack([heads, feet], axis=1).ravel())
-        wrong = np.flatnonzero(stored != _masked(np.array(computed, np.uint32)))
-        if len(wrong):
-            record, of_data = divmod(int(wrong[0]), 2)
-            what = "data" if of_data else "length"
-            place = offset + positions[record]
-            # A file of another kind fails at its first record, as a damaged one may: it gets a
-            # hint.
-            raise RecordError(path, place, _wrong_checksum(what, place == 0))
-    if at + HEAD_NBYTES <= size:  # a length that leads beyond `data` must be true
-        head = data[at : at + HEAD_NBYTES]
-        if not is_head(head):
+def _walk(data: bytes, path: str, offset: int) -> tuple[list[bytes], list[int], int, int]:
+    """Return the whole records and their places, where the last one ends, what the next needs."""
+    records: list[bytes] = []
+    places: list[int] = []
+    at, needed = 0, HEAD_NBYTES + _FOOT.size
+    while at + HEAD_NBYTES <= len(data):
+        if not is_head(data[at : at + HEAD_NBYTES]):
             raise RecordError(path, offset + at, _wrong_checksum("length", offset + at == 0))
-    return found, at, needed
+        stop = at + HEAD_NBYTES + _LENGTH.unpack_from(data, at)[0]
+        if stop + _FOOT.size > len(data):
+            needed = stop + _FOOT.size - at
+            break
+        record = data[at + HEAD_NBYTES : stop]
+        if data[stop : stop + _FOOT.size] != _masked(record):
+            raise RecordError(path, offset + at, _wrong_checksum("data", offset + at == 0))
+        records.append(record)
+        places.append(offset + at)
+        at = stop + _FOOT.size
+    return records, places, at, needed
 
 
 def _wrong_checksum(what: str, is_first: bool) -> str:
+    # A file of another kind fails at its first record, as a damaged one may: it gets a hint.
     hint = " Is it a TFRecord file, and compressed as the option `compression` says?"
     return f"the checksum of the record's {what} is wrong: the file is damaged.{hint * is_first}"
 
 
 def is_head(head: bytes) -> bool:
     """Return whether these 12 bytes are the head of a record: a length and its checksum."""
-    stored = np.frombuffer(head[8:HEAD_NBYTES], np.uint32)
-    return bool((stored == _masked(np.array([_checksum(head[:8])], np.uint32))).all())
+    return head[8:] == _masked(head[:8])
 
 
-def frame(records: pa.LargeBinaryArray) -> pa.Buffer:
+def frame(records: Iterable[bytes]) -> bytes:
     """Return the bytes of a file that holds these records and no others."""
-    offsets, data = contents(records)
-    lengths, count = np.diff(offsets).astype("<u8"), len(records)
-    heads = np.empty((count, HEAD_NBYTES), np.uint8)
-    heads[:, :8] = lengths.view(np.uint8).reshape(-1, 8)
-    heads[:, 8:] = _as_bytes(_each(lengths.view(np.uint8), np.arange(0, 8 * count + 1, 8)))
-    feet = _as_bytes(_each(data, offsets))
-    parts = [
-        from_contents(np.arange(0, heads.size + 1, HEAD_NBYTES), heads.ravel()),
-        records,
-        from_contents(np.arange(0, feet.size + 1, _FOOT_NBYTES), feet.ravel()),
-    ]
-    return pa.py_buffer(contents(join(parts))[1])
+    parts: list[bytes] = []
+    for record in records:
+        length = _LENGTH.pack(len(record))
+        parts += (length, _masked(length), record, _masked(record))
+    return b"".join(parts)
 
 
-def _each(data: Bytes, offsets: Ints) -> Checksums:
-    """Return the masked checksums of the parts of `data` that the n + 1 offsets make."""
-    whole, ends = data.tobytes(), offsets.tolist()
-    sums = [_checksum(whole[a:b]) for a, b in pairwise(ends)]
-    return _masked(np.array(sums, np.uint32))
-
-
-def _as_bytes(sums: Checksums) -> Bytes:
-    return sums.astype("<u4").view(np.uint8).reshape(-1, 4)
-
-
-def _stored(data: Bytes, at: Ints) -> Checksums:
-    """Return the 32-bit numbers at any places, aligned or not."""
-    stored: Checksums = np.ascontiguousarray(data[at[:, None] + np.arange(4)]).view("<u4").ravel()
-    return stored
-
-
-def _masked(sums: Checksums) -> Checksums:
-    """Return checksums as they are stored, so that no file's checksum is that of its checksums."""
-    masked: Checksums = (sums >> np.uint32(15) | sums << np.uint32(17)) + _MASK_DELTA
-    return masked
-
-
-_checksum = google_crc32c.value
+def _masked(data: bytes) -> bytes:
+    """Return the checksum as it is stored, so that none is that of data with checksums in it."""
+    found = google_crc32c.value(data)
+    return _FOOT.pack(((found >> 15 | found << 17) + _MASK_DELTA) & 0xFFFFFFFF)
 
 
 def compression_of(head: bytes) -> str:

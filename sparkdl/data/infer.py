@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import islice, starmap
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -20,7 +20,7 @@ from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.data.columns import Kind, list_type
-from sparkdl.data.features import Lists, Records, take_apart
+from sparkdl.data.examples import KINDS, parsed
 from sparkdl.data.files import Options, find, options_of, read_file
 from sparkdl.data.framing import Chunk
 
@@ -54,7 +54,7 @@ class Seen(msgspec.Struct, frozen=True):
         """Return the sum of both summaries."""
         return Seen(
             # This one's places win: errors name the first list of each kind.
-            other.kinds | self.kinds,
+            {**self.kinds, **other.kinds, **self.kinds},
             self.hollow or other.hollow,
             min(self.low, other.low),
             max(self.high, other.high),
@@ -137,52 +137,42 @@ def see(chunks: Iterable[Chunk], record_type: str, limit: int | None = None) -> 
         RecordError: if a record is no message of this type.
         ConfigError: see `add_up`.
     """
-    return add_up(take_apart(chunk, record_type, _look) for chunk in _first(chunks, limit))
+    records = (
+        (f"{chunk.path} at byte {chunk.places[number]}", features, feature_lists)
+        for chunk in chunks
+        for number, features, feature_lists in parsed(chunk, record_type)
+    )
+    return add_up(starmap(_look, islice(records, limit)))
 
 
-def _first(chunks: Iterable[Chunk], limit: int | None) -> Iterator[Chunk]:
-    for chunk in chunks:
-        if limit is not None and len(chunk.starts) >= limit:
-            yield replace(chunk, starts=chunk.starts[:limit], ends=chunk.ends[:limit])
-            return
-        yield chunk
-        limit = None if limit is None else limit - len(chunk.starts)
-
-
-def _look(records: Records) -> Features:
-    both = records.features.keys() & records.feature_lists.keys()
-    if both:
-        raise _both(min(both))
-    seen = {name: _seen(records, records.lists(spans)) for name, spans in records.features.items()}
-    for name, spans in records.feature_lists.items():
-        steps = records.steps(spans)
-        steps = steps._replace(record=spans.record[steps.record])
-        seen[name] = msgspec.structs.replace(_seen(records, steps), is_list=True)
+def _look(place: str, features: Any, feature_lists: Any) -> Features:
+    seen = {name: _seen(place, feature) for name, feature in features.items()}
+    for name, steps in feature_lists.items():
+        if name in seen:
+            raise _both(name)
+        total = Seen(is_list=True)
+        for feature in steps.feature:
+            total = total.add(_seen(place, feature))
+        seen[name] = total
     return seen
 
 
-def _seen(records: Records, lists: Lists) -> Seen:
-    total = Seen()
-    # 0 is a feature without any list, which says nothing of its type.
-    for kind in np.unique(lists.kind[lists.kind != 0]).tolist():
-        mine = lists.where(lists.kind == kind)
-        values, counts = records.values(Kind(kind), mine)
-        low, high = int(counts.min()), int(counts.max())
-        if high:
-            chunk, record = records.chunk, int(mine.record[np.argmax(counts > 0)])
-            kinds = {kind: f"{chunk.path} at byte {chunk.places[record]}"}
-            is_text = kind != Kind.BYTES or _is_text(values)
-            total = total.add(Seen(kinds, low=low, high=high, is_text=is_text))
-        else:
-            # An empty list says little: another kind may have values elsewhere.
-            total = total.add(Seen(hollow=kind, low=low))
-    return total
+def _seen(place: str, feature: Any) -> Seen:
+    name = feature.WhichOneof("kind")
+    if name is None:
+        return Seen()
+    kind, values = KINDS[name], getattr(feature, name).value
+    if not len(values):
+        # An empty list says little: another kind may have values elsewhere.
+        return Seen(hollow=kind, low=0)
+    is_text = kind is not Kind.BYTES or all(map(_is_text, values))
+    return Seen({kind: place}, low=len(values), high=len(values), is_text=is_text)
 
 
-def _is_text(values: pa.LargeBinaryArray) -> bool:
+def _is_text(value: bytes) -> bool:
     try:
-        values.cast(pa.large_string())
-    except pa.ArrowInvalid:
+        value.decode()
+    except UnicodeDecodeError:
         return False
     return True
 

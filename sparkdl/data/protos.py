@@ -40,7 +40,8 @@ _MESSAGES = {  # message: its fields, by their numbers
     "Features": {1: "map Feature feature"},
     "FeatureList": {1: "repeated Feature feature"},
     "FeatureLists": {1: "map FeatureList feature_list"},
-    "Example": {1: "optional Features features"},
+    # TensorFlow's has no field 2: it tells a SequenceExample from an Example.
+    "Example": {1: "optional Features features", 2: "optional FeatureLists feature_lists"},
     "SequenceExample": {1: "optional Features context", 2: "optional FeatureLists feature_lists"},
     "Dim": {1: "optional int64 size"},
     "TensorShapeProto": {2: "repeated Dim dim", 3: "optional bool unknown_rank"},

@@ -34,8 +34,7 @@ from pyspark.sql.types import StructType
 from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError, WriteError
 from sparkdl.data.columns import Column, arrow_schema, columns_of
-from sparkdl.data.decode import decode
-from sparkdl.data.encode import encode
+from sparkdl.data.examples import decode, encode
 from sparkdl.data.files import DataFile, Options, find, options_of, read_file
 from sparkdl.data.framing import AUTO, NONE, SUFFIXES, Deflater, frame
 from sparkdl.data.infer import Rules, add_up, see_file, whole_schema
@@ -123,7 +122,7 @@ class _Reader(datasource.DataSourceReader):
             arrays = dict(zip((column.name for column in columns), found, strict=True))
             for name in self.schema.names:
                 if name not in arrays:
-                    arrays[name] = self._constant(name, file.values[name], len(chunk.starts))
+                    arrays[name] = self._constant(name, file.values[name], len(chunk.records))
             batch = [arrays[name] for name in self.schema.names]
             yield pa.RecordBatch.from_arrays(batch, schema=self.schema)
 

@@ -9,7 +9,6 @@ import argparse
 import os
 import re
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.diagnosis.doctor import Asked, examine
 from sparkdl.diagnosis.report import Check, Report
 from sparkdl.driver.slots.spark_errors import raised_in_task
+from sparkdl.driver.threads import begin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,6 @@ def diagnose(options: argparse.Namespace) -> Report:
         num_gpus=options.num_gpus,
         paths=tuple(options.path),
         tls=options.tls,
-        is_quick=options.quick,
         limit_s=options.limit,
     )
     settings = dict(_setting(text) for text in options.conf)
@@ -128,17 +127,12 @@ def _last_error(printed: Path) -> str:
 
 def _within(limit_s: float, does: Callable[[], object]) -> str:
     """Do it in a thread; return why it has not been done in time, or at all."""
-    problem = [f"nothing for {limit_s:g} s"]
-
-    def run() -> None:
-        try:
-            does()
-            problem[0] = ""
-        except Exception as error:  # noqa: BLE001 (py4j's, Spark's, anybody's)
-            problem[0] = raised_in_task(error)
-
-    # A daemon, because a call of py4j cannot be interrupted.
-    thread = threading.Thread(target=run, name="sparkdl-doctor-spark", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return problem[0]
+    # In a daemon, because a call of py4j cannot be interrupted.
+    done = begin(does, "sparkdl-doctor-spark")
+    if not done.wait(limit_s):
+        return f"nothing for {limit_s:g} s"
+    try:
+        done.result()
+    except Exception as error:  # noqa: BLE001 (py4j's, Spark's, anybody's)
+        return raised_in_task(error)
+    return ""

@@ -5,40 +5,57 @@ Runs in: driver
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sparkdl.control.ports import listening_socket
 from sparkdl.control.tls import choose_tls
-from sparkdl.core.errors import ConfigError, SparkdlError, in_words
-from sparkdl.core.jobs import context_of
-from sparkdl.core.options import Startup
+from sparkdl.core.errors import (
+    ConfigError,
+    FrameworkMissingError,
+    ReservationTimeoutError,
+    SparkdlError,
+    in_words,
+)
+from sparkdl.core.jobs import cancel_jobs, context_of, named_jobs, tagged_jobs
+from sparkdl.core.listing import count
+from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.diagnosis import judges, machine_judges, probe
+from sparkdl.core.world import host_port
+from sparkdl.diagnosis import judges, probe
 from sparkdl.diagnosis.facts import Facts
+from sparkdl.diagnosis.look import look_around
 from sparkdl.diagnosis.report import Check, Report
+from sparkdl.driver.launch import launch
+from sparkdl.driver.options import Observe
 from sparkdl.driver.slots.placement import Topology
+from sparkdl.driver.threads import begin
 from sparkdl.frameworks.framework import TRAINING, framework_named
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    from sparkdl.diagnosis.executors import Survey
+    from sparkdl.node.context import NodeContext
 
 _log = logging.getLogger(__name__)
 
-WAIT_S = 30.0
-"""How long the first executors wait for the last."""
 LIMIT_S = 120.0
+START_S = 60.0
 _MOST_TASKS = 1024
+_EXCHANGED_NBYTES = 16 << 20
 _NO_SPARK = Check(
     "Spark",
     "skipped",
@@ -46,8 +63,8 @@ _NO_SPARK = Check(
     "sparkdl doctor --master …, or sparkdl.doctor(spark) in a program or notebook",
 )
 _FATAL = {
-    *("Spark job", "slots", "executors", "driver address", "way to the driver", "addresses"),
-    *("ways between executors", "executor's Python", "TLS", "version of sparkdl"),
+    *("Spark job", "slots", "executors", "driver address", "way to the driver", "TLS"),
+    *("version of Python", "version of sparkdl", "package"),
 }
 """Checks whose problems make every launch fail, so that no launch is tried."""
 
@@ -66,34 +83,30 @@ class Asked:
     num_gpus: int | None = None
     paths: tuple[str, ...] = ()
     tls: bool | None = None
-    is_quick: bool = False
     limit_s: float = LIMIT_S
-    wait_s: float = WAIT_S
 
     def __post_init__(self) -> None:
         self.spec(1 if self.nodes is None else self.nodes)
         Startup(tls=self.tls)
         if self.framework is not None:
             framework_named(self.framework)
-        for name in ("limit_s", "wait_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be above zero seconds")
+        if not self.limit_s > 0:
+            raise ConfigError(f"limit_s={self.limit_s} must be above zero seconds")
 
     def spec(self, nodes: int) -> ClusterSpec:
         """Return what `launch` would make of it."""
         framework = self.framework or "plain"
         return ClusterSpec("doctor", plan_nodes(nodes), framework, num_gpus=self.num_gpus)
 
-    def looks(self, urls: Iterable[str]) -> dict[str, list[str]]:
-        """Return what `diagnosis/look.py` is to look at, by name."""
-        wanted = [] if self.framework in (None, "plain") else [str(self.framework)]
-        frameworks = wanted or (TRAINING if self.framework is None else ())
-        kind = "wanted" if wanted else "if there"
-        return {
-            "machine": ["machine"],
-            **{f"framework {name}": ["framework", name, kind] for name in frameworks},
-            **{f"storage {url}": ["storage", url] for url in urls},
-        }
+    def looks(self, urls: Iterable[str]) -> list[list[str]]:
+        """Return what `diagnosis/look.py` is to look at."""
+        frameworks = self.wanted or (TRAINING if self.framework is None else ())
+        kind = "wanted" if self.wanted else "if there"
+        return [
+            ["machine"],
+            *(["framework", name, kind] for name in frameworks),
+            *(["storage", url] for url in urls),
+        ]
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -101,7 +114,7 @@ class Asked:
         return () if self.framework in (None, "plain") else (str(self.framework),)
 
 
-def doctor(  # noqa: PLR0913 (one option, one name)
+def doctor(
     spark: SparkSession | SparkContext | None = None,
     nodes: int | None = None,
     *,
@@ -109,9 +122,7 @@ def doctor(  # noqa: PLR0913 (one option, one name)
     num_gpus: int | None = None,
     paths: Sequence[str] = (),
     tls: bool | None = None,
-    quick: bool = False,
     limit_s: float = LIMIT_S,
-    wait_s: float = WAIT_S,
 ) -> Report:
     """Check the driver and executors as a launch would; docs/doctor.md lists the checks.
 
@@ -126,9 +137,7 @@ def doctor(  # noqa: PLR0913 (one option, one name)
         paths: paths or URLs that nodes read or write; Hadoop's default file system is looked at
             anyway.
         tls: as for `Startup`.
-        quick: whether to leave out the launch that measures feed and all-reduce.
-        limit_s: seconds for whatever may hang: an import, a storage.
-        wait_s: seconds that the first executors wait for the last.
+        limit_s: seconds for whatever may hang: the executors' answers, an import, a storage.
 
     Returns:
         The report, which a notebook shows as a table.
@@ -137,7 +146,7 @@ def doctor(  # noqa: PLR0913 (one option, one name)
         ConfigError: if an argument cannot be.
     """
     paths = (paths,) if isinstance(paths, str) else tuple(paths)
-    asked = Asked(nodes, framework, num_gpus, paths, tls, quick, limit_s, wait_s)
+    asked = Asked(nodes, framework, num_gpus, paths, tls, limit_s)
     return examine(_session(spark), asked)
 
 
@@ -184,81 +193,54 @@ def _here(asked: Asked, why_not: Check) -> Iterator[Check]:
     yield why_not
     urls = [absolute_url(path, "file://", os.getcwd()) for path in asked.paths]
     yield from _guarded("TLS", _judge_tls, asked, "")
-    looks = asked.looks(urls)
-    driver = _driver(looks, asked.limit_s)
+    looked = look_around(asked.looks(urls), asked.limit_s)
+    driver = msgspec.convert({**probe.basics(), **looked}, Facts)
     yield from _guarded("versions", judges.judge_versions, driver, [])
     yield from _guarded("package", judges.judge_packages, [driver])
-    yield from _judge_facts([driver], _Paths(urls), asked, None)
-
-
-def _driver(looks: Mapping[str, list[str]], limit_s: float) -> Facts:
-    found = {**probe.basics(), **probe.look_around(dict(looks), limit_s)}
-    return msgspec.convert(found, Facts)
+    yield from _judge_facts([driver], asked, urls, "")
 
 
 def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
-    """Check a session's cluster."""
+    """Check a session's cluster: first all that needs no launch, then by a launch."""
+    from sparkdl.driver.executors.sessions import default_fs
+
     found: list[Check] = []
-    sizes: list[_Size] = []
-    for check in _looked_at(spark, asked, sizes):
+    root = default_fs(spark)
+    there = "" if root == "file://" else f"{root}/"
+    wanted = [absolute_url(path, root, os.getcwd()) for path in asked.paths]
+    urls = list(dict.fromkeys([*filter(None, [there]), *wanted]))
+    for check in _before_launch(spark, asked):
         found.append(check)
         yield check
-    is_lost = any(each.verdict == "problem" and each.name in _FATAL for each in found)
     # A launch that must fail would only repeat these problems, after its whole timeout.
-    if asked.is_quick or is_lost or not sizes:
-        why = "not wanted" if asked.is_quick else "a launch would fail, see the problems above"
-        yield Check("feed and all-reduce", "skipped", why)
-        return
-    from sparkdl.diagnosis.measure import measure
-
-    yield from measure(spark, sizes[0].nodes, asked.tls)
+    if any(each.verdict == "problem" and each.name in _FATAL for each in found):
+        yield Check("launch", "skipped", "it would fail, see the problems above")
+    else:
+        yield from _guarded("launch", _launched, spark, asked, urls, there)
 
 
-def _looked_at(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterator[Check]:
-    """Make all checks that need no launch; append the size of the cluster to `sizes`."""
-    from sparkdl.driver.executors.sessions import default_fs
+def _before_launch(spark: SparkSession, asked: Asked) -> Iterator[Check]:
     from sparkdl.driver.slots.advice import costly_settings, encrypting_setting
+    from sparkdl.driver.slots.preflight import read_topology
 
-    root = default_fs(spark)
-    wanted = [absolute_url(path, root, os.getcwd()) for path in asked.paths]
-    paths = _Paths(wanted, "" if root == "file://" else f"{root}/")
-    looks = {f"storage {url}": ["storage", url] for url in paths.all}
-    driver = _driver(looks, asked.limit_s)
+    driver = msgspec.convert(probe.basics(), Facts)
     yield from _guarded("package", judges.judge_packages, [driver])
-    yield from _guarded("Spark", lambda: _judge_spark(spark, driver))
-    yield from _guarded("slots", _judge_slots, spark, asked, sizes)
-    # Without an answer from Spark, one task for each node that is asked for.
-    size = sizes[0] if sizes else _Size(None, asked.nodes or 1, asked.nodes or 1)
-    yield from _guarded("TLS", lambda: _judge_tls(asked, encrypting_setting(spark)))
-    looks = asked.looks(paths.all)
-    yield from _guarded("executors", _survey, spark, asked, size, looks, driver, paths)
+    yield from _guarded("Spark", _judge_spark, spark, driver)
+    topology, tasks = None, asked.nodes or 1
+    try:
+        topology = read_topology(spark, asked.spec(tasks))
+    except SparkdlError as error:
+        yield Check.of_error("slots", error)
+    else:
+        yield from _guarded("slots", _judge_slots, spark, asked, topology)
+        if topology is not None:  # with dynamic allocation Spark is asked for executors
+            tasks = max(topology.slots, tasks if topology.is_dynamic else 1)
+    yield from _guarded("TLS", _judge_tls, asked, encrypting_setting(spark))
     yield from _guarded(
-        "settings",
-        lambda: judges.judge_settings(
-            costly_settings(spark.conf.get, spark.version), size.topology
-        ),
+        "executors", _judge_way, spark, min(_MOST_TASKS, tasks), asked.limit_s, driver
     )
-
-
-@dataclass(frozen=True)
-class _Paths:
-    """The requested URLs, and Hadoop's default file system unless it is local."""
-
-    wanted: Sequence[str]
-    default_fs: str = ""
-
-    @property
-    def all(self) -> list[str]:
-        return list(dict.fromkeys([*filter(None, [self.default_fs]), *self.wanted]))
-
-
-@dataclass(frozen=True)
-class _Size:
-    """The numbers of tasks and nodes; `topology` is `None` where it is unknown."""
-
-    topology: Topology | None
-    nodes: int
-    slots: int
+    advice = costly_settings(spark.conf.get, spark.version)
+    yield from _guarded("settings", judges.judge_settings, advice, topology)
 
 
 def _judge_spark(spark: SparkSession, driver: Facts) -> Check:
@@ -266,87 +248,160 @@ def _judge_spark(spark: SparkSession, driver: Facts) -> Check:
     return judges.judge_spark(driver, spark.version, str(master))
 
 
-def _judge_slots(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterator[Check]:
-    """Place the nodes as a launch would; append the size of the cluster to `sizes`."""
-    from sparkdl.driver.slots import preflight
+def _judge_slots(spark: SparkSession, asked: Asked, topology: Topology | None) -> Check:
+    """Place the nodes as a launch would."""
+    from sparkdl.driver.slots.preflight import placing_of
 
-    topology = preflight.read_topology(spark, asked.spec(asked.nodes or 1))
-    if topology is None:
-        size = _Size(None, asked.nodes or 1, asked.nodes or 1)
-    else:
-        size = _Size(topology, asked.nodes or max(1, len(topology.cores)), topology.slots)
-        if topology.is_dynamic:  # so that Spark asks for executors
-            size = replace(size, slots=max(size.slots, size.nodes))
-    sizes.append(replace(size, slots=max(1, min(_MOST_TASKS, size.slots))))
-    placing = preflight.placing_of(spark, asked.spec(size.nodes), topology)
+    placing = placing_of(spark, asked.spec(_nodes(asked, topology)), topology)
     keeps = "keep their slots" if placing.is_attached else "give their slots back once they run"
-    yield Check("slots", "ok", f"{placing.why}; nodes {keeps}")
+    return Check("slots", "ok", f"{placing.why}; nodes {keeps}")
 
 
-def _judge_tls(asked: Asked, setting: str) -> Iterator[Check]:
+def _nodes(asked: Asked, topology: Topology | None) -> int:
+    return asked.nodes or max(1, len(topology.cores) if topology else 1)
+
+
+def _judge_tls(asked: Asked, setting: str) -> Check:
     """Choose TLS as a launch would."""
     tls = choose_tls(asked.tls, setting)
     why = f"as {setting} is" if setting and asked.tls is None else "as asked for"
     text = f"on, {why}" if tls else "off: connections of sparkdl carry a token, in plain text"
-    yield Check("TLS", "ok", text)
+    return Check("TLS", "ok", text)
 
 
-def _survey(
-    spark: SparkSession,
-    asked: Asked,
-    size: _Size,
-    looks: Mapping[str, list[str]],
-    driver: Facts,
-    paths: _Paths,
-) -> Iterator[Check]:
-    """Ask the executors; yield the checks of their answers."""
-    from sparkdl.diagnosis.desk import Desk
-    from sparkdl.diagnosis.executors import survey
+def _judge_way(spark: SparkSession, tasks: int, limit_s: float, driver: Facts) -> Iterator[Check]:
+    """Ask whether executors reach the driver, and which packages they have."""
     from sparkdl.driver.executors.sessions import driver_host
     from sparkdl.driver.slots.spark_errors import explain_job_failure
 
-    is_client = context_of(spark) is None
-    desk = Desk(size.slots, asked.wait_s)
-    try:
-        environment = Environment.read()
-        host = environment.driver_host or driver_host(spark)
-        desk.open(host, environment.driver_ports)
-    except SparkdlError as error:
-        yield Check.of_error("driver address", error)
-    else:
-        yield Check("driver address", "ok", f"listens at {desk.url}")
-    told: Survey = survey(spark, desk, looks, asked.limit_s, desk.address)
-    if told.error is not None:
-        yield from _guarded("Spark job", _raise, explain_job_failure(told.error))
-    waited_s = asked.wait_s + asked.limit_s
-    came = told.expected if told.error else told.tasks  # or the error says why they have not
-    yield from _guarded(
-        "executors",
-        *(judges.judge_executors, told.facts, told.silent, came, told.expected, waited_s),
-    )
-    known = [*told.facts, *told.silent]
-    yield from _guarded("versions", judges.judge_versions, driver, known, is_client)
+    address = ("", 0)
+    with ExitStack() as stack:
+        try:
+            environment = Environment.read()
+            host = environment.driver_host or driver_host(spark)
+            ports = environment.driver_ports
+            sock = listening_socket(host, ports, "the coordinator", "SPARKDL_DRIVER")
+            address = (host, stack.enter_context(sock).getsockname()[1])
+        except SparkdlError as error:
+            yield Check.of_error("driver address", error)
+        try:
+            facts = _ask(spark, tasks, address, limit_s)
+        except SparkdlError as error:
+            yield Check.of_error("executors", error)
+            return
+        except Exception as error:  # noqa: BLE001 (Spark's, of several kinds)
+            yield Check.of_error("Spark job", explain_job_failure(error))
+            return
+    yield from judges.judge_way(facts, host_port(*address) if address[0] else "")
+    yield from judges.judge_versions(driver, facts, context_of(spark) is None)
     here = (driver.host, driver.package)  # is judged already
-    others = [one for one in known if (one.host, one.package) != here]
-    yield from _guarded("package", judges.judge_packages, others)
-    yield from _guarded("addresses", judges.judge_addresses, told.facts, told.url)
-    yield from _judge_facts(told.facts, paths, asked, size.topology)
-    bad = [url for url, error in driver.storage.items() if error]
-    # Only what fails there: that the driver finds a path says nothing of the executors.
-    at_driver = msgspec.structs.replace(driver, host="the driver")
-    yield from _guarded("paths", machine_judges.judge_storage, [at_driver], bad, paths.default_fs)
+    yield from judges.judge_packages([one for one in facts if (one.host, one.package) != here])
 
 
-def _raise(error: Exception) -> Iterator[Check]:
-    raise error
+def _ask(spark: SparkSession, tasks: int, address: tuple[str, int], limit_s: float) -> list[Facts]:
+    """Run `probe.answer` in as many tasks as slots; return one answer of each executor.
+
+    Raises:
+        ReservationTimeoutError: if the job has not ended in time.
+    """
+    from sparkdl.driver.executors.sessions import inheriting_thread, pickle_by_value
+
+    pickle_by_value(probe)  # an executor may lack sparkdl, or have another one
+    tag = f"sparkdl-doctor-{secrets.token_hex(4)}"
+
+    def ask() -> list[Facts]:
+        with (
+            tagged_jobs(spark, tag),
+            named_jobs(spark, "sparkdl doctor", "do executors reach the driver?"),
+        ):
+            frame = spark.range(tasks, numPartitions=tasks)
+            rows = frame.mapInArrow(partial(probe.answer, *address), "facts string").collect()
+        return [msgspec.convert(json.loads(row.facts), Facts) for row in rows]
+
+    asked = begin(ask, tag, partial(inheriting_thread, spark))
+    try:
+        if asked.wait(limit_s):
+            return [*{each.executor: each for each in asked.result()}.values()]
+    finally:
+        if not asked.done():  # the time is over, or the wait was interrupted
+            with suppress(Exception):  # Spark is gone, perhaps
+                cancel_jobs(spark, tag)
+    raise ReservationTimeoutError(
+        f"a job of {count(tasks, 'task')} has not ended within {limit_s:g} s. End other jobs of "
+        "the application, and look in Spark's UI for executors that do not come or do not answer"
+    )
+
+
+def _launched(spark: SparkSession, asked: Asked, urls: list[str], there: str) -> Iterator[Check]:
+    """Launch plain nodes that look around them and exchange a tensor; judge what they find."""
+    from sparkdl.driver.slots.preflight import read_topology
+
+    nodes = _nodes(asked, read_topology(spark, asked.spec(1)))
+    began_s = time.monotonic()
+    try:
+        with launch(
+            spark,
+            _node,
+            {"looks": asked.looks(urls), "limit_s": asked.limit_s},
+            nodes=nodes,
+            framework="plain",
+            num_gpus=asked.num_gpus,
+            recovery=Recovery(hang_timeout_s=None),
+            feeding=Feeding(fed=False),
+            observe=Observe(progress=False, dashboard=False, on_log=_unheard),
+            startup=Startup(timeout_s=START_S, keep_warm_s=0.0, tls=asked.tls),
+        ) as cluster:
+            text = f"{count(nodes, 'plain node')} began in {time.monotonic() - began_s:.1f} s"
+            yield Check("launch", "ok", text)
+            answers = cluster.results(asked.limit_s + 2 * START_S)
+    except (SparkdlError, TimeoutError) as error:
+        yield Check.of_error("launch", error)
+        return
+    yield judges.judge_exchange(_EXCHANGED_NBYTES, [answer["exchange"] for answer in answers])
+    facts = [msgspec.convert(answer["facts"], Facts) for answer in answers]
+    yield from _judge_facts(facts, asked, urls, there)
 
 
 def _judge_facts(
-    facts: Sequence[Facts], paths: _Paths, asked: Asked, topology: Topology | None
+    facts: Sequence[Facts], asked: Asked, urls: list[str], there: str
 ) -> Iterator[Check]:
     if asked.framework != "plain":
         yield from _guarded("frameworks", judges.judge_imports, facts, asked.wanted)
-    yield from _guarded("GPUs", machine_judges.judge_gpus, facts, asked.num_gpus, topology)
+    yield from _guarded("GPUs", judges.judge_gpus, facts, asked.num_gpus)
     needs_shm = asked.framework in (None, "torch")
-    yield from _guarded("executor's Python", machine_judges.judge_machines, facts, needs_shm)
-    yield from _guarded("paths", machine_judges.judge_storage, facts, paths.all, paths.default_fs)
+    yield from _guarded("executor's Python", judges.judge_machines, facts, needs_shm)
+    yield from _guarded("paths", judges.judge_storage, facts, urls, there)
+
+
+def _node(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
+    """Return the facts of a node's executor, and what `_exchange` does."""
+    found = look_around(args["looks"], args["limit_s"])
+    facts = {**probe.basics(), **found, "address": ctx.member.host}
+    ctx.barrier(args["limit_s"] + START_S)  # the slowest may have looked so much longer
+    return {"facts": facts, "exchange": _exchange(ctx) if ctx.num_workers > 1 else ""}
+
+
+def _exchange(ctx: NodeContext) -> float | str:
+    """Return the seconds of one all-reduce between the nodes, or why there is none."""
+    from sparkdl.collectives.connect import connect
+    from sparkdl.collectives.transport import Op, Reduction
+
+    try:
+        group = connect(ctx.rank, ctx.num_workers, ctx.all_gather, ctx.member.host, START_S)
+    except FrameworkMissingError as error:
+        return str(error)
+    try:
+        import torch
+
+        numbers, total = torch.ones(_EXCHANGED_NBYTES // 4), Reduction(Op.SUM)
+        # The first one connects and allocates, so it is not timed.
+        group.all_reduce_(numbers, total)
+        began_s = time.monotonic()
+        group.all_reduce_(numbers, total)
+        return time.monotonic() - began_s
+    finally:
+        group.close()
+
+
+def _unheard(line: Any) -> None:
+    """Nodes print nothing of interest here."""

@@ -2,7 +2,7 @@
 
 Runs in: driver, feeder
 
-Executors send them as JSON with these names.
+Executors send them with these names.
 """
 
 from __future__ import annotations
@@ -17,48 +17,31 @@ from sparkdl.core.listing import listed
 T = TypeVar("T")
 
 
-class Gpu(msgspec.Struct, frozen=True):
-    """A GPU of a host as NVIDIA's library NVML lists it.
-
-    Attributes:
-        state: `free`, or in words which process has it.
-    """
-
-    name: str
-    uuid: str
-    state: str = "free"
-
-
 class Machine(msgspec.Struct, frozen=True):
     """The resources of an executor that a node would use. Sizes in bytes.
 
     Attributes:
-        error: why sparkdl itself does not work there; the rest is unknown then.
         memory_nbytes: the total, shared by this process and those beside it.
         feed_nbytes: the default limit of a node's feed in memory.
         folder: where a node writes files, including rows that do not fit into memory.
-        folder_error: why no file can be written there.
         feed_disk_nbytes: the default limit of a node's feed on that disk.
         shm_nbytes: the size of /dev/shm; `None` where there is none.
         descriptors: how many files a process may have open.
-        has_driver: whether there is an NVIDIA driver.
-        gpus: the GPUs that a node may use.
+        driver_version: of NVIDIA's driver, if there is one.
+        gpus: the names of the GPUs that a node may use.
         gpu_error: why they cannot be listed.
     """
 
-    error: str = ""
     memory_nbytes: int = 0
     free_nbytes: int = 0
     feed_nbytes: int = 0
     folder: str = ""
-    folder_error: str = ""
     disk_free_nbytes: int = 0
     feed_disk_nbytes: int = 0
     shm_nbytes: int | None = None
     descriptors: int = 0
-    has_driver: bool = False
     driver_version: str = ""
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[str, ...] = ()
     gpu_error: str = ""
 
 
@@ -67,21 +50,12 @@ class Imported(msgspec.Struct, frozen=True):
 
     Attributes:
         error: why the import failed, or that it took too long.
-        is_missing: it is not installed.
         gpus: the GPUs that the framework can use, as it names them.
     """
 
     error: str = ""
-    is_missing: bool = False
     seconds: float = 0.0
     gpus: tuple[str, ...] = ()
-
-
-class Cut(msgspec.Struct, frozen=True):
-    """Another executor that this one cannot reach."""
-
-    address: str
-    error: str
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -89,30 +63,24 @@ class Facts(msgspec.Struct, frozen=True):
 
     Attributes:
         executor: an id, unique also among the executors of one host.
-        address: under which the others would reach its nodes.
-        address_error: why it has none, or no node could listen there.
-        unreachable: why it does not reach the driver; most of the rest is unknown then.
+        address: under which the others reach its node.
+        unreachable: why it does not reach the driver.
         versions: of installed packages, by name; of Python as well.
         package: the folder from which `import sparkdl` loads there; empty if it fails.
         foreign: folders in it that belong to another package named sparkdl.
-        peers: how many other executors it has tried to reach.
-        machine: `None` if that could not be looked at; `machine_error` says why.
+        machine: `None` if that could not be looked at; `machine_error` says why, sparkdl's own
+            modules that cannot be imported, for example.
         imports: by framework.
         storage: by path or URL, why it cannot be read; empty if it can.
     """
 
     executor: str
     host: str
-    python: str = ""
-    platform: str = ""
     address: str = ""
-    address_error: str = ""
     unreachable: str = ""
     versions: dict[str, str] = {}
     package: str = ""
     foreign: tuple[str, ...] = ()
-    peers: int = 0
-    cut: tuple[Cut, ...] = ()
     machine: Machine | None = None
     machine_error: str = ""
     imports: dict[str, Imported] = {}

@@ -5,12 +5,13 @@ Runs in: driver
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from sparkdl.core.listing import count, listed
-from sparkdl.diagnosis.facts import Facts, grouped, places, so_many
+from sparkdl.diagnosis.facts import Facts, Machine, grouped, places, so_many
 from sparkdl.diagnosis.probe import PACKAGES
 from sparkdl.diagnosis.report import Check, Verdict
 from sparkdl.driver.slots.advice import Advice
@@ -18,11 +19,17 @@ from sparkdl.driver.slots.placement import Topology
 from sparkdl.node.task import cannot_reach_driver
 
 _FRAMEWORKS = ("tensorflow", "keras", "torch", "jax")
-_SAME = ("Python", "sparkdl", "pyspark")
-"""Packages that must match: a launch with other versions is refused, or fails later."""
+_SAME_PARTS = {"Python": 2, "sparkdl": 9, "pyspark": 9, "numpy": 1}
+"""How many parts of a version must match: with others a launch is refused, or fails later."""
 _DYNAMIC = "spark.dynamicAllocation"
-_FINE, _ABSENT, _MISSING = "", "absent", "missing"
-"""Kinds of imports: `missing` is a requested framework that is not installed."""
+_ABSENT = "not installed"
+_SLOW_MBS = 100.0
+_SOME = 5
+"""Executors on which the same is wrong, each with its own numbers."""
+_UNITS = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
+
+
+# Packages and Spark.
 
 
 def judge_versions(
@@ -33,51 +40,34 @@ def judge_versions(
     Args:
         is_client: of a Spark Connect server, whose pyspark may be another.
     """
-    names = ["Python", "sparkdl", *PACKAGES]
-    if is_client:
-        names.remove("pyspark")
-    seen = [check for name in names for check in _versions_of(name, driver, executors)]
-    yield from seen
-    differing = {check.name.removeprefix("version of ") for check in seen}
-    same = [
-        f"{name} {version}"
-        for name in names
-        if name not in differing and (version := _common(name, driver, executors))
-    ]
-    if same:
-        where = f"driver and {count(len(executors), 'executor')}" if executors else "driver"
-        yield Check("versions", "ok", f"{where}: {', '.join(same)}")
+    same: list[str] = []
+    for name in ("Python", "sparkdl", *PACKAGES):
+        them = grouped(executors, lambda facts: facts.versions.get(name, "none"))  # noqa: B023
+        here = driver.versions.get(name, "none")
+        if name in _FRAMEWORKS and executors:  # which the driver need not have
+            here = next(iter(them))
+        if name == "pyspark" and is_client:
+            continue
+        if them.keys() <= {here}:
+            same += [f"{name} {here}"] * (here != "none")
+            continue
+        parts = 9 if name in _FRAMEWORKS else _SAME_PARTS.get(name, 0)
+        is_bad = "none" in them or len({_first(each, parts) for each in (here, *them)}) > 1
+        there = "; ".join(f"{version} on {places(found)}" for version, found in them.items())
+        finding = f"executors differ: {there}"
+        advice = f"Install the same {name} on all executors"
+        if name == "Python":
+            advice = "Set PYSPARK_PYTHON (or spark.pyspark.python) to the same on all machines"
+        if name not in _FRAMEWORKS:
+            finding = f"{here} on the driver; {there}"
+            advice += ", or ship an environment with spark.archives"
+        yield Check(f"version of {name}", "problem" if is_bad else "warning", finding, advice)
+    where = f"driver and {count(len(executors), 'executor')}" if executors else "driver"
+    yield Check("versions", "ok", f"{where}: {', '.join(same)}")
 
 
-def _versions_of(name: str, driver: Facts, executors: Sequence[Facts]) -> Iterator[Check]:
-    them = grouped(executors, lambda facts: facts.versions.get(name, "none"))
-    here = driver.versions.get(name, "none")
-    title, advice = f"version of {name}", f"Install the same {name} on all executors"
-    there = "; ".join(f"{version} on {places(found)}" for version, found in them.items())
-    if name in _FRAMEWORKS:  # which the driver need not have
-        if len(them) > 1:
-            yield Check(title, "problem", f"executors differ: {there}", advice)
-        return
-    if not them or list(them) == [here]:
-        return
-    finding = f"{here} on the driver; {there}"
-    if name == "Python":
-        # pyspark and pickled code work across patch releases, and not across minor ones.
-        minors = {_first(version, 2) for version in (here, *them)}
-        advice = "Set PYSPARK_PYTHON (or spark.pyspark.python) to the same version on all machines"
-        yield Check(title, "problem" if len(minors) > 1 else "warning", finding, advice)
-    elif name in _SAME:
-        advice = (
-            f"Install {name} {here} in the executors' Python, or ship an environment with "
-            "spark.archives and point PYSPARK_PYTHON into it"
-        )
-        yield Check(title, "problem", finding, advice)
-    else:
-        majors = {_first(version, 1) for version in (here, *them)}
-        # numpy 1 cannot read arrays that numpy 2 has pickled.
-        is_bad = "none" in them or (name == "numpy" and len(majors) > 1)
-        advice = f"Install {name} {here} in the executors' Python" if here != "none" else advice
-        yield Check(title, "problem" if is_bad else "warning", finding, advice)
+def _first(version: str, parts: int) -> tuple[str, ...]:
+    return tuple(version.split(".")[:parts])
 
 
 def judge_packages(facts: Sequence[Facts]) -> Iterator[Check]:
@@ -96,156 +86,6 @@ def judge_packages(facts: Sequence[Facts]) -> Iterator[Check]:
             if mixed and ours:
                 also = f"{folder} also holds another package that is imported as sparkdl: {mixed}"
                 yield Check("package", "warning", f"{places(ours)}: {also}", again)
-
-
-def judge_executors(
-    facts: Sequence[Facts], silent: Sequence[Facts], came: int, expected: int, waited_s: float
-) -> Iterator[Check]:
-    """Say which executors have answered."""
-    if silent:
-        yield Check(
-            "executors",
-            "problem",
-            f"{places(silent)} started a task and reported nothing within {waited_s:g} s",
-            "Look at that host: its process may be stopped, or its disk, its memory or the network "
-            "in trouble",
-        )
-    if came < expected:
-        yield Check(
-            "executors",
-            "warning" if came else "problem",
-            f"{came} of {count(expected, 'task slot')} have answered; the others are busy, or "
-            "their executors are not there",
-            "End other jobs of the application, and look at Spark's UI for executors that do not "
-            "come. A launch waits for slots for Startup(timeout_s=…)",
-        )
-    elif facts:
-        hosts = len({each.host for each in facts})
-        yield Check(
-            "executors",
-            "ok",
-            f"{count(len(facts), 'executor')} on {count(hosts, 'host')} answered, "
-            f"{count(expected, 'task slot')}",
-        )
-    elif not silent:
-        yield Check(
-            "executors",
-            "problem",
-            f"{count(came, 'task')} ended without a report",
-            "Run the doctor again, and look at the tasks' output in Spark's UI",
-        )
-
-
-def judge_addresses(facts: Sequence[Facts], url: str) -> Iterator[Check]:
-    """Say whether executors reach the driver and each other, at addresses that can work."""
-    for problem, them in grouped(facts, lambda one: one.unreachable).items():
-        if problem:
-            yield Check.of_error(
-                "way to the driver", cannot_reach_driver(places(them), url, problem)
-            )
-    reached = [one for one in facts if url and not one.unreachable]
-    if reached:
-        yield Check("way to the driver", "ok", f"{url} is reached from {so_many(reached, facts)}")
-    for one in facts:
-        if one.address_error and not one.unreachable:
-            yield Check(
-                "addresses",
-                "problem",
-                f"{one.place}: nodes cannot listen at their address: {one.address_error}",
-                "Set SPARKDL_NODE_HOST on that executor to an address of its own that the others "
-                "reach, or unset it",
-            )
-    yield from _judge_ways_between(reached)
-
-
-def _judge_ways_between(facts: Sequence[Facts]) -> Iterator[Check]:
-    hosts = {one.host for one in facts}
-    looping = [one for one in facts if one.address.startswith("127.") or one.address == "::1"]
-    # On one machine loopback reaches everything.
-    if looping and len(hosts) > 1:
-        yield Check(
-            "addresses",
-            "problem",
-            f"{places(looping)} would announce a loopback address, which no other host reaches",
-            "The driver's name resolves to loopback there: set SPARKDL_DRIVER_HOST, or "
-            "spark.driver.host, to an address of the driver that all hosts reach",
-        )
-    cut = [(one, way) for one in facts for way in one.cut]
-    if cut:
-        ways = listed([f"{one.place} to {way.address}: {way.error}" for one, way in cut], "; ")
-        yield Check(
-            "ways between executors",
-            "problem",
-            f"{count(len(cut), 'way')} between executors cut: {ways}",
-            "Let the hosts of the cluster reach each other's ports (firewall, NetworkPolicy), or "
-            "set SPARKDL_NODE_HOST on executors with several networks",
-        )
-    elif tried := sum(one.peers for one in facts):
-        text = f"{tried} of {count(tried, 'connection')} succeeded"
-        yield Check("ways between executors", "ok", text)
-    elif facts:
-        why = "there is one executor" if len(facts) == 1 else "they reported no addresses"
-        yield Check("ways between executors", "skipped", why)
-
-
-def judge_imports(facts: Sequence[Facts], wanted: Collection[str]) -> Iterator[Check]:
-    """Say whether frameworks can be imported wherever they have to be."""
-    looked = [one for one in facts if one.has_sparkdl]
-    names = dict.fromkeys([*wanted, *(name for one in looked for name in one.imports)])
-    for name in names:
-        title = f"import {name}"
-        verdict: Verdict = "problem" if name in wanted else "warning"
-        for kind, them in grouped(looked, partial(_kind_of_import, name)).items():
-            if kind == _FINE:
-                slowest_s = max(one.imports[name].seconds for one in them)
-                text = f"on {so_many(them, looked)}, in {slowest_s:.1f} s at most"
-                yield Check(title, "ok", text)
-            else:
-                yield _failed_import(name, kind, them, title, verdict)
-    if looked and not names:
-        yield Check("frameworks", "skipped", "none is installed, and none was named")
-
-
-def _failed_import(
-    name: str, kind: str, them: Sequence[Facts], title: str, verdict: Verdict
-) -> Check:
-    """Return a check for executors where it fails alike; the launch's words where it has some."""
-    if kind == _ABSENT:
-        advice = f"Install {name} in the Python environment of those executors"
-        return Check(title, verdict, f"missing on {places(them)}, and others have it", advice)
-    words = them[0].imports[name].error if kind == _MISSING else kind
-    check = Check.of_error(title, words)
-    if "longer than" in words:
-        advice = (
-            "Import it there by hand: a file system that does not answer, or an executor without "
-            "memory or cores, makes imports hang"
-        )
-    else:
-        advice = check.advice or f"Repair {name} in the Python environment of those executors"
-    text = f"{places(them)}: {check.finding}"
-    return Check(title, verdict, text, advice)
-
-
-def _kind_of_import(name: str, facts: Facts) -> str:
-    imported = facts.imports.get(name)
-    if imported is None:
-        return _ABSENT
-    return _MISSING if imported.is_missing else imported.error
-
-
-def judge_settings(found: Sequence[Advice], topology: Topology | None) -> Iterator[Check]:
-    """Say which of Spark's settings cost speed, and whether executors come and go."""
-    dynamic = [advice for advice in found if advice.setting.startswith(_DYNAMIC)]
-    for advice in dynamic:
-        yield Check("dynamic allocation", "warning", f"it is on: {advice.why}", _to_set(advice))
-    if not dynamic and topology is not None:
-        yield Check("dynamic allocation", "ok", "it is off")
-    others = [advice for advice in found if advice not in dynamic]
-    for advice in sorted(others, key=lambda each: -each.level):
-        name = "settings" if advice.level < logging.WARNING else "settings that cost"
-        yield Check(name.partition(" ")[0], "warning", advice.why, _to_set(advice))
-    if not others:
-        yield Check("settings", "ok", "none that costs speed")
 
 
 def judge_spark(driver: Facts, version: str, master: str) -> Check:
@@ -267,16 +107,282 @@ def judge_spark(driver: Facts, version: str, master: str) -> Check:
     return Check("Spark", "ok", f"{version} at {master}")
 
 
-def _to_set(advice: Advice) -> str:
-    return f"Set {advice.setting}"
+def judge_settings(found: Sequence[Advice], topology: Topology | None) -> Iterator[Check]:
+    """Say which of Spark's settings cost speed, and whether executors come and go."""
+    dynamic = [advice for advice in found if advice.setting.startswith(_DYNAMIC)]
+    for advice in dynamic:
+        text = f"it is on: {advice.why}"
+        yield Check("dynamic allocation", "warning", text, f"Set {advice.setting}")
+    if not dynamic and topology is not None:
+        yield Check("dynamic allocation", "ok", "it is off")
+    others = [advice for advice in found if advice not in dynamic]
+    for advice in sorted(others, key=lambda each: -each.level):
+        yield Check("settings", "warning", advice.why, f"Set {advice.setting}")
+    if not others:
+        yield Check("settings", "ok", "none that costs speed")
 
 
-def _common(name: str, driver: Facts, executors: Sequence[Facts]) -> str:
-    """Return the version that all have; the driver's alone does not count for a framework."""
-    if not executors or name not in _FRAMEWORKS:
-        return driver.versions.get(name, "")
-    return executors[0].versions.get(name, "")
+# Executors and nodes.
 
 
-def _first(version: str, parts: int) -> tuple[str, ...]:
-    return tuple(version.split(".")[:parts])
+def judge_way(facts: Sequence[Facts], url: str) -> Iterator[Check]:
+    """Say how many executors have answered, and whether they reach the driver."""
+    hosts = len({each.host for each in facts})
+    text = f"{count(len(facts), 'executor')} on {count(hosts, 'host')} answered"
+    yield Check("executors", "ok", text)
+    for problem, them in grouped(facts, lambda one: one.unreachable).items():
+        if problem:
+            text = cannot_reach_driver(places(them), url, problem)
+            yield Check.of_error("way to the driver", text)
+        elif url:
+            yield Check("way to the driver", "ok", f"{url} is reached from {so_many(them, facts)}")
+
+
+def judge_exchange(nbytes: int, answers: Sequence[float | str]) -> Check:
+    """Judge an exchange between nodes.
+
+    Args:
+        answers: of each node: the seconds that it took, or why there was none.
+    """
+    name = "all-reduce"
+    if len(answers) < 2:
+        return Check(name, "skipped", "there is one node")
+    if problem := next((each for each in answers if isinstance(each, str)), ""):
+        return Check(name, "skipped", problem)
+    seconds = max(map(float, answers))
+    mbs = nbytes / seconds / 1e6
+    finding = (
+        f"{nbytes >> 20} MiB in {seconds * 1e3:.1f} ms between {len(answers)} nodes, "
+        f"{mbs:,.0f} MB/s"
+    )
+    if mbs >= _SLOW_MBS:
+        return Check(name, "ok", finding)
+    return Check(
+        name,
+        "warning",
+        finding,
+        "Every step waits for its gradients: use a faster network between the hosts, fewer nodes, "
+        "or larger batches. SPARKDL_NODE_HOST chooses among several networks",
+    )
+
+
+def judge_imports(facts: Sequence[Facts], wanted: Collection[str]) -> Iterator[Check]:
+    """Say whether frameworks can be imported wherever they have to be."""
+    looked = [one for one in facts if one.has_sparkdl]
+    names = dict.fromkeys([*wanted, *(name for one in looked for name in one.imports)])
+    for name in names:
+        for error, them in grouped(looked, partial(_import_error, name)).items():
+            if not error:
+                slowest_s = max(one.imports[name].seconds for one in them)
+                text = f"on {so_many(them, looked)}, in {slowest_s:.1f} s at most"
+                yield Check(f"import {name}", "ok", text)
+                continue
+            check = Check.of_error(f"import {name}", error)  # a launch's words, where it has some
+            advice = check.advice or (
+                f"Repair {name} in the Python environment there. If the import hangs by hand too, "
+                "look at file system, memory and cores"
+            )
+            finding = f"{places(them)}: {check.finding}"
+            yield Check(check.name, "problem" if name in wanted else "warning", finding, advice)
+    if looked and not names:
+        yield Check("frameworks", "skipped", "none is installed, and none was named")
+
+
+def _import_error(name: str, facts: Facts) -> str:
+    return facts.imports[name].error if name in facts.imports else _ABSENT
+
+
+# Machines.
+
+
+def judge_gpus(facts: Sequence[Facts], num_gpus: int | None) -> Iterator[Check]:
+    """Compare the GPUs of each node with `num_gpus`, and with those that frameworks see."""
+    pairs = _machines(facts)
+    for has, them in grouped(pairs, lambda pair: _describe_gpus(pair[1])).items():
+        text, machine = f"{places([one for one, _ in them])}: {has}", them[0][1]
+        if machine.gpu_error:
+            yield Check.of_error("GPUs", text)
+        elif num_gpus and len(machine.gpus) < num_gpus:
+            advice = "Install NVIDIA's driver, give containers the GPUs, or ask for fewer"
+            yield Check("GPUs", "problem", f"{text}, and num_gpus={num_gpus}", advice)
+        else:
+            yield Check("GPUs", "ok", text)
+    blind: dict[tuple[str, int, int], list[tuple[Facts, Machine]]] = {}
+    for one, machine in pairs:
+        for name, imported in one.imports.items():
+            seen, there = len(imported.gpus), len(machine.gpus)
+            if not imported.error and seen < there:
+                blind.setdefault((name, seen, there), []).append((one, machine))
+    for (name, seen, there), them in blind.items():
+        yield Check(
+            "GPUs",
+            "warning" if seen else "problem",
+            f"{places([one for one, _ in them])}: {name} sees {seen} of {count(there, 'GPU')}",
+            f"Install a build of {name} for CUDA that driver {them[0][1].driver_version} supports, "
+            "and look at CUDA_VISIBLE_DEVICES of the executor",
+        )
+
+
+def _describe_gpus(machine: Machine) -> str:
+    if machine.gpu_error or not machine.driver_version:
+        return machine.gpu_error or "no NVIDIA driver"
+    names = [f"{many} {name}" for name, many in Counter(machine.gpus).items()]
+    return f"{' and '.join(names) or 'no GPU'}, driver {machine.driver_version}"
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """A question to every machine; texts name the fields of `Machine`.
+
+    Attributes:
+        size: the field that is judged.
+        least: of it, by the machine and the number of executors on its host.
+    """
+
+    name: str
+    size: str
+    least: Callable[[Machine, int], int]
+    fine: str
+    poor: str
+    advice: str
+
+
+_RULES = (
+    _Rule(
+        "memory",
+        "free_nbytes",
+        lambda machine, on_host: machine.feed_nbytes * on_host,
+        "at least {free_nbytes} free{each}, of {memory_nbytes}; a node's feed holds at most "
+        "{feed_nbytes}",
+        "{free_nbytes} of {memory_nbytes} are free, and the feed of each node on the host may hold "
+        "{feed_nbytes} beside the model",
+        "Set Feeding(memory_nbytes=…) lower, give the executors more memory, or fewer to a host",
+    ),
+    _Rule(
+        "disk",
+        "disk_free_nbytes",
+        lambda _machine, _on_host: 1 << 30,
+        "at least {disk_free_nbytes} free{each}, in {folder}; a feed may use {feed_disk_nbytes}",
+        "{disk_free_nbytes} are free in {folder}, where a feed keeps the rows of later epochs that "
+        "do not fit into memory",
+        "Free some, or point spark.local.dir (SPARK_LOCAL_DIRS) to a larger disk",
+    ),
+    _Rule(
+        "shared memory",
+        "shm_nbytes",
+        lambda _machine, _on_host: 512 << 20,
+        "/dev/shm has at least {shm_nbytes}{each}",
+        "/dev/shm has {shm_nbytes}: feeds do not use it, but the workers of a PyTorch DataLoader "
+        "and NCCL do, and are killed or fail when it is full",
+        "Give the container more: docker run --shm-size=2g, or an emptyDir with medium Memory at "
+        "/dev/shm",
+    ),
+    _Rule(
+        "descriptors",
+        "descriptors",
+        lambda _machine, _on_host: 4096,
+        "a process may open at least {descriptors} files{each}",
+        "a process may have {descriptors} file descriptors, and each part of a feed that a node "
+        "holds takes one",
+        "Raise the hard limit for the executors (LimitNOFILE of the worker's service, --ulimit "
+        "nofile of Docker)",
+    ),
+)
+
+
+def judge_machines(facts: Sequence[Facts], needs_shm: bool) -> Iterator[Check]:
+    """Say whether there is memory and disk for feeds, and whether sparkdl itself works there.
+
+    Args:
+        needs_shm: whether what will run there shares memory by /dev/shm.
+    """
+    for error, them in grouped(facts, lambda one: one.machine_error).items():
+        if error:
+            yield Check(
+                "executor's Python",
+                "problem",
+                f"{places(them)}: no node can start: {error}",
+                "Install sparkdl-cluster in the executors' Python, with what it needs",
+            )
+    pairs = _machines(facts)
+    for rule in _RULES:
+        if pairs and (needs_shm or rule.size != "shm_nbytes"):
+            yield from _judge_by(rule, pairs)
+
+
+def _judge_by(rule: _Rule, pairs: Sequence[tuple[Facts, Machine]]) -> Iterator[Check]:
+    """Yield a check for each executor that is poor, or one for the smallest if all are fine."""
+    on_host = Counter(one.host for one, _ in pairs)
+
+    def size(pair: tuple[Facts, Machine]) -> float:
+        found = getattr(pair[1], rule.size)
+        return float("inf") if found is None or found < 0 else float(found)  # there is no limit
+
+    poor = [pair for pair in pairs if size(pair) < rule.least(pair[1], on_host[pair[0].host])]
+    for one, machine in poor[:_SOME]:
+        finding = f"{one.place}: {rule.poor.format_map(_in_words(machine))}"
+        yield Check(rule.name, "warning", finding, rule.advice)
+    if more := [one for one, _ in poor[_SOME:]]:
+        text = f"likewise {count(len(more), 'more executor')}: {places(more)}"
+        yield Check(rule.name, "warning", text)
+    if not poor:
+        words = _in_words(min(pairs, key=size)[1])
+        words["each"] = " on each executor" if len(pairs) > 1 else ""
+        yield Check(rule.name, "ok", rule.fine.format_map(words))
+
+
+def _in_words(machine: Machine) -> dict[str, str]:
+    values = {name: getattr(machine, name) for name in machine.__struct_fields__}
+    return {
+        name: _nbytes(value or 0) if name.endswith("nbytes") else str(value)
+        for name, value in values.items()
+    }
+
+
+def judge_storage(
+    facts: Sequence[Facts], urls: Sequence[str], default_fs: str = ""
+) -> Iterator[Check]:
+    """Say whether Python finds each path or URL there.
+
+    Args:
+        default_fs: the one of `urls` that was not requested: a training may not need it.
+    """
+    looked = [one for one in facts if one.storage]
+    for url in urls:
+        name = f"path {url.removeprefix('file://')}"
+        for error, them in grouped(looked, partial(_storage_error, url)).items():
+            if error:
+                verdict: Verdict = "warning" if url == default_fs else "problem"
+                yield Check(name, verdict, f"{places(them)}: {error}", _storage_advice(url))
+            else:
+                yield Check(name, "ok", f"found from {so_many(them, looked)}")
+
+
+def _storage_error(url: str, facts: Facts) -> str:
+    return facts.storage.get(url, "")
+
+
+def _storage_advice(url: str) -> str:
+    scheme = url.partition("://")[0] if "://" in url else "file"
+    if scheme in ("hdfs", "viewfs"):
+        return (
+            "Set HADOOP_HOME to Hadoop's folder, and JAVA_HOME, on the executors: Python opens "
+            "HDFS by libhdfs. Behind Kerberos, look at the ticket (klist) of the executor's user"
+        )
+    if scheme == "file":
+        return "Mount it on all hosts at the same path, or give a URL that all reach"
+    return (
+        "Give the executors' Python its own credentials and region, by environment or role: "
+        "spark.hadoop.* settings are the JVM's alone"
+    )
+
+
+def _machines(facts: Sequence[Facts]) -> list[tuple[Facts, Machine]]:
+    return [(one, one.machine) for one in facts if one.machine is not None]
+
+
+def _nbytes(number: int) -> str:
+    for unit, factor in _UNITS.items():
+        if abs(number) >= factor:
+            return f"{number / factor:.1f} {unit}"
+    return f"{number} B"

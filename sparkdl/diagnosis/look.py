@@ -1,6 +1,6 @@
-"""A process for one check of an executor: the check may hang.
+"""Processes for checks of a machine that may hang: an import, a storage.
 
-Runs in: feeder
+Runs in: driver, child
 
 `python -m sparkdl.diagnosis.look LIMIT_S TOPIC …` prints one line of JSON. The kernel ends it after
 LIMIT_S seconds, even if it hangs or its parent has died.
@@ -8,14 +8,19 @@ LIMIT_S seconds, even if it hangs or its parent has died.
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +29,9 @@ from pyarrow.fs import FileType
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
 from sparkdl.core.settings import visible_gpus
-from sparkdl.diagnosis.facts import Gpu, Imported, Machine
+from sparkdl.diagnosis.facts import Imported, Machine
 from sparkdl.frameworks.framework import framework_named
-from sparkdl.node.gpus import allowed_gpus, has_driver, list_gpus, open_nvml, state_of
+from sparkdl.node.gpus import allowed_gpus, has_driver, list_gpus, open_nvml
 from sparkdl.node.resources import (
     HadoopClasspath,
     feed_disk,
@@ -39,6 +44,49 @@ from sparkdl.node.task import missing_framework
 from sparkdl.storage.systems import find_files, locate, open_storage
 
 _SHM = Path("/dev/shm")
+_LINE_CHARS = 400
+_MARGIN_S = 5.0
+
+
+def look_around(looks: list[list[str]], limit_s: float) -> dict[str, Any]:
+    """Look at all topics at once, each in a process of its own; return fields of `Facts`."""
+    found: dict[str, Any] = {"imports": {}, "storage": {}}
+    if not looks:
+        return found
+    with ThreadPoolExecutor(len(looks)) as pool:
+        answers = list(pool.map(partial(_answer, limit_s), looks))
+    for (topic, *rest), (said, problem) in zip(looks, answers, strict=True):
+        if topic == "machine":
+            found.update({"machine_error": problem} if said is None else {"machine": said})
+        elif topic == "storage":
+            found["storage"][rest[0]] = problem if said is None else said["error"]
+        elif said != {}:  # not installed, and not requested
+            found["imports"][rest[0]] = {"error": problem} if said is None else said
+    return found
+
+
+def _answer(limit_s: float, words: list[str]) -> tuple[Any, str]:
+    """Run a process; return its answer, and the problem if there is none."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        # Files, because a process that this one has started may keep a pipe open.
+        process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, str(limit_s), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            # `sys.path` has what Spark has added, and the process must import the same.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        with suppress(subprocess.TimeoutExpired):  # in the kernel, where its alarm does not end it
+            process.wait(limit_s + _MARGIN_S)
+        if process.returncode in (None, -signal.SIGALRM):
+            return None, f"it took longer than {limit_s:g} s"
+        out.seek(0)
+        err.seek(0)
+        with suppress(ValueError):
+            return json.loads(out.read()), ""
+        text = err.read().decode(errors="replace").strip().rpartition("\n")[2]
+        return None, text[:_LINE_CHARS] or f"it ended with status {process.returncode}"
 
 
 def main(argv: list[str]) -> None:
@@ -52,10 +100,8 @@ def main(argv: list[str]) -> None:
 
 def look_at_machine() -> Machine:
     """Return the resources that a node would use here; imports sparkdl, but no framework."""
-    try:
-        import sparkdl.node.agent  # noqa: F401 (a package that is missing shows here)
-    except ImportError as error:
-        return Machine(error=in_words(error))
+    import sparkdl.node.agent  # noqa: F401 (a package that is missing shows here)
+
     folder = work_root()
     version, gpus, gpu_error = _gpus()
     return Machine(
@@ -63,12 +109,10 @@ def look_at_machine() -> Machine:
         free_nbytes=free_memory(),
         feed_nbytes=feed_memory(None),
         folder=str(folder),
-        folder_error=_write_error(folder),
         disk_free_nbytes=shutil.disk_usage(folder).free,
         feed_disk_nbytes=feed_disk(None, folder),
         shm_nbytes=shutil.disk_usage(_SHM).total if _SHM.is_dir() else None,
         descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-        has_driver=has_driver(),
         driver_version=version,
         gpus=gpus,
         gpu_error=gpu_error,
@@ -79,7 +123,7 @@ def look_at_framework(name: str, is_wanted: str) -> Imported | dict[str, Any]:
     """Import a framework as a node does, and ask it for GPUs; nothing if it is absent unasked."""
     problem = missing_framework(name)
     if problem is not None:
-        return Imported(problem.text, is_missing=True) if is_wanted == "wanted" else {}
+        return Imported(problem.text) if is_wanted == "wanted" else {}
     framework = framework_named(name)
     # Before the import, at which frameworks read it; what is set on the executor wins.
     os.environ.update({**framework.import_environment, **os.environ})
@@ -110,27 +154,17 @@ def look_at_storage(url: str) -> dict[str, str]:
     return {"error": ""}
 
 
-def _gpus() -> tuple[str, tuple[Gpu, ...], str]:
+def _gpus() -> tuple[str, tuple[str, ...], str]:
     """Return the driver's version, the GPUs that a node may use, and why they are unknown."""
     if not has_driver():
         return "", (), ""
     try:
         with open_nvml() as nvml:
             found = allowed_gpus(list_gpus(nvml), visible_gpus())
-            gpus = tuple(Gpu(gpu.name, gpu.uuid, state_of(gpu)) for gpu in found)
-            return str(nvml.nvmlSystemGetDriverVersion()), gpus, ""
+            version = str(nvml.nvmlSystemGetDriverVersion())
+            return version, tuple(gpu.name for gpu in found), ""
     except FrameworkMissingError as error:
         return "", (), str(error)
-
-
-def _write_error(folder: Path) -> str:
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder) as file:
-            file.write(b"sparkdl")
-            file.flush()
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 _TOPICS: dict[str, Callable[..., Any]] = {

@@ -21,7 +21,7 @@ from sparkdl.core.spelling import checks_keywords
 from sparkdl.core.world import World, host_port
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.ending import Ending, ends_if_interrupted
-from sparkdl.driver.executors.executor import Executor, StreamOptions, trigger_options
+from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import FeedRequest
 from sparkdl.driver.feeds.feeds import Feeds
 from sparkdl.driver.feeds.report import FeedReport, nothing_fed
@@ -223,8 +223,12 @@ class Cluster:
             ConfigError: if `data` is not such a DataFrame, or the session is of Spark Connect.
             NodeFailedError: if a node failed before.
         """
-        options = StreamOptions(checkpoint_location, query_name, trigger_options(trigger))
-        query: StreamingQuery = self._feeds.train_stream(data, options, feed, timeout_s, role)
+        query: StreamingQuery = self._feeds.train_stream(
+            *(data, feed, timeout_s, role),
+            checkpoint_location=checkpoint_location,
+            trigger=trigger,
+            query_name=query_name,
+        )
         return query
 
     @checks_keywords

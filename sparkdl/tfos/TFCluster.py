@@ -29,8 +29,7 @@ from sparkdl.tfos.util import num_gpus
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql import SparkSession
 
 __all__ = ["InputMode", "TFCluster", "run"]
 
@@ -155,24 +154,6 @@ class TFCluster:
             self._train_dstream(dataRDD, qname, feed_timeout)
             return None
         return self.cluster.feed(dataRDD, num_epochs or DEFAULT_EPOCHS, qname, feed_timeout)
-
-    def train_stream(
-        self,
-        streaming_df: DataFrame,
-        feed_timeout: float = 600,
-        qname: str = DEFAULT_FEED,
-        **options: Any,
-    ) -> StreamingQuery:
-        """Feed a streaming DataFrame into the training; returns Spark's `StreamingQuery` at once.
-
-        TensorFlowOnSpark had nothing like it.
-
-        Args:
-            options: of `sparkdl.Cluster.train_stream`: `checkpoint_location`, `trigger`,
-                `query_name`.
-        """
-        self._check_feed(qname)
-        return self.cluster.train_stream(streaming_df, qname, feed_timeout, **options)
 
     def inference(
         self,

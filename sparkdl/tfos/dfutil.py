@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.core.paths import absolute_url
 from sparkdl.data.columns import EXAMPLE, arrow_schema, columns_of
-from sparkdl.data.encode import encode
+from sparkdl.data.examples import encode
 from sparkdl.data.files import Options
 from sparkdl.data.frames import read_tfrecords, write_tfrecords
 from sparkdl.data.infer import Rules, infer_by_job
@@ -131,7 +131,7 @@ class _ToExample:
                 pa.array([row[field.name] for row in some], field.type) for field in self.schema
             ]
             batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-            for record in encode(batch, columns, EXAMPLE).to_pylist():
+            for record in encode(batch, columns, EXAMPLE):
                 # Hadoop's output format takes pairs, and writes the keys.
                 yield bytearray(record), None
 

@@ -6,9 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from sparkdl.data.columns import EXAMPLE, SEQUENCE_EXAMPLE, Kind
 from sparkdl.data.framing import Chunk, frame
 from sparkdl.data.protos import message_class
@@ -74,20 +71,16 @@ def read_sequence(data: bytes) -> tuple[dict[str, Feature], dict[str, list[Featu
 
 
 def chunk(records: Iterable[bytes], gap: int = 4) -> Chunk:
-    """Return records that lie in one buffer, `gap` bytes between them."""
-    whole, starts, ends = bytearray(), [], []
-    for record in records:
-        starts.append(len(whole))
-        whole += record
-        ends.append(len(whole))
-        whole += bytes(gap)
-    places = np.array(starts, np.int64)
-    data = np.frombuffer(bytes(whole), np.uint8)
-    return Chunk("file", data, places, np.array(ends, np.int64), places)
+    """Return records that lie one after another, `gap` bytes between them."""
+    found, places, at = list(records), [], 0
+    for record in found:
+        places.append(at)
+        at += len(record) + gap
+    return Chunk("file", found, places)
 
 
 def framed(records: Sequence[bytes]) -> bytes:
-    return bytes(frame(pa.array(records, pa.large_binary())))
+    return frame(records)
 
 
 def write(path: Path, records: Sequence[bytes]) -> Path:

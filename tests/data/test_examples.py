@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError, RecordError, WriteError
 from sparkdl.data.columns import EXAMPLE, SEQUENCE_EXAMPLE, Kind, columns_of, list_type
-from sparkdl.data.decode import decode
-from sparkdl.data.encode import encode
+from sparkdl.data.examples import decode, encode
 from sparkdl.data.protos import message_class
 from tests.data.records import (
     Feature,
@@ -69,7 +68,7 @@ def tables(draw: st.DrawFn, depth: int) -> pa.RecordBatch:
 
 def there_and_back(batch: pa.RecordBatch, record_type: str) -> tuple[list[bytes], pa.RecordBatch]:
     columns = columns_of(batch.schema, record_type)
-    records = encode(batch, columns, record_type).to_pylist()
+    records = encode(batch, columns, record_type)
     arrays = decode(chunk(records), columns, record_type)
     back = pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
     back.validate(full=True)

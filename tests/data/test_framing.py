@@ -31,9 +31,9 @@ def read(
     data: bytes, nbytes: int = 64, stream: Callable[[bytes], framing.Readable] = io.BytesIO
 ) -> list[bytes]:
     return [
-        chunk.data[start:end].tobytes()
+        record
         for chunk in framing.read_chunks(stream(data), "file", nbytes)
-        for start, end in zip(chunk.starts, chunk.ends, strict=True)
+        for record in chunk.records
     ]
 
 

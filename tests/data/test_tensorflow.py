@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.data.columns import EXAMPLE, SEQUENCE_EXAMPLE, columns_of, list_type
-from sparkdl.data.decode import decode
-from sparkdl.data.encode import encode
+from sparkdl.data.examples import decode, encode
 from sparkdl.data.files import read_file
 from sparkdl.data.framing import frame
 from sparkdl.data.source import Destination

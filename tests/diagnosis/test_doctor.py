@@ -16,28 +16,27 @@ import pytest
 import sparkdl
 from sparkdl.cli import main
 from sparkdl.core.errors import ConfigError
-from sparkdl.diagnosis import machine_judges
-from sparkdl.diagnosis.probe import look_around
+from sparkdl.diagnosis import judges
+from sparkdl.diagnosis.look import look_around
 from sparkdl.frameworks.framework import TRAINING
 
 HANGING, BROKEN = (f"tests.diagnosis.hanging:{name}" for name in ("Hanging", "Broken"))
 
 
 def test_import_that_hangs_is_ended() -> None:
-    found = look_around({"hanging": ["framework", HANGING, "wanted"]}, limit_s=2.0)
+    found = look_around([["framework", HANGING, "wanted"]], limit_s=2.0)
     assert found["imports"] == {HANGING: {"error": "it took longer than 2 s"}}
 
 
 def test_import_that_fails_is_told_beside_what_is_well(tmp_path: Path) -> None:
     (tmp_path / "here").touch()
-    looks = {
-        "machine": ["machine"],
-        "broken": ["framework", BROKEN, "wanted"],
-        "here": ["storage", f"file://{tmp_path}/here"],
-        "gone": ["storage", f"file://{tmp_path}/gone"],
-    }
+    looks = [
+        ["machine"],
+        ["framework", BROKEN, "wanted"],
+        ["storage", f"file://{tmp_path}/here"],
+        ["storage", f"file://{tmp_path}/gone"],
+    ]
     found = look_around(looks, limit_s=60.0)
-    assert found["machine"]["error"] == ""
     assert found["machine"]["memory_nbytes"] > 0
     assert "libcublas.so.12" in found["imports"][BROKEN]["error"]
     assert found["storage"][f"file://{tmp_path}/here"] == ""
@@ -48,7 +47,7 @@ def test_check_that_fails_itself_hides_no_other(monkeypatch: pytest.MonkeyPatch)
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr(machine_judges, "judge_gpus", broken)
+    monkeypatch.setattr(judges, "judge_gpus", broken)
     report = sparkdl.doctor(framework="plain")
     (gpus,) = [check for check in report.checks if check.name == "GPUs"]
     assert gpus.verdict == "warning"
@@ -119,6 +118,6 @@ def test_arguments_are_checked_before_anything_begins() -> None:
 def test_framework_is_imported_and_asked_for_gpus(name: str) -> None:
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
-    found = look_around({"it": ["framework", name, "wanted"]}, limit_s=300.0)
+    found = look_around([["framework", name, "wanted"]], limit_s=300.0)
     assert found["imports"][name]["error"] == ""
     assert found["imports"][name]["gpus"] == []  # as CUDA_VISIBLE_DEVICES says in tests

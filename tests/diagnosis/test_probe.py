@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 from pyspark import cloudpickle
 
 from sparkdl.diagnosis import probe
-from sparkdl.driver.executors.sessions import by_value
+from sparkdl.driver.executors.sessions import pickle_by_value
 from tests.doubles.programs import output_of
 
+pickle_by_value(probe)
+
 PROGRAM = """
-import json, pickle, sys
+import pickle, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
@@ -24,19 +27,26 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 with open(sys.argv[1], "rb") as file:
-    print(json.dumps(pickle.load(file)()))
+    (batch,) = pickle.load(file)([])
+    print(batch["facts"][0])
 """
 
 
-def test_executor_without_sparkdl_tells_of_itself(tmp_path: Path) -> None:
-    order = {"host": "", "port": 0, "token": "t", "wait_s": 1.0, "limit_s": 9.0, "looks": {}}
-    with by_value(probe):
-        code = cloudpickle.dumps(partial(probe.facts_of, order))  # type: ignore[no-untyped-call]
-    (tmp_path / "task").write_bytes(code)
-    found = json.loads(output_of(sys.executable, "-c", PROGRAM, tmp_path / "task"))
+@pytest.mark.parametrize("is_open", [True, False])
+def test_executor_without_sparkdl_tells_of_itself_and_of_its_way_to_the_driver(
+    tmp_path: Path, is_open: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = server.getsockname()
+        if not is_open:
+            server.close()
+        code = cloudpickle.dumps(partial(probe.answer, *where))  # type: ignore[no-untyped-call]
+        (tmp_path / "task").write_bytes(code)
+        found = json.loads(output_of(sys.executable, "-c", PROGRAM, tmp_path / "task"))
     assert "sparkdl" not in found["versions"]
     assert found["versions"]["Python"] == probe.basics()["versions"]["Python"]
     assert found["versions"]["pyarrow"]
+    assert ("unreachable" in found) == (not is_open)
 
 
 @pytest.mark.parametrize("has_ours", [False, True])
@@ -48,8 +58,7 @@ def test_executor_names_another_package_that_is_imported_as_sparkdl(
     (package / "__init__.py").write_text("" if has_ours else "raise RuntimeError('no TensorFlow')")
     if has_ours:
         (package / "version.py").write_text("__version__ = '1.2'")
-    with by_value(probe):
-        code = cloudpickle.dumps(probe.basics)  # type: ignore[no-untyped-call]
+    code = cloudpickle.dumps(probe.basics)  # type: ignore[no-untyped-call]
     (tmp_path / "task").write_bytes(code)
     program = "import json, pickle, sys; print(json.dumps(pickle.load(open(sys.argv[1], 'rb'))()))"
     command = (sys.executable, "-c", program, tmp_path / "task")

@@ -24,7 +24,7 @@ from sparkdl.control.rows import FeedCoverage
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.errors import CheckpointError, ConfigError, ProtocolError, RecordError
 from sparkdl.data.columns import EXAMPLE, RECORD_TYPES, SEQUENCE_EXAMPLE, Kind, columns_of
-from sparkdl.data.decode import decode
+from sparkdl.data.examples import decode
 from sparkdl.data.framing import NONE, Inflated, compression_of, frame, read_chunks
 from sparkdl.data.infer import see
 from sparkdl.node.checkpoint_store import CheckpointName, Manifest, decode_manifest, encode_manifest
@@ -133,8 +133,7 @@ _COLUMNS = {
 
 
 def _file_of(records: Sequence[bytes]) -> bytes:
-    data: bytes = frame(pa.array(records, pa.large_binary())).to_pybytes()
-    return data
+    return frame(records)
 
 
 def _read(data: bytes) -> None:
@@ -143,7 +142,7 @@ def _read(data: bytes) -> None:
     if compression != NONE:
         stream = Inflated(stream, "here")
     for chunk in read_chunks(stream, "here", nbytes=64):
-        assert all(start <= end for start, end in zip(chunk.starts, chunk.ends, strict=True))
+        assert len(chunk.records) == len(chunk.places)
     if compression == NONE and len(data) > 12:  # and with a length that is sealed, true or not
         head = data[:8]
         sealed = head + _masked(head) + data[12:]

@@ -73,7 +73,7 @@ def test_pod_that_ends_is_replaced_and_no_row_is_lost(
     tmp_path: Path,
 ) -> None:
     """Killed, or with notice, as where a node of Kubernetes is drained."""
-    report = doctor(spark_on_pods, nodes=2, framework="plain", quick=True)
+    report = doctor(spark_on_pods, nodes=2, framework="plain")
     assert report.ok, str(report)
     rows = spark_on_pods.range(ROWS, numPartitions=4).withColumnRenamed("id", "row")
     with sparkdl.launch(

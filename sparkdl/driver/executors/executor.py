@@ -6,7 +6,7 @@ Runs in: driver
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,8 +17,6 @@ from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from sparkdl.storage.parquet.source import ParquetSource
-
-_TRIGGERS = ("processingTime", "once", "availableNow")
 
 
 @dataclass(frozen=True)
@@ -51,37 +49,6 @@ def explained(explain: Callable[[BaseException], SparkdlError | None]) -> Iterat
         if problem is None:
             raise
         raise problem from None
-
-
-@dataclass(frozen=True)
-class StreamOptions:
-    """How a query runs; see `Cluster.train_stream`.
-
-    Attributes:
-        trigger: the argument of `DataStreamWriter.trigger`; none for Spark's default.
-    """
-
-    checkpoint_location: str | None
-    query_name: str | None
-    trigger: dict[str, Any]
-
-
-def trigger_options(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the argument of `DataStreamWriter.trigger`; a string is a processing time.
-
-    Raises:
-        ConfigError: for an unknown trigger, or one without micro-batches.
-    """
-    if trigger is None:
-        return {}
-    if isinstance(trigger, str):
-        return {"processingTime": trigger}
-    if len(trigger) != 1 or not trigger.keys() <= set(_TRIGGERS):
-        raise ConfigError(
-            f"trigger={trigger!r}: give a time like '10 seconds', or a dict with one of "
-            f"{', '.join(_TRIGGERS)}; others make no micro-batches to feed"
-        )
-    return dict(trigger)
 
 
 class Executor(Protocol):
@@ -130,10 +97,10 @@ class Executor(Protocol):
     def stream(
         self,
         data: Any,
-        options: StreamOptions,
         feed: Callable[[Any], object],
         is_wanted: Callable[[], bool],
         nodes: int,
+        **options: Any,
     ) -> Any:
         """Start a query that feeds the micro-batches of a streaming DataFrame, and return it.
 
@@ -141,6 +108,7 @@ class Executor(Protocol):
             feed: feeds a DataFrame; returns when the nodes have read it.
             is_wanted: whether the nodes read on.
             nodes: how many there are.
+            options: the query's, see `Cluster.train_stream`.
         """
         raise ConfigError("train_stream needs Spark; with executor='local' call cluster.feed")
 

@@ -28,7 +28,7 @@ from sparkdl.core.jobs import (
 from sparkdl.core.listing import listed
 from sparkdl.core.options import Placement
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.driver.executors.executor import Executor, Launch, StreamOptions
+from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.driver.executors.scored import (
@@ -244,7 +244,7 @@ class SparkExecutor(Executor):
             rows = addressed(data)[0].mapInArrow(task, FED_SCHEMA).collect()
         return [FedPartition(**row.asDict()) for row in rows]
 
-    def stream(self, data: Any, options: StreamOptions, *target: Any) -> StreamingQuery:
+    def stream(self, data: Any, *target: Any, **options: Any) -> StreamingQuery:
         """Start a query whose micro-batches are fed."""
         if self._context is None:
             raise ConfigError(
@@ -254,7 +254,7 @@ class SparkExecutor(Executor):
             )
         from sparkdl.driver.executors.stream_query import start_query  # pyspark-client has no py4j
 
-        return start_query(data, options, self.thread, *target)
+        return start_query(data, self.thread, *target, **options)
 
     def scanned_files(
         self, data: Any, is_local: bool, is_wanted: Callable[[], bool]

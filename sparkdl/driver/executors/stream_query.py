@@ -6,7 +6,7 @@ Runs in: driver
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from pyspark.sql import DataFrame
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
-from sparkdl.driver.executors.executor import StreamOptions
 from sparkdl.driver.threads import Thread
 
 if TYPE_CHECKING:
@@ -83,9 +82,11 @@ class _Batches:
 
 def start_query(
     data: Any,
-    options: StreamOptions,
     thread: Thread,
     *target: Any,
+    checkpoint_location: str | None,
+    trigger: str | Mapping[str, Any] | None,
+    query_name: str | None,
 ) -> StreamingQuery:
     """Start a query of a classic session that feeds `target`, see `Executor.stream`.
 
@@ -99,13 +100,14 @@ def start_query(
         )
     batches = _Batches(*target)
     writer: Any = data.writeStream.foreachBatch(batches)
-    if options.checkpoint_location is not None:
-        writer = writer.option("checkpointLocation", options.checkpoint_location)
-    if options.query_name is not None:
-        writer = writer.queryName(options.query_name)
-    if options.trigger:
-        writer = writer.trigger(**options.trigger)
-    batches.query.set_result(query := writer.start())
+    if checkpoint_location is not None:
+        writer = writer.option("checkpointLocation", checkpoint_location)
+    if query_name is not None:
+        writer = writer.queryName(query_name)
+    if trigger is not None:
+        given = {"processingTime": trigger} if isinstance(trigger, str) else trigger
+        writer = writer.trigger(**given)
+    query: StreamingQuery = writer.start()
+    batches.query.set_result(query)
     thread(batches.watch, f"sparkdl-stream-{query.id}").start()
-    found: StreamingQuery = query
-    return found
+    return query

@@ -19,7 +19,7 @@ from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.executors.executor import Executor, StreamOptions
+from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import READERS, SHUFFLES, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport, no_rows, not_fed
 from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread, LongWait, nodes_now
@@ -122,16 +122,16 @@ class Feeds:
     def train_stream(
         self,
         data: Any,
-        options: StreamOptions,
         name: str,
         timeout_s: float | None,
         to: str | None,
+        **options: Any,
     ) -> Any:
         """Start a query whose micro-batches are fed, see `Cluster.train_stream`."""
         nodes = len(self.feed_spec(name, timeout_s, to).targets)  # checks the arguments
         self._queries = {query: feed for query, feed in self._queries.items() if query.isActive}
         feed = partial(self.feed_micro_batch, name, timeout_s=timeout_s, to=to)
-        query = self._executor.stream(data, options, feed, self.wants_more(name, to), nodes)
+        query = self._executor.stream(data, feed, self.wants_more(name, to), nodes, **options)
         self._queries[query] = name
         return query
 
@@ -177,7 +177,7 @@ class Feeds:
         """Stop streams, and announce the end of a feed, or of all, see `FeedRunner.end`."""
         for stop in self._stop_queries(name):
             try:
-                stop.result()
+                stop.result(timeout_s)
             except Exception:  # noqa: BLE001 (of Spark, which may be gone)
                 _log.warning("Stopping a query failed. Stop it in Spark", exc_info=True)
         if self._runner is not None:

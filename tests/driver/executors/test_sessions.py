@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from contextlib import ExitStack
-from typing import Any
 
-from pyspark import cloudpickle
-
-from sparkdl.driver.executors import sessions
-from sparkdl.driver.executors.sessions import by_value, inheriting_thread, is_rdd
+from sparkdl.driver.executors.sessions import inheriting_thread, is_rdd
 from tests.doubles.programs import output_of
 
 _CLIENT = """
@@ -46,12 +41,3 @@ def test_a_frame_whose_columns_have_any_name_is_no_rdd() -> None:
             return name
 
     assert not is_rdd(Frame())
-
-
-def test_module_stays_by_value_until_the_last_of_parallel_launches_has_pickled_it() -> None:
-    registered: Any = cloudpickle.list_registry_pickle_by_value
-    with ExitStack() as first, by_value(sessions):
-        first.enter_context(by_value(sessions))
-        first.close()
-        assert sessions.__name__ in registered()
-    assert sessions.__name__ not in registered()

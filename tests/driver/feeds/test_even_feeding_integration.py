@@ -245,22 +245,6 @@ def test_worker_that_begins_late_and_a_straggling_partition_leave_nodes_in_step(
     assert used_once([node[0] for node in results], 3000) or tail == "carry"
 
 
-@whatever_the_budget
-def test_plain_feed_has_every_row_once_an_epoch(nodes: Lab, feed: str) -> None:
-    def read(name: str, ctx: NodeContext) -> list[int]:
-        feed, rows = ctx.get_data_feed(qname_in=name), []
-        while not feed.should_stop():
-            rows += [row["x"] for row in feed.next_batch(10)]
-        return rows
-
-    nodes.begin(read, feed)
-    report = nodes.cluster.feed(parts(1, 1000, 0), 3, feed, STEP_S)
-    results = nodes.ended(feed)
-    assert (report.rows_fed, report.rows_used) == (3003, 3003)
-    assert report.passes == 1 or nodes.cluster.spec.settings.feeding.disk_nbytes == 0
-    assert Counter(x for rows in results for x in rows) == Counter(dict.fromkeys(range(1001), 3))
-
-
 def two_feeds(args: list[str], ctx: NodeContext) -> list[list[int]]:
     """Train and evaluate by turns."""
     training, evaluation = (ctx.batches(8, ["x"], feed=feed, even=True) for feed in args)

@@ -23,7 +23,6 @@ from sparkdl.core.errors import (
     FeedTimeoutError,
     NodeFailedError,
 )
-from sparkdl.core.options import Feeding, Roles
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.handle import Cluster
 from sparkdl.node.context import NodeContext
@@ -145,22 +144,6 @@ def test_epochs_that_no_node_reads_are_unused_and_a_warning_says_how_many_were(
         assert cluster.results(SOON_S) == [200, 200]
     assert "600 rows were not used: map_fun has returned on worker:0" in caplog.text
     assert "Used were 2 of 5 epochs" in caplog.text
-
-
-def test_feeds_of_different_names_go_side_by_side(roomy: Lab, feed: str) -> None:
-    def two_feeds(names: list[str], ctx: NodeContext) -> list[int]:
-        return [count(name, ctx)[0] for name in names]
-
-    names = [f"{feed} images", f"{feed} labels"]
-    roomy.begin(two_feeds, names)
-    with ThreadPoolExecutor(2) as pool:
-        labels = pool.submit(roomy.cluster.feed, range(30), 1, names[1])  # read last
-        images = pool.submit(roomy.cluster.feed, range(1000), 2, names[0])
-        assert images.result(SOON_S).rows_fed == 2000
-        roomy.cluster.end_feeds(names[0])
-        assert labels.result(SOON_S).rows_fed == 30
-    results = roomy.ended(names[1])
-    assert (column(results, 0), column(results, 1)) == (2000, 30)
 
 
 def test_end_of_one_feed_does_not_cut_another(disk: Lab, feed: str, tmp_path: Path) -> None:
@@ -404,13 +387,6 @@ def test_rows_are_counted_that_nodes_leave_which_return_and_the_warning_names_th
     assert caplog.text.count("were not used") == 2, "later calls are in vain for the same reason"
 
 
-def count_of_workers(_args: None, ctx: NodeContext) -> int:
-    """Read the feed where rows are trained on; an evaluator waits for its end."""
-    if ctx.job_name == "evaluator":
-        threading.Event().wait()
-    return sum(len(batch["value"]) for batch in ctx.batches(10))
-
-
 def misspells(feed: str, ctx: NodeContext) -> int:
     """Read a feed that nobody feeds."""
     return len(list(ctx.batches(10, feed=feed)))
@@ -421,14 +397,6 @@ def wait_until_read(cluster: Cluster, feed: str, nodes: Sequence[int] = (0,)) ->
     assert cluster._controller.wait_for(
         lambda view: all((node_id, feed) in view.feeds for node_id in nodes), Deadline.after(SOON_S)
     )
-
-
-def test_feed_of_another_name_than_is_fed_is_told_with_both_names() -> None:
-    with (
-        pytest.raises(NodeFailedError, match=r"nobody has fed 'inputs' .* being fed is 'input'"),
-        launch(misspells, "inputs", nodes=1, feeding=Feeding(timeout_s=STILL_S)) as cluster,
-    ):
-        cluster.feed(range(10), timeout_s=SOON_S)
 
 
 def test_misspelt_name_of_a_feed_is_told_after_seconds_with_both_names(
@@ -443,21 +411,6 @@ def test_misspelt_name_of_a_feed_is_told_after_seconds_with_both_names(
         cluster.abort()
     told = "feeds 'validations', and worker:0 reads 'validation', which has not been fed; did you"
     assert caplog.text.count(told) == 1
-
-
-def test_feed_of_the_right_name_for_another_role_is_told_after_seconds(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
-    with launch(count_of_workers, nodes=2, roles=Roles(evaluator=True)) as cluster:
-        worker = next(node for node in cluster.spec.nodes if node.name == "worker:0").node_id
-        wait_until_read(cluster, "input", [worker])
-        with pytest.raises(FeedTimeoutError, match=r"'input' to evaluator:0 alone"):
-            cluster.feed(range(10), role="evaluator", timeout_s=2 * STILL_S)
-        with pytest.raises(NodeFailedError, match=r"never fed to worker:0, .*A call feeds one rol"):
-            cluster.results(SOON_S)
-        cluster.abort()
-    assert caplog.text.count("feeds 'input' to evaluator:0 alone, and worker:0 reads 'input'") == 1
 
 
 def test_cluster_that_is_waited_for_and_not_fed_is_told_of(

@@ -14,7 +14,6 @@ from sparkdl.control.messages import ReadShare
 from sparkdl.control.rows import DataFile, Share, Storage
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.driver.executors.executor import trigger_options
 from sparkdl.driver.feeds import feeds
 from sparkdl.driver.feeds.feeds import listed
 from sparkdl.driver.feeds.report import check_size
@@ -90,15 +89,6 @@ def test_failed_node_wants_no_more() -> None:
         assert until(lambda: not wants_more())
         with pytest.raises(NodeFailedError, match="no such layer"):
             cluster.shutdown()
-
-
-def test_triggers_are_those_with_micro_batches() -> None:
-    assert trigger_options(None) == {}
-    assert trigger_options("2 seconds") == {"processingTime": "2 seconds"}
-    assert trigger_options({"availableNow": True}) == {"availableNow": True}
-    for wrong in ({"continuous": "1 second"}, {}, {"once": True, "availableNow": True}):
-        with pytest.raises(ConfigError, match="micro-batches"):
-            trigger_options(wrong)
 
 
 SPEC = ClusterSpec("c", plan_nodes(1))
