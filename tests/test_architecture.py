@@ -124,18 +124,18 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "dashboard": 1_370,
     "data": 1_600,
     "datasets": 2_260,
-    "diagnosis": 1_480,
+    "diagnosis": 1_470,
     "driver": 13_210,
     "feed": 6_060,
     "frameworks": 2_250,
     "horovod": 9_690,
-    "ml": 12_490,
+    "ml": 12_370,
     "mlflow": 720,
     "node": 6_950,
     "petastorm": 730,
     "storage": 1_370,
     "tfos": 2_070,
-    "values": 2_310,
+    "values": 2_120,
 }
 
 FORBIDDEN = {  # calls, and what to write instead

@@ -73,9 +73,9 @@ def main() -> None:
             pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=2),
             seed=0,
         )
-        found.to_spark(spark).orderBy("value").show(truncate=60)
-        print(f"tuning: best {found.best.params}")
-        print(f"tuning: best accuracy {found.best.value:.3f}")
+        print(found.trials_dataframe().sort_values("value").to_string())
+        print(f"tuning: best {found.best_params}")
+        print(f"tuning: best accuracy {found.best_value:.3f}")
     finally:
         spark.stop()
 

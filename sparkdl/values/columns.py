@@ -346,15 +346,13 @@ def _arrays(column: pa.Array, codec: Codec, _where: str) -> Array:
 
 
 def _mixed(column: pa.Array, codec: Codec, where: str) -> Array:
-    """Numbers, datetimes, arrays of one shape get their common dtype; other mixes are objects."""
+    """Numbers, and arrays of one shape, get their common dtype; other mixes are objects."""
     members, places = union_places(column)
     for number, member in enumerate(codec.of):
         if member.name == "null" and (count := int((members == number).sum())):
             raise _nulls(count, len(column), "several types", where)
     names = {part.name for part in codec.of} - {"null"}
-    is_aware = {bool(part.detail) for part in codec.of if part.name == "datetime"}
-    is_time = names == {"datetime"} and len(is_aware) == 1
-    if not (names <= _NUMBERS or names <= _STACKED or is_time):
+    if not (names <= _NUMBERS or names <= _STACKED):
         return objects(decode(column, codec))
     parts = {
         number: convert(column.field(number), part, where)
@@ -381,9 +379,7 @@ _BY_CODEC: dict[str, Callable[[pa.Array, Codec, str], Array]] = {
     "scalar": _arrays,
     "ndarray": _arrays,
     "vector": lambda column, _codec, where: _structs(column, where),
-    "matrix": lambda column, _codec, where: _structs(column, where),
     "union": _mixed,
-    "optional": lambda column, codec, where: convert(column.field("value"), codec.of[0], where),
     "dict": _no_array,
     "row": _no_array,
 }

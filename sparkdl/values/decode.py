@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections import namedtuple
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from itertools import pairwise, repeat
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.values.encode import MISSING, Codec
+from sparkdl.values.encode import Codec
 from sparkdl.values.ndarrays import (
     Array,
     is_matrix,
@@ -31,8 +31,6 @@ from sparkdl.values.ndarrays import (
     vectors,
 )
 
-_EPOCH = datetime(1970, 1, 1)
-_MICROSECOND = timedelta(microseconds=1)
 _TAGGED = {  # what Spark puts in the metadata of a struct's field: pyspark's class, its arguments
     b"variant": ("VariantVal", ("value", "metadata")),
     b"geometry": ("Geometry", ("wkb", "srid")),
@@ -65,17 +63,6 @@ def _decode_arrays(array: pa.Array, codec: Codec) -> list[Any]:
     return [np.array(value, stacked.dtype) for value in stacked]
 
 
-def _decode_datetimes(array: pa.Array, codec: Codec) -> list[Any]:
-    if not codec.detail:
-        return plain_values(array)
-    offset = timedelta(microseconds=int(codec.detail))
-    zone = timezone(offset)
-    return [
-        None if us is None else (_EPOCH + (us * _MICROSECOND + offset)).replace(tzinfo=zone)
-        for us in plain_values(array.cast(pa.int64()))
-    ]
-
-
 def _decode_by(kind: Callable[[Any], Any], array: pa.Array, _codec: Codec) -> list[Any]:
     return [None if value is None else kind(value) for value in plain_values(array)]
 
@@ -93,12 +80,6 @@ def _decode_dicts(array: pa.Array, codec: Codec) -> list[Any]:
 def _decode_rows(array: pa.Array, codec: Codec) -> list[Any]:
     columns = [decode(array.field(i), part) for i, part in enumerate(codec.of)]
     return make_rows(codec.names, columns, len(array))
-
-
-def _decode_optional(array: pa.Array, codec: Codec) -> list[Any]:
-    values = decode(array.field("value"), codec.of[0])
-    there = array.field("there").to_pylist()
-    return [value if is_there else MISSING for value, is_there in zip(values, there, strict=True)]
 
 
 def _decode_union(array: pa.Array, codec: Codec) -> list[Any]:
@@ -133,13 +114,10 @@ _DECODERS: dict[str, Callable[[pa.Array, Codec], list[Any]]] = {
     "null": lambda array, _codec: [None] * len(array),
     **{
         name: lambda array, _codec: plain_values(array)
-        for name in ("bool", "int", "float", "str", "bytes", "date", "timedelta")
+        for name in ("bool", "int", "float", "str", "bytes", "date", "datetime")
     },
     "bytearray": partial(_decode_by, bytearray),
     "decimal": partial(_decode_by, Decimal),
-    "npstr": partial(_decode_by, np.str_),
-    "npbytes": partial(_decode_by, np.bytes_),
-    "datetime": _decode_datetimes,
     "scalar": lambda array, codec: list(load(array, codec.detail)),
     "ndarray": _decode_arrays,
     "list": _decode_lists,
@@ -147,8 +125,6 @@ _DECODERS: dict[str, Callable[[pa.Array, Codec], list[Any]]] = {
     "dict": _decode_dicts,
     "row": _decode_rows,
     "vector": lambda array, codec: vectors(array, codec.detail),
-    "matrix": lambda array, codec: matrices(array, codec.detail),
-    "optional": _decode_optional,
     "union": _decode_union,
 }
 

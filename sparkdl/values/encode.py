@@ -5,25 +5,22 @@ Runs in: feeder, child
 `encode` looks at all values of a column at once and picks a codec; codecs nest:
 
     bool int float str bytes     Arrow's own type, with nulls where values are None; null if all are
-    bytearray date timedelta     likewise
-    datetime                     likewise; its UTC offset is kept, its zone's name is not
-    decimal, npstr, npbytes      text or bytes
+    bytearray date datetime      likewise, datetimes without a time zone
+    decimal                      text
     scalar, ndarray              numpy's: primitives, fixed-size lists, ...: `ndarrays.py`
     list, tuple                  Arrow list of the encoded elements
     dict                         struct<keys, values> of two lists
-    row, vector, matrix          pyspark's Row with names: struct; its vectors and matrices
-    optional                     struct<there, value>: some dicts have no such key
+    row, vector                  pyspark's Row with names: struct; its vectors
     union                        dense union: the values are of several of these kinds
 """
 
 from __future__ import annotations
 
-import marshal
 from collections.abc import Callable, Hashable, Sequence
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from decimal import Decimal
 from functools import partial
-from itertools import chain, compress, groupby
+from itertools import chain, compress
 from types import NoneType
 from typing import Any
 
@@ -35,11 +32,9 @@ from sparkdl.core.errors import FeedTypeError
 from sparkdl.values.ndarrays import (
     INT32_MAX,
     MODULES,
-    Array,
     dtype_name,
     store,
     store_lists,
-    store_matrices,
     store_scalars,
     store_vectors,
 )
@@ -52,7 +47,7 @@ _NATIVE: dict[type, pa.DataType] = {
     bytes: pa.binary(),
     bytearray: pa.binary(),
     date: pa.date32(),
-    timedelta: pa.duration("us"),
+    datetime: pa.timestamp("us"),
 }
 _Key = tuple[str, Hashable]
 _BY_TYPE: dict[type, str] = {kind: kind.__name__ for kind in _NATIVE} | {
@@ -61,31 +56,19 @@ _BY_TYPE: dict[type, str] = {kind: kind.__name__ for kind in _NATIVE} | {
     tuple: "tuple",
     dict: "dict",
     Decimal: "decimal",
-    datetime: "datetime",
     np.ndarray: "ndarray",
-    np.str_: "npstr",
-    np.bytes_: "npbytes",
 }
 _KEYS: dict[type, _Key] = {
-    kind: (name, None) for kind, name in _BY_TYPE.items() if name not in ("datetime", "ndarray")
+    kind: (name, None) for kind, name in _BY_TYPE.items() if name != "ndarray"
 } | {dtype.type: ("scalar", dtype.str) for dtype in map(np.dtype, "?bBhHiIlLqQefdgFD")}
 """The result of `_key` for types that determine it alone, whatever the value."""
 _BY_BASE = {np.generic: "scalar", tuple: "tuple", list: "list", dict: "dict"}
-_BY_NAME = dict.fromkeys(("DenseVector", "SparseVector"), "vector") | dict.fromkeys(
-    ("DenseMatrix", "SparseMatrix"), "matrix"
-)
+_VECTORS = ("DenseVector", "SparseVector")
 _LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 # A character of UTF-8 has four bytes at most: an upper bound without encoding the text.
 _UTF8_MAX_NBYTES = 4
 # Arrow's type ids are signed bytes.
 _MAX_UNION = 127
-_WIDE = 16
-_PACKED = {
-    float: (ord("g"), np.dtype([("tag", "u1"), ("value", "<f8")])),
-    int: (ord("i"), np.dtype([("tag", "u1"), ("value", "<i4")])),
-}
-# A byte for the type and four for the length.
-_HEADER_NBYTES = 5
 
 
 class Codec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -94,7 +77,7 @@ class Codec(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         name: one of the names in this module's docstring.
         of: the codecs of the parts: element; key and value; fields; members.
-        detail: numpy dtype; UTC offset in microseconds ("" for naive); a vector's module.
+        detail: numpy dtype; a vector's module.
         names: the fields of a Row.
     """
 
@@ -104,43 +87,20 @@ class Codec(msgspec.Struct, frozen=True, omit_defaults=True):
     names: tuple[str, ...] = ()
 
 
-class _Missing:
-    """Stands in a column where a dict has no such key."""
-
-
-MISSING = _Missing()
-
 Encoded = tuple[pa.Array, Codec]
-Values = list[Any] | tuple[Any, ...] | np.ndarray[Any, Any]
 
 
-def encode(values: Values, where: str) -> Encoded:
+def encode(values: Sequence[Any], where: str) -> Encoded:
     """Return `values` as one Arrow array of the same length, and how to turn them back.
 
     Args:
-        values: the values of one column, of any mix of kinds; or a column of what `pack_rows`
-            returned.
+        values: the values of one column, of any mix of kinds.
         where: names the column in errors.
 
     Raises:
         FeedTypeError: if a value is of a type that cannot travel.
     """
-    if isinstance(values, np.ndarray):
-        return pa.array(values), Codec("float" if values.dtype.kind == "f" else "int")
-    return _encode_objects(values, where)
-
-
-def row_fields(value: Any) -> tuple[str, ...] | None:
-    """Return the names of a pyspark Row's fields; None if it is no Row or has no names."""
-    if type(value).__name__ != "Row" or not isinstance(value, tuple):
-        return None
-    return tuple(map(str, getattr(value, "__fields__", ()))) or None
-
-
-def _encode_objects(values: Sequence[Any], where: str) -> Encoded:
     types = set(map(type, values))
-    if _Missing in types:
-        return _encode_optional(values, where)
     kinds = types - {NoneType}
     if not kinds:
         return pa.nulls(len(values)), Codec("null")
@@ -154,10 +114,16 @@ def _encode_objects(values: Sequence[Any], where: str) -> Encoded:
         keys = [_key(value, where) for value in values]
     members = list(dict.fromkeys(keys))
     name, detail = next(member for member in members if member[0] != "null")
-    # Beside the native types above, only datetimes share their column with None.
-    if len(members) > (2 if name == "datetime" and NoneType in types else 1):
+    if len(members) > 1:  # None as well: only the native types above share their column with it
         return _encode_union(values, keys, members, where)
     return _ENCODERS[name](values, detail, where)
+
+
+def row_fields(value: Any) -> tuple[str, ...] | None:
+    """Return the names of a pyspark Row's fields; None if it is no Row or has no names."""
+    if type(value).__name__ != "Row" or not isinstance(value, tuple):
+        return None
+    return tuple(map(str, getattr(value, "__fields__", ()))) or None
 
 
 def _key(value: Any, where: str) -> _Key:
@@ -169,13 +135,10 @@ def _key(value: Any, where: str) -> _Key:
         fields = row_fields(value)
         if fields:
             return "row", fields
-        if kind.__module__ in MODULES and kind.__name__ in _BY_NAME:
-            return _BY_NAME[kind.__name__], kind.__module__
+        if kind.__module__ in MODULES and kind.__name__ in _VECTORS:
+            return "vector", kind.__module__
     if name in ("ndarray", "scalar"):
         return name, _dtype_detail(value.dtype, where)
-    if name == "datetime":
-        offset = value.utcoffset()
-        return name, "" if offset is None else str(offset // timedelta(microseconds=1))
     if name is None:
         raise FeedTypeError(
             f"{where} holds a {kind.__module__}.{kind.__qualname__}, which cannot travel in a "
@@ -202,6 +165,11 @@ def _encode_native(values: Sequence[Any], kind: type, where: str) -> Encoded:
         # Beyond 2 GiB 32-bit offsets do not reach, and Arrow would split the array.
         nbytes = sum(map(len, filter(None, values))) * (_UTF8_MAX_NBYTES if kind is str else 1)
         native = _LARGE[native] if nbytes > INT32_MAX else native
+    if kind is datetime and any(value.tzinfo for value in values if value is not None):
+        raise FeedTypeError(
+            f"{where} holds a datetime with a time zone, which cannot travel in a feed. Convert it "
+            "before feeding: to UTC without a zone, or to a number by .timestamp()"
+        )
     try:
         return pa.array(values, native), Codec(kind.__name__)
     except (OverflowError, pa.ArrowException) as error:
@@ -216,18 +184,13 @@ def _encode_native(values: Sequence[Any], kind: type, where: str) -> Encoded:
         ) from None
 
 
-def _encode_text(name: str, kind: type, values: Sequence[Any], _: Any, where: str) -> Encoded:
-    if name == "decimal":  # numpy's text goes in as it is: its str() drops a NUL at the end
-        values = list(map(str, values))
-    return _encode_native(values, kind, where)[0], Codec(name)
+def _encode_decimals(values: Sequence[Any], _: Any, where: str) -> Encoded:
+    return _encode_native(list(map(str, values)), str, where)[0], Codec("decimal")
 
 
 def _encode_lists(name: str, values: Sequence[Any], _detail: Any, where: str) -> Encoded:
     counts = list(map(len, values))
-    is_wide = counts[0] > _WIDE and len(set(counts)) == 1
-    packed = pack_rows(values, max_runs=1) if is_wide else None
-    flat = list(chain.from_iterable(values)) if packed is None else packed[0].reshape(-1)
-    array, element = encode(flat, where)
+    array, element = encode(list(chain.from_iterable(values)), where)
     return store_lists(counts, array), Codec(name, (element,))
 
 
@@ -255,13 +218,6 @@ def _encode_by(
     return store(values, detail), Codec(name, detail=detail)
 
 
-def _encode_optional(values: Sequence[Any], where: str) -> Encoded:
-    there = [value is not MISSING for value in values]
-    array, codec = encode([None if value is MISSING else value for value in values], where)
-    optional = pa.StructArray.from_arrays([pa.array(there), array], names=["there", "value"])
-    return optional, Codec("optional", (codec,))
-
-
 def _encode_union(
     values: Sequence[Any], keys: Sequence[_Key], members: Sequence[_Key], where: str
 ) -> Encoded:
@@ -286,9 +242,7 @@ def _encode_union(
 
 _Encoder = Callable[[Sequence[Any], Any, str], Encoded]
 _ENCODERS: dict[str, _Encoder] = {
-    "decimal": partial(_encode_text, "decimal", str),
-    "npstr": partial(_encode_text, "npstr", str),
-    "npbytes": partial(_encode_text, "npbytes", bytes),
+    "decimal": _encode_decimals,
     "list": partial(_encode_lists, "list"),
     "tuple": partial(_encode_lists, "tuple"),
     "dict": _encode_dicts,
@@ -296,51 +250,9 @@ _ENCODERS: dict[str, _Encoder] = {
     **{
         name: partial(_encode_by, store_all, name)
         for name, store_all in {
-            "datetime": lambda v, utc: pa.array(v, pa.timestamp("us", "UTC" if utc else None)),
             "scalar": store_scalars,
             "ndarray": store,
             "vector": lambda values, _module: store_vectors(values),
-            "matrix": lambda values, _module: store_matrices(values),
         }.items()
     },
 }
-
-
-def pack_rows(rows: Any, max_runs: int) -> list[Array] | None:
-    """Return lists or tuples of one length as arrays [rows, columns], one for each run of a type.
-
-    Why marshal: its format 2 writes a list or tuple as a header of 5 bytes and then, for each
-    float, "g" and 8 bytes, for each int of 32 bits, "i" and 4 bytes. One C call checks the types
-    and takes the values, and reads each object once. Encoding takes 20 us of CPU for a list of 784
-    floats and 17 us for one of ints; by `set(map(type, ...))` and `pa.array` 34 and 38 us. Of 785
-    columns it takes 26 and 22 us; by way of one numpy array 49 and 44 us. Without marshal, a
-    process that unpickles, encodes and writes rows (measured without Spark) is slower by 16 %
-    (lists of floats) to 49 % (of ints); with parsing from text, by 3 to 18 %. Single numbers and
-    narrow rows gain nothing by it.
-
-    Returns:
-        None if a column is not all float or all int of 32 bits, or the type changes along a row
-        more often than `max_runs`.
-    """
-    runs = [(kind, len(list(group))) for kind, group in groupby(map(type, rows[0]))]
-    if len(runs) > max_runs or not {kind for kind, _ in runs} <= _PACKED.keys():
-        return None
-    fields = [(f"run{i}", _PACKED[kind][1], (width,)) for i, (kind, width) in enumerate(runs)]
-    layout = np.dtype([("header", f"V{_HEADER_NBYTES}"), *fields])
-    try:
-        # Version 2 has no references: from 3 on an object that occurs twice is written once.
-        data = marshal.dumps(rows, 2)
-    except ValueError:  # something in there is no plain value
-        return None
-    # Larger integers and most other types have another length; the tags below find the rest.
-    if len(data) != _HEADER_NBYTES + len(rows) * layout.itemsize:
-        return None
-    items = np.frombuffer(data, layout, offset=_HEADER_NBYTES)
-    packed: list[Array] = []
-    for i, (kind, _) in enumerate(runs):
-        run = items[f"run{i}"]
-        # The first item has a tag, and each tag says where the next item is: nothing else passes.
-        if not (run["tag"] == _PACKED[kind][0]).all():
-            return None
-        packed.append(np.asarray(run["value"].astype(kind)))
-    return packed

@@ -210,9 +210,9 @@ def store_vectors(values: Sequence[Any]) -> pa.Array:
     return pa.StructArray.from_arrays(parts, names=_VECTOR_FIELDS)
 
 
-def matrices(column: pa.Array, module: str = MODULES[0]) -> list[Any]:
+def matrices(column: pa.Array) -> list[Any]:
     """Return the matrices of a column without nulls."""
-    dense, sparse = factory(module, "DenseMatrix"), factory(module, "SparseMatrix")
+    dense, sparse = factory(MODULES[0], "DenseMatrix"), factory(MODULES[0], "SparseMatrix")
     heads = (column.field(n).to_pylist() for n in ("type", "numRows", "numCols", "isTransposed"))
     parts = (_pieces(column.field(name)) for name in ("colPtrs", "rowIndices", "values"))
     return [
@@ -223,21 +223,6 @@ def matrices(column: pa.Array, module: str = MODULES[0]) -> list[Any]:
             *heads, *parts, strict=True
         )
     ]
-
-
-def store_matrices(values: Sequence[Any]) -> pa.Array:
-    """Return matrices as an Arrow array; `matrices` gives them back."""
-    sparse = [hasattr(value, "colPtrs") for value in values]
-    parts = [
-        pa.array(np.logical_not(sparse).astype(np.int8)),
-        pa.array([value.numRows for value in values], pa.int32()),
-        pa.array([value.numCols for value in values], pa.int32()),
-        _join([getattr(value, "colPtrs", ()) for value in values], np.int32),
-        _join([getattr(value, "rowIndices", ()) for value in values], np.int32),
-        _join([value.values for value in values], np.float64),
-        pa.array([bool(value.isTransposed) for value in values]),
-    ]
-    return pa.StructArray.from_arrays(parts, names=_MATRIX_FIELDS)
 
 
 def nest_vectors(dense: Array, kind: pa.DataType) -> pa.Array:
@@ -330,8 +315,3 @@ def _pieces(lists: pa.Array) -> list[Array]:
     """Return each list as an array of its own that can be written to; empty where null."""
     # Arrow's memory is read-only, and user code may change a vector in place.
     return [piece.copy() for piece in split(_flat(lists), lengths(lists))]
-
-
-def _join(arrays: Sequence[Any], dtype: Any) -> pa.Array:
-    flat = np.concatenate([np.asarray(array, dtype) for array in arrays])
-    return store_lists(list(map(len, arrays)), pa.array(flat))

@@ -28,7 +28,6 @@ _SAME: dict[str, Callable[[pa.DataType], bool]] = {
     "bytes": lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
     "bytearray": lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
     "date": pa.types.is_date32,
-    "timedelta": pa.types.is_duration,
     "null": lambda _kind: True,
 }
 _SPARKS = {
@@ -47,9 +46,7 @@ _SPARKS = {
     "string": "string",
     "binary": "binary",
     "date32[day]": "date",
-    "duration[us]": "interval day to second",
     "timestamp[us]": "timestamp_ntz",
-    "timestamp[us, tz=UTC]": "timestamp",
 }
 """Arrow's types, and those of Spark that hold their values."""
 _MAX_REPR = 60
@@ -172,9 +169,6 @@ def _parts(batch: pa.RecordBatch, schema: pa.Schema) -> list[tuple[Any, Codec | 
             f"{encoded.kind} of {', '.join(names)}, and schema= declares "
             f"{', '.join(schema.names)}. Name the same fields in both"
         )
-    for name, codec in zip(names, encoded.columns, strict=True):
-        if codec.name == "optional":
-            raise _misfit(f"some results lack {name!r}. Give it in all of them; None is a value")
     places = [names.index(name) for name in schema.names] if is_named else range(len(schema))
     return [(batch.column(place), encoded.columns[place]) for place in places]
 
@@ -222,8 +216,8 @@ def _cast(array: pa.Array, codec: Codec, to: pa.DataType) -> pa.Array | None:
     if name in _SAME:
         return array.cast(to) if _SAME[name](to) else None
     if name == "datetime" and pa.types.is_timestamp(to):
-        # A naive time is local time in a `timestamp`, as `_scalar` has it.
-        return array.cast(to) if bool(detail) == (to.tz is not None) else None
+        # It is local time in a `timestamp`, as `_scalar` has it.
+        return array.cast(to) if to.tz is None else None
     if name in ("list", "tuple") and pa.types.is_list(to) and not array.null_count:
         return _list(array, codec.of[0], to)
     if name == "ndarray" and pa.types.is_list(to):
@@ -330,7 +324,6 @@ def _scalar(value: Any, to: pa.DataType) -> Any:
         _expect(isinstance(value, datetime), "no datetime")
         if to.tz is not None:  # without a zone it is local time, as everywhere in pyspark
             return value.astimezone(timezone.utc)
-        _expect(value.tzinfo is None, "a timestamp without a time zone is declared")
     return value
 
 

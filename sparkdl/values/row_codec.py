@@ -9,9 +9,9 @@ DataFrame (`mapInArrow`); its rows come back as `df.rdd` would give them.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from types import NoneType
 from typing import Any
 
@@ -21,18 +21,13 @@ import pyarrow as pa
 
 from sparkdl.core.errors import ProtocolError
 from sparkdl.values.decode import decode, frame_rows, make_rows
-from sparkdl.values.encode import MISSING, Codec, Values, encode, pack_rows, row_fields
+from sparkdl.values.encode import Codec, encode, row_fields
 
 _KEY = b"sparkdl.rows"
 # With more changes of kind or type than this, a batch would be cut into tiny ones.
 _MAX_CUTS = 8
-_FIXED = frozenset({NoneType, bool, int, float, date, datetime, timedelta})
-_ANY_TYPE = frozenset({NoneType, type(MISSING)})
+_FIXED = frozenset({NoneType, bool, int, float, date, datetime})
 _SAMPLE = 32
-# A column may have so many places for each value that it holds.
-_SPARSE = 4
-# Narrower rows gain nothing by `pack_rows`.
-_WIDE = 16
 
 
 class RowSchema(msgspec.Struct, frozen=True):
@@ -92,10 +87,7 @@ def rows(batch: pa.RecordBatch) -> list[Any]:
         return make_rows(tuple(batch.schema.names), columns, batch.num_rows)
     if schema.kind == "dict":
         names = batch.schema.names
-        found = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-        if all(codec.name != "optional" for codec in schema.columns):
-            return found
-        return [{k: v for k, v in row.items() if v is not MISSING} for row in found]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     tuples = zip(*columns, strict=True)
     return list(tuples) if schema.kind == "tuple" else list(map(list, tuples))
 
@@ -120,13 +112,6 @@ def _parse_schema(data: bytes) -> RowSchema:
 
 def _encode_batch(rows: list[Any]) -> Iterator[pa.RecordBatch]:
     layouts = _layouts(rows)
-    # Rows of optional keys would alternate in their layout, so they share columns instead.
-    if len(set(layouts)) > 1 and {kind for kind, _ in layouts} == {"dict"}:
-        names = _common_keys(rows)
-        if names:
-            columns = [[row.get(name, MISSING) for row in rows] for name in names]
-            yield from _encode_columns("dict", names, columns)
-            return
     cuts = [i for i, (a, b) in enumerate(pairwise(layouts), start=1) if a != b]
     # Rows that alternate are the values of one column: a batch for each run would have a few rows.
     if len(cuts) > _MAX_CUTS:
@@ -142,11 +127,11 @@ def _encode_batch(rows: list[Any]) -> Iterator[pa.RecordBatch]:
             yield from _encode_columns(kind, names, [[row[name] for row in run] for name in names])
         else:
             names = list(fields) if kind == "row" else list(map(str, range(fields)))
-            yield from _encode_columns(kind, names, _transpose(run))
+            yield from _encode_columns(kind, names, list(zip(*run, strict=True)))
 
 
 def _encode_columns(
-    kind: str, names: Sequence[str], columns: Sequence[Values]
+    kind: str, names: Sequence[str], columns: Sequence[Sequence[Any]]
 ) -> Iterator[pa.RecordBatch]:
     cuts = sorted({cut for column in columns for cut in _type_cuts(column)})
     # A column of mixed types is a union then, and the batch stays whole.
@@ -162,38 +147,6 @@ def _encode_columns(
         metadata = {_KEY: msgspec.json.encode(schema)}
         arrays = [array for array, _ in parts]
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=metadata))
-
-
-def _transpose(rows: list[Any]) -> Sequence[Values]:
-    """Return the columns of rows that have one width, wide runs of numbers packed."""
-    width = len(rows[0])
-    packed = pack_rows(rows, _MAX_CUTS) if width > _WIDE else None
-    if packed is not None:
-        # Transposed at once, so that `pa.array` takes each column as it lies, without a copy.
-        return [column for part in packed for column in np.ascontiguousarray(part.T)]
-    cuts = [i for i, (a, b) in enumerate(pairwise(map(type, rows[0])), start=1) if a is not b]
-    if width <= _WIDE or not 0 < len(cuts) <= _MAX_CUTS:
-        return list(zip(*rows, strict=True))
-    columns: list[Values] = []
-    for start, stop in pairwise([0, *cuts, width]):  # some columns are other than numbers
-        columns += _transpose([tuple(row[start:stop]) for row in rows])
-    return columns
-
-
-def _common_keys(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the keys of all rows in an order that each row keeps; empty if there is none.
-
-    Empty also where most rows lack most keys: a column would be a waste for each.
-    """
-    # The widest first, so its order of keys is the one that the others have to keep.
-    kinds = sorted(set(map(tuple, rows)), key=lambda kind: (-len(kind), kind))
-    keys = list(dict.fromkeys(chain.from_iterable(kinds)))
-    place = {key: i for i, key in enumerate(keys)}
-    if len(keys) * len(rows) > _SPARSE * sum(map(len, rows)):
-        return []
-    places = ([place[key] for key in kind] for kind in kinds)
-    # A dict keeps its order of keys, which is lost if another order names the columns.
-    return keys if all(each == sorted(each) for each in places) else []
 
 
 def _layouts(rows: list[Any]) -> list[tuple[str, Any]]:
@@ -221,15 +174,15 @@ def _layout(row: Any) -> tuple[str, Any]:
     return (kind, fields) if len(row) else ("value", None)  # a batch needs a column
 
 
-def _type_cuts(column: Values) -> list[int]:
-    """Return where the type changes along a column; None, or no value, goes with any."""
+def _type_cuts(column: Sequence[Any]) -> list[int]:
+    """Return where the type changes along a column; None goes with any."""
     # The common case first: one pass in C finds a column of one type.
-    if isinstance(column, np.ndarray) or len(set(map(type, column)) - _ANY_TYPE) <= 1:
+    if len(set(map(type, column)) - {NoneType}) <= 1:
         return []
     cuts: list[int] = []
     last: type | None = None
     for i, value in enumerate(column):
-        if type(value) not in _ANY_TYPE:
+        if value is not None:
             if last is not None and type(value) is not last:
                 cuts.append(i)
             last = type(value)

@@ -86,14 +86,17 @@ def search(spark: Any, _folder: Path) -> None:
     found = tuning.search(
         spark, square, {"x": [1, 2, 3]}, trials=3, parallelism=2, direction="maximize", seed=1
     )
-    said("search", [trial.error or trial.state for trial in found.trials])
+    said(
+        "search",
+        [trial.user_attrs.get("error") or trial.state.name.lower() for trial in found.trials],
+    )
     data = spark.range(60).selectExpr("cast(id % 2 as double) label", "cast(id % 7 as double) a")
     data = VectorAssembler(inputCols=["a"], outputCol="features").transform(data)
     fitted = tuning.search_estimator(
         *(LogisticRegression(), BinaryClassificationEvaluator(), data, data),
         {"maxIter": [1, 5]}, trials=2, parallelism=2, seed=1,
     )  # fmt: skip
-    said("search_estimator", [trial.error for trial in fitted.trials])
+    said("search_estimator", [trial.user_attrs.get("error", "") for trial in fitted.trials])
 
 
 def stages(spark: Any, folder: Path) -> None:

@@ -44,12 +44,11 @@ def read(args: None, ctx: NodeContext) -> dict[str, list[Any]]:
 def test_values_are_the_same_whoever_reads_the_rows(spark_ml: SparkSession, tmp_path: Path) -> None:
     frame = spark_ml.sql(QUERY).coalesce(1)
     frame.write.parquet(str(tmp_path / "data"))
-    utc = timezone.utc
     rows = [
         Row(
             id=i,
             tokens=TOKENS[i],
-            at=datetime.fromtimestamp(i, utc).replace(microsecond=i),
+            at=datetime.fromtimestamp(i, timezone.utc).replace(microsecond=i, tzinfo=None),
             c=Row(a=float(i), b=Row(text=str(i))),
         )
         for i in range(6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from typing import Any
 
 import optuna
@@ -9,7 +11,7 @@ import pytest
 
 from sparkdl import search
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
-from sparkdl.ml.tuning import PrunedError, _Search
+from tests.doubles.until import until
 from tests.ml.train_fns import curve
 
 pytestmark = pytest.mark.timeout(200)
@@ -40,19 +42,15 @@ def test_trials_run_in_parallel_are_pruned_and_fail_each_for_itself() -> None:
     space = {**SPACE, "kind": ["a", "fails", "endless"]}
     options: Any = {"parallelism": 2, "nodes": 2, "metric": "loss", "study": study}
     found = search(None, curve, space, trials=4, **options, **LOCAL)
-    assert [t.state for t in found.trials] == ["pruned", "fail", "complete", "complete"]
-    assert found.best.number == 2
-    assert found.best.value == 1.0 + 3
-    endless, fails, *_ = found.trials
-    assert endless.reports[0][1] >= 100
-    assert endless.value is not None
-    assert "ValueError: no such kind" in fails.error
+    assert found is study
     states = [trial.state.name for trial in study.trials]
     assert states == ["PRUNED", "FAIL", "COMPLETE", "COMPLETE"]
-    frame = found.to_pandas()
-    assert list(frame["state"]) == [t.state for t in found.trials]
-    assert list(frame["params_kind"]) == kinds
-    assert frame["error"].str.contains("no such kind").tolist() == [False, True, False, False]
+    assert study.best_trial.number == 2
+    assert study.best_value == 1.0 + 3
+    endless, fails, *_ = study.trials
+    assert min(endless.intermediate_values.values()) >= 100
+    assert "ValueError: no such kind" in fails.user_attrs["error"]
+    assert list(study.trials_dataframe()["params_kind"]) == kinds
 
 
 def test_trial_whose_value_is_nan_fails_and_the_others_go_on() -> None:
@@ -63,19 +61,33 @@ def test_trial_whose_value_is_nan_fails_and_the_others_go_on() -> None:
     for n in (1, 2):
         study.enqueue_trial({"n": n})
     found = search(None, objective, {"n": (1, 2)}, trials=2, study=study, **LOCAL)
-    assert [(t.state, t.value) for t in found.trials] == [("fail", None), ("complete", 2.0)]
-    assert found.trials[0].error.startswith("ResultError: the value is NaN")
+    assert [(t.state.name, t.value) for t in found.trials] == [("FAIL", None), ("COMPLETE", 2.0)]
+    assert found.trials[0].user_attrs["error"].startswith("ResultError: the value is NaN")
 
 
-def test_trial_that_another_ones_error_ends_before_its_first_report_is_pruned() -> None:
-    def run(_params: dict[str, Any], _report: Any) -> float:
-        raise PrunedError
+def test_interrupted_search_ends_its_trials_and_starts_no_other() -> None:
+    ended: list[int] = []
 
-    study = optuna.create_study()
-    found = _Search(study, {"n": (1, 2)}, run, trials=1, parallelism=1, spark=None)
-    found._try(*found._ask())
-    assert [(t.state, t.value) for t in found._records] == [("pruned", None)]
-    assert study.trials[0].state is optuna.trial.TrialState.PRUNED
+    def objective(params: dict[str, Any], ctx: Any) -> float:
+        step = 0
+        while True:
+            step += 1
+            ctx.report(step, value=0.0)
+            threading.Event().wait(0.1)
+
+    class Interrupting(optuna.pruners.NopPruner):
+        def prune(self, study: Any, trial: Any) -> bool:
+            if not ended:
+                signal.raise_signal(signal.SIGINT)
+            ended.append(trial.number)
+            return False
+
+    study = optuna.create_study(pruner=Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        search(None, objective, {"n": (1, 2)}, trials=9, parallelism=2, study=study, **LOCAL)
+    assert until(lambda: all(trial.state.is_finished() for trial in study.trials), 30.0)
+    assert {trial.state.name for trial in study.trials} == {"PRUNED"}
+    assert len(study.trials) < 9
 
 
 def test_the_seed_is_the_samplers() -> None:
@@ -84,7 +96,7 @@ def test_the_seed_is_the_samplers() -> None:
 
     options: Any = {"trials": 2, "seed": 5, "direction": "maximize", **LOCAL}
     found = search(None, objective, SPACE, **options)
-    assert found.best.value == max(t.params["x"] for t in found.trials)
+    assert found.best_value == max(t.params["x"] for t in found.trials)
     sampler = optuna.samplers.TPESampler(seed=5)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     study.optimize(lambda trial: objective(suggested(trial), None), n_trials=2)
@@ -114,9 +126,8 @@ def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         asked: Any = {"trials": 1, **options}
         with pytest.raises(ConfigError, match=match):
             search(None, curve, space, **asked)
-    text = search(None, lambda _params, _ctx: "good", SPACE, trials=1, **LOCAL)
     with pytest.raises(ResultError, match=r"none of 1 trials is complete.*a number is needed"):
-        _ = text.best
+        search(None, lambda _params, _ctx: "good", SPACE, trials=1, **LOCAL)
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(FrameworkMissingError, match="pip install optuna"):
         search(None, curve, SPACE, trials=1)

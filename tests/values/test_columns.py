@@ -135,15 +135,6 @@ def test_numbers_of_any_mix_are_as_numpy_has_them(values: list[Any], start: int)
     assert np.array_equal(array, expected[start:], equal_nan=expected.dtype.kind == "f")
 
 
-def test_datetimes_whose_offset_changes_are_instants() -> None:
-    winter, summer = (timezone(timedelta(hours=hours)) for hours in (1, 2))
-    given_rows = [datetime(2020, 1, 1, 1, tzinfo=winter), datetime(2020, 7, 1, tzinfo=summer)]
-    array = encoded([{"at": value} for value in given_rows])["at"]
-    assert array.dtype == "M8[us]"
-    assert array[0] == np.datetime64("2020-01-01")
-    assert array[1] == np.datetime64("2020-06-30T22:00")
-
-
 def test_vectors_and_arrays_of_several_kinds_are_stacked() -> None:
     vectors = [DenseVector([1, 2]), SparseVector(2, {1: 5.0}), DenseVector([3, 4])] * 20
     array = encoded(vectors)["value"]

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.ml.linalg import DenseMatrix, SparseMatrix
+from pyspark.ml.linalg import DenseMatrix, MatrixUDT, SparseMatrix
 
 from sparkdl.core.errors import FeedTypeError
 from sparkdl.values.columns import convert
-from sparkdl.values.ndarrays import dense_matrices, matrices, store_matrices
+from sparkdl.values.ndarrays import dense_matrices, matrices
 
 VECTOR = pa.struct(
     [
@@ -23,6 +23,21 @@ VECTOR = pa.struct(
         ("values", pa.list_(pa.float64())),
     ]
 )
+
+MATRIX = pa.struct(
+    [
+        *(("type", pa.int8()), ("numRows", pa.int32()), ("numCols", pa.int32())),
+        *((name, pa.list_(pa.int32())) for name in ("colPtrs", "rowIndices")),
+        *(("values", pa.list_(pa.float64())), ("isTransposed", pa.bool_())),
+    ]
+)
+
+
+def stored(values: list[Any]) -> pa.Array:
+    """Return matrices as Spark hands them over."""
+    names = [field.name for field in MATRIX]
+    parts = [MatrixUDT().serialize(value) for value in values]
+    return pa.array([dict(zip(names, each, strict=True)) for each in parts], MATRIX)
 
 
 def sparse_matrix(dense: np.ndarray[Any, Any], is_along_rows: bool) -> SparseMatrix:
@@ -55,7 +70,7 @@ def some_matrices(draw: st.DrawFn) -> list[Any]:
 @given(some_matrices(), st.data())
 def test_matrices_of_any_kind_are_their_dense_arrays(given_ones: list[Any], data: Any) -> None:
     start = data.draw(st.integers(0, len(given_ones) - 1))
-    column = store_matrices(given_ones).slice(start)
+    column = stored(given_ones).slice(start)
     expected = np.stack([each.toArray() for each in given_ones[start:]])
     found = dense_matrices(column)
     assert found.shape == expected.shape
@@ -67,19 +82,19 @@ def test_matrices_of_any_kind_are_their_dense_arrays(given_ones: list[Any], data
 
 def test_dense_matrices_of_one_kind_are_a_view() -> None:
     for is_along_rows in (False, True):
-        column = store_matrices([DenseMatrix(2, 3, range(6), is_along_rows)] * 4)
+        column = stored([DenseMatrix(2, 3, range(6), is_along_rows)] * 4)
         values = column.field("values").flatten().to_numpy()
         assert np.shares_memory(dense_matrices(column.slice(1)), values)
 
 
 def test_matrices_and_vectors_can_be_written_to() -> None:
-    first, second = matrices(store_matrices([DenseMatrix(1, 1, [1.0])] * 2))
+    first, second = matrices(stored([DenseMatrix(1, 1, [1.0])] * 2))
     first.values[0] = 5
     assert second.values[0] == 1
 
 
 def test_matrices_of_different_shapes_are_refused() -> None:
-    column = store_matrices([DenseMatrix(1, 2, [1, 2]), DenseMatrix(2, 1, [1, 2])])
+    column = stored([DenseMatrix(1, 2, [1, 2]), DenseMatrix(2, 1, [1, 2])])
     with pytest.raises(FeedTypeError, match="the column holds matrices of 1x2, 2x1"):
         convert(column)
 

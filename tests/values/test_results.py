@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -160,8 +160,7 @@ FITTING: list[tuple[list[Any], str]] = [
     ([True], "prediction boolean"),
     ([np.uint8(200)], "prediction smallint"),
     ([np.float16(0.5)], "prediction float"),
-    ([timedelta(1)], "prediction interval day to second"),
-    ([datetime.now(timezone.utc)], "prediction timestamp"),
+    ([datetime(2026, 1, 2, 3)], "prediction timestamp_ntz"),
     ([np.zeros(3, np.float32), np.zeros(2, np.float32)], "prediction array<float>"),
     ([np.zeros((2, 2), np.int64)], "prediction array<array<bigint>>"),
     ([[1.0], [2.0]], "prediction array<double>"),

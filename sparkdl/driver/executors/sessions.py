@@ -82,16 +82,35 @@ def inheriting_thread(
         more = {} if IS_SPARK_3 else {"session": session}
         return InheritableThread(target=run, name=name, daemon=True, **more)
     # Why not InheritableThread? It asks how the process began, not whose session this is.
-    connected: Any = session
-    tags = connected.getTags()
+    inherit = inheritance(session)
 
     def tagged() -> None:
-        connected._active_session.session = connected  # of this thread: Spark ML asks for it
-        for tag in tags:
-            connected.addTag(tag)
+        inherit()
         run()
 
     return threading.Thread(target=tagged, name=name, daemon=True)
+
+
+def inheritance(session: SparkSession | None) -> Callable[[], None]:
+    """Return what gives a thread that calls it the pool, group, tags and description of this one.
+
+    It is for threads that a library starts; see `inheriting_thread` for our own.
+    """
+    if session is None:
+        return lambda: None
+    any_session: Any = session
+    context, tags = context_of(session), set() if IS_SPARK_3 else any_session.getTags()
+    properties: Any = context and context._jsc.sc().getLocalProperties().clone()
+
+    def inherit() -> None:
+        if context is None:
+            any_session._active_session.session = session  # of this thread: Spark ML asks for it
+        else:
+            context._jsc.sc().setLocalProperties(properties.clone())
+        for tag in tags:
+            any_session.addTag(tag)
+
+    return inherit
 
 
 def driver_host(session: SparkSession) -> str:
