@@ -144,12 +144,10 @@ class Startup:
     """Where nodes come up, and how.
 
     Attributes:
-        timeout_s: seconds until all nodes must be there, from when it is the cluster's turn:
-            clusters of one program wait for one another's slots, in the order of their launches.
-            A launch first waits up to as many seconds for executors to start.
-        placement: `attached`: nodes keep their task slots, unless a loss of executors leaves none
-            for feeding. `detached`: they give them back to feeding tasks. `auto`: attached where
-            slots are left over.
+        timeout_s: seconds until all nodes must be there. A launch first waits up to as many seconds
+            for executors to start, and while other launches of this program gather their nodes.
+        placement: `attached`: nodes keep their task slots. `detached`: they give them back to
+            feeding tasks. `auto`: detached where Spark feeds them without dynamic allocation.
         preload: names of modules that nodes import besides the framework, while they wait for one
             another; `["transformers"]`.
         keep_warm_s: seconds for which the process with the imported framework stays on each

@@ -29,7 +29,7 @@ from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program
 from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.events import Ended, Logged, Report
 from sparkdl.driver.executors.executor import Executor, Launch
-from sparkdl.driver.feeds.runner import failure_behind, never_fed
+from sparkdl.driver.feeds.runner import failure_behind
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.health import HangWatch
 from sparkdl.driver.lifecycle import state as states
@@ -154,7 +154,8 @@ def launch(  # noqa: PLR0913 (one question, one name)
     )
     # Nodes measure only what an observer wants.
     spec = replace(spec, is_watched=watch.needs_load)
-    cluster = _start(spec, where, environment, payload, watch, chosen_tls)
+    with where.gathering():
+        cluster = _start(spec, where, environment, payload, watch, chosen_tls)
     if pages is not None:
         cluster.dashboard_url = pages.url
         _log.info("Cluster %s: the dashboard is at %s", spec.cluster_id, pages.url)
@@ -242,8 +243,6 @@ def _start(
     token, ending = new_token(), Ending(spec.cluster_id, where)
 
     def start() -> Controller:
-        # Before the search for the newest checkpoint: a cluster ahead may still be making one.
-        where.wait_turn(ending.is_wanted)
         newest, resumed = _at_newest_checkpoint(spec)
         controller = Controller(
             *(newest, token, where),
@@ -269,11 +268,9 @@ def _start(
                 *(partial(failure_behind, controller), controller.is_lost),
                 tls,
                 warm_key(),
-                partial(never_fed, controller),
                 lambda executors: controller.submit(states.ExecutorsDrain(executors)),
             ),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
-            lambda standing: controller.submit(states.SlotsCounted(standing)),
         )
         return controller
 

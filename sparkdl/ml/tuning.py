@@ -77,7 +77,7 @@ def search(  # noqa: PLR0913 (one option, one name)
         space: parameter to its values: a list of choices, `(low, high)` for whole numbers or
             floats, or a distribution of Optuna; or a function from Optuna's trial to parameters.
         trials: how many, failed and pruned trials included.
-        parallelism: how many at once. A trial without free task slots waits for its turn.
+        parallelism: how many at once; their launches take turns.
         study: Optuna's study, to continue, or with a storage of its own; then leave out
             `direction`, `sampler`, `pruner` and `seed`, which it has already.
         sampler, pruner: Optuna's; by default TPE, and no pruning.

@@ -355,9 +355,10 @@ class Agent:
             self._timer.cancel()
         if self._board:
             await self._board.close()
+        # Before the driver sees the end: the next cluster may want its GPUs at once.
+        self._child.close()
         if self._client:
             await self._client.close()
-        self._child.close()
 
 
 class Lifeline:

@@ -7,50 +7,66 @@ extra `gpu`): https://docs.nvidia.com/deploy/nvml-api/
 
 A claim is a Unix socket bound to an abstract name with the GPU's UUID in it (unix(7)). The kernel
 gives a name to a single process of the host, of any user, and frees it when that process ends, even
-by a crash: no file is left behind, and no permission is needed. Abstract names are visible within
-one network namespace. Containers with networks of their own do not see each other's claims;
-processes that compute and memory in use are seen all the same. See docs/gpus.md.
+by a crash. Abstract names are visible within one network namespace. See docs/gpus.md.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import random
 import socket
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparkdl.control.descriptors import peer_of
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FrameworkMissingError, SparkConfigError
 from sparkdl.core.links import docs_page
 from sparkdl.core.settings import Environment, executors_gpus, visible_gpus
 
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux, Windows' subsystem for Linux
+_NAME = "sparkdl-gpu-{}"
+_ADVICE = "Ask for fewer (num_gpus=0 for none)"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or an instance of one that is split (MIG).
+    """A GPU.
 
     Attributes:
-        uuid: `GPU-…` or `MIG-…`, which CUDA_VISIBLE_DEVICES takes in whatever order devices are.
-        name: of the product.
+        uuid: which CUDA_VISIBLE_DEVICES takes in whatever order devices are.
         pids: the processes that compute on it. Other containers' may be missing.
-        index: its number, as nvidia-smi counts; an instance has that of its GPU.
-        used_nbytes: of its memory, by all processes; 0 where its driver does not report it.
+        index: its number, as nvidia-smi counts.
     """
 
     uuid: str
     name: str
     pids: tuple[int, ...] = ()
     index: int = 0
-    used_nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class GpuShare:
+    """A child's share of its host's GPUs; the claims hold until `close` or this process's end.
+
+    Attributes:
+        environment: for the child.
+        note: what its user should know, a line for its log.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+    claims: tuple[socket.socket, ...] = ()
+
+    def close(self) -> None:
+        """Let others have the GPUs."""
+        for claim in self.claims:
+            claim.close()
+
+
+# Empty hides all GPUs from CUDA. Without the variable a process sees all.
+NONE = GpuShare({"CUDA_VISIBLE_DEVICES": ""})
 
 
 def has_driver(devices: Sequence[str] = _DEVICES) -> bool:
@@ -85,125 +101,26 @@ def open_nvml() -> Iterator[Any]:
 
 
 def list_gpus(nvml: Any) -> list[Gpu]:
-    """Return the GPUs in nvidia-smi's order; of one that is split, its instances.
-
-    GPUs that a container or a cgroup hides from this process are left out.
-    """
+    """Return the GPUs in nvidia-smi's order, without those that a container or a cgroup hides."""
     found: list[Gpu] = []
     for index in range(nvml.nvmlDeviceGetCount()):
-        with suppress(nvml.NVMLError):
-            # A hidden GPU raises here. The others keep the numbers that nvidia-smi and Spark count
-            # by.
+        with suppress(nvml.NVMLError):  # a hidden one; the others keep nvidia-smi's numbers
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            name = str(nvml.nvmlDeviceGetName(handle))
-            parts = _instances(nvml, handle) or [handle]
-            found += [_gpu(nvml, part, name, index) for part in parts]
+            uuid, name = str(nvml.nvmlDeviceGetUUID(handle)), str(nvml.nvmlDeviceGetName(handle))
+            pids: tuple[int, ...] = ()
+            with suppress(nvml.NVMLError):  # some virtual GPUs do not report it
+                running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                pids = tuple(int(one.pid) for one in running)
+            found.append(Gpu(uuid, name, pids, index))
     return found
-
-
-def _instances(nvml: Any, handle: Any) -> list[Any]:
-    instances = []
-    with suppress(nvml.NVMLError):  # a GPU that cannot be split
-        if nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
-            for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-                with suppress(nvml.NVMLError):  # there need not be one of each number
-                    instances.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
-    return instances
-
-
-def _gpu(nvml: Any, handle: Any, name: str, index: int) -> Gpu:
-    pids: tuple[int, ...] = ()
-    used_nbytes = 0
-    with suppress(nvml.NVMLError):  # some virtual GPUs do not report it
-        pids = tuple(int(one.pid) for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    with suppress(nvml.NVMLError):  # where CPU and GPU share their memory
-        used_nbytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
-    return Gpu(str(nvml.nvmlDeviceGetUUID(handle)), name, pids, index, used_nbytes)
-
-
-CLAIM_WAIT_S = 5.0
-"""How long GPUs are waited for: a node that has just ended may not have let go of its own yet."""
-_POLL_S = 0.2
-_ADVICE = "Ask for fewer (num_gpus=0 for none)"
-_NAME = "\0sparkdl-gpu-{}"
-
-
-@dataclass(frozen=True)
-class GpuShare:
-    """A child's share of its host's GPUs; the claims hold until `close` or this process's end.
-
-    Attributes:
-        environment: for the child.
-        note: what its user should know, a line for its log.
-    """
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    note: str = ""
-    claims: tuple[socket.socket, ...] = ()
-
-    def close(self) -> None:
-        """Let others have the GPUs."""
-        for claim in self.claims:
-            claim.close()
-
-
-FREE = "free"
-# Empty hides all GPUs from CUDA. Without the variable a process sees all.
-NONE = GpuShare({"CUDA_VISIBLE_DEVICES": ""})
-
-
-def share_gpus(
-    wanted: int | None,
-    assigned: tuple[str, ...] | None,
-    who: str,
-    environ: Mapping[str, str] = os.environ,
-    wait_s: float = CLAIM_WAIT_S,
-) -> GpuShare:
-    """Return the GPUs of one node.
-
-    Args:
-        wanted: how many; `None` for all that Spark assigned, or else for one where there are any.
-        assigned: addresses that Spark assigned to the node's task; `None` where it assigns none.
-        who: the node, for errors.
-        environ: of the executor: its CUDA_VISIBLE_DEVICES says which may be claimed, and which
-            GPU each of Spark's addresses means.
-        wait_s: how long to wait for GPUs to become free.
-
-    Raises:
-        SparkConfigError: if there are fewer than wanted.
-        FrameworkMissingError: if so many are wanted, and the means to find them are missing.
-    """
-    if wanted == 0:
-        return NONE
-    if assigned is not None:
-        return _assigned_share(wanted, assigned, who, environ)
-    if wanted is not None:
-        return _claimed_share(wanted, who, f"num_gpus={wanted}", environ, wait_s)
-    if not has_driver() or visible_gpus(environ) == ():
-        return GpuShare()
-    # Pods have networks of their own, so one does not see the claims of another.
-    if Environment.read(environ).is_pod:
-        note = "no GPU: Spark assigned none to this pod's task. Ask with num_gpus, see "
-        return GpuShare(NONE.environment, note + docs_page("gpus"))
-    try:
-        return _claimed_share(1, who, "the default without Spark's own GPUs", environ, wait_s)
-    except FrameworkMissingError as error:
-        # The user asked for no GPU: the default must not fail a node for want of NVML.
-        seen = "GPUs are not shared out, and this node sees all of its host's"
-        return GpuShare(note=f"{seen}: {error}")
-
-
-def split_gpus(assigned: Sequence[str], nodes: int) -> list[tuple[str, ...]]:
-    """Share out a Spark task's GPUs to the nodes inside it, none to two of them."""
-    size = len(assigned) // max(1, nodes)
-    return [tuple(assigned[size * i : size * (i + 1)]) for i in range(nodes)]
 
 
 def allowed_gpus(gpus: Sequence[Gpu], visible: tuple[str, ...] | None) -> list[Gpu]:
     """Return those of `gpus` that CUDA_VISIBLE_DEVICES names, in its order.
 
     As CUDA does, it ends at the first entry that names none, and takes the first digits of a UUID
-    for the whole. https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    for the whole. An instance of a split GPU (MIG) is what its name says.
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
 
     Args:
         visible: the entries; `None` where the variable is not set.
@@ -212,19 +129,24 @@ def allowed_gpus(gpus: Sequence[Gpu], visible: tuple[str, ...] | None) -> list[G
         return list(gpus)
     found: list[Gpu] = []
     for entry in visible:
-        meant = [gpu for gpu in gpus if _is_meant(gpu, entry)]
+        meant = [
+            gpu
+            for gpu in gpus
+            if (gpu.index == int(entry) if entry.isdigit() else gpu.uuid.startswith(entry))
+        ]
+        if not meant and entry.startswith("MIG-"):
+            meant = [Gpu(entry, "MIG")]
         if not meant:
             break
         found += [gpu for gpu in meant if gpu not in found]
     return found
 
 
-def claim_gpu(uuid: str) -> socket.socket | None:
+def claim_gpu(name: str) -> socket.socket | None:
     """Claim a GPU of this host; `None` if it is claimed already. The claim holds until closed."""
     claim = socket.socket(socket.AF_UNIX)
     try:
-        claim.bind(_NAME.format(uuid))
-        claim.listen()  # so that others can ask who has it
+        claim.bind(f"\0{_NAME.format(name)}")
     except OSError as error:
         claim.close()
         if error.errno == errno.EADDRINUSE:
@@ -233,18 +155,16 @@ def claim_gpu(uuid: str) -> socket.socket | None:
     return claim
 
 
-def claimant_of(uuid: str) -> int | None:
-    """Return the process that has claimed a GPU: `None` if none has, 0 if it is unknown."""
-    with socket.socket(socket.AF_UNIX) as asking:
-        # A claimant never accepts, and its backlog may be full: a blocking connect would hang.
-        asking.setblocking(False)
-        try:
-            asking.connect(_NAME.format(uuid))
-            return peer_of(asking).pid
-        except ConnectionRefusedError:
-            return None
-        except OSError:
-            return 0
+def is_claimed(name: str) -> bool:
+    """Whether a process of this host has claimed a GPU."""
+    claimed = f"@{_NAME.format(name)}"
+    return any(line.endswith(claimed) for line in Path("/proc/net/unix").read_text().splitlines())
+
+
+def split_gpus(assigned: Sequence[str], nodes: int) -> list[tuple[str, ...]]:
+    """Share out a Spark task's GPUs to the nodes inside it, none to two of them."""
+    size = len(assigned) // max(1, nodes)
+    return [tuple(assigned[size * i : size * (i + 1)]) for i in range(nodes)]
 
 
 def owned_gpus(assigned: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -273,102 +193,108 @@ def owned_gpus(assigned: Sequence[str], environ: Mapping[str, str] = os.environ)
     return tuple(visible[int(each)] if each.isdigit() else each for each in assigned)
 
 
-def _assigned_share(
-    wanted: int | None, assigned: tuple[str, ...], who: str, environ: Mapping[str, str]
+def share_gpus(
+    wanted: int | None,
+    assigned: tuple[str, ...] | None,
+    who: str,
+    executor: str = "",
+    environ: Mapping[str, str] = os.environ,
 ) -> GpuShare:
-    if wanted is not None and wanted > len(assigned):
+    """Return the GPUs of one node.
+
+    Args:
+        wanted: how many; `None` for all that Spark assigned, or else for one where there are any.
+        assigned: addresses that Spark assigned to the node's task; `None` where it assigns none.
+        who: the node, for errors.
+        executor: names the executor within its host if its tasks share no GPU: Spark may assign
+            those of a node whose task has ended again. Empty if they do.
+        environ: of the executor: its CUDA_VISIBLE_DEVICES says which may be claimed, and which
+            GPU each of Spark's addresses means.
+
+    Raises:
+        SparkConfigError: if there are fewer than wanted.
+        FrameworkMissingError: if so many are wanted, and the means to find them are missing.
+    """
+    if wanted == 0:
+        return NONE
+    if assigned is not None:
+        return _assigned_share(wanted, assigned, who, executor, environ)
+    if wanted is None:
+        if not has_driver() or visible_gpus(environ) == ():
+            return GpuShare()
+        # Pods have networks of their own, so one does not see the claims of another.
+        if Environment.read(environ).is_pod:
+            note = "no GPU: Spark assigned none to this pod's task. Ask with num_gpus, see "
+            return GpuShare(NONE.environment, note + docs_page("gpus"))
+    try:
+        with open_nvml() as nvml:
+            gpus = allowed_gpus(list_gpus(nvml), visible_gpus(environ))
+    except FrameworkMissingError as error:
+        # The user asked for no GPU: the default must not fail a node for want of NVML.
+        if wanted is None:
+            seen = "GPUs are not shared out, and this node sees all of its host's"
+            return GpuShare(note=f"{seen}: {error}")
+        why = error if has_driver() else "the host has no NVIDIA driver"
+        raise FrameworkMissingError(f"{_wish(wanted, who)}: {why}. {_ADVICE}") from None
+    return _claimed_share(1 if wanted is None else wanted, gpus, who, environ)
+
+
+def _assigned_share(
+    wanted: int | None,
+    assigned: tuple[str, ...],
+    who: str,
+    executor: str,
+    environ: Mapping[str, str],
+) -> GpuShare:
+    owned = owned_gpus(assigned[:wanted], environ)
+    if wanted is not None and wanted > len(owned):
         raise SparkConfigError(
-            f"{who} on host {socket.gethostname()} was to have {wanted} GPUs (num_gpus={wanted}), "
-            f"and Spark assigned {len(assigned)} to its task: {', '.join(assigned) or 'none'}. "
-            "Lower num_gpus, or raise spark.task.resource.gpu.amount and "
-            "spark.executor.resource.gpu.amount"
+            f"{_wish(wanted, who)}: Spark assigned {', '.join(assigned) or 'none'} to its task, of "
+            f"which CUDA_VISIBLE_DEVICES of its executor shows {len(owned)}. Lower num_gpus, or "
+            "raise spark.task.resource.gpu.amount and spark.executor.resource.gpu.amount"
         )
     # Spark's numbers are nvidia-smi's, which are in the order of the PCI bus; CUDA's own need not.
-    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    owned = owned_gpus(assigned[:wanted], environ)
-    if wanted and not owned:
+    seen = {"CUDA_VISIBLE_DEVICES": ",".join(owned), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if not executor:
+        return GpuShare(seen)
+    claims = _claim([f"{executor}-{each}" for each in owned], len(owned))
+    if claims is None:
         raise SparkConfigError(
-            f"{_wish(wanted, who, f'num_gpus={wanted}')}, and CUDA_VISIBLE_DEVICES of its executor "
-            "hides all: unset it there, or set num_gpus=0"
+            f"{who} on host {socket.gethostname()}: Spark assigned GPU {','.join(owned)}, which "
+            "another cluster's node uses, whose task has ended. Shut that cluster down first, or "
+            "launch it with Startup(placement='attached')"
         )
-    return GpuShare({"CUDA_VISIBLE_DEVICES": ",".join(owned), **order})
+    return GpuShare(seen, claims=tuple(claims.values()))
 
 
 def _claimed_share(
-    count: int, who: str, why: str, environ: Mapping[str, str], wait_s: float
+    count: int, gpus: Sequence[Gpu], who: str, environ: Mapping[str, str]
 ) -> GpuShare:
-    deadline, pause = Deadline.after(wait_s), threading.Event()
+    claims = _claim([gpu.uuid for gpu in gpus if not gpu.pids], count)
+    if claims is not None:
+        seen = {"CUDA_VISIBLE_DEVICES": ",".join(claims)}
+        return GpuShare(seen, claims=tuple(claims.values()))
+    free = sum(not gpu.pids and not is_claimed(gpu.uuid) for gpu in gpus)
     visible = visible_gpus(environ)
-    with ExitStack() as stack:
-        try:
-            nvml = stack.enter_context(open_nvml())
-        except FrameworkMissingError as error:
-            if not has_driver():
-                raise SparkConfigError(
-                    f"{_wish(count, who, why)}, and this host has no NVIDIA driver: set "
-                    "num_gpus=0, or run the nodes on hosts with GPUs"
-                ) from None
-            raise FrameworkMissingError(
-                f"{_wish(count, who, why)}, but the free ones are unknown: {error}. {_ADVICE}"
-            ) from None
-        while True:
-            gpus = allowed_gpus(list_gpus(nvml), visible)
-            claims = _claim(gpus, count)
-            if claims:
-                seen = {"CUDA_VISIBLE_DEVICES": ",".join(claims)}
-                return GpuShare(seen, claims=tuple(claims.values()))
-            # More GPUs than the host has will not come, however long the wait.
-            if deadline.has_passed or len(gpus) < count:
-                raise SparkConfigError(_lack(count, gpus, who, why, visible))
-            # Jitter, so that agents that want the same GPUs do not collide again.
-            # The kernel reports no release of a name, so this asks again and again.
-            pause.wait(min(_POLL_S * random.uniform(0.5, 1.5), deadline.remaining_s))
+    limit = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={','.join(visible)})"
+    raise SparkConfigError(
+        f"{_wish(count, who)}: {len(gpus)} found{limit}, {free} free. {_ADVICE}, have fewer nodes "
+        f"on a host, end what computes there, or have Spark assign GPUs ({docs_page('gpus')})"
+    )
 
 
-def _claim(gpus: Sequence[Gpu], count: int) -> dict[str, socket.socket]:
-    """Claim `count` GPUs without processes, or none; GPUs with memory in use come last."""
-    idle = sorted((gpu for gpu in gpus if not gpu.pids), key=lambda gpu: gpu.used_nbytes >> 30)
+def _claim(names: Sequence[str], count: int) -> dict[str, socket.socket] | None:
+    """Claim `count` of these GPUs; `None` if there are not so many."""
     with ExitStack() as held:
         claims: dict[str, socket.socket] = {}
-        for place, gpu in enumerate(idle):
-            # With too few left, further claims would only keep another node from its GPUs.
-            if len(claims) == count or len(claims) + len(idle) - place < count:
-                break
-            claim = claim_gpu(gpu.uuid)
-            if claim is not None:
-                claims[gpu.uuid] = held.enter_context(claim)
-        # All or none: two nodes that each hold half of the GPUs would wait for each other.
+        for name in names:
+            if len(claims) < count and (claim := claim_gpu(name)):
+                claims[name] = held.enter_context(claim)
         if len(claims) < count:
-            return {}
+            return None
         held.pop_all()
         return claims
 
 
-def _is_meant(gpu: Gpu, entry: str) -> bool:
-    return gpu.index == int(entry) if entry.isdigit() else gpu.uuid.startswith(entry)
-
-
-def _lack(
-    count: int, gpus: Sequence[Gpu], who: str, why: str, visible: tuple[str, ...] | None
-) -> str:
-    states = [(gpu, state_of(gpu)) for gpu in gpus]
-    lines = "".join(f"\n  {gpu.uuid} ({gpu.name}): {state}" for gpu, state in states)
-    free = sum(state == FREE for _gpu, state in states)
-    limit = "" if visible is None else f"\nCUDA_VISIBLE_DEVICES={','.join(visible)} limits it."
-    return (
-        f"{_wish(count, who, why)}, and it has {len(gpus)}, of which {free} are free:"
-        f"{lines or ' none at all.'}{limit}\n{_ADVICE}, have fewer nodes on a host, end what "
-        f"computes there, or have Spark assign GPUs ({docs_page('gpus')})"
-    )
-
-
-def _wish(count: int, who: str, why: str) -> str:
-    return f"{who} on host {socket.gethostname()} was to have {count} of its GPUs ({why})"
-
-
-def state_of(gpu: Gpu) -> str:
-    """Return `FREE`, or in words which process has it."""
-    claimant = claimant_of(gpu.uuid)
-    if claimant is not None:
-        return f"claimed by the node of process {claimant or 'unknown'}"
-    return f"processes {list(gpu.pids)} compute on it" if gpu.pids else FREE
+def _wish(count: int, who: str) -> str:
+    return f"{who} on host {socket.gethostname()} needs {count} of its GPUs (num_gpus)"

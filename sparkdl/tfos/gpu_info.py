@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.settings import visible_gpus
-from sparkdl.node.gpus import FREE, Gpu, claimant_of, list_gpus, open_nvml, state_of
+from sparkdl.node.gpus import Gpu, is_claimed, list_gpus, open_nvml
 
 __all__ = ["AS_LIST", "AS_STRING", "get_gpus", "is_gpu_available"]
 
@@ -67,7 +67,11 @@ def get_gpus(
                 chosen = choose(free, num_gpu, worker_index)
                 return ",".join(chosen) if format == AS_STRING else chosen
             if deadline.has_passed or len(gpus) < num_gpu:
-                raise ConfigError(_lack(num_gpu, gpus, timeout_s))
+                raise ConfigError(
+                    f"{num_gpu} GPUs were asked for, and this host has {len(gpus)}, of which "
+                    f"{len(free)} were free within {timeout_s:g} s. Ask for fewer (num_gpus), or "
+                    "end what computes on them"
+                )
             pause.wait(min(_POLL_S, deadline.remaining_s))
 
 
@@ -84,15 +88,4 @@ def choose(free: list[str], count: int, worker_index: int) -> list[str]:
 
 
 def _is_free(gpu: Gpu, own: Sequence[str]) -> bool:
-    return not gpu.pids and (gpu.uuid in own or claimant_of(gpu.uuid) is None)
-
-
-def _lack(wanted: int, gpus: Sequence[Gpu], timeout_s: float) -> str:
-    states = [(gpu, state_of(gpu)) for gpu in gpus]
-    busy = "".join(f"\n  {gpu.uuid} ({gpu.name}): {s}" for gpu, s in states if s != FREE)
-    free = sum(state == FREE for _gpu, state in states)
-    return (
-        f"{wanted} GPUs were asked for, and this host has {len(gpus)}, of which {free} were free "
-        f"within {timeout_s:g} s. Ask for fewer (num_gpus), or end what computes on them:"
-        f"{busy or ' nothing does'}"
-    )
+    return not gpu.pids and (gpu.uuid in own or not is_claimed(gpu.uuid))

@@ -12,6 +12,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from sparkdl.control.messages import ChildReturned, Hello, Offer
@@ -109,19 +110,15 @@ class PlayedNodes:
         self.closed = threading.Event()
         self._spec: Any = None
 
-    def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
-        """Return."""
+    def gathering(self) -> AbstractContextManager[None]:
+        """Return no lock."""
+        return nullcontext()
 
     def driver_host(self) -> str:
         """Return the loopback address."""
         return "127.0.0.1"
 
-    def start(
-        self,
-        launch: Launch,
-        on_broken: Callable[[Any], object],
-        on_counted: Callable[[Any], object],
-    ) -> None:
+    def start(self, launch: Launch, on_broken: Callable[[Any], object]) -> None:
         """Have all nodes join and offer."""
         self.has_started = True
         self._spec = launch.spec

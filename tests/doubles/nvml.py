@@ -20,17 +20,15 @@ def new_uuid() -> str:
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """A GPU, or an instance of one.
+    """A GPU.
 
     Attributes:
-        instances: if it is split (MIG), its parts; `None` for a number that is not there.
         percent: of the time in which it is busy.
         is_ours: whether this process may open it.
     """
 
     name: str
     pids: tuple[int, ...] = ()
-    instances: tuple[Device | None, ...] = ()
     uuid: str = field(default_factory=new_uuid)
     used_nbytes: int = 0
     percent: int = 0
@@ -39,8 +37,6 @@ class Device:
 
 class Nvml(types.ModuleType):
     """`pynvml`, as far as it is asked."""
-
-    NVML_DEVICE_MIG_ENABLE = 1
 
     class NVMLError(Exception):
         pass
@@ -88,20 +84,6 @@ class Nvml(types.ModuleType):
         if device.name == "NVIDIA GB10":
             raise self.NVMLError("Not Supported")
         return types.SimpleNamespace(used=device.used_nbytes)
-
-    def nvmlDeviceGetMigMode(self, device: Device) -> list[int]:  # noqa: N802
-        if device.name == "NVIDIA GeForce RTX 3090":
-            raise self.NVMLError("Not Supported")
-        return [int(bool(device.instances)), 0]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, device: Device) -> int:  # noqa: N802
-        return len(device.instances)
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Device, number: int) -> Device:  # noqa: N802
-        instance = device.instances[number]
-        if instance is None:
-            raise self.NVMLError("Not Found")
-        return instance
 
 
 def write_pynvml(folder: Path, devices: Sequence[tuple[str, str, tuple[int, ...]]]) -> None:

@@ -78,10 +78,11 @@ def warn(process: psutil.Process) -> None:
     process.send_signal(signal.SIGPWR)
 
 
-def train_on(spark: SparkSession, nodes: int, folder: Path, **more: Any) -> sparkdl.Cluster:
+def train_on(spark: SparkSession, nodes: int, folder: Path) -> sparkdl.Cluster:
     """Launch nodes that train slowly, and make a checkpoint only where one is asked for."""
     plan = Plan(every=10_000, pause_s=0.1, is_slow_once=True)
-    options: dict[str, Any] = {"checkpoint_dir": str(folder), "max_restarts": 1, **more}
+    options: dict[str, Any] = {"checkpoint_dir": str(folder), "max_restarts": 1}
+    options["startup"] = sparkdl.Startup(placement="attached")
     return sparkdl.launch(spark, train, plan, nodes, framework="plain", **options)
 
 
@@ -107,22 +108,4 @@ def test_nodes_of_a_worker_that_drains_checkpoint_and_move_within_the_notice(
         assert cluster.world.generation == 1, "the death of the worker was noticed"
         assert [m.node.name for m in cluster.world.members] == ["worker:0", "worker:1"]
     assert "restart" not in status
-    assert lost_and_doubled(results, ROWS) == (0, 0)
-
-
-@pytest.mark.deep
-@pytest.mark.timeout(900)
-def test_world_shrinks_at_once_where_nothing_is_free_elsewhere(
-    spark_spot: SparkSession, tmp_path: Path
-) -> None:
-    """An executor alone gets the notice, as a pod does."""
-    rows = spark_spot.range(ROWS, numPartitions=4).withColumnRenamed("id", "row")
-    recovery = sparkdl.Recovery(min_nodes=1)
-    with train_on(spark_spot, 3, tmp_path, recovery=recovery) as cluster:
-        feeding = cluster.feed_async(rows)
-        warn(SparkProcesses.of(processes(nodes=3)["worker:2"].agent).executor)
-        assert cluster._controller.wait_for(is_in_second_world, Deadline.after(NOTICED_S))
-        assert len(cluster.world.members) < 3
-        feeding.result(2 * BACK_S)
-        results = cluster.results(BACK_S)
     assert lost_and_doubled(results, ROWS) == (0, 0)

@@ -20,7 +20,6 @@ from sparkdl.core.world import CheckpointRef, Resume
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
 from sparkdl.driver.lifecycle.transitions import begin, step
-from sparkdl.driver.slots.placement import Standing
 from tests.doubles.machines import Played
 
 EXPIRED = states.DeadlinePassed()
@@ -37,10 +36,12 @@ class Play(Played):
         plan = dict(options or {})
         feeding = Feeding(fed=plan.pop("is_fed", True))
         is_coordinated = plan.pop("is_coordinated", False)
+        placement = plan.pop("placement", "attached")
         recovery = {name: settings.pop(name) for name in RECOVERY & settings.keys()}
         self.spec = ClusterSpec(
             "c",
             plan_nodes(nodes, Roles(**plan), is_coordinated),
+            placement=placement,
             settings=Settings(
                 **{"max_restarts": 3, **settings}, recovery=Recovery(**recovery), feeding=feeding
             ),
@@ -298,6 +299,7 @@ def test_lost_ps_or_worker_of_parameter_servers_restarts_all(victim: str, is_fed
 
 SPECS: list[dict[str, Any]] = [
     {"nodes": 3, "min_nodes": 2},
+    {"nodes": 3, "min_nodes": 2, "options": {"placement": "detached"}},
     {"nodes": 4, "options": {"evaluator": True, "ps": 1}, "min_nodes": 3, "max_restarts": 2},
     {"nodes": 4, "options": {**SERVED, "is_fed": False}, "restart_backoff_s": 0.0},
 ]
@@ -314,7 +316,7 @@ class Chance:
 
     def next(self, generation: int) -> states.Event:
         kinds = ["offer"] * 6 + ["join"] * 3 + ["break", "leave", "made", "return", "expire"]
-        kinds += ["detached", "detached", "counted", "drains"]
+        kinds += ["detached", "detached", "drains"]
         kind = self.data.draw(st.sampled_from(kinds)) if self.here else "join"
         self.count += 1
         if kind == "join":
@@ -328,9 +330,6 @@ class Chance:
             self.play.now_s = self.play.state.deadline_s
             return EXPIRED
         mostly = self.data.draw(st.sampled_from([generation] * 4 + [0]))
-        if kind == "counted":
-            room, is_short = self.data.draw(st.tuples(st.integers(0, 4), st.booleans()))
-            return states.SlotsCounted(Standing(room, is_short, ""))
         events: dict[str, states.Event] = {
             "detached": states.AgentDetached(agent),
             "drains": states.ExecutorsDrain(frozenset({f"x-{agent}"})),
@@ -356,7 +355,7 @@ def validate(play: Play, asked: set[str]) -> None:
         roster = state.roster
         seats = roster.agents.values()
         holders = {a.agent_id for a in seats if a.holds_slot and not roster.drains(a)}
-        assert not roster.is_detaching or holders <= asked
+        assert spec.placement == "attached" or holders <= asked
         assert {n.name for n in spec.nodes if not n.role.is_expendable} <= set(play.names)
         assert len(play.names) >= (spec.settings.recovery.min_nodes or len(spec.nodes) - 1)
         for member in state.world.members:
@@ -371,7 +370,7 @@ def test_whatever_happens_rounds_count_up_and_only_who_is_there_is_spoken_to(
 ) -> None:
     play = Play(**data.draw(st.sampled_from(SPECS)))
     chance, generation = Chance(data, play), 0
-    asked: set[str] = set()
+    asked = set(sent(play.actions, msg.Detach))
     for _ in range(data.draw(st.sampled_from([80, 40]))):
         play.say(chance.next(generation))
         assert {a.agent_id for a in play.actions if isinstance(a, states.Send)} <= chance.here

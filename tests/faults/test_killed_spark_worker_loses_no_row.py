@@ -1,8 +1,4 @@
-"""A Spark worker of a standalone cluster is killed, and takes the executor of a node along.
-
-Nothing can replace it. Either nodes find no room elsewhere: after `elastic_timeout` the world goes
-on with those that are left. Or they do, and would take the slots that feeding needs.
-"""
+"""A Spark worker of a standalone cluster is killed, and takes the executor of a node along."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.options import Placement
 from tests.doubles.ledger import Plan, lost_and_doubled, train
 from tests.doubles.nodes import has_checkpoint, processes
 from tests.doubles.sessions import SparkSessions
@@ -34,52 +31,31 @@ def kill_worker(agent: psutil.Process) -> None:
 
 
 @pytest.mark.deep  # of an executor alone tests/driver/executors/test_restart_integration.py does
+@pytest.mark.parametrize(("placement", "nodes"), [("attached", 2), ("detached", 3)])
 def test_killed_spark_worker_loses_no_row(
-    spark_standalone: SparkSession, spark_sessions: SparkSessions, tmp_path: Path
+    placement: Placement,
+    nodes: int,
+    spark_standalone: SparkSession,
+    spark_sessions: SparkSessions,
+    tmp_path: Path,
 ) -> None:
+    """Of six slots there are three left, for the nodes and for feeding."""
     rows = spark_standalone.range(ROWS, numPartitions=3).withColumnRenamed("id", "row")
     with sparkdl.launch(
         spark_standalone,
         train,
         Plan(every=10, pause_s=0.05),
-        2,
+        nodes,
         framework="plain",
         checkpoint_dir=str(tmp_path),
         max_restarts=9,
         recovery=sparkdl.Recovery(min_nodes=1, wait_s=3.0),
-        startup=sparkdl.Startup(placement="attached"),
+        startup=sparkdl.Startup(placement=placement),
     ) as cluster:
-        feeding = cluster.feed_async(rows)
-        assert cluster._controller.wait_for(has_checkpoint, Deadline.after(BACK_S))
-        kill_worker(processes()["worker:1"].agent)
-        feeding.result(2 * BACK_S)
-        results = cluster.results(BACK_S)
-        assert [member.node.name for member in cluster.world.members] == ["worker:0"]
-    assert lost_and_doubled(results, ROWS) == (0, 0)
-    spark_sessions.stop()  # with one worker it is of no use to other tests
-
-
-@pytest.mark.deep  # slots that are short are injected in test_restart_integration
-def test_nodes_that_come_back_leave_slots_for_feeding(
-    spark_standalone: SparkSession, spark_sessions: SparkSessions, tmp_path: Path
-) -> None:
-    """Three nodes have three of six slots. Of six there are three left, one for each node."""
-    rows = spark_standalone.range(ROWS, numPartitions=3).withColumnRenamed("id", "row")
-    with sparkdl.launch(
-        spark_standalone,
-        train,
-        Plan(every=10, pause_s=0.05),
-        3,
-        framework="plain",
-        checkpoint_dir=str(tmp_path),
-        max_restarts=3,
-        recovery=sparkdl.Recovery(min_nodes=1, wait_s=5.0),
-    ) as cluster:
-        assert cluster.spec.placement == "attached"
         feeding = cluster.feed_async(rows)
         assert cluster._controller.wait_for(has_checkpoint, Deadline.after(BACK_S))
         kill_worker(processes()["worker:1"].agent)
         feeding.result(2 * BACK_S)
         results = cluster.results(BACK_S)
     assert lost_and_doubled(results, ROWS) == (0, 0)
-    spark_sessions.stop()
+    spark_sessions.stop()  # with one worker it is of no use to other tests

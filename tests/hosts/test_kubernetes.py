@@ -84,6 +84,7 @@ def test_pod_that_ends_is_replaced_and_no_row_is_lost(
         framework="plain",
         checkpoint_dir=str(tmp_path / "checkpoints"),
         max_restarts=1,
+        startup=sparkdl.Startup(placement="attached"),
     ) as cluster:
         feeding = cluster.feed_async(rows)
         assert cluster._controller.wait_for(has_checkpoint, Deadline.after(BACK_S))

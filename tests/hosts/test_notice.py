@@ -35,13 +35,11 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
         yield made
 
 
-def train_on(
-    bed: Bed, workers: dict[str, int], nodes: int, **recovery: float
-) -> tuple[Program, Host]:
+def train_on(bed: Bed, workers: dict[str, int], nodes: int) -> tuple[Program, Host]:
     """Train nodes that make a checkpoint only if asked; return the driver, the last node's host.
 
     Args:
-        workers: task slots by host; one more than nodes take, so that these are attached.
+        workers: task slots by host.
     """
     settings = " ".join(f"-D{name}={value}" for name, value in NOTICE.items())
     url = bed.start_spark("h0", workers, SPARK_WORKER_OPTS=settings)
@@ -55,7 +53,7 @@ def train_on(
             f"--fault-within={LEFT_S}",
         ),
         f"--spark={json.dumps(NOTICE)}",
-        f"--options={json.dumps({'recovery': PATIENT | recovery})}",
+        f"--options={json.dumps({'recovery': PATIENT, 'startup': {'placement': 'attached'}})}",
     )
     address = driver.wait_for("rows", LAUNCHED_S)["nodes"][f"worker:{nodes - 1}"]
     return driver, next(host for host in bed.hosts.values() if host.address == address)
@@ -89,10 +87,3 @@ def test_node_moves_to_another_host_before_its_own_loses_power(bed: Bed) -> None
     driver, host = train_on(bed, {"h1": 3, "h2": 3, "h3": 3}, nodes=2)
     give_notice(host)
     assert [*assert_left(driver, host)] == ["worker:0", "worker:1"]
-
-
-def test_world_shrinks_before_a_host_loses_power(bed: Bed) -> None:
-    """The other host has no slot for all three nodes."""
-    driver, host = train_on(bed, {"h1": 2, "h2": 2}, nodes=3, min_nodes=1)
-    give_notice(host)
-    assert len(assert_left(driver, host)) < 3

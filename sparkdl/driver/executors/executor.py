@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +15,6 @@ from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.driver.slots.placement import Standing
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from sparkdl.storage.parquet.source import ParquetSource
 
@@ -36,8 +35,6 @@ class Launch:
     """The certificates of the cluster's servers; `None` without TLS."""
     warm_key: str = field(default="", repr=False)
     """The key by which idle zygotes of an earlier launch are found."""
-    unfed: Callable[[], str] = lambda: ""
-    """Returns the never-fed feeds that all nodes wait for; empty if a node does not wait."""
     on_draining: Callable[[frozenset[str]], object] = lambda executors: None
     """Called with the ids of executors that Spark decommissions."""
 
@@ -67,27 +64,15 @@ class Executor(Protocol):
         """Return the setting by which the place encrypts its own connections; empty if none."""
         return ""
 
-    def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
-        """Wait until there is room for the nodes beside those of other clusters, until `close`.
+    def gathering(self) -> AbstractContextManager[Any]:
+        """Return a lock that a launch holds until its nodes have gathered."""
+        return nullcontext()
 
-        Raises:
-            ConfigError: if there can be no room.
-            ReservationTimeoutError: if there was no room in time.
-            LaunchError: if the cluster is not wanted any more.
-        """
-        return
-
-    def start(
-        self,
-        launch: Launch,
-        on_broken: Callable[[SparkdlError], object],
-        on_counted: Callable[[Standing], object],
-    ) -> None:
+    def start(self, launch: Launch, on_broken: Callable[[SparkdlError], object]) -> None:
         """Start all nodes and return.
 
         Args:
             on_broken: called once no more nodes will come.
-            on_counted: called when the number of slots has changed.
         """
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:

@@ -25,7 +25,6 @@ from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.failure import status_in_words
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.executor import Executor, Launch, explained
-from sparkdl.driver.slots.placement import Standing
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.infer_task import answers, decode_results
 from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
@@ -69,13 +68,8 @@ class LocalExecutor(Executor):
         """Return the loopback address."""
         return "127.0.0.1"
 
-    def start(
-        self,
-        launch: Launch,
-        on_broken: Callable[[SparkdlError], object],
-        on_counted: Callable[[Standing], object] | None = None,
-    ) -> None:
-        """Start one agent per node; a thread each waits for its end. No slots are counted.
+    def start(self, launch: Launch, on_broken: Callable[[SparkdlError], object]) -> None:
+        """Start one agent per node; a thread each waits for its end.
 
         For a cluster on Spark it starts the nodes on the driver's machine.
         """

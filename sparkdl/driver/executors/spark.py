@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,17 +50,9 @@ from sparkdl.driver.executors.sessions import (
     session_of,
 )
 from sparkdl.driver.slots import draining
-from sparkdl.driver.slots.advice import encrypting_setting, log_costly_settings
+from sparkdl.driver.slots.advice import encrypting_setting
 from sparkdl.driver.slots.lost_hosts import leave_host
-from sparkdl.driver.slots.placement import LOOK_S, SlotWatch, Standing
-from sparkdl.driver.slots.preflight import (
-    counting,
-    node_profile,
-    placing_of,
-    read_topology,
-    turn_of,
-)
-from sparkdl.driver.slots.queue import Turn
+from sparkdl.driver.slots.preflight import node_profile, placing_of, read_topology
 from sparkdl.driver.slots.spark_errors import explain_job_failure
 from sparkdl.feed.transfer.feeder import BATCH_NBYTES, FED_SCHEMA, FeedDataFrame, FeedRdd
 from sparkdl.feed.transfer.infer_task import InferRdd, decode_results
@@ -79,6 +71,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0
 _LOST_S = 1.0
+_gathering = threading.Lock()
 
 
 class SparkExecutor(Executor):
@@ -86,22 +79,13 @@ class SparkExecutor(Executor):
 
     Args:
         profile: resources of a node's task; `None` for the session's defaults.
-        count: counts the slots for the nodes; `None` if their number does not matter.
-        turn: the cluster's place in the queue for slots, where there is a queue.
     """
 
     def __init__(
-        self,
-        spark: SparkSession,
-        cluster_id: str,
-        profile: ResourceProfile | None,
-        count: Callable[[], Standing | None] | None,
-        turn: Turn | None = None,
+        self, spark: SparkSession, cluster_id: str, profile: ResourceProfile | None
     ) -> None:
         self._spark = spark
         self._profile = profile
-        self._count = count
-        self._turn = turn
         self._group = f"sparkdl {cluster_id}"
         self._nodes_tag = f"sparkdl-nodes-{cluster_id}"
         self._feed_tag = f"sparkdl-feed-{cluster_id}"
@@ -123,26 +107,22 @@ class SparkExecutor(Executor):
         """Return the setting by which Spark encrypts its own connections."""
         return encrypting_setting(self._spark)
 
-    def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
-        """Wait until other clusters of the application leave the slots that this one needs."""
-        if self._turn:
-            self._turn.wait(is_wanted)
+    def gathering(self) -> threading.Lock:
+        """Return the lock of this program's launches.
 
-    def start(
-        self,
-        launch: Launch,
-        on_broken: Callable[[SparkdlError], object],
-        on_counted: Callable[[Standing], object],
-    ) -> None:
+        Without it, two clusters that start at once might each get a part of the slots, and both
+        wait for the rest until their timeouts.
+        """
+        if _gathering.locked():
+            _log.info("%s waits until the nodes of another launch have gathered", self._group)
+        return _gathering
+
+    def start(self, launch: Launch, on_broken: Callable[[SparkdlError], object]) -> None:
         """Submit the job whose tasks are the nodes."""
         self._explain = launch.explain
-        if self._turn:
-            self._turn.watch(launch.unfed)
         if launch.spec.driver_nodes:
             self._here.start(launch, on_broken)
         self._submit(launch, launch.spec.nodes[launch.spec.driver_nodes :], on_broken)
-
-        slots = SlotWatch(launch.spec.num_tasks, self._count, on_counted) if self._count else None
 
         sc, drains = self._context, None
         if sc is not None and draining.can_drain(sc):
@@ -151,7 +131,7 @@ class SparkExecutor(Executor):
         # A thread of its own submits later jobs: it has this thread's local properties, and the
         # controller's loop must not wait for py4j.
         def keep() -> None:
-            while wanted := self._next_wanted(slots, drains):
+            while wanted := self._next_wanted(drains):
                 # Spark repeats the tasks of a job that still runs, so only the other nodes need
                 # another job.
                 with self._lock:
@@ -189,24 +169,13 @@ class SparkExecutor(Executor):
 
         self.thread(leave, f"sparkdl-leave-{host}").start()
 
-    def _next_wanted(
-        self, slots: SlotWatch | None, drains: draining.DrainWatch | None
-    ) -> Sequence[NodeSpec]:
+    def _next_wanted(self, drains: draining.DrainWatch | None) -> Sequence[NodeSpec]:
         """Wait for nodes to start again; return none at the end."""
-        # The same thread counts slots and looks for draining executors, as both ask Spark from time
-        # to time.
-        look_s = draining.LOOK_S if drains else LOOK_S if slots else None
         while True:
-            try:
-                wanted = self._wanted.get(timeout=look_s)
-            except queue.Empty:
-                wanted = None
+            with suppress(queue.Empty):
+                return self._wanted.get(timeout=draining.LOOK_S if drains else None)
             if drains:
                 drains.look()
-            if slots and wanted != ():
-                slots.look(is_node_lost=wanted is not None)
-            if wanted is not None:
-                return wanted
 
     def _submit(
         self, launch: Launch, nodes: Sequence[NodeSpec], on_broken: Callable[[SparkdlError], object]
@@ -345,14 +314,6 @@ class SparkExecutor(Executor):
 
     def close(self, deadline: Deadline) -> None:
         """Wait for the nodes' job, which ends with its agents; cancel it if it stays."""
-        try:
-            self._close(deadline)
-        finally:
-            if self._turn:
-                # Last of all: the next cluster may take the slots from here on.
-                self._turn.end()
-
-    def _close(self, deadline: Deadline) -> None:
         self._here.close(deadline)
         if self._keeper is None:
             return
@@ -393,20 +354,16 @@ def place(
         ReservationTimeoutError: if executors for all of them did not come in time.
     """
     session = session_of(spark)
-    is_fed = spec.is_fed
     topology = read_topology(session, spec, spec.settings.start_timeout_s)
     placing = placing_of(session, spec, topology)
     placement: Placement = "attached" if placing.is_attached else "detached"
-    _log.info(
-        "Cluster %s: placement is %s: %s",
-        spec.cluster_id,
-        placement,
-        placing.why,
+    _log.info("Cluster %s: placement is %s: %s", spec.cluster_id, placement, placing.why)
+    profile = node_profile(placing, topology.task_cpus if topology else 1)
+    amount = float(session.conf.get("spark.task.resource.gpu.amount", "0") or 0)
+    executor = SparkExecutor(session, spec.cluster_id, profile)
+    return executor, replace(
+        spec,
+        default_fs=default_fs(session),
+        placement=placement,
+        shares_gpus=profile is None and 0 < amount < 1,
     )
-    if is_fed:
-        log_costly_settings(session)
-    profile = node_profile(placing)
-    turn = turn_of(session, spec, topology, placing)
-    count = counting(session, spec, placing, topology)
-    executor = SparkExecutor(session, spec.cluster_id, profile, count, turn)
-    return executor, replace(spec, default_fs=default_fs(session), placement=placement)

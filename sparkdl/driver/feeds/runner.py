@@ -35,7 +35,7 @@ from sparkdl.driver.events import EpochsFed, Stepped
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds import state as fs
 from sparkdl.driver.feeds.coverage import CoverageStore, FeedRequest
-from sparkdl.driver.feeds.report import FeedReport, awaited_by_all, waits_in_vain
+from sparkdl.driver.feeds.report import FeedReport, waits_in_vain
 from sparkdl.driver.feeds.transitions import REASON_S, step
 from sparkdl.driver.lifecycle.state import (
     Finished,
@@ -449,11 +449,6 @@ def failure_behind(controller: Controller, error: BaseException) -> SparkdlError
     if failure is None and before_stop(state) is not state:
         return FeedClosedError(SHUT_DOWN)
     return failure
-
-
-def never_fed(controller: Controller) -> str:
-    """Return the never-fed feeds that all nodes wait for, see `Launch.unfed`."""
-    return controller.look(lambda view: awaited_by_all(view.state, view.feeds))
 
 
 def nodes_now(view: View, feed: str) -> fs.Nodes:

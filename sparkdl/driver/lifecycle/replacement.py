@@ -2,11 +2,10 @@
 
 Runs in: driver
 
-    detached    SlotsCounted: none left for feeding ──▶ Detach ──▶ AgentDetached ──▶ ForgetTask
+    detached    Begin ──▶ Detach ──▶ AgentDetached ──▶ ForgetTask
 
-A returning node takes a task slot. If no slot would be left for feeding, agents are detached: the
-current world's at once, those of later worlds when these begin, later joiners as they join. A node
-for which there is no room goes again, if `min_nodes` are there.
+Where the cluster's placement is detached, agents give their slots back: those of a world when it
+begins, later joiners as they join.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ from sparkdl.driver.lifecycle.state import (
     Gathering,
     R,
     Relaunch,
-    Report,
     Running,
     Send,
-    SlotsCounted,
     State,
     Step,
     Warn,
@@ -65,22 +62,18 @@ def has_begun(state: Gathering | Running) -> bool:
 def is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> bool:
     """Whether an agent is to go at once: it would take a slot, and is not needed.
 
-    Either there is no room for its node, or the node has an agent that is detached or belongs to
-    another task. The last happens where Spark kills an executor while its
-    tasks end in order: Spark repeats some of them, and a relaunch brings the same nodes.
+    Its node has an agent that is detached or belongs to another task. The latter happens where
+    Spark kills an executor while its tasks end in order: Spark repeats some of them, and a relaunch
+    brings the same nodes.
     """
     roster, node_id = state.roster, event.hello.node_id
     holder = roster.agents.get(node_id)
-    if holder is not None and roster.drains(holder):  # its successor; one is enough
+    if holder is None:
+        return False
+    if roster.drains(holder):  # its successor; one is enough
         standbys = {agent.hello.node_id for agent in roster.standbys}
         return node_id in standbys or event.hello.executor in roster.draining
-    if holder is not None:
-        return holder.is_detached or holder.hello.task != event.hello.task
-    # While failures are collected it is open which nodes are missing, so the agent may stay.
-    is_unknown = not 0 <= node_id < len(roster.spec.nodes)
-    if is_unknown or isinstance(state, Failing) or not has_begun(state):
-        return False
-    return node_id not in {node.node_id for node in roster.wanted()}
+    return holder.is_detached or holder.hello.task != event.hello.task
 
 
 def refused(state: R, event: AgentJoined) -> Step[R]:
@@ -96,7 +89,7 @@ def sent_away(roster: Roster, hello: Hello) -> list[Action]:
 
 
 def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
-    """Make one agent or all give their slots back, if that is decided.
+    """Make one agent or all give their slots back, if the placement is detached.
 
     Agents on decommissioned executors keep their slots: no other task can have them, and Spark ends
     such an executor as soon as it has no task.
@@ -104,7 +97,7 @@ def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
     return [
         Send(agent.agent_id, Detach())
         for agent in roster.agents.values()
-        if roster.is_detaching and agent.holds_slot and not roster.drains(agent)
+        if roster.spec.placement == "detached" and agent.holds_slot and not roster.drains(agent)
         if agent_id in (None, agent.agent_id)
     ]
 
@@ -122,27 +115,3 @@ def detached(state: R, event: AgentDetached, now_s: float) -> Step[R]:
     idle = [agent for agent in standbys if agent.hello.node_id == node_id]
     ends = [Send(agent.agent_id, Stop(0.0)) for agent in idle]
     return replace(state, roster=roster), [ForgetTask(roster.spec.nodes[node_id]), *ends]
-
-
-def counted(state: R, event: SlotsCounted, now_s: float) -> Step[R]:
-    """Decide the placement again: attached or detached, with how many nodes."""
-    before, standing, num_nodes = state.roster, event.standing, state.roster.spec.num_tasks
-    is_new = standing.is_short and not before.is_detaching
-    # Never back to attached: the task of a detached node has ended and cannot have its slot again.
-    roster = replace(
-        before, room=standing.room, is_detaching=before.is_detaching or standing.is_short
-    )
-    after = replace(state, roster=roster)
-    text = f"placement is {'detached' if roster.is_detaching else 'attached'}: {standing.why}"
-    if is_new:
-        text += ". Attached nodes would leave no task slot for feeding, so they release theirs"
-    if standing.room < num_nodes:
-        text += f". The slots do not suffice for {num_nodes} nodes: the cluster " + (
-            "continues without lost ones, as min_nodes allows"
-            if before.spec.settings.recovery.min_nodes is not None
-            else "waits for lost ones until Recovery(wait_s=…)"
-        )
-    word = Warn if is_new or standing.room < num_nodes else Report
-    # Otherwise the agents are detached when their world begins.
-    detaches = detach(roster) if isinstance(after, Running) else []
-    return after, [word(text), *detaches, *relaunch(after)]

@@ -85,8 +85,6 @@ class Roster:
         history: of the rounds so far.
         checkpoint: the last one that is complete, or the one before if no world could resume there.
         before: the complete checkpoint before that one, if there is one.
-        is_detaching: agents are to give their task slots back once there is a world.
-        room: for how many nodes there are slots; `None` for as many as there were at the launch.
         draining: Spark's ids of executors that it decommissions.
         drain_notices: how often the nodes were asked for a checkpoint for their sake.
     """
@@ -97,8 +95,6 @@ class Roster:
     history: History = field(default_factory=History)
     checkpoint: CheckpointRef | None = None
     before: CheckpointRef | None = None
-    is_detaching: bool = False
-    room: int | None = None
     draining: frozenset[str] = frozenset()
     drain_notices: int = 0
 
@@ -130,17 +126,8 @@ class Roster:
         return bool(self.agents or self.standbys)
 
     def wanted(self) -> tuple[NodeSpec, ...]:
-        """Return the missing nodes to bring back, needed ones first.
-
-        `room` limits them, but never below `min_nodes` or the needed ones.
-        """
-        missing = sorted(self.missing(), key=lambda node: node.role.is_expendable)
-        least = self.spec.settings.recovery.min_nodes
-        if self.room is None or least is None:
-            return tuple(missing)
-        needed = sum(not node.role.is_expendable for node in missing)
-        free = max(least, self.room + self.spec.driver_nodes) - len(self.agents)
-        return tuple(missing[: max(needed, free)])
+        """Return the missing nodes to bring back, needed ones first."""
+        return tuple(sorted(self.missing(), key=lambda node: node.role.is_expendable))
 
     def detached(self, agent_id: str) -> Roster:
         """Note that an agent has let go of its task."""

@@ -26,7 +26,6 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.spec import NodeSpec
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.lifecycle.roster import Agent, Roster
-from sparkdl.driver.slots.placement import Standing
 
 
 @dataclass(frozen=True)
@@ -216,13 +215,6 @@ class LaunchBroke:
 
 
 @dataclass(frozen=True)
-class SlotsCounted:
-    """The number of task slots has changed and stayed so."""
-
-    standing: Standing
-
-
-@dataclass(frozen=True)
 class DeadlinePassed:
     """The state's deadline has passed."""
 
@@ -247,7 +239,6 @@ Event = (
     | ExecutorsDrain
     | CheckpointMade
     | LaunchBroke
-    | SlotsCounted
     | DeadlinePassed
     | StopAsked
 )

@@ -27,7 +27,6 @@ from sparkdl.driver.lifecycle import draining
 from sparkdl.driver.lifecycle.policy import Decision, Fail, Restart, Retry, decide
 from sparkdl.driver.lifecycle.replacement import (
     continues_without,
-    counted,
     detach,
     detached,
     has_begun,
@@ -62,7 +61,6 @@ from sparkdl.driver.lifecycle.state import (
     Running,
     S,
     Send,
-    SlotsCounted,
     State,
     Step,
     StopAsked,
@@ -82,8 +80,7 @@ def begin(
     before: CheckpointRef | None = None,
 ) -> Gathering:
     """Return the first state; its world resumes at `checkpoint`, or the one `before` it."""
-    is_detaching = spec.placement == "detached"
-    roster = Roster(spec, checkpoint=checkpoint, before=before, is_detaching=is_detaching)
+    roster = Roster(spec, checkpoint=checkpoint, before=before)
     return Gathering(roster, 0, now_s + spec.settings.start_timeout_s)
 
 
@@ -519,7 +516,6 @@ _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     AgentJoined: _joined,
     AgentDetached: detached,
     AgentOffered: _offered,
-    SlotsCounted: counted,
     ExecutorsDrain: draining.noted,
     StopAsked: _stop,
 }

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_log = logging.getLogger(__name__)
-
 _ARROW = "spark.sql.execution.arrow"
 _UNIX_SOCKETS_SINCE = (4, 1)
 _FEW_ROWS = 1000
@@ -73,17 +71,6 @@ def costly_settings(get: Callable[[str, None], Any], version: str) -> list[Advic
         why = "every feeding task starts its own Python and imports pyarrow again"
         found.append(Advice("spark.python.worker.reuse=true", why, logging.WARNING))
     return found
-
-
-def log_costly_settings(spark: SparkSession) -> None:
-    """Log a line for each setting that costs speed."""
-    try:
-        found = costly_settings(spark.conf.get, spark.version)
-    except Exception:  # noqa: BLE001 (advice is not worth a failed launch)
-        _log.debug("Spark's settings cannot be read", exc_info=True)
-        return
-    for advice in found:
-        _log.log(advice.level, "Set %s: %s", advice.setting, advice.why)
 
 
 def encrypting_setting(spark: SparkSession) -> str:

@@ -1,8 +1,8 @@
-"""Placement of nodes: how many fit, their resources, and whether they keep their task slots.
+"""Placement of nodes: how many fit, their GPUs, and whether they keep their task slots.
 
 Runs in: driver
 
-It is decided before the launch, and again whenever slots come or go while nodes run.
+It is decided once, before the launch.
 """
 
 from __future__ import annotations
@@ -10,27 +10,23 @@ from __future__ import annotations
 import math
 import re
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sparkdl.core.errors import ConfigError, ReservationTimeoutError, SparkConfigError
+from sparkdl.core.errors import (
+    ConfigError,
+    ReservationTimeoutError,
+    SparkConfigError,
+    SparkdlError,
+)
 from sparkdl.core.listing import count
 from sparkdl.core.spec import ClusterSpec
 
-_GPU_ADVICE = (
-    ". Or leave out spark.task.resource.gpu.amount, so that feeding tasks need no GPU: nodes ask "
-    "Spark for their own"
-)
 _DYNAMIC = "spark.dynamicAllocation"
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
 _MOST_EXECUTORS = 100_000
 """A larger `maxExecutors` is no limit."""
-LOOK_S = 2.0
-"""Between two counts."""
-LASTING_S = 5.0
-"""How long a count must last before it is reported: a lost executor may be replaced soon."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +83,6 @@ class Topology:
         return self.room(self.task_cpus, self.task_gpus)
 
     @property
-    def has_all(self) -> bool:
-        """Whether no more slots can come."""
-        return self.most is not None and replace(self, cores=self.most).slots <= self.slots
-
-    @property
     def takes_profiles(self) -> bool:
         """Whether a node's task may request other resources than the session's tasks.
 
@@ -109,11 +100,6 @@ class Topology:
         else:
             by_gpus = self.executor_gpus // int(gpus)
         return sum(min(cores // cpus, by_gpus) for cores in self.cores)
-
-    def slots_of(self, cpus: int, gpus: float) -> int:
-        """Return how many slots a task of so many cores and GPUs takes at most."""
-        by_gpus = math.ceil(gpus / self.task_gpus) if self.task_gpus else 0
-        return max(math.ceil(cpus / self.task_cpus), by_gpus)
 
     def describe(self) -> str:
         """Return the slots in words."""
@@ -165,14 +151,11 @@ def outlook(spec: ClusterSpec, topology: Topology) -> Outlook:
     Raises:
         SparkConfigError: if Spark's settings do not give the GPUs that are asked for.
     """
-    return _outlook(spec.num_tasks, topology, _node_gpus(spec, topology))
-
-
-def _outlook(nodes: int, topology: Topology, gpus: float) -> Outlook:
-    most = topology if topology.most is None else replace(topology, cores=topology.most)
-    if topology.room(topology.task_cpus, gpus) >= nodes:
+    gpus = _node_gpus(spec, topology)
+    if _fits(spec, topology, gpus):
         return "fits"
-    if topology.most is not None and most.room(topology.task_cpus, gpus) < nodes:
+    most = topology.most
+    if most is not None and not _fits(spec, replace(topology, cores=most), gpus):
         return "never"
     # Dynamic allocation starts executors for waiting tasks only, so a wait before the job is in
     # vain.
@@ -181,17 +164,22 @@ def _outlook(nodes: int, topology: Topology, gpus: float) -> Outlook:
 
 @dataclass(frozen=True)
 class Placing:
-    """Whether nodes hold their slots, the resources of a node's task, and the reason.
+    """Whether nodes keep their slots, and why.
 
     Attributes:
-        node_cpus: cores of a node's task; `None` for what the session's tasks have, GPUs included.
-        node_gpus: GPUs of a node's task, with `node_cpus`.
+        node_gpus: GPUs that a node's task requests; `None` for what the session's tasks have.
     """
 
     is_attached: bool
-    node_cpus: int | None
     why: str
-    node_gpus: float = 0.0
+    node_gpus: float | None = None
+
+
+def is_attached(spec: ClusterSpec, is_dynamic: bool) -> bool:
+    """Whether nodes keep their slots: `auto` where Spark feeds none, or adds slots on demand."""
+    if spec.placement == "auto":
+        return is_dynamic or not spec.is_fed
+    return spec.placement == "attached"
 
 
 def choose_placing(spec: ClusterSpec, topology: Topology) -> Placing:
@@ -201,76 +189,18 @@ def choose_placing(spec: ClusterSpec, topology: Topology) -> Placing:
         ConfigError: if the cluster cannot hold the nodes; the message names the setting to change.
         ReservationTimeoutError: if it could hold them with executors that have not come yet.
     """
-    nodes = spec.num_tasks
-    is_fed = spec.is_fed
     gpus = _node_gpus(spec, topology)
-    _check_room(nodes, topology, gpus)
-    cpus = _node_cpus(nodes, topology)
-    # Nodes that share an executor are better than none that can be fed.
-    if cpus is not None and is_fed and not _leaves_slots(nodes, topology, cpus, gpus):
-        cpus = None
-    has_spare = _leaves_slots(nodes, topology, cpus or topology.task_cpus, gpus)
-    if spec.placement == "attached" and is_fed and not has_spare:
-        raise ConfigError(
-            f"placement='attached' keeps all {topology.slots} slots, so no feeding task could run; "
-            "add an executor or a core, or use placement='detached'"
-            + (_GPU_ADVICE if topology.task_gpus and topology.takes_profiles else "")
-        )
-    attached = spec.placement == "attached" or (
-        spec.placement == "auto" and (has_spare or not is_fed)
-    )
+    if (found := outlook(spec, topology)) != "fits":
+        raise _refusal(spec, topology, gpus, found)
+    attached = is_attached(spec, topology.is_dynamic)
     if not attached and topology.is_dynamic:
         raise ConfigError(
             "detached nodes hold no slot, so spark.dynamicAllocation would remove their executors; "
             "set spark.dynamicAllocation.enabled=false, or placement='attached'"
         )
-    why = "spare slots feed" if is_fed else "nothing has to be fed"
-    there = count(topology.slots, "slot")
-    why = f"{there}, {count(nodes, 'node')}: {why}"
-    if not attached:
-        why = f"{there} for {count(nodes, 'node')}, which leaves none for feeding"
-        cpus = None
-    if cpus is None and gpus == topology.task_gpus:
-        return Placing(attached, None, why)
-    return Placing(attached, cpus or topology.task_cpus, why, gpus)
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A running cluster's need compared with the current task slots.
-
-    Attributes:
-        room: how many of its nodes fit.
-        is_short: attached nodes may leave no slot for feeding.
-        why: in words.
-    """
-
-    room: int
-    is_short: bool
-    why: str
-
-
-UNCOUNTED = Standing(sys.maxsize, True, "a node was lost, and the slots left cannot be counted")
-"""Over Spark Connect, and when Spark does not answer."""
-
-
-def stand(spec: ClusterSpec, placing: Placing, topology: Topology, others: int = 0) -> Standing:
-    """Decide again, while nodes run, whether they may keep their slots.
-
-    Args:
-        others: slots that other clusters of the application may take.
-    """
-    cpus = placing.node_cpus or topology.task_cpus
-    gpus = topology.task_gpus if placing.node_cpus is None else placing.node_gpus
-    room = min(spec.num_tasks, topology.room(cpus, gpus))
-    held = room * topology.slots_of(cpus, gpus) + others
-    is_short = placing.is_attached and 0 < topology.slots <= held
-    text = f"{topology.describe()} for {count(spec.num_tasks, 'node')}"
-    if others:
-        text += f" and {others} of other clusters"
-    if room < spec.num_tasks:
-        text += f", with room for {room} of them"
-    return Standing(room, is_short, text)
+    there = f"{count(topology.slots, 'slot')}, {count(spec.num_tasks, 'node')}"
+    why = "Spark's tasks feed them" if spec.is_fed else "nothing has to be fed"
+    return Placing(attached, f"{there}: {why}", None if gpus == topology.task_gpus else gpus)
 
 
 def needs(nodes: int) -> str:
@@ -278,30 +208,45 @@ def needs(nodes: int) -> str:
     return f"{count(nodes, 'node')} need{'s' if nodes == 1 else ''} {count(nodes, 'task slot')}"
 
 
-def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
-    found = _outlook(nodes, topology, gpus)
-    if found == "fits":
-        return
+def _feeds_beside(spec: ClusterSpec, topology: Topology) -> bool:
+    """Whether feeding tasks need a slot beside those that the nodes keep."""
+    return spec.is_fed and not topology.is_dynamic and is_attached(spec, False)
+
+
+def _fits(spec: ClusterSpec, topology: Topology, gpus: float) -> bool:
+    if topology.room(topology.task_cpus, gpus) < spec.num_tasks:
+        return False
+    by_gpus = math.ceil(gpus / topology.task_gpus) if topology.task_gpus else 0
+    taken = spec.num_tasks * max(1, by_gpus)
+    return not _feeds_beside(spec, topology) or topology.slots > taken
+
+
+def _refusal(spec: ClusterSpec, topology: Topology, gpus: float, found: Outlook) -> SparkdlError:
+    nodes = spec.num_tasks
     wants_more_gpus = gpus > topology.task_gpus
     room = topology.room(topology.task_cpus, gpus)
-    text = (
-        f"no room for {count(nodes, 'node')} with num_gpus={gpus:g}, only for {room}: "
-        if wants_more_gpus
-        else f"{needs(nodes)} at once, and Spark has "
-    ) + topology.describe()
+    needed = f"{needs(nodes)} at once"
+    lacks_feeder = room >= nodes
+    if lacks_feeder:
+        needed += ", and one more for feeding tasks (placement='attached')"
+    if wants_more_gpus and room < nodes:
+        needed = f"no room for {count(nodes, 'node')} with num_gpus={gpus:g}, only for {room}"
+    text = f"{needed}, and Spark has {topology.describe()}"
     if topology.most is not None and topology.most != topology.cores:
         room = replace(topology, cores=topology.most).room(topology.task_cpus, gpus)
         text += f", and room for {count(room, 'node')} once all executors are there"
     if found == "may fit":
         text += ". No more executors came in time: raise Startup(timeout_s=…) if they come later"
     text += ". Ask for fewer nodes (nodes=, num_executors=)"
+    if lacks_feeder:
+        text += " or for placement='detached'"
     if wants_more_gpus:
         text += " or GPUs (num_gpus)"
     if gpus:
         text += ", or raise spark.executor.resource.gpu.amount"
     text += f", or {_more_slots(topology.master, nodes, topology.task_cpus, topology.is_dynamic)}"
     never = SparkConfigError if wants_more_gpus else ConfigError
-    raise (never if found == "never" else ReservationTimeoutError)(text)
+    return (never if found == "never" else ReservationTimeoutError)(text)
 
 
 def _more_slots(master: str, nodes: int, task_cpus: int, is_dynamic: bool) -> str:
@@ -323,24 +268,6 @@ def _more_slots(master: str, nodes: int, task_cpus: int, is_dynamic: bool) -> st
     else:
         limits = "raise the number of executors or of their cores"
     return limits + (", or lower spark.task.cpus" if task_cpus > 1 else "")
-
-
-def _leaves_slots(nodes: int, topology: Topology, cpus: int, gpus: float) -> bool:
-    """Whether a feeding task finds a slot beside so many nodes, wherever they are."""
-    return topology.is_dynamic or topology.slots > nodes * topology.slots_of(cpus, gpus)
-
-
-def _node_cpus(nodes: int, topology: Topology) -> int | None:
-    """Return a node's cores so that each executor has one node and a free core, if that fits."""
-    if not topology.takes_profiles:
-        return None
-    # All nodes are tasks of one stage with one profile, so the smallest executor decides.
-    least = min(topology.cores)
-    # More than half of the cores: a second node does not fit the executor, and a feeding task does.
-    node_cpus = least // 2 + 1
-    if node_cpus <= topology.task_cpus or node_cpus >= least or len(topology.cores) < nodes:
-        return None
-    return node_cpus
 
 
 def _node_gpus(spec: ClusterSpec, topology: Topology) -> float:
@@ -379,45 +306,3 @@ def _asked_gpus(spec: ClusterSpec, topology: Topology) -> int | None:
     counts = [spec.gpus_of(node) for node in spec.nodes[spec.driver_nodes :]]
     most = max((count for count in counts if count is not None), default=0)
     return most if None not in counts or most > max(1.0, topology.task_gpus) else None
-
-
-class SlotWatch:
-    """Reports lasting changes in the slots for a running cluster.
-
-    Args:
-        nodes: of the cluster; at the beginning all have room and can be fed.
-        count: counts the slots; returns `None` if they cannot be counted.
-        on_counted: called with the report.
-        now_s: a monotonic clock.
-    """
-
-    def __init__(
-        self,
-        nodes: int,
-        count: Callable[[], Standing | None],
-        on_counted: Callable[[Standing], object],
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._count = count
-        self._on_counted = on_counted
-        self._now_s = now_s
-        # As at the launch, so that slots which are missing from the beginning count as a change.
-        self._reported = self._seen = (nodes, False)
-        self._since_s = now_s()
-
-    def look(self, is_node_lost: bool = False) -> None:
-        """Count again. Where slots cannot be counted, the loss of a node counts as a shortage."""
-        standing = self._count()
-        if standing is None:
-            if not is_node_lost:
-                return
-            standing = UNCOUNTED
-        # The text changes more often than its meaning: it names each executor.
-        meaning = (standing.room, standing.is_short)
-        if meaning != self._seen:
-            self._seen, self._since_s = meaning, self._now_s()
-        # A loss that cannot be counted cannot be confirmed by a later count either.
-        lasts = standing is UNCOUNTED or self._now_s() - self._since_s >= LASTING_S
-        if meaning != self._reported and lasts:
-            self._reported = meaning
-            self._on_counted(standing)

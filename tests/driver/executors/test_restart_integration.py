@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +13,9 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.options import Feeding, Recovery, Startup
-from sparkdl.core.settings import Settings
-from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.executors.spark import SparkExecutor
-from sparkdl.driver.lifecycle.state import Running, SlotsCounted
+from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.options import Observe
-from sparkdl.driver.slots.placement import Standing, choose_placing
-from sparkdl.driver.slots.preflight import counting, read_topology
 from sparkdl.driver.view import View
 from tests.doubles.nodes import Lines
 from tests.driver.executors import map_funs
@@ -75,22 +70,15 @@ def test_job_that_has_failed_carries_nobody_though_its_thread_still_lives(
     assert [result[0] for result in results] == [0, 1]
 
 
-def test_nodes_that_run_give_their_slots_back_and_come_back_all_the_same(
-    spark_cluster: SparkSession,
-) -> None:
-    """They are attached at first, and their job ends without them."""
+def test_detached_nodes_come_back_though_their_job_has_ended(spark_cluster: SparkSession) -> None:
     lines = Lines()
     with launch(
         spark_cluster,
         map_funs.wait_in_the_first_world,
         max_restarts=2,
         observe=Observe(on_log=lines),
-        startup=Startup(placement="attached"),
     ) as cluster:
         _, agents, children = node_processes(lines)
-        assert spark_cluster.sparkContext.statusTracker().getActiveJobsIds()
-        short = SlotsCounted(Standing(2, True, "as if an executor had gone"))
-        cluster._controller.submit(short)
         assert has_no_jobs(spark_cluster)
         assert all(psutil.pid_exists(pid) for pid in agents | children)
         kill_executor(spark_cluster, psutil.Process(min(agents)))
@@ -98,25 +86,6 @@ def test_nodes_that_run_give_their_slots_back_and_come_back_all_the_same(
         assert has_no_jobs(spark_cluster)
     assert [result[0] for result in results] == [0, 1]
     wait_until_gone(agents | children)
-
-
-def test_slots_are_counted_while_nodes_run(spark_cluster: SparkSession) -> None:
-    spec = ClusterSpec("c", plan_nodes(2))
-    topology = read_topology(spark_cluster, spec)
-    assert topology is not None
-    placing = choose_placing(spec, topology)
-    count = counting(spark_cluster, spec, placing, topology)
-    assert count is not None
-    standing = count()
-    assert standing is not None
-    assert (standing.room, standing.is_short) == (2, False)
-    own = replace(spec, settings=Settings(feeding=Feeding(fed=False)))
-    assert counting(spark_cluster, own, placing, topology) is None
-    dynamic = replace(topology, is_dynamic=True)
-    assert counting(spark_cluster, spec, placing, dynamic) is None
-    uncountable = counting(spark_cluster, spec, placing, None)
-    assert uncountable is not None
-    assert uncountable() is None
 
 
 def test_rows_of_a_lost_executor_are_fed_again_and_no_others(

@@ -9,7 +9,7 @@ import pytest
 from sparkdl.control.messages import Begin, Detach, Drain, NewRound, Stop
 from sparkdl.core.world import CheckpointRef, Resume
 from sparkdl.driver.lifecycle import state as states
-from tests.driver.lifecycle.test_replacement import SHORT, relaunched, released
+from tests.driver.lifecycle.test_replacement import relaunched, released
 from tests.driver.test_elastic import EVALUATED, Play, resumes, said, sent
 
 MADE = states.CheckpointMade(CheckpointRef("/c/7", 7, 0))
@@ -146,6 +146,7 @@ def test_nodes_are_asked_again_in_the_world_after_a_failure() -> None:
 
 def test_node_keeps_a_slot_that_nobody_can_have() -> None:
     """Without a task its executor would end before it has made a checkpoint."""
-    play = Play()
-    play.say(drains("b"))
-    assert sent(play.say(SHORT), Detach) == ["a", "c"]
+    play = Play(options={"placement": "detached"})
+    play.say(drains("b"), play.broke("c"))
+    play.expire()
+    assert sent(play.say(*(play.offered(i, 1) for i in "abc")), Detach) == ["a", "c"]

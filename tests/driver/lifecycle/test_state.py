@@ -23,7 +23,6 @@ from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.policy import History
 from sparkdl.driver.lifecycle.roster import Agent, Roster, Seats
 from sparkdl.driver.lifecycle.transitions import TRANSITIONS, begin, step
-from sparkdl.driver.slots.placement import Standing
 from tests.doubles.machines import Row, declared_steps_only, ignored, illegal, name_of, pairs_of
 
 steps_are_declared = declared_steps_only(TRANSITIONS)
@@ -35,8 +34,6 @@ SPEC = ClusterSpec("c", plan_nodes(3, Roles(ps=1)), settings=SETTINGS)
 EXPIRED = states.DeadlinePassed()
 STOP = states.StopAsked(grace_s=5.0, timeout_s=15.0)
 PROBLEM = LaunchError("the job has failed")
-COUNTED = states.SlotsCounted(Standing(3, False, "4 slots for 3 nodes"))
-SHORT = states.SlotsCounted(Standing(3, True, "3 slots for 3 nodes"))
 MADE = states.CheckpointMade(CheckpointRef("/c/step-7", 7))
 DRAINS = states.ExecutorsDrain(frozenset({"9"}))
 
@@ -130,21 +127,12 @@ STOP_FAILED = msg.StopChild(0, failure("b").describe())
 STOPPING = states.Stopping(ALL, FINISHED, 25.0)
 STOPPED = states.Stopped(FINISHED)
 
-ENOUGH = states.Report("placement is attached: 4 slots for 3 nodes")
-TOO_FEW = states.Warn(
-    "placement is detached: 3 slots for 3 nodes. Attached nodes would leave no task slot for "
-    "feeding, so they release theirs"
-)
 BEGINS = states.Report("generation 0 started with 3 nodes on 3 hosts")
 
 
 def with_agents(state: Any, *seated: Agent, standbys: tuple[Agent, ...] = ()) -> Any:
     retries = state.roster.history.port_retries
     return replace(state, roster=roster(*seated, standbys=standbys, port_retries=retries))
-
-
-def with_room(state: Any, is_detaching: bool = False) -> Any:
-    return replace(state, roster=replace(state.roster, room=3, is_detaching=is_detaching))
 
 
 A, B, C, B2 = agent("a"), agent("b"), agent("c"), agent("b2")
@@ -281,16 +269,11 @@ STEPS: list[Row] = [
     (FAILING_TWIN, broke("b2"),
      FAILING_BARE, []),
     # Task slots: `test_replacement.py` tells the stories.
-    (ALMOST, COUNTED, with_room(ALMOST), [ENOUGH]),
-    (RUNNING, COUNTED, with_room(RUNNING), [ENOUGH]),
-    (FAILING, COUNTED, with_room(FAILING), [ENOUGH]),
-    (RUNNING, SHORT, with_room(RUNNING, is_detaching=True),
-     [TOO_FEW, *to(msg.Detach(), "a", "b", "c")]),
     (ALMOST, states.AgentDetached("b"), with_agents(ALMOST, A, B_DETACHED, C_BARE), RELEASE_B),
     (RUNNING, states.AgentDetached("b"), with_agents(RUNNING, A, B_DETACHED, C), RELEASE_B),
     (FAILING, states.AgentDetached("b"), with_agents(FAILING, A, B_DETACHED, C), RELEASE_B),
     *(row for state in (FINISHED, FAILED, STOPPING, STOPPED)
-      for row in ignored(state, SHORT, DRAINS, states.AgentDetached("b"))),
+      for row in ignored(state, DRAINS, states.AgentDetached("b"))),
     *((state, DRAINS, replace(state, roster=replace(state.roster, draining=DRAINS.executors)), [])
       for state in (ALMOST, RUNNING, FAILING)),
     (FINISHED_TWIN, STOP,

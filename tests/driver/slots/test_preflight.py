@@ -14,7 +14,7 @@ from sparkdl.core.options import Feeding, Placement
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.slots.placement import choose_placing
-from sparkdl.driver.slots.preflight import Pace, placing_of, read_topology
+from sparkdl.driver.slots.preflight import placing_of, read_topology
 
 # Executors that are still to come.
 
@@ -62,7 +62,7 @@ def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
 ) -> None:
     executors = Executors((), (2,), (2,), (2, 2))
     spark = context(master, executors, spark_executor_cores="2")
-    topology = read_topology(spark, spec(3), 60.0, Pace(slow_poll_s=0.001, silent_s=0.0))
+    topology = read_topology(spark, spec(3), 60.0, silent_s=0.0)
     assert topology is not None
     assert topology.slots == 4
     assert executors.looks >= 4
