@@ -5,9 +5,6 @@ Runs in: anywhere
 Fields that are not named here are kept as unknown ones.
 https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/example/feature.proto
 https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/example/example.proto
-https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/framework/tensor_shape.proto
-https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/protobuf/meta_graph.proto
-https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/protobuf/saved_model.proto
 """
 
 from __future__ import annotations
@@ -21,9 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 _PACKAGE = "tensorflow"
 _SCALARS = {
-    "bool": FieldDescriptorProto.TYPE_BOOL,
     "bytes": FieldDescriptorProto.TYPE_BYTES,
-    "enum": FieldDescriptorProto.TYPE_INT32,  # the same bytes
     "float": FieldDescriptorProto.TYPE_FLOAT,
     "int64": FieldDescriptorProto.TYPE_INT64,
     "string": FieldDescriptorProto.TYPE_STRING,
@@ -43,26 +38,12 @@ _MESSAGES = {  # message: its fields, by their numbers
     # TensorFlow's has no field 2: it tells a SequenceExample from an Example.
     "Example": {1: "optional Features features", 2: "optional FeatureLists feature_lists"},
     "SequenceExample": {1: "optional Features context", 2: "optional FeatureLists feature_lists"},
-    "Dim": {1: "optional int64 size"},
-    "TensorShapeProto": {2: "repeated Dim dim", 3: "optional bool unknown_rank"},
-    "TensorInfo": {
-        1: "oneof string name",
-        2: "optional enum dtype",
-        3: "optional TensorShapeProto tensor_shape",
-    },
-    "SignatureDef": {1: "map TensorInfo inputs", 2: "map TensorInfo outputs"},
-    "MetaInfoDef": {4: "repeated string tags"},
-    "MetaGraphDef": {
-        1: "optional MetaInfoDef meta_info_def",
-        5: "map SignatureDef signature_def",
-    },
-    "SavedModel": {2: "repeated MetaGraphDef meta_graphs"},
 }
 
 
 @cache
 def message_class(name: str) -> Any:
-    """Return the class of a message: `Example`, `SequenceExample`, `SavedModel`, or a part."""
+    """Return the class of a message: `Example`, `SequenceExample`, or a part."""
     pool = DescriptorPool()  # not the default one, where TensorFlow registers its own
     pool.Add(_file())
     return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))

@@ -20,17 +20,9 @@ import pytest
 
 from sparkdl.control.rows import CallShape
 from sparkdl.driver.feeds.coverage import Call, FeedRequest
-from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.show import FeedBar, has_audience, is_submitted, print_beside
 from tests.doubles.programs import output_of
 from tests.doubles.screen import on_screen
-
-
-def test_report_of_a_thousand_nodes_is_a_line() -> None:
-    rows = {f"worker:{n}": 256 + (n == 3) for n in range(1000)}
-    text = repr(FeedReport(1, rows, {"worker:0": 1}))
-    assert "'worker:4': 256 and 995 more, 256 to 257 each}, steps={'worker:0': 1}" in text
-    assert len(text) < 400
 
 
 @dataclass

@@ -21,15 +21,13 @@ class Saved:
 
     Attributes:
         exported: SavedModel of `models.dense`.
-        keras: the same as a `.keras` file; `weights` its weights, `config` the model as JSON.
+        keras: the same as a `.keras` file.
         two: `models.two_in_two_out` as a `.keras` file.
         functions: SavedModel of several signatures.
     """
 
     exported: str
     keras: str
-    weights: str
-    config: str
     two: str
     functions: str
 
@@ -48,14 +46,11 @@ def _save(folder: Path) -> Saved:
     found = Saved(
         str(folder / "exported"),
         str(folder / "dense.keras"),
-        str(folder / "dense.weights.h5"),
-        dense.to_json(),
         str(folder / "two.keras"),
         models.save_functions(folder / "functions"),
     )
     dense.export(found.exported, verbose=False)
     dense.save(found.keras)
-    dense.save_weights(found.weights)
     models.two_in_two_out().save(found.two)
     return found
 

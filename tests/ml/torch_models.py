@@ -9,7 +9,7 @@ from tests.ml.models import BIAS, WEIGHTS
 if TYPE_CHECKING:
     import torch
 
-KINDS = ("module", "torchscript", "pt2")
+KINDS = ("module", "pt2")
 
 
 def two_in_two_out() -> torch.nn.Module:

@@ -99,7 +99,7 @@ class Executor(Protocol):
         data: Any,
         feed: Callable[[Any], object],
         is_wanted: Callable[[], bool],
-        nodes: int,
+        nodes: Callable[[], int],
         **options: Any,
     ) -> Any:
         """Start a query that feeds the micro-batches of a streaming DataFrame, and return it.
@@ -107,7 +107,7 @@ class Executor(Protocol):
         Args:
             feed: feeds a DataFrame; returns when the nodes have read it.
             is_wanted: whether the nodes read on.
-            nodes: how many there are.
+            nodes: returns how many there are.
             options: the query's, see `Cluster.train_stream`.
         """
         raise ConfigError("train_stream needs Spark; with executor='local' call cluster.feed")

@@ -39,11 +39,11 @@ class _Batches:
     Args:
         feed: feeds a DataFrame; returns when the nodes have read it.
         is_wanted: whether the nodes read on.
-        nodes: how many there are. An epoch has a row for each, so fewer rows wait for the next one.
+        nodes: returns how many there are.
     """
 
     def __init__(
-        self, feed: Callable[[Any], object], is_wanted: Callable[[], bool], nodes: int
+        self, feed: Callable[[Any], object], is_wanted: Callable[[], bool], nodes: Callable[[], int]
     ) -> None:
         self._feed, self._is_wanted, self._nodes = feed, is_wanted, nodes
         self._waiting: list[Any] = []
@@ -51,16 +51,8 @@ class _Batches:
 
     def __call__(self, data: DataFrame, batch_id: int) -> None:
         query = self.query.result(_STARTED_S)
-        if self._waiting:
-            data = data.union(data.sparkSession.createDataFrame(self._waiting, data.schema))
-        first = data.take(self._nodes)
-        if len(first) < self._nodes:
-            self._waiting = first
-            return
         try:
-            self._feed(data)
-            if self._is_wanted():
-                self._waiting = []
+            if self._is_used(data):
                 return
         except Exception:
             if query.isActive:
@@ -70,6 +62,24 @@ class _Batches:
         while query.isActive and not stopped.has_passed:
             threading.Event().wait(_LOOK_S)
         raise QueryStoppedError(_INTERRUPTED)
+
+    def _is_used(self, data: DataFrame) -> bool:
+        """Feed the rows, or have them wait if some node would get none; return whether it was so.
+
+        A step of nodes that train in step takes a row of each.
+        """
+        nodes = self._nodes()
+        if self._waiting:
+            data = data.union(data.sparkSession.createDataFrame(self._waiting, data.schema))
+        first = data.take(nodes)
+        if len(first) < nodes:
+            self._waiting = first
+            return True
+        self._feed(data)
+        if not self._is_wanted():
+            return False
+        self._waiting = []
+        return True
 
     def watch(self) -> None:
         """Stop the query when no more is wanted, also while it is idle."""

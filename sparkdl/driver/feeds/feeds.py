@@ -128,7 +128,11 @@ class Feeds:
         **options: Any,
     ) -> Any:
         """Start a query whose micro-batches are fed, see `Cluster.train_stream`."""
-        nodes = len(self.feed_spec(name, timeout_s, to).targets)  # checks the arguments
+
+        def nodes() -> int:
+            return len(self.feed_spec(name, timeout_s, to).targets)
+
+        nodes()  # checks the arguments
         self._queries = {query: feed for query, feed in self._queries.items() if query.isActive}
         feed = partial(self.feed_micro_batch, name, timeout_s=timeout_s, to=to)
         query = self._executor.stream(data, feed, self.wants_more(name, to), nodes, **options)

@@ -6,12 +6,12 @@ Runs in: driver
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES, ReadShare, encode
 from sparkdl.core.errors import ConfigError, FeedTimeoutError
-from sparkdl.core.listing import MOST, listed
+from sparkdl.core.listing import listed
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.feeds.coverage import Call, FeedRequest
@@ -28,7 +28,7 @@ from sparkdl.driver.feeds.state import (
 from sparkdl.driver.lifecycle.state import Running, State, generation_of
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class FeedReport:
     """The use of the rows of one `feed` call. A row counts once for each epoch.
 
@@ -64,12 +64,6 @@ class FeedReport:
     rows_covered: int = 0
     rows_moved: int = 0
     rows_again: int = 0
-
-    def __repr__(self) -> str:
-        values = ", ".join(
-            f"{each.name}={_short(getattr(self, each.name))}" for each in fields(self)
-        )
-        return f"{type(self).__name__}({values})"
 
     @property
     def rows_fed(self) -> int:
@@ -145,14 +139,6 @@ def warn_of_unused(
         warning += ". Later calls of which no node reads a row are in their reports only"
         feed = replace(feed, unread_in=generation)
     return feed, [Warn(warning)]
-
-
-def _short(value: int | Mapping[str, int]) -> str:
-    """Return a value as Python writes it; of many nodes the first ones, and the range of all."""
-    if isinstance(value, int) or len(value) <= MOST:
-        return repr(value)
-    nodes = listed([f"{node!r}: {count}" for node, count in value.items()])
-    return f"{{{nodes}, {min(value.values())} to {max(value.values())} each}}"
 
 
 def no_rows(feed: str) -> ConfigError:

@@ -3,7 +3,7 @@
 Runs in: driver
 
 TensorFlow costs seconds, memory and the memory of a GPU. No process is started if the driver has
-imported it already, or if the model's file lists them.
+imported it already.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -33,17 +32,10 @@ from sparkdl.ml.estimators.keras_model import (
 from sparkdl.ml.estimators.keras_objects import checked_file
 from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature
 from sparkdl.ml.scoring.held import load
-from sparkdl.ml.scoring.keras_file import signature_in_keras_file
-from sparkdl.ml.scoring.saved_model import signature_in_file
 
 _log = logging.getLogger(__name__)
 _SAVED_DEADLINE_S = 600.0
 _KERAS_DEADLINE_S = 120.0
-_IN_FILES: Mapping[str, Callable[[ModelSource], Signature | None]] = {
-    "saved_model": signature_in_file,
-    "keras": signature_in_keras_file,
-    "weights": signature_in_keras_file,
-}
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -75,9 +67,6 @@ def signature_of(source: ModelSource) -> Signature:
 
 
 def _ask(source: ModelSource) -> Signature:
-    in_file = _IN_FILES.get(source.format)
-    if in_file is not None and (found := in_file(source)) is not None:
-        return found
     if _framework(source) not in sys.modules:
         return _ask_process(source)
     try:

@@ -189,8 +189,7 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("steps", 1000, _int, "Passed to train_fn"),
     ("tensorboard", False, _bool, "Start TensorBoard beside the chief; it shows tensorboard_dir"),
     ("tfrecord_dir", None, _text, "Passed to train_fn"),
-    ("export_dir", None, _text, "The saved model: a SavedModel's folder, a .keras file, or "
-     "weights (.weights.h5)"),
+    ("export_dir", None, _text, "The saved model: a SavedModel's folder, or a .keras file"),
     ("signature_def_key", None, _text, "Signature of the SavedModel; its only one, or "
      "serving_default, if it is not set"),
     ("tag_set", None, _text, "Tags of the SavedModel, separated by commas"),
@@ -234,10 +233,8 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("model_per", "auto", _one_of(*MODEL_PER), "Where copies of the model are: one in each task "
      "'slot'; one in each 'executor', there each of its GPUs, for all of its slots; 'auto': each "
      "GPU where an executor has more slots than GPUs, else each slot"),
-    ("model_config", None, _text, "The model as JSON (model.to_json()), where export_dir is "
-     "weights"),
     # for PyTorch
-    ("model_path", None, _text, "The saved model: a file of torch.export (.pt2) or TorchScript"),
+    ("model_path", None, _text, "The saved model: a file of torch.export (.pt2)"),
     ("input_cols", [], TypeConverters.toListString, "Columns for the model's inputs, in the order "
      "of the parameters of forward"),
     ("output_cols", [], TypeConverters.toListString, "Columns for the model's outputs, in their "

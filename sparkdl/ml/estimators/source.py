@@ -16,10 +16,8 @@ from urllib.parse import urlsplit
 
 from sparkdl.core.errors import ConfigError
 
-Format = Literal[
-    "saved_model", "keras", "keras_code", "weights", "torchscript", "pt2", "module", "function"
-]
-TORCH = ("torchscript", "pt2", "module")
+Format = Literal["saved_model", "keras", "keras_code", "pt2", "module", "function"]
+TORCH = ("pt2", "module")
 """The formats that PyTorch loads."""
 STRATEGIES = ("ddp", "ddp_find_unused_parameters_true", "fsdp")
 """How nodes train a model of PyTorch in step."""
@@ -94,7 +92,6 @@ class ModelSource:
         fingerprint: changes with the model's files.
         signature_def_key: of a SavedModel; None for its only one, or `serving_default`.
         tag_set: of a SavedModel; empty for any.
-        config: the model as JSON, for weights.
         content: a `.keras` file, a pickled module, or a pickled function that makes the module.
         objects: classes and functions that a `.keras` file names, pickled; empty for none.
     """
@@ -104,33 +101,27 @@ class ModelSource:
     fingerprint: str
     signature_def_key: str | None = None
     tag_set: tuple[str, ...] = ()
-    config: str | None = None
     # The fingerprint is its digest.
     content: bytes | None = field(default=None, compare=False)
     objects: bytes = b""
 
 
 def source_of(
-    path: str,
-    signature_def_key: str | None = None,
-    tag_set: str | None = None,
-    config: str | None = None,
+    path: str, signature_def_key: str | None = None, tag_set: str | None = None
 ) -> ModelSource:
     """Return the source for a model at `path`, a local path or a URL.
 
     Raises:
-        ConfigError: if there is nothing at a local path, or weights lack their model.
+        ConfigError: if there is nothing at a local path, or weights alone.
     """
     path = local_path(path)
     tags = tuple(tag.strip() for tag in (tag_set or "").split(",") if tag.strip())
     # First, because such a name also ends in `.h5`.
     if path.endswith(_WEIGHTS):
-        if not config:
-            raise ConfigError(
-                f"{path} holds weights only: give the model as well, "
-                "setModelConfig(model.to_json())"
-            )
-        return ModelSource(path, "weights", fingerprint(path), config=config)
+        raise ConfigError(
+            f"{path} holds weights only: save the whole model, model.save('….keras'), and give "
+            "that file"
+        )
     if path.endswith(_KERAS):
         return ModelSource(path, "keras", fingerprint(path))
     return ModelSource(path, "saved_model", fingerprint(path), signature_def_key, tags)
@@ -145,10 +136,15 @@ def torch_source(path: str) -> ModelSource:
     """Return the source for a model of PyTorch at `path`, a local path or a URL.
 
     Raises:
-        ConfigError: if there is nothing at a local path.
+        ConfigError: if there is nothing at a local path, or no file of `torch.export`.
     """
     path = local_path(path)
-    return ModelSource(path, "pt2" if path.endswith(".pt2") else "torchscript", fingerprint(path))
+    if not path.endswith(".pt2"):
+        raise ConfigError(
+            f"{path} is no file of torch.export (.pt2): save the model with torch.export.save, or "
+            "make it as TorchModel(module)"
+        )
+    return ModelSource(path, "pt2", fingerprint(path))
 
 
 def local_path(path: str) -> str:
@@ -169,8 +165,8 @@ def fingerprint(path: str) -> str:
     if not root.exists():
         raise ConfigError(
             f"there is no saved model at {path} on this machine. It must be a file or folder that "
-            "driver and executors can read: a SavedModel's folder, a .keras file or weights for "
-            "TFModel (export_dir), a file of TorchScript or torch.export for TorchModel"
+            "driver and executors can read: a SavedModel's folder or a .keras file for "
+            "TFModel (export_dir), a file of torch.export for TorchModel"
         )
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     digest = hashlib.sha256()

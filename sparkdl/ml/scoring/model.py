@@ -116,14 +116,13 @@ class FittedModel(ScoringModel):
 class TFModel(
     FittedModel,
     TFParams,
-    params=["model_dir", "export_dir", "signature_def_key", "tag_set", "model_config"],
+    params=["model_dir", "export_dir", "signature_def_key", "tag_set"],
 ):
-    """Scores with a saved model: a SavedModel, a `.keras` file, or weights with their model.
+    """Scores with a saved model: a SavedModel, or a `.keras` file.
 
     `input_mapping` names the column for each of the model's inputs, `output_mapping` the column
-    for each output that is wanted; without it all outputs are there under their own names. The
-    model's file says what its inputs and outputs are, or else a process of its own that loads it;
-    no Spark job runs.
+    for each output that is wanted; without it all outputs are there under their own names. A
+    process of its own loads the model to see its inputs and outputs; no Spark job runs.
 
     Each Python worker of Spark loads the model once and keeps it until it is given another one;
     where GPUs are fewer than task slots, one process for each GPU does, see `setModelPer`.
@@ -152,9 +151,9 @@ class TFModel(
         if not path:
             raise ConfigError(
                 f"{self.uid} does not know its model: call setExportDir(path) with a SavedModel's "
-                "folder, a .keras file or weights. In tf_args, export_dir does the same"
+                "folder or a .keras file. In tf_args, export_dir does the same"
             )
-        source = source_of(path, args.signature_def_key, args.tag_set, args.model_config)
+        source = source_of(path, args.signature_def_key, args.tag_set)
         # Tasks do not run the program that has registered them.
         return replace(source, objects=registered(path)) if source.format == "keras" else source
 

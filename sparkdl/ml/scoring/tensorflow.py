@@ -6,7 +6,7 @@ Runs in: feeder, child. Also in the process that describes a model to the driver
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,9 +16,10 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.keras_model import layer_names, model_at, output_names, trained
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
-from sparkdl.ml.scoring.saved_model import signature_key
 from sparkdl.ml.scoring.share import Share
 from sparkdl.values.ndarrays import Array
+
+_DEFAULT_KEY = "serving_default"
 
 
 def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
@@ -49,10 +50,7 @@ def _loaded(source: ModelSource) -> Predictor:
             f"Keras is set to the backend {keras.backend.backend()!r}; models are run with "
             "TensorFlow: unset KERAS_BACKEND on the executors"
         )
-    if source.format == "weights":
-        model = keras.models.model_from_json(source.config)
-        model.load_weights(source.path)
-    elif source.content is not None:
+    if source.content is not None:
         model = trained(source.content)
     else:
         model = model_at(source.path, source.objects)
@@ -108,7 +106,7 @@ def _saved_model(source: ModelSource) -> Predictor:
     import tensorflow as tf
 
     model = tf.saved_model.load(source.path, tags=list(source.tag_set) or None)
-    function = model.signatures[signature_key(source, list(model.signatures))]
+    function = model.signatures[_signature_key(source, list(model.signatures))]
     inputs = function.structured_input_signature[1]
     outputs = function.structured_outputs
 
@@ -118,13 +116,24 @@ def _saved_model(source: ModelSource) -> Predictor:
 
     return Predictor(
         Signature(
-            # Sorted, as `saved_model.py` has them, which reads the file without TensorFlow.
             tuple(_tensor(name, spec) for name, spec in sorted(inputs.items())),
             tuple(_tensor(name, spec) for name, spec in sorted(outputs.items())),
         ),
         run,
         _numpy,
     )
+
+
+def _signature_key(source: ModelSource, keys: Sequence[str]) -> str:
+    only = keys[0] if len(keys) == 1 else _DEFAULT_KEY
+    key = source.signature_def_key or only
+    if key not in keys:
+        raise ConfigError(
+            f"the SavedModel {source.path} has no signature {key!r}; it has "
+            f"{', '.join(map(repr, sorted(keys))) or 'none'}: call setSignatureDefKey(…) with one "
+            "of them"
+        )
+    return key
 
 
 def _tensor(name: str, spec: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Loads a model of PyTorch: a file of TorchScript or of `torch.export`, or a pickled module.
+"""Loads a model of PyTorch: a file of `torch.export`, or a pickled module.
 
 Runs in: feeder. Also in the process that describes a model to the driver.
 """
@@ -27,7 +27,6 @@ from sparkdl.storage.systems import locate, open_storage
 from sparkdl.values.ndarrays import Array
 
 Call = Callable[[Mapping[str, Any]], Any]
-_TENSORS = ("Tensor", "Optional[Tensor]")
 
 
 def _torch() -> Any:
@@ -40,7 +39,7 @@ def _torch() -> Any:
     return torch
 
 
-_SAVE = "Save it with torch.export.save or torch.jit.save, and give the path"
+_SAVE = "Save it with torch.export.save, and give the path"
 
 
 def module_content(module: Any, advice: str = _SAVE) -> bytes:
@@ -162,7 +161,8 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
     if source.format == "pt2":
         signature, call, dtypes = _exported(source, device)
     else:
-        module, signature = _module(source, device)
+        module = module_of(source.content or b"", device)
+        signature = module_signature(module)
         # It may be in training mode, where dropout and batch normalization change results.
         module.eval()
         # PyTorch's layers raise for floats of another dtype than their weights.
@@ -178,28 +178,6 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
             return by_name(call(tensors))
 
     return Predictor(signature, run, _numpy, is_waited_for=device.type != "cpu")
-
-
-def _module(source: ModelSource, device: Any) -> tuple[Any, Signature]:
-    import torch
-
-    if source.content is not None:
-        module = module_of(source.content, device)
-        return module, module_signature(module)
-    module = torch.jit.load(_file(source.path), device)
-    required: list[Tensor] = []
-    optional: list[Tensor] = []
-    # The first one is `self`.
-    for argument in module.forward.schema.arguments[1:]:
-        has_default = argument.has_default_value()
-        if str(argument.type) in _TENSORS:
-            (optional if has_default else required).append(Tensor(argument.name, NUMBER, None))
-        elif not has_default:
-            raise ConfigError(
-                f"the input {argument.name!r} of {source.path} is a {argument.type}, and columns "
-                "are tensors. Give it a default, or take tensors only"
-            )
-    return module, Signature(tuple(required), (), tuple(optional))
 
 
 def _exported(source: ModelSource, device: Any) -> tuple[Signature, Call, dict[str, Any]]:

@@ -28,7 +28,7 @@ _PICKLE = "module.pickle"
 
 
 class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols", "input_shapes"]):
-    """Scores with a model of PyTorch: a file of `torch.export` or TorchScript, or a module.
+    """Scores with a model of PyTorch: a file of `torch.export`, or a module.
 
     `input_cols` names the columns for the parameters of `forward`, in their order; or
     `input_mapping` those for parameters by name. `output_cols` names the columns for the outputs,
@@ -115,7 +115,7 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
             return torch_source(path)
         raise ConfigError(
             f"{self.uid} does not know its model: make it as TorchModel(module), or call "
-            "setModelPath(path) with a file of torch.export.save or torch.jit.save"
+            "setModelPath(path) with a file of torch.export.save"
         )
 
     def _inputs(self, signature: Signature) -> Mapping[str, str]:

@@ -22,7 +22,7 @@ from tests.ml.models import linear
 pytestmark = pytest.mark.tensorflow
 
 
-@pytest.mark.parametrize("kind", ["exported", "keras", "weights"])
+@pytest.mark.parametrize("kind", ["exported", "keras"])
 def test_loaded_model_needs_neither_code_nor_the_folder_it_came_from(
     spark_ml: SparkSession, saved: Saved, tmp_path: Path, kind: str
 ) -> None:
@@ -30,7 +30,7 @@ def test_loaded_model_needs_neither_code_nor_the_folder_it_came_from(
     original = tmp_path / source.name
     (shutil.copytree if source.is_dir() else shutil.copy)(source, original)
     model: Any = TFModel({"export_dir": str(original), "unsaved": object(), "batch_size": 3})
-    model.setInputMapping({"x": "x"}).setModelConfig(saved.config).setKeep(False)
+    model.setInputMapping({"x": "x"}).setKeep(False)
     model._summary = TrainingSummary({"loss": [1.0, 0.5]})
     model.save(str(tmp_path / "stage"))
     shutil.rmtree(original) if original.is_dir() else original.unlink()

@@ -27,7 +27,7 @@ from sparkdl.ml.scoring.task import Score, ScoreStructs
 from sparkdl.ml.scoring.torch import module_content
 from tests.ml.torch_models import KINDS, named, two_in_two_out
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*torch.jit")]
+pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSource]:
     rows = {"left": {0: torch.export.Dim.DYNAMIC}, "right": {0: torch.export.Dim.DYNAMIC}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.script(module), folder / "scripted.pt")
         program = torch.export.export(module, (), example, dynamic_shapes=rows)
     torch.export.save(program, folder / "exported.pt2")
     return {
         "module": source_of_content(module_content(module), "module"),
-        "torchscript": torch_source(str(folder / "scripted.pt")),
         "pt2": torch_source(f"file://{folder}/exported.pt2"),
     }
 
@@ -100,10 +98,9 @@ def test_scores_are_those_of_the_plain_module(
 
 def test_every_format_tells_what_it_knows(sources: dict[str, ModelSource]) -> None:
     open_inputs = (Tensor("left", NUMBER, None), Tensor("right", NUMBER, None))
-    for kind in ("module", "torchscript"):
-        signature = load(sources[kind]).signature
-        assert (signature.inputs, signature.outputs) == (open_inputs, ())
-        assert signature.optional == (Tensor("scale", NUMBER, None),)
+    signature = load(sources["module"]).signature
+    assert (signature.inputs, signature.outputs) == (open_inputs, ())
+    assert signature.optional == (Tensor("scale", NUMBER, None),)
     signature = load(sources["pt2"]).signature
     assert list(map(str, signature.inputs)) == ["left (float32 [?, 3])", "right (int64 [?])"]
     assert list(map(str, signature.outputs)) == [
