@@ -33,9 +33,10 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Changed as StateChanged
 from sparkdl.driver.events import Ended, Event, Launched, Logged, Report, Sampled
 from sparkdl.driver.executors.executor import Executor
+from sparkdl.driver.launch import hand_on
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of
-from sparkdl.driver.logs import LogLine, hand_on
+from sparkdl.driver.options import LogLine
 from sparkdl.driver.questions import MAX_LINES
 from sparkdl.driver.view import View
 
