@@ -217,12 +217,12 @@ class LogLines(Message, frozen=True):
     """Lines the child has printed.
 
     Attributes:
-        noise: indices of the lines that the driver does not show, see `node/noise.py`.
+        is_shown: whether the driver prints them; otherwise it only writes them to files.
         errors: indices of the lines that a child has marked as its error output.
     """
 
     lines: tuple[str, ...]
-    noise: tuple[int, ...] = ()
+    is_shown: bool = True
     errors: tuple[int, ...] = ()
 
 

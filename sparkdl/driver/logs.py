@@ -81,8 +81,7 @@ def _newest(attempts: Sequence[Attempt], limit: int) -> list[Attempt]:
 
 
 def hand_on(on_log: Callable[[LogLine], None], event: Logged) -> None:
-    """Call `on_log` with each line that a node has printed, except noise."""
+    """Call `on_log` with each line that a node has printed, if it is to be shown."""
     printed = event.printed
-    for place, line in enumerate(printed.lines):
-        if place not in printed.noise:
-            on_log(LogLine(event.node, line, place in printed.errors))
+    for place, line in enumerate(printed.lines if printed.is_shown else ()):
+        on_log(LogLine(event.node, line, place in printed.errors))

@@ -34,14 +34,13 @@ class Observe:
             runs. With it the launch returns when it answers, and `map_fun` runs meanwhile.
         log_dir: folder on the driver's machine for the nodes' output, in
             `sparkdl-<cluster>/worker-0.log` and so on: the last 640 MiB of each node, in files of
-            64 MiB. A full or slow disk costs lines, which the files mention, and affects no node.
+            64 MiB. A full or slow disk costs lines, and affects no node.
             See docs/failures.md.
         log_to_driver: print the nodes' output here, each line behind `[worker:1]`: of all nodes
             (`True`) or of none (`False`). By default that of rank 0, where a person reads it: the
             error stream is a terminal, or this is a notebook, or spark-submit runs the program in
-            client mode; and of none with `on_log`. Lines that TensorFlow prints at every start are
-            left out, unless the nodes' environment has `TF_CPP_MIN_LOG_LEVEL=0`; `Cluster.logs` has
-            them in any case.
+            client mode; and of none with `on_log`. Nodes have `TF_CPP_MIN_LOG_LEVEL=1`, unless
+            their environment sets it.
         on_log: called with each line of all nodes, a `LogLine`.
         on_report: called with the nodes' reports (`ctx.report`), a `Report` with `node`, `rank`,
             `step` and `metrics`. Of reports in quick succession it gets the last one, a few times a

@@ -9,34 +9,16 @@ import inspect
 import sys
 from argparse import Namespace
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from types import CodeType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import cloudpickle
 
 from sparkdl.core.errors import ConfigError
-
-Kind = Literal["", "rows", "session", "accumulator"]
-_ADVICE = {
-    "": "Create it inside map_fun instead",
-    "rows": (
-        "Nodes have no Spark: feed the rows with cluster.feed(…), under a name for each feed, and "
-        "read them in map_fun with ctx.batches(…) or ctx.dataset(…)"
-    ),
-    "session": (
-        "Nodes have no Spark: use it in the driver and pass its results to map_fun, or feed rows "
-        "with cluster.feed(…)"
-    ),
-    "accumulator": (
-        "Nodes have no Spark, so it would never be added to: return the number from map_fun, add "
-        "up cluster.results() in the driver, or report it with ctx.report(step, name=number)"
-    ),
-}
 
 
 def pickle_user_code(map_fun: Callable[..., Any], args: Any) -> bytes:
@@ -63,14 +45,11 @@ def pickled(map_fun: Callable[..., Any], args: Any) -> bytes:
         return dumps((map_fun, args))
     except Exception as error:
         # Only after the failure: pickling each variable by itself takes long with large ones.
-        found = list(culprits(map_fun, args))
-        what = "; ".join(each.text for each in found) or "something that map_fun refers to"
-        # Spark's objects refuse with long texts of their own, about broadcasts and UDFs.
-        is_sparks = bool(found) and all(each.spark for each in found)
-        why = "" if is_sparks else f" ({type(error).__name__}: {error})"
+        what = "; ".join(culprits(map_fun, args)) or "something that map_fun refers to"
         raise ConfigError(
-            f"map_fun and its arguments go to the executors by pickle, which refuses {what}{why}. "
-            f"{advice_on(found, _ADVICE)}"
+            f"map_fun and its arguments go to the executors by pickle, which refuses {what} "
+            f"({type(error).__name__}: {error}). Create it inside map_fun. Nodes have no Spark: "
+            "feed rows with cluster.feed(…), and pass results of the driver's session as values"
         ) from error
 
 
@@ -106,16 +85,6 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def advice_on(found: Iterable[Culprit], advice: Mapping[str, str]) -> str:
-    """Return advice on replacing the values that cannot be pickled.
-
-    Args:
-        advice: by `Culprit.spark`.
-    """
-    kinds = [each.spark for each in found]
-    return " ".join(dict.fromkeys(advice.get(k, advice["session"]) for k in kinds)) or advice[""]
-
-
 def check_arity(function: Callable[..., Any]) -> None:
     """Check that `map_fun` can be called with `(args, ctx)`, as far as its signature shows.
 
@@ -137,56 +106,17 @@ def check_arity(function: Callable[..., Any]) -> None:
         ) from None
 
 
-@dataclass(frozen=True)
-class Culprit:
-    """A value that cannot be pickled.
-
-    Attributes:
-        text: names it.
-        spark: `rows` for a DataFrame or an RDD, `accumulator`, or `session` for other objects of
-            Spark's driver.
-    """
-
-    text: str
-    spark: Kind
-
-
-def culprits(map_fun: Callable[..., Any], args: Any = None) -> Iterator[Culprit]:
-    """Yield the values that cannot be pickled, of `map_fun`'s variables and of `args`."""
-    refused = [(f"the variable {name!r}", value) for name, value in _captured(map_fun)]
+def culprits(map_fun: Callable[..., Any], args: Any = None) -> list[str]:
+    """Name the values that cannot be pickled, of `map_fun`'s variables and of `args`."""
+    named = [(f"the variable {name!r}", value) for name, value in _captured(map_fun)]
     if not _can_pickle(args):
         entries = [(name, value) for name, value in _entries(args) if not _can_pickle(value)]
-        refused += [
-            (f"the argument {name!r}", value) for name, value in entries or [("args", args)]
-        ]
-    for name, value in refused:
-        if not _can_pickle(value):
-            for where, inner in _inside(name, value):
-                kind = f"{type(inner).__module__}.{type(inner).__qualname__}"
-                yield Culprit(f"{where} ({kind})", _sparks(inner))
-
-
-def _inside(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a dict, list or tuple that cannot be pickled; or the value itself."""
-    entries: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else ()
-    if isinstance(value, (list, tuple)):
-        entries = enumerate(value)
-    bad = [(key, item) for key, item in entries if not _can_pickle(item)] if depth else []
-    for key, item in bad:
-        yield from _inside(f"{name}[{key!r}]", item, depth - 1)
-    if not bad:
-        yield name, value
-
-
-def _sparks(value: Any) -> Kind:
-    names = {
-        each.__name__ for each in type(value).__mro__ if each.__module__.startswith("pyspark.")
-    }
-    if names & {"DataFrame", "RDD"}:
-        return "rows"
-    if "Accumulator" in names:
-        return "accumulator"
-    return "session" if names else ""
+        named += [(f"the argument {name!r}", value) for name, value in entries or [("args", args)]]
+    return [
+        f"{name} ({type(value).__module__}.{type(value).__qualname__})"
+        for name, value in named
+        if not _can_pickle(value)
+    ]
 
 
 def _captured(map_fun: Callable[..., Any]) -> Iterator[tuple[str, Any]]:

@@ -33,7 +33,6 @@ from sparkdl.core.settings import Environment
 from sparkdl.node import state as states
 from sparkdl.node.children import NodeChild
 from sparkdl.node.forking import Place
-from sparkdl.node.noise import without_noise
 from sparkdl.node.observation import Observation
 from sparkdl.node.resources import allow_descriptors, feed_disk, feed_memory, work_root
 from sparkdl.node.spec import (
@@ -214,7 +213,7 @@ class Agent:
         self._report_failure(self._feeds.store.generation, failure)
 
     def _log_tail(self) -> tuple[str, ...]:
-        return without_noise(self._child.process.log.tail(), _FAILURE_LINES)
+        return self._child.process.log.tail(_FAILURE_LINES)
 
     # What happens.
 

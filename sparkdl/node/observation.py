@@ -14,14 +14,15 @@ from sparkdl.control.messages import (
     FetchStacks,
     FromAgent,
     LastLines,
+    LogLines,
     LogTail,
     Stacks,
 )
 from sparkdl.core.throttle import Throttle, period_s
 from sparkdl.node.activity import Activity, log_period_s
 from sparkdl.node.children import NodeChild
+from sparkdl.node.error_lines import marked_in, unmarked
 from sparkdl.node.load import LoadWatch
-from sparkdl.node.noise import printed
 from sparkdl.node.spec import AgentSpec
 
 _LOG_PERIOD_S = 0.25
@@ -107,5 +108,6 @@ class Observation:
     def _report_lines(self, is_last: bool = False) -> bool:
         """Send new lines; return whether there were any."""
         if lines := self._child.process.log.new_lines(is_last):
-            self._report(printed(lines, self._spec.is_printed(self._child.rank)))
+            is_shown = self._spec.is_printed(self._child.rank)
+            self._report(LogLines(tuple(map(unmarked, lines)), is_shown, marked_in(lines)))
         return bool(lines)

@@ -110,7 +110,8 @@ def start_agent(
     Its standard input stays open in `stdin`.
     """
     path = os.pathsep.join(path for path in python_path if path)
-    environment = {**os.environ, "PYTHONPATH": path}
+    # TensorFlow logs its INFO otherwise, of no use to anyone who trains.
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, "PYTHONPATH": path}
     place = agent_spec.place(environment)
     process: AgentProcess | None = place.fork_agent(stderr) if place else None
     process = process or subprocess.Popen(

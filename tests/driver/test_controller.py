@@ -341,7 +341,8 @@ def test_lines_of_the_children_are_handed_on_with_the_nodes_name() -> None:
         agents[1].say(msg.LogLines(("a", "b")))
         assert lines.get(timeout=SOON_S) == LogLine("worker:1", "a")
         assert lines.get(timeout=SOON_S) == LogLine("worker:1", "b")
-        agents[0].say(msg.LogLines(("noise", "c"), noise=(0,)))
+        agents[0].say(msg.LogLines(("of a file",), is_shown=False))
+        agents[0].say(msg.LogLines(("c",)))
         assert lines.get(timeout=SOON_S) == LogLine("worker:0", "c")
 
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
+from sparkdl.control.messages import LogLines
 from sparkdl.core.errors import ConfigError, NodeLostError
 from sparkdl.driver import log_files
+from sparkdl.driver.events import Logged
 from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.limits import full_disk
 from tests.doubles.nodes import SOON_S, Lines, launch, processes
+from tests.doubles.until import until
 
 
 def test_each_node_has_a_file_of_all_its_lines_and_nothing_is_printed(
@@ -64,6 +65,10 @@ def test_log_of_a_node_that_is_lost_is_what_its_file_has(tmp_path: Path) -> None
     assert cluster.logs(0, lines=0) == []
 
 
+def logged(node: str, *lines: str) -> Logged:
+    return Logged("c", 0.0, node, LogLines(lines))
+
+
 @pytest.mark.parametrize(
     ("log_dir", "why"),
     [
@@ -92,7 +97,7 @@ def test_files_are_rotated_and_the_oldest_lines_go(tmp_path: Path) -> None:
     files = LogFiles(str(tmp_path), max_file_nbytes=1000, old_files=3)
     files.start()
     for i in range(100):
-        files.add("ps:1", [f"{i:03}" + "x" * 96])
+        files.put(logged("ps:1", f"{i:03}" + "x" * 96))
     files.close()
     names = ["ps-1.log.3", "ps-1.log.2", "ps-1.log.1", "ps-1.log"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
@@ -103,31 +108,19 @@ def test_files_are_rotated_and_the_oldest_lines_go(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_warns_once_and_lines_are_kept_again_when_there_is_room(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = LogFiles(str(tmp_path))
-    failed: SimpleQueue[str] = SimpleQueue()
-    append = log_files._NodeFile.append
-
-    def told(self: Any, text: str) -> None:
-        try:
-            append(self, text)
-        finally:
-            failed.put(text)
-
-    monkeypatch.setattr(log_files._NodeFile, "append", told)
     files.start()
     with full_disk():
-        for lines in (["a", "b"], ["c"]):
-            files.add("worker:0", lines)
-            while not failed.get(timeout=SOON_S).endswith(lines[-1]):
-                continue
-    files.add("worker:0", ["d"])
+        for line in ("a", "b", "c"):
+            files.put(logged("worker:0", line))
+        assert until(lambda: len(caplog.records) == 1 and not files._events)
+    files.put(logged("worker:0", "d"))
     files.close()
-    kept = (tmp_path / "worker-0.log").read_text().splitlines()
-    assert kept == ["", "sparkdl: up to 3 lines are missing here", "d"]
+    assert (tmp_path / "worker-0.log").read_text().splitlines()[-1] == "d"
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert f"cannot be written to {tmp_path}: [Errno 27] File too large" in warning.getMessage()
+    assert f"are missing in {tmp_path}: [Errno 27] File too large" in warning.getMessage()
 
 
 def test_a_full_disk_harms_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -149,29 +142,23 @@ def test_a_full_disk_harms_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "The training is not affected" in caplog.text
 
 
-def test_a_slow_disk_keeps_nobody_waiting_and_the_file_tells_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_slow_disk_keeps_nobody_waiting_and_the_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_ready = threading.Event()
-    append = log_files._NodeFile.append
+    write = log_files._NodeFile.write
 
     def slow(self: Any, text: str) -> None:
         assert is_ready.wait(SOON_S)
-        append(self, text)
+        write(self, text)
 
-    monkeypatch.setattr(log_files._NodeFile, "append", slow)
-    files = LogFiles(str(tmp_path), max_waiting_chars=10)
+    monkeypatch.setattr(log_files._NodeFile, "write", slow)
+    monkeypatch.setattr(log_files, "_MAX_WAITING", 10)
+    files = LogFiles(str(tmp_path))
     files.start()
     for i in range(100):
-        files.add("worker:0", [f"line {i}"])
+        files.put(logged("worker:0", f"line {i}"))
     is_ready.set()
     files.close()
-    told, kept = 0, (tmp_path / "worker-0.log").read_text()
-    assert "missing here" in kept
-    for line in filter(None, kept.splitlines()):
-        if missing := re.fullmatch(r"sparkdl: up to (\d+) lines are missing here", line):
-            told += int(missing[1])
-        else:
-            assert line == f"line {told}"
-            told += 1
-    assert told == 100
+    assert "line 0" in (tmp_path / "worker-0.log").read_text()
+    assert "the disk is too slow" in caplog.text

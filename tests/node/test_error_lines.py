@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.messages import LogLines
 from sparkdl.node.error_lines import MARK, Marker, marked_in, unmarked
-from sparkdl.node.noise import printed
 
 
 @given(st.lists(st.text("ab\r\n")))
@@ -23,4 +21,4 @@ def test_each_line_has_one_mark_however_it_is_written(parts: list[str]) -> None:
 def test_marks_do_not_reach_the_driver() -> None:
     lines = ("plain", f"{MARK}error", f"rest of a line {MARK}and an error")
     wanted = ("plain", "error", "rest of a line and an error")
-    assert printed(lines, True) == LogLines(wanted, (), (1,))
+    assert (tuple(map(unmarked, lines)), marked_in(lines)) == (wanted, (1,))

@@ -75,7 +75,7 @@ def test_node_has_files_and_broadcasts_and_refuses_the_rest_of_spark(
     assert found["file"] == "gave 'a b'"
     assert found["broadcast"] == "gave (['a', 'b'], True)"
     added = spark_local.sparkContext.accumulator(0)
-    with pytest.raises(ConfigError, match=r"'rows' \(pyspark.accumulators.*never be added to: ret"):
+    with pytest.raises(ConfigError, match=r"'rows' \(pyspark.accumulators.*return the number"):
         pickle_user_code(try_all, {"rows": added})
     words.destroy()
 

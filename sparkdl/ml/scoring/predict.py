@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import Keep, arrow_schema, result_schema
-from sparkdl.driver.payload import advice_on, culprits, dumps
+from sparkdl.driver.payload import culprits, dumps
 from sparkdl.ml.estimators.params import TABLE
 from sparkdl.ml.estimators.source import ANY, Signature, Tensor, source_of_content
 from sparkdl.ml.scoring.columns import OutputColumn
@@ -25,17 +25,6 @@ from sparkdl.values.ndarrays import Array
 Columns = dict[str, Array]
 SCORE_ROWS = 1024
 """Rows that a function is given at once, if nothing else is said."""
-_ADVICE = {
-    "": "Create it inside the function instead",
-    "rows": (
-        "Executors have no Spark session: join its columns to the DataFrame that is scored, or let "
-        "the function use what the driver has collected of it (collect, toPandas)"
-    ),
-    "session": (
-        "Executors have no Spark session: use it in the driver, and let the function use its "
-        "results"
-    ),
-}
 
 
 def predict(  # noqa: PLR0913 (what a model has as parameters)
@@ -150,11 +139,12 @@ def _pickled(make: Any, names: Sequence[str]) -> bytes:
     try:
         return dumps((make, tuple(names)))
     except Exception as error:
-        found = [*culprits(make)]
-        what = "; ".join(each.text for each in found) or "something that it refers to"
+        what = "; ".join(culprits(make)) or "something that it refers to"
         raise ConfigError(
             f"{_name(make)} goes to the executors by pickle, which refuses {what} "
-            f"({type(error).__name__}: {error}). {advice_on(found, _ADVICE)}"
+            f"({type(error).__name__}: {error}). Create it inside the function. Executors have no "
+            "Spark session: join the columns of another DataFrame to the one that is scored, or "
+            "let the function use what the driver has collected"
         ) from error
 
 

@@ -167,9 +167,9 @@ def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame)
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"handle_invalid": "drop"}, "handle_invalid='drop' cannot be"),
         ({"model_per": "gpu"}, "model_per='gpu' cannot be: choose one of 'auto', 'slot"),
-        ({"make": lambda: lock}, "the variable 'lock' .*Create it inside the function instead"),
-        ({"make": lambda: frame}, "'frame' .*: join its columns to the DataFrame that is scored"),
-        ({"make": lambda: spark}, "'spark' .*: use it in the driver, and let the function use"),
+        ({"make": lambda: lock}, "the variable 'lock' .*Create it inside the function"),
+        ({"make": lambda: frame}, "'frame' .*: join the columns of another DataFrame"),
+        ({"make": lambda: spark}, "'spark' .*let the function use what the driver has"),
         ({"make": 3}, "a function that makes the one to call, not int"),
     ):
         arguments: dict[str, Any] = {"make": calls, "input_cols": ["x"], "schema": "y float"}
