@@ -5,7 +5,7 @@ Runs in: driver
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -266,30 +266,28 @@ class Cluster:
         feed: str = DEFAULT_FEED,
         schema: Any = None,
         timeout_s: float | None = None,
-        keep: bool | Sequence[str] = True,
     ) -> Any:
         """Send rows through `map_fun` and return its results, one per row, in order; lazy.
 
         `map_fun` reads with `ctx.get_data_feed(train_mode=False)` and answers with
         `batch_results`. For a DataFrame it returns the DataFrame, its columns untouched, with
-        columns of results.
+        columns of results. If a node is lost, Spark repeats the tasks that have sent it rows.
 
         Args:
             data: a DataFrame or an RDD; with `executor="local"` what `feed` takes.
             schema: the results' columns, like `"prediction float"`, or a StructType. A Row or dict
                 fills them by name, a tuple or list by position. A DataFrame needs it.
             timeout_s: how long rows that a node has may wait for their results.
-            keep: which of the DataFrame's columns to return: all, none, or those named.
 
         Returns:
             A DataFrame for a DataFrame. An RDD of results for an RDD, or with `schema` a DataFrame
             of the results. With `executor="local"` an iterator.
 
         Raises:
-            ConfigError: if `schema` is missing for a DataFrame, it or `keep` cannot work, or two
-                columns would have one name.
+            ConfigError: if `schema` is missing for a DataFrame or cannot work, or two columns would
+                have one name.
         """
-        return self._executor.infer(data, self._asking(feed, timeout_s), schema, keep)
+        return self._executor.infer(data, self._asking(feed, timeout_s), schema)
 
     def infer_rows(
         self, data: Any, feed: str = DEFAULT_FEED, timeout_s: float | None = None

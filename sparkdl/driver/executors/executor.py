@@ -125,7 +125,7 @@ class Executor(Protocol):
             ConfigError: if it is not, or nodes might read other rows than Spark; it says why.
         """
 
-    def infer(self, data: Any, spec: FeedSpec, schema: Any, keep: bool | Sequence[str]) -> Any:
+    def infer(self, data: Any, spec: FeedSpec, schema: Any) -> Any:
         """Return what `Cluster.infer` does: lazily, where the executor can."""
 
     def infer_rows(self, data: Any, spec: FeedSpec) -> Any:

@@ -193,14 +193,11 @@ class LocalExecutor(Executor):
             f"{type(data).__name__}"
         )
 
-    def infer(
-        self, data: Any, spec: FeedSpec, schema: Any, keep: bool | Sequence[str]
-    ) -> Iterator[Any]:
+    def infer(self, data: Any, spec: FeedSpec, schema: Any) -> Iterator[Any]:
         """Return an iterator of results: there are no DataFrames here."""
-        if schema is not None or keep is not True:
+        if schema is not None:
             raise ConfigError(
-                f"schema={schema!r} and keep={keep!r} make a DataFrame, which needs Spark; leave "
-                "them out"
+                f"schema={schema!r} makes a DataFrame, which needs Spark; leave it out"
             )
         return self.infer_rows(data, spec)
 

@@ -33,23 +33,19 @@ _NEEDS_SCHEMA = (
 )
 
 
-def scored(
-    frame: DataFrame, spec: FeedSpec, schema: str | StructType | None, keep: Keep
-) -> DataFrame:
+def scored(frame: DataFrame, spec: FeedSpec, schema: str | StructType | None) -> DataFrame:
     """Return `frame` with columns of results; lazy, no job runs.
 
     Raises:
-        ConfigError: if `schema` is missing, or it or `keep` cannot work.
+        ConfigError: if `schema` is missing or cannot work.
     """
     if schema is None:
         raise ConfigError(_NEEDS_SCHEMA)
     columns = distinct_columns(frame)
-    kept = kept_columns(columns, keep)
     results = result_schema(schema)
-    check_names([columns[p] for p in kept], results.names, is_exact=tells_cases(frame))
-    task = InferColumns(spec, columns, kept, arrow_schema(results))
-    fields = [*(frame.schema.fields[place] for place in kept), *results.fields]
-    return by_place(frame).mapInArrow(task, StructType(fields))
+    check_names(columns, results.names, is_exact=tells_cases(frame))
+    task = InferColumns(spec, columns, arrow_schema(results))
+    return by_place(frame).mapInArrow(task, StructType([*frame.schema.fields, *results.fields]))
 
 
 def encoded(frame: DataFrame, spec: FeedSpec) -> DataFrame:
@@ -137,7 +133,7 @@ def check_names(
             f"the result would have two columns {', '.join(map(repr, twice))}: the DataFrame's "
             f"({', '.join(kept)}) and the results' ({', '.join(results)}). Name the results "
             f"otherwise with {', '.join(f'{name}=' for name in named)}, rename the DataFrame's "
-            "column (withColumnRenamed), or leave it out with keep=[...]"
+            "column (withColumnRenamed), or leave it out (df.drop)"
         )
 
 

@@ -32,7 +32,6 @@ from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.driver.executors.scored import (
-    Keep,
     addressed,
     distinct_columns,
     encoded,
@@ -262,14 +261,10 @@ class SparkExecutor(Executor):
         """Ask Spark's plan, and the footers of the files; starts no job."""
         return scanned_files(data, is_local, is_wanted)
 
-    def infer(self, data: Any, spec: FeedSpec, schema: Any, keep: Keep) -> Any:
+    def infer(self, data: Any, spec: FeedSpec, schema: Any) -> Any:
         """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""
         if _is_dataframe(data):
-            return scored(data, spec, schema, keep)
-        if keep is not True:
-            raise ConfigError(
-                f"keep={keep!r} names columns of a DataFrame, and an RDD has none; leave it out"
-            )
+            return scored(data, spec, schema)
         results = self.infer_rows(data, spec)
         if schema is None:
             return results

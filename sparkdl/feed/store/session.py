@@ -14,9 +14,7 @@ whether all are answered. A node and a scorer differ in three parts:
 - The window. `map_fun` chooses how many rows it reads before it answers, so a limit of unanswered
   pieces could wait for ever: the node's feed memory is the limit. A model answers each piece, so a
   task has two unanswered pieces at most.
-- The loss. Every node runs the same `map_fun`, so another node answers the remaining rows. An
-  executor has a single scorer, so Spark repeats the task, and the new attempt starts another
-  scorer.
+- The loss. Spark repeats the task; the new attempt asks another node, or starts another scorer.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Runs in: feeder
     batches ─▶ _Partition ─▶ pump (a thread) ─▶ node
     results ◀─────────────────────────────────────┘
 
-If a node is lost, another takes the rows whose results have not been passed on. While a new
-generation starts, no node takes rows, so the tasks wait for it.
+While a new generation starts, no node takes rows, so the tasks wait for it. If a node is lost after
+it has taken rows, the task fails, and Spark repeats it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -79,13 +79,11 @@ class InferColumns:
 
     Attributes:
         names: what `map_fun` shall see the columns called.
-        kept: places of the columns that are returned, as they came.
         results: names and types of the columns that are appended.
     """
 
     spec: FeedSpec
     names: tuple[str, ...]
-    kept: tuple[int, ...]
     results: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -112,13 +110,12 @@ class InferColumns:
         for batch in batches:
             if batch.num_rows:
                 # As they came: map_fun may see other names than the columns of the result have.
-                sent.append(batch.select(list(self.kept)) if self.kept else batch)
+                sent.append(batch)
                 yield batch.rename_columns(self.names)
 
     def _joined(self, batch: pa.RecordBatch, results: pa.Table) -> pa.RecordBatch:
-        kept = batch if self.kept else batch.select([])
-        columns = [*kept.columns, *(column.combine_chunks() for column in results.columns)]
-        return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*kept.schema, *self.results]))
+        columns = [*batch.columns, *(column.combine_chunks() for column in results.columns)]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*batch.schema, *self.results]))
 
 
 @dataclass(frozen=True)
@@ -170,8 +167,8 @@ def exchange(
 ) -> Iterator[bytes]:
     """Send one inference partition to a node; yield Arrow IPC streams of encoded result rows.
 
-    If the node is lost, another node or its next generation answers the remaining rows: those
-    without a result passed on.
+    While a new generation starts, no node takes rows, so this waits for one that does. If that node
+    is lost, the task fails, and Spark repeats it.
 
     Args:
         target: the node that is asked first.
@@ -180,177 +177,148 @@ def exchange(
         FeederError: if the node failed or answered wrongly; the message is the node's, and has the
             cluster's root cause as soon as it has failed for good.
     """
-    partition = _Partition(batches)
+    rows = (batch for batch in batches if batch.num_rows)
     # An empty partition needs no node, and so none that is alive.
-    if partition.at(0) is None:
+    if (first := next(rows, None)) is None:
         return
-    nodes = [target, *(node for node in spec.targets if node != target)]
-    answered = -1
-    for tries in itertools.count():
-        # Each result that is passed on renews the patience.
-        if partition.answered > answered:  # so far the nodes have got
-            answered = partition.answered
-            patience = Deadline.after(min(spec.patience_s, spec.timeout_s))
-            unreachable = Deadline.after(min(REOPEN_WAIT_S, spec.patience_s, spec.timeout_s))
-        if tries % len(nodes) == 0:
-            is_there = False  # some node, though it may take no rows
-        node = nodes[tries % len(nodes)]
-        call = _Call(spec, name if tries == 0 else f"{name}.{tries}", node, partition)
+    with ExitStack() as clients:
+        call = _open(spec, name, target, clients)
         try:
-            yield from call.results()
-            return
+            yield from call.results(itertools.chain([first], rows))
         except FeederError as error:
-            is_there = is_there or not isinstance(error.__cause__, flight.FlightUnavailableError)
-            # Another node has the same map_fun and would answer as wrongly; a failed cluster has
-            # none.
-            if Code.WRONG_ANSWER.is_in(error) or Code.CLUSTER_FAILED.is_in(error):
+            if not Code.WRONG_ANSWER.is_in(error):
+                _raise_cause(spec, error, is_final=True)
+            raise
+
+
+def _open(spec: FeedSpec, name: str, target: Target, clients: ExitStack) -> _Call:
+    """Return a call that a node has taken, the first of which is `target`."""
+    nodes = [target, *(node for node in spec.targets if node != target)]
+    patience = Deadline.after(min(spec.patience_s, spec.timeout_s))
+    unreachable = Deadline.after(min(REOPEN_WAIT_S, spec.patience_s, spec.timeout_s))
+    is_there = False  # some node, though it may take no rows
+    for tries in itertools.count():
+        if tries % len(nodes) == 0:
+            is_there = False
+        call = _Call(spec, f"{name}.{tries}", nodes[tries % len(nodes)])
+        try:
+            with ExitStack() as own:
+                call.open(own)
+                clients.push(own.pop_all())
+                return call
+        except FeederError as error:
+            if Code.CLUSTER_FAILED.is_in(error):
                 raise
-            if partition.at(partition.answered) is None:
-                return  # it was lost with nothing left to answer
-            deadline = patience if is_there else unreachable
+            is_there = is_there or not isinstance(error.__cause__, flight.FlightUnavailableError)
             # A pause only after all nodes have been asked.
             if (tries + 1) % len(nodes) == 0:
+                deadline = patience if is_there else unreachable
                 if deadline.has_passed or (not is_there and tries < len(nodes)):
                     _raise_cause(spec, error, is_final=deadline.has_passed)
                 threading.Event().wait(min(_ASK_AGAIN_S, deadline.remaining_s))
-
-
-class _Partition:
-    """The rows of a partition: kept for another node until their results are passed on."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self.answered = 0
-        self.error: BaseException | None = None
-        self._batches = batches
-        self._lock = threading.Lock()  # a lost node's pump may still wait for Spark's next batch
-        self._held: deque[pa.RecordBatch] = deque()
-        self._start = self._stop = 0
-
-    def at(self, row: int) -> pa.RecordBatch | None:
-        """Return the rest of the batch that holds a row; `None` after the last, or if answered.
-
-        Raises whatever Spark's side raised, each time.
-        """
-        with self._lock:
-            while self._stop <= row:
-                if self.error is not None:
-                    raise self.error
-                try:
-                    batch = next(self._batches, None)
-                except BaseException as error:
-                    self.error = error
-                    raise
-                if batch is None:
-                    return None
-                self._held.append(batch)
-                self._stop += batch.num_rows
-            start = self._start
-            for batch in self._held:
-                if start <= row < start + batch.num_rows:
-                    return batch.slice(row - start)
-                start += batch.num_rows
-            return None
-
-    def pass_on(self, rows: int) -> None:
-        """Note that the results of the next `rows` rows are passed on."""
-        self.answered += rows
-        # Never wait here: the lock's holder may be waiting for Spark's next batch. If the lock is
-        # taken, a later call frees the batches.
-        if self._lock.acquire(blocking=False):
-            try:
-                while self._held and self._start + self._held[0].num_rows <= self.answered:
-                    self._start += self._held.popleft().num_rows
-            finally:
-                self._lock.release()
+    raise AssertionError("unreachable: the loop has no end")
 
 
 class _Call:
     """One attempt at one node."""
 
-    def __init__(self, spec: FeedSpec, name: str, target: Target, partition: _Partition) -> None:
+    def __init__(self, spec: FeedSpec, name: str, target: Target) -> None:
         self._spec = spec
         self._target = target
-        self._partition = partition
         self._command = msgspec.json.encode(ExchangeHeader(spec.feed, name, spec.timeout_s))
         self._problems: list[BaseException] = []
         self._changed = threading.Condition()
         self._rows = Session()
         self._is_over = False
+        self._writer: Any = None
+        self._reader: Any = None
         self._writing = 2
         """Threads that still have the writer: the last of them closes it."""
 
-    def results(self) -> Iterator[bytes]:
+    def open(self, clients: ExitStack) -> None:
+        """Wait until the node has taken the call.
+
+        Raises:
+            FeederError: if it takes no rows, or cannot be reached.
+        """
+        try:
+            client = clients.enter_context(self._spec.connect(self._target.uri))
+            self._writer, self._reader = client.do_exchange(
+                flight.FlightDescriptor.for_command(self._command), self._spec.options()
+            )
+            _ = self._reader.schema  # which the node sends first
+        except (pa.ArrowException, OSError) as error:
+            if self._writer is not None:
+                self._writing = 1
+                self._let_go()
+            raise self._error(error) from error
+
+    def results(self, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
         """Send the partition and yield what comes back."""
-        with self._spec.connect(self._target.uri) as client:
-            try:
-                writer, reader = client.do_exchange(
-                    flight.FlightDescriptor.for_command(self._command), self._spec.options()
-                )
-            except (pa.ArrowException, OSError) as error:
-                raise self._error(error) from error
-            # Rows go out in a thread of their own, or both ends could wait for room to send.
-            pump = self._start(self._pump, writer, reader)
-            self._start(self._watch, reader)
-            try:
-                for chunk in reader:
-                    data = chunk.data.column(0)[0].as_py()
-                    rows = _rows_of(data)
-                    with self._changed:
-                        self._rows.answer(rows, time.monotonic())
-                    # Before the `yield`: no other node may be asked for what Spark has got.
-                    self._partition.pass_on(rows)
-                    yield data
-                pump.join(self._spec.timeout_s)
-                writer.close()
-            except (pa.ArrowException, OSError) as error:
-                if self._partition.error is not None:
-                    # Spark's error is the cause; Flight's is about the stream that it has ended.
-                    raise self._partition.error from None
-                # This end has cancelled the call: the reason for that is the error.
-                is_ours = self._problems and isinstance(error, flight.FlightCancelledError)
-                cause = self._problems[0] if is_ours else error
-                if not isinstance(cause, (pa.ArrowException, OSError)):
-                    raise cause from None
-                raise self._error(cause) from cause
-            finally:
+        # Rows go out in a thread of their own, or both ends could wait for room to send.
+        pump = self._start(self._pump, batches)
+        self._start(self._watch)
+        try:
+            for chunk in self._reader:
+                data = chunk.data.column(0)[0].as_py()
+                rows = _rows_of(data)
                 with self._changed:
-                    self._is_over = True
-                    self._changed.notify_all()
-                reader.cancel()  # a caller that stops early does not leave the node waiting
-                self._let_go(writer)
+                    self._rows.answer(rows, time.monotonic())
+                yield data
+            pump.join(self._spec.timeout_s)
+            self._writer.close()
+        except (pa.ArrowException, OSError) as error:
+            # This end has cancelled the call: the reason for that is the error. It may be Spark's,
+            # and then Flight's is about the stream that it has ended.
+            is_ours = self._problems and (
+                isinstance(error, flight.FlightCancelledError)
+                or not isinstance(self._problems[0], (pa.ArrowException, OSError))
+            )
+            cause = self._problems[0] if is_ours else error
+            if not isinstance(cause, (pa.ArrowException, OSError)):
+                raise cause from None
+            raise self._error(cause) from cause
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+            self._reader.cancel()  # a caller that stops early does not leave the node waiting
+            self._let_go()
 
     def _start(self, work: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=work, args=args, name="sparkdl-exchange", daemon=True)
         thread.start()
         return thread
 
-    def _pump(self, writer: flight.FlightStreamWriter, reader: flight.FlightStreamReader) -> None:
-        first = row = self._partition.answered
+    def _pump(self, batches: Iterator[pa.RecordBatch]) -> None:
         try:
-            while (batch := self._partition.at(row)) is not None and not self._is_over:
-                if row == first:
-                    writer.begin(batch.schema)
+            is_first = True
+            for batch in batches:
+                if self._is_over:
+                    break
+                if is_first:
+                    self._writer.begin(batch.schema)
+                    is_first = False
                 with self._changed:
                     # Counted first: the answer may come before `write_batch` returns.
                     self._rows.send(batch.num_rows, time.monotonic())
-                writer.write_batch(batch)
-                row += batch.num_rows
-            writer.done_writing()
+                self._writer.write_batch(batch)
+            self._writer.done_writing()
         except BaseException as error:  # noqa: BLE001 (raised by the other thread)
-            self._give_up(error, reader)
+            self._give_up(error)
         finally:
-            self._let_go(writer)
+            self._let_go()
 
-    def _let_go(self, writer: flight.FlightStreamWriter) -> None:
+    def _let_go(self) -> None:
         """Close the writer if it is unused now: otherwise Arrow closes it, and prints errors."""
         with self._changed:
             self._writing -= 1
             is_last = not self._writing
         if is_last:
             with suppress(pa.ArrowException, OSError):  # raised where it was met first
-                writer.close()
+                self._writer.close()
 
-    def _watch(self, reader: flight.FlightStreamReader) -> None:
+    def _watch(self) -> None:
         """End the call once its host is gone, or answers are later than the node itself allows."""
         limit_s = self._spec.timeout_s * _SILENCE_FACTOR + _SILENCE_MARGIN_S
         silent_since_s = None
@@ -370,11 +338,11 @@ class _Call:
         if not self._is_over:
             silence = f"not a word for {limit_s:.0f} s"
             name = self._target.name
-            self._give_up(FeederError(f"inference at {name} failed: {silence}"), reader)
+            self._give_up(FeederError(f"inference at {name} failed: {silence}"))
 
-    def _give_up(self, error: BaseException, reader: flight.FlightStreamReader) -> None:
+    def _give_up(self, error: BaseException) -> None:
         self._problems.append(error)
-        reader.cancel()
+        self._reader.cancel()
 
     def _error(self, cause: BaseException) -> FeederError:
         return FeederError(f"inference at {self._target.name} failed: {flight_reason(cause)}")

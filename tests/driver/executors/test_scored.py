@@ -24,7 +24,8 @@ def test_columns_are_kept_as_asked() -> None:
 def test_two_columns_of_one_name_are_refused() -> None:
     check_names(["a"], ["b"])
     with pytest.raises(
-        ConfigError, match=r"two columns 'label'.*otherwise with schema=.*withColumnRenamed.*keep="
+        ConfigError,
+        match=r"two columns 'label'.*otherwise with schema=.*withColumnRenamed.*df.drop",
     ):
         check_names(["Label", "x"], ["label"])
     check_names(["Label", "x"], ["label"], is_exact=True)

@@ -1,4 +1,4 @@
-"""A partition is answered by a living node, from its start; what cannot be is an error."""
+"""A partition is answered by one living node; what cannot be is an error."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -23,7 +24,7 @@ from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.lifecycle.state import LaunchBroke, has_ended
 from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.transfer import infer_task as task
-from sparkdl.feed.transfer.infer_task import _Partition, decode_results, exchange
+from sparkdl.feed.transfer.infer_task import decode_results, exchange
 from sparkdl.feed.transfer.messages import FeederError
 from sparkdl.values.row_codec import encode_rows
 from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, NodeProxy, Running, order
@@ -59,50 +60,30 @@ def test_another_node_answers_for_one_that_takes_no_rows() -> None:
         serving.result()
 
 
-def test_another_node_answers_from_the_start_for_one_lost_with_rows() -> None:
+def test_node_that_is_lost_with_rows_fails_the_task() -> None:
+    """Spark repeats it, and a living node answers all of its rows."""
     with LocalNode(0) as lost, LocalNode(1) as living:
 
-        def read_and_die() -> None:
+        def answer_some_and_die() -> None:
             feed = DataFeed(lost.reader(), lost.link.send, train_mode=False)
-            assert feed.next_batch(7) == ROWS[:7]
+            feed.batch_results([-row for row in feed.next_batch(7)])
             lost.call(lambda: lost.feeds.close("the child has died"))
 
-        dying, serving = Running(read_and_die), serve(living)
+        dying, serving = Running(answer_some_and_die), serve(living)
+        with pytest.raises(FeederError, match=r"worker:0 failed: .*the child has died"):
+            infer(lost, living)
         assert infer(lost, living) == [-row for row in ROWS]
         dying.result()
         living.end_feed()
         serving.result()
 
 
-def test_another_node_answers_the_rest_for_one_lost_after_results_were_passed_on() -> None:
-    with LocalNode(0) as lost, LocalNode(1) as living:
-        is_passed_on = threading.Event()
-
-        def answer_some_and_die() -> None:
-            feed = DataFeed(lost.reader(), lost.link.send, train_mode=False)
-            feed.batch_results([-row for row in feed.next_batch(7)])
-            assert is_passed_on.wait(SOON_S)
-            lost.call(lambda: lost.feeds.close("the child has died"))
-
-        dying, serving = Running(answer_some_and_die), serve(living)
-        asked = order([lost.target, living.target])
-        answers = exchange(asked, "0.a", lost.target, encode_rows(ROWS, max_rows=10))
-        assert decode_results(next(answers)) == [-row for row in ROWS[:7]]
-        is_passed_on.set()
-        assert [row for data in answers for row in decode_results(data)] == [
-            -row for row in ROWS[7:]
-        ]
-        dying.result()
-        living.end_feed()
-        serving.result()
-
-
-def test_another_node_answers_the_rest_for_one_whose_host_says_no_word_any_more(
+def test_node_whose_host_says_no_word_any_more_fails_the_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its link is cut: no connection ends, and nobody is told."""
     monkeypatch.setattr(task, "_LOOK_S", 0.1)
-    with LocalNode(0) as lost, LocalNode(1) as living, NodeProxy(lost.target) as link:
+    with LocalNode(0) as lost, NodeProxy(lost.target) as link:
 
         def answer_some() -> None:
             feed = DataFeed(lost.reader(), lost.link.send, train_mode=False)
@@ -110,13 +91,12 @@ def test_another_node_answers_the_rest_for_one_whose_host_says_no_word_any_more(
             link.stall()
             feed.batch_results([-row for row in feed.next_batch(7)])
 
-        answering, serving = Running(answer_some), serve(living)
-        asked = replace(order([link.target, living.target]), host_timeout_s=0.2)
+        answering = Running(answer_some)
+        asked = replace(order([link.target]), host_timeout_s=0.2)
         answers = exchange(asked, "0.a", link.target, encode_rows(ROWS, max_rows=10))
-        assert [row for data in answers for row in decode_results(data)] == [-row for row in ROWS]
+        with pytest.raises(FeederError, match="not a word for"):
+            list(answers)
         answering.result()
-        living.end_feed()
-        serving.result()
 
 
 def test_partition_that_no_node_takes_in_time_is_an_error() -> None:
@@ -212,27 +192,18 @@ def test_node_on_its_way_to_another_round_is_asked_again(monkeypatch: pytest.Mon
         serving.result()
 
 
-def test_partition_gives_its_rows_again_until_their_results_are_passed_on() -> None:
-    sent = list(encode_rows(ROWS, max_rows=10))
-    partition = _Partition(iter(sent))
-    for _ in range(2):
-        assert [partition.at(row) for row in range(0, 60, 10)] == [*sent, None]
-    partition.pass_on(27)
-    assert partition.at(27) == sent[2].slice(7)
-    assert list(partition._held) == sent[2:]
-    assert partition.at(7) is None, "somebody asks who was lost long ago"
-
-
 def test_error_in_the_partition_is_not_taken_for_its_end() -> None:
     def broken() -> Iterator[pa.RecordBatch]:
         yield from encode_rows([1])
         raise ArithmeticError("from the user's own code")
 
-    partition = _Partition(broken())
-    assert partition.at(0) is not None
-    for _ in range(2):
-        with pytest.raises(ArithmeticError):
-            partition.at(1)
+    with LocalNode() as node:
+        serving = serve(node)
+        with pytest.raises(ArithmeticError, match="own code"):
+            list(exchange(order([node.target]), "0.a", node.target, broken()))
+        node.end_feed()
+        with suppress(Exception):  # the partition has not come whole
+            serving.result()
 
 
 def test_results_of_dataframes_come_without_an_import_of_pandas() -> None:
