@@ -154,8 +154,8 @@ def test_too_few_are_refused_with_found_and_free(host: Any, share: Any) -> None:
         share(2)
     assert str(refused.value) == (
         f"worker:1 on host {socket.gethostname()} needs 2 of its GPUs (num_gpus=2): 3 found, 1 "
-        "free. Ask for fewer (num_gpus=0 for none), have fewer nodes on a host, end what computes there, "
-        "or have Spark assign GPUs (docs/gpus.md)"
+        "free. Ask for fewer (num_gpus=0 for none), have fewer nodes on a host, end what computes "
+        "there, or have Spark assign GPUs (docs/gpus.md)"
     )
     assert seen(share(1)) == [third], "what was free is free again"
 
