@@ -155,7 +155,6 @@ def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
     assert params["checkpoint_dir"].endswith("/checkpoints")
     assert place.history(run, "loss") == {0: 10.0, 1: 9.0, 2: 8.0}
     assert place.history(run, "worker-1/loss") == {0: 11.0, 1: 10.0, 2: 9.0}
-    assert run.metrics["system/worker-0/memory_nbytes"] > 2**20
 
 
 @pytest.mark.usefixtures("tracked")

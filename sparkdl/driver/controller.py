@@ -36,7 +36,6 @@ from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.roster import Agent
 from sparkdl.driver.lifecycle.state import agents_of, failure_of, generation_of
 from sparkdl.driver.lifecycle.transitions import begin, step
-from sparkdl.driver.logs import Attempt
 from sparkdl.driver.questions import Questions
 from sparkdl.driver.stream import ClusterEvents
 from sparkdl.driver.threads import Changed
@@ -237,11 +236,11 @@ class Controller:
             case msg.BoardStarted():
                 self._note_tensorboard(message)
             case msg.LastLines(generation, lines) if node_id is not None:
-                self.questions.keep(node_id, Attempt(generation, lines))
+                self.questions.keep(node_id, generation, lines)
             case msg.LogLines() if node_id is not None:
                 self.events.publish(events.Logged, self._name(node_id), message)
             case msg.LogTail(number, generation, lines):
-                self.questions.answer(agent_id, number, Attempt(generation, lines))
+                self.questions.answer(agent_id, number, (generation, lines))
             case msg.Stacks(number, text):
                 self.questions.answer(agent_id, number, text)
 

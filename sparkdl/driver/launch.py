@@ -35,8 +35,7 @@ from sparkdl.driver.health import HangWatch
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.log_files import LogFiles, check_folder
-from sparkdl.driver.logs import LogLine, hand_on
-from sparkdl.driver.options import OBJECTS, Observe, reads_own_data
+from sparkdl.driver.options import OBJECTS, LogLine, Observe, reads_own_data
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.driver.show import has_audience, in_notebook, print_beside, printing
 from sparkdl.driver.warm import chosen_keep_s, warm_key
@@ -386,6 +385,13 @@ def _log_files(log_dir: str, cluster_id: str) -> LogFiles:
     files = LogFiles(os.path.join(check_folder("log_dir", log_dir), f"sparkdl-{cluster_id}"))
     _log.info("Cluster %s: the nodes' output is written to %s", cluster_id, files.folder)
     return files
+
+
+def hand_on(on_log: Callable[[LogLine], None], event: Logged) -> None:
+    """Call `on_log` with each line that a node has printed, if it is to be shown."""
+    printed = event.printed
+    for place, line in enumerate(printed.lines if printed.is_shown else ()):
+        on_log(LogLine(event.node, line, place in printed.errors))
 
 
 def _print_line(line: LogLine) -> None:

@@ -15,10 +15,22 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding, Recovery, Roles, Startup
 from sparkdl.driver.events import Report
-from sparkdl.driver.logs import LogLine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line that a child printed.
+
+    Attributes:
+        is_error: whether the child marked it as error output, see `node/error_lines.py`.
+    """
+
+    node: str
+    text: str
+    is_error: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

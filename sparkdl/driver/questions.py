@@ -13,10 +13,12 @@ from sparkdl.control.messages import FetchLog, FetchStacks, ToAgent
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.spec import NodeSpec
 from sparkdl.driver.lifecycle.state import agents_of, before_stop, generation_of, is_empty
-from sparkdl.driver.logs import Attempt, LastAttempts, joined
 from sparkdl.driver.threads import Changed
 from sparkdl.driver.view import View
 
+MAX_LINES = 1000
+"""Lines kept of a node's ended children."""
+Lines = tuple[str, ...]
 Question = Callable[[int], ToAgent]
 """Makes the message from the number that its answers will carry."""
 
@@ -46,15 +48,22 @@ class Questions:
         self._numbers = count()
         self._answers: dict[int, dict[str, Any]] = {}
         """By the question's number and the agent."""
-        self._last = LastAttempts()
+        self._last: dict[int, dict[int, Lines]] = {}
+        """The last lines of ended children, by node id and generation."""
 
-    def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
+    def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> Lines:
         """Return the last lines of a node's child; the stored ones if the node is gone."""
-        return joined(self._attempts(node_id, lines, deadline)[-1:], lines)
+        attempts = self._attempts(node_id, lines, deadline)
+        return attempts[max(attempts)][-lines:] if attempts and lines > 0 else ()
 
-    def fetch_logs(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
-        """Return the same, after the stored lines of the node's earlier children."""
-        return joined(self._attempts(node_id, lines, deadline), lines)
+    def fetch_logs(self, node_id: int, lines: int, deadline: Deadline) -> Lines:
+        """Return the last lines of all children of a node, under a heading for each if several."""
+        attempts = self._attempts(node_id, lines, deadline)
+        found: list[str] = []
+        for number, printed in sorted(attempts.items()):
+            heading = f"sparkdl: attempt {number + 1} (generation {number})"
+            found += [heading, *printed] if len(attempts) > 1 else printed
+        return tuple(found[-lines:]) if lines > 0 else ()
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
         """Return by node name the stacks of its child, or why they are unknown."""
@@ -72,24 +81,29 @@ class Questions:
                 self._answers[number][agent_id] = value
                 self._changed.notify_all()
 
-    def keep(self, node_id: int, attempt: Attempt) -> None:
-        """Take the last lines of a child that has ended."""
+    def keep(self, node_id: int, generation: int, lines: Lines) -> None:
+        """Take the last lines of a child that has ended; the oldest children's go."""
         with self._changed:
-            self._last.keep(node_id, attempt)
+            kept = self._last.setdefault(node_id, {})
+            kept[generation] = lines
+            while len(kept) > 1 and sum(map(len, kept.values())) > MAX_LINES:
+                del kept[min(kept)]
 
-    def _attempts(self, node_id: int, lines: int, deadline: Deadline) -> list[Attempt]:
+    def _attempts(self, node_id: int, lines: int, deadline: Deadline) -> dict[int, Lines]:
+        """Return the last lines of a node's children, by generation."""
         answer = self._ask([node_id], lambda number: FetchLog(number, lines), deadline).get(node_id)
         with self._changed:
-            if answer is not None:
-                return [*self._last.before(node_id, answer.generation), answer]
-            kept = self._last.before(node_id)
+            kept = dict(self._last.get(node_id, {}))
             generation = generation_of(before_stop(self._view.state)) or 0
-        if kept and kept[-1].generation >= generation:
+        if answer is not None:
+            now, printed = answer
+            return {number: last for number, last in kept.items() if number < now} | {now: printed}
+        if kept and max(kept) >= generation:
             return kept
         # The agent is lost with its unsent lines. The file has those of all the node's children.
         names = [node.name for node in self._nodes if node.node_id == node_id]
         written = self._written(names[0], lines) if names else ()
-        return [Attempt(generation, written)] if written else kept
+        return {generation: written} if written else kept
 
     def _ask(self, node_ids: Iterable[int], question: Question, deadline: Deadline) -> Any:
         """Ask the agents of some nodes; return the answers in time, by node id."""

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import psutil
@@ -102,11 +101,8 @@ class FeedBar:
         self._logging = ExitStack()
 
     def __enter__(self) -> FeedBar:
-        width = None if sys.stderr.isatty() or in_notebook() else _submitted_width()
         is_shown = self._is_asked
-        if is_shown is None:
-            is_shown = sys.stderr.isatty() or in_notebook() or width is not None
-        if not is_shown:
+        if not (sys.stderr.isatty() or in_notebook() if is_shown is None else is_shown):
             return self
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there are no widgets: the text says as much
@@ -119,11 +115,12 @@ class FeedBar:
             unit=" rows",
             total=self._total() or None,
             file=sys.stderr,
-            ncols=width,
-            dynamic_ncols=width is None,
+            dynamic_ncols=True,
         )
         if not hasattr(self._bar, "container"):  # text, which log lines would run into
-            self._logging.enter_context(_logging_beside())
+            from tqdm.contrib.logging import logging_redirect_tqdm
+
+            self._logging.enter_context(logging_redirect_tqdm())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,43 +161,3 @@ def print_beside(text: str) -> None:
 
     tqdm.write(text, file=sys.stdout)
     sys.stdout.flush()
-
-
-@contextmanager
-def _logging_beside() -> Iterator[None]:
-    """Keep log lines that go to the terminal from running into the bar."""
-    from tqdm.contrib import DummyTqdmFile
-
-    streams = (sys.stdout, sys.stderr)
-    handlers = [
-        handler
-        for handler in logging.getLogger().handlers
-        if isinstance(handler, logging.StreamHandler) and handler.stream in streams
-    ]
-    old = [(handler, handler.setStream(DummyTqdmFile(handler.stream))) for handler in handlers]
-    # Where logging is not set up, Python writes warnings by a handler of its own.
-    last, logging.lastResort = logging.lastResort, logging.StreamHandler(DummyTqdmFile(sys.stderr))
-    logging.lastResort.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.lastResort = last
-        for handler, stream in old:
-            if isinstance(handler.stream, DummyTqdmFile):
-                handler.setStream(stream)
-
-
-def _submitted_width() -> int | None:
-    """Return the width of spark-submit's terminal, `None` where there is none."""
-    if not is_submitted():
-        return None
-    # The program itself writes into a pipe, its errors too, and spark-submit copies that to its own
-    # standard output.
-    with suppress(OSError):
-        # Opening it must neither wait nor make it the terminal of this process.
-        fd = os.open(f"/proc/{os.getppid()}/fd/1", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
-        try:
-            return os.get_terminal_size(fd).columns - 1
-        finally:
-            os.close(fd)
-    return None

@@ -41,13 +41,11 @@ class Run:
         client: of the writer.
         is_there: whether the run could be made; until it is tried that is assumed.
         lost: how much could not be written.
-        search: the tag of the Spark jobs of its fits, which identifies them in other threads.
     """
 
     name: str
     uri: str
     parent: Run | str | None = None
-    search: str = ""
     client: Any = None
     run_id: str = ""
     is_there: bool = True

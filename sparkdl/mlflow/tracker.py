@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import atexit
 import logging
-import secrets
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from sparkdl.core.errors import FrameworkMissingError
-from sparkdl.core.jobs import context_of, tagged_jobs
-from sparkdl.core.tracking import Kind, track_by, tracked
+from sparkdl.core.tracking import Kind, track_by
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.events import Changed, Ended, Report, Sampled
+from sparkdl.driver.events import Changed, Ended, Report
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.mlflow.model import save_model
 from sparkdl.mlflow.runs import (
@@ -33,31 +30,23 @@ from sparkdl.mlflow.runs import (
     write_tag,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 _log = logging.getLogger(__name__)
 
-_SAMPLED = 10
-"""One of so many is written: every ten seconds, which is MLflow's own interval."""
-_TAG = "sparkdl-search-"
 _WITH_INNER = ("fit", "trial")
 """Spans whose run also records a launch or a fit within them."""
 
 
-def autolog(
-    disable: bool = False, log_models: bool = True, log_input_examples: bool = True
-) -> None:
+def autolog(disable: bool = False, log_models: bool = True) -> None:
     """Record each training from now on as a run of MLflow, in its active experiment.
 
-    Launches, fits of estimators and trials of searches are runs. Runs of a search, or of a
-    `CrossValidator`, are nested in its run. All are nested in the active run of the thread that
-    begins them. No fault of MLflow harms a training, or slows it.
+    Launches, fits of estimators and trials of searches are runs. Trials are nested in the run of
+    their search. All are nested in the active run of the thread that begins them. No fault of
+    MLflow harms a training, or slows it.
 
     Args:
         disable: stop tracking; waits for pending writes, as `flush` does.
-        log_models: save the model that an estimator returns.
-        log_input_examples: with its first rows, which takes a small job of Spark.
+        log_models: save the model that an estimator returns, by `mlflow.keras` or
+            `mlflow.pytorch`.
 
     Raises:
         FrameworkMissingError: without MLflow: pip install mlflow-skinny.
@@ -71,18 +60,12 @@ def autolog(
         raise FrameworkMissingError(
             "sparkdl.mlflow.autolog: MLflow is not installed: pip install mlflow-skinny"
         ) from error
-    _program.begin(_Options(log_models, log_input_examples))
+    _program.begin(log_models)
 
 
 def flush(timeout_s: float | None = None) -> bool:
     """Wait until all that is known so far is written, or has failed; return whether it is over."""
     return _program.flush(timeout_s)
-
-
-@dataclass(frozen=True)
-class _Options:
-    log_models: bool
-    log_input_examples: bool
 
 
 @dataclass
@@ -92,31 +75,26 @@ class _Span:
     kind: str
     run: Run
     is_owner: bool
-    dataset: DataFrame | None = None
 
 
 class _Tracker:
     """Reports trainings to MLflow; see `sparkdl.core.tracking.Tracker`."""
 
-    def __init__(self, writer: Writer, options: _Options) -> None:
+    def __init__(self, writer: Writer, logs_models: bool) -> None:
         self._writer = writer
-        self._options = options
-        self._searches: dict[str, Run] = {}
+        self._logs_models = logs_models
 
     def begin(self, kind: Kind, within: _Span | None, facts: dict[str, Any]) -> _Span:
         """Begin a run, or go on in the one around it."""
-        estimator, dataset = facts.get("estimator"), facts.get("dataset")
+        estimator = facts.get("estimator")
         if within is not None and within.kind in _WITH_INNER:
-            span = _Span(kind, within.run, False, dataset)
+            span = _Span(kind, within.run, False)
         else:
-            parent = within.run if within else self._search_of(dataset)
-            name = f"trial {facts['number']}" if kind == "trial" else facts.get("name", kind)
+            name = f"trial {facts['number']}" if kind == "trial" else kind
             name = type(estimator).__name__ if estimator is not None else name
-            run, begin = self._run(name, parent, facts.get("search", ""))
+            run, begin = self._run(name, within.run if within else None)
             begin()
-            span = _Span(kind, run, True, dataset)
-        if span.run.search:
-            self._searches[span.run.search] = span.run
+            span = _Span(kind, run, True)
         params = facts.get("params", {}) if estimator is None else _params_of(estimator)
         self._writer.do(span.run, partial(write_params, span.run, params))
         return span
@@ -138,14 +116,13 @@ class _Tracker:
                 for epoch, value in enumerate(values):
                     if value is not None:
                         self._writer.metric(run, key, value, epoch, now_s)
-            if self._options.log_models and span.dataset is not None:
-                self._writer.do(run, partial(self._save_model, run, model, span.dataset))
+            if self._logs_models:
+                self._writer.do(run, partial(self._save_model, run, model))
 
     def end(self, span: _Span | None, error: BaseException | None) -> None:
         """End the run of the span, if it is its own."""
         if span is None:
             return
-        self._searches.pop(span.run.search, None)
         if error is not None and not _is_stop(error):
             self._writer.do(span.run, partial(write_failure, span.run, error))
         if span.is_owner:
@@ -163,33 +140,21 @@ class _Tracker:
         """End a run."""
         self._writer.do(run, partial(end_run, run, status, time.time()))
 
-    def _save_model(self, run: Run, model: Any, dataset: DataFrame) -> None:
-        save_model(run.client, run.run_id, model, dataset, self._options.log_input_examples)
+    def _save_model(self, run: Run, model: Any) -> None:
+        save_model(run.client, run.run_id, model)
 
-    def _run(
-        self, name: str, parent: Run | str | None, search: str = ""
-    ) -> tuple[Run, Callable[[], None]]:
+    def _run(self, name: str, parent: Run | str | None) -> tuple[Run, Callable[[], None]]:
         """Return a run, placed by this thread's active run, and the function that creates it."""
         import mlflow
         from mlflow.environment_variables import MLFLOW_EXPERIMENT_ID
 
         active = mlflow.active_run() if parent is None else None
         parent = parent or (active.info.run_id if active else None)
-        run = Run(name, mlflow.get_tracking_uri(), parent, search)
+        run = Run(name, mlflow.get_tracking_uri(), parent)
         # `set_experiment` sets it; the program may set another one before this run is made.
         chosen = MLFLOW_EXPERIMENT_ID.get() or ""
         experiment = active.info.experiment_id if active else "" if parent else chosen
         return run, partial(self._writer.do, run, partial(begin_run, run, experiment, time.time()))
-
-    def _search_of(self, dataset: DataFrame | None) -> Run | None:
-        """Return the search of this thread, by the tags that Spark's threads inherit."""
-        if dataset is None or not self._searches:
-            return None
-        spark = dataset.sparkSession
-        context = context_of(spark)
-        tags = spark.getTags() if context is None else context.getJobTags()
-        # The innermost search, which began last.
-        return next((run for tag, run in reversed(self._searches.items()) if tag in tags), None)
 
 
 class _Follower:
@@ -204,10 +169,7 @@ class _Follower:
     ) -> None:
         self._tracker, self._writer = tracker, writer
         self._run, self._begin = run, begin
-        self._nodes: tuple[str, ...] = ()
-        self._loads: dict[str, dict[str, float]] = {}
-        """The latest resource use of each node, by its name."""
-        self._samples, self._is_over = 0, False
+        self._is_over = False
 
     def follow(self, controller: Controller) -> None:
         """Subscribe to the events of a cluster."""
@@ -227,9 +189,7 @@ class _Follower:
             self._begin()
         self._writer.do(run, partial(write_params, run, params))
         self._writer.do(run, partial(write_tag, run, "sparkdl.cluster", spec.cluster_id))
-        self._nodes = tuple(_dashed(node.name) for node in spec.nodes)
         controller.events.subscribe(self._report, Report)
-        controller.events.subscribe(self._sample, Sampled)
         controller.events.subscribe(partial(self._end, controller), Changed, Ended)
 
     def _report(self, report: Report) -> None:
@@ -238,32 +198,12 @@ class _Follower:
             self._run.reported.add(key)
             self._writer.metric(self._run, key, value, report.step, report.time_s)
 
-    def _sample(self, sample: Sampled) -> None:
-        for at, memory_nbytes in enumerate(sample.load.get("memory_nbytes", ())):
-            if memory_nbytes:  # else its process is not there yet, or has ended
-                load = {name: column[at] for name, column in sample.load.items()}
-                self._loads[self._nodes[at]] = load
-        if self._samples % _SAMPLED == 0:
-            self._write_loads()
-        self._samples += 1
-
-    def _write_loads(self) -> None:
-        now_s = time.time()
-        for node, load in self._loads.items():
-            names = ["cores", "memory_nbytes"]
-            names += ["feed_nbytes"] if load.get("feed_limit_nbytes") else []
-            names += ["gpu", "gpu_nbytes"] if load.get("gpu_nbytes") else []
-            for name in names:
-                key, value = f"system/{node}/{name}", load.get(name, 0.0)
-                self._writer.metric(self._run, key, value, self._samples, now_s)
-
     def _end(self, controller: Controller, event: Changed | Ended) -> None:
         """Record the cluster's outcome once it has ended."""
         # Once: `Ended` follows the `Changed` with which the cluster was over.
         if self._is_over or (isinstance(event, Changed) and not event.is_over):
             return
         self._is_over = True
-        self._write_loads()
         state = controller.look(lambda view: view.state)
         before, error = states.before_stop(state), states.failure_of(state)
         restarts = getattr(getattr(before, "roster", None), "history", None)
@@ -285,7 +225,7 @@ def _params_of(estimator: Any) -> dict[str, Any]:
 
 def _is_stop(error: BaseException) -> bool:
     """Whether a person or the pruner of a search has ended the training."""
-    return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "PrunedError"
+    return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "TrialPruned"
 
 
 def _dashed(node: str) -> str:
@@ -298,16 +238,14 @@ class _Program:
     def __init__(self) -> None:
         self._writer: Writer | None = None
         self._tracker: _Tracker | None = None
-        self._unpatch = ExitStack()
 
-    def begin(self, options: _Options) -> None:
+    def begin(self, logs_models: bool) -> None:
         if self._writer is None:
             self._writer = Writer()
             self._writer.start()
-            self._patch()
             # The writing thread is a daemon, so waiting writes would be lost at the program's end.
             atexit.register(self.end)
-        self._tracker = _Tracker(self._writer, options)
+        self._tracker = _Tracker(self._writer, logs_models)
         track_by(self._tracker)
 
     def flush(self, timeout_s: float | None) -> bool:
@@ -315,39 +253,10 @@ class _Program:
 
     def end(self) -> None:
         track_by(None)
-        self._unpatch.close()
         atexit.unregister(self.end)
         writer, self._writer, self._tracker = self._writer, None, None
         if writer is not None:
             writer.end()
-
-    def _patch(self) -> None:
-        """Wrap Spark ML's searches, because Spark ML has no listeners."""
-        from pyspark.ml.tuning import CrossValidator, TrainValidationSplit
-
-        kinds: tuple[Any, ...] = (CrossValidator, TrainValidationSplit)
-        for kind in kinds:
-            fit = kind._fit
-            kind._fit = _searching(fit)
-            self._unpatch.callback(setattr, kind, "_fit", fit)
-
-
-def _searching(fit: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(fit)
-    def call(search: Any, dataset: DataFrame) -> Any:
-        tag = f"{_TAG}{secrets.token_hex(4)}"
-        params = {
-            "candidates": len(search.getEstimatorParamMaps()),
-            "parallelism": search.getParallelism(),
-        }
-        name = type(search).__name__
-        with (
-            tracked("search", name=name, search=tag, params=params),
-            tagged_jobs(dataset.sparkSession, tag),
-        ):
-            return fit(search, dataset)
-
-    return call
 
 
 _program = _Program()

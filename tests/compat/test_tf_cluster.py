@@ -17,7 +17,13 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ShutdownTimeoutError
+from sparkdl.core.errors import (
+    ConfigError,
+    FeedTimeoutError,
+    LaunchError,
+    NodeFailedError,
+    ShutdownTimeoutError,
+)
 from sparkdl.core.options import Startup
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
@@ -124,6 +130,24 @@ def test_cluster_that_is_fed_tells_what_it_was_made_of_and_takes_rows(
     assert sum(rows for rows, _total in cluster.cluster.results()) == 1300
     with pytest.raises(LaunchError, match="does not let this process in"):
         Client(cluster.cluster_meta["server_addr"])
+
+
+def test_queues_and_timeouts_mean_what_they_are_called(run: Run) -> None:
+    def read_extra(args: Any, ctx: NodeContext) -> int:
+        feed, rows = ctx.get_data_feed(qname_in="extra"), 0
+        while not feed.should_stop():
+            rows += len(feed.next_batch(4))
+        return rows
+
+    cluster = run(
+        read_extra, None, 2, input_mode=SPARK, queues=["input", "extra"], reservation_timeout=77
+    )
+    assert cluster.cluster.spec.settings.start_timeout_s == 77
+    cluster.train(range(30), 2, qname="extra")
+    with pytest.raises(FeedTimeoutError, match=r"feed 'input'.* 0\.5 s"):
+        cluster.train(range(30), 1, feed_timeout=0.5)  # which nobody reads
+    cluster.shutdown()
+    assert sum(cluster.cluster.results()) == 60
 
 
 def check_that_wrong_feeds_are_refused(cluster: TFCluster.TFCluster) -> None:

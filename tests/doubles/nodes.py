@@ -19,7 +19,7 @@ import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.settings import Settings
 from sparkdl.driver.lifecycle.state import Running
-from sparkdl.driver.logs import LogLine
+from sparkdl.driver.options import LogLine
 from sparkdl.driver.view import View
 from tests.doubles.until import until
 

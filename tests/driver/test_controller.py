@@ -33,9 +33,11 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Changed as StateChanged
 from sparkdl.driver.events import Ended, Event, Launched, Logged, Report, Sampled
 from sparkdl.driver.executors.executor import Executor
+from sparkdl.driver.launch import hand_on
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of
-from sparkdl.driver.logs import LogLine, hand_on
+from sparkdl.driver.options import LogLine
+from sparkdl.driver.questions import MAX_LINES
 from sparkdl.driver.view import View
 
 HOST, TOKEN = "127.0.0.1", "the-token"
@@ -317,8 +319,12 @@ def test_logs_of_earlier_attempts_come_before_those_of_the_child_that_runs(play:
     headings = [f"sparkdl: attempt {n + 1} (generation {n})" for n in range(2)]
     both = (headings[0], "now", "and now", "the end", headings[1], "now", "and now")
     assert fetched(1) == both
-    assert fetched(1, 3) == (headings[0], "the end", headings[1], "now", "and now")
-    assert fetched(1, 2) == (headings[1], "now", "and now")
+    assert fetched(1, 4) == ("the end", headings[1], "now", "and now")
+    agents[0].say(msg.LastLines(1, ("long",) * MAX_LINES))
+    agents[0].say(msg.LastLines(2, ("again",)))
+    assert fetched(3) == (headings[0].replace("1 (generation 0", "3 (generation 2"), "again",
+                          headings[0].replace("1 (generation 0", "4 (generation 3"),
+                          "now", "and now")  # fmt: skip
 
 
 def test_node_that_cannot_start_is_the_launchs_error(play: Play) -> None:

@@ -54,12 +54,12 @@ def test_notice_has_all_nodes_make_a_checkpoint_at_one_step(tmp_path: Path) -> N
 def spark_spot(
     spark_session_on: Callable[..., SparkSession], spark_sessions: SparkSessions
 ) -> SparkSession:
-    """A session on two workers, each with an executor of two cores; notices are on."""
+    """A session on two workers, each with an executor of three cores; notices are on."""
     session = spark_session_on(sessions.NO_WORKERS, {SETTING: "true"})
     for number in range(2):
         options = f"-D{SETTING}=true"
         spark_sessions.add_worker(
-            str(session.sparkContext.master), number, 2, SPARK_WORKER_OPTS=options
+            str(session.sparkContext.master), number, 3, SPARK_WORKER_OPTS=options
         )
     assert until(lambda: len(executors_of(session.sparkContext)) == 2, 2 * BACK_S)
     return session

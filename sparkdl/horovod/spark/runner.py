@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkdl.core.failure import Failure
-    from sparkdl.driver.logs import LogLine
+    from sparkdl.driver.options import LogLine
 
 _log = logging.getLogger(__name__)
 __getattr__ = partial(missing_name, __name__)

@@ -71,7 +71,7 @@ class TFEstimator(
         self._set_table_defaults()
 
     def _fit(self, dataset: DataFrame) -> TFModel:
-        with tracked("fit", estimator=self, dataset=dataset) as note:
+        with tracked("fit", estimator=self) as note:
             model = self._fitted(dataset)
             note(model=model)
         return model

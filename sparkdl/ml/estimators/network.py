@@ -104,7 +104,7 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         """Raise a ConfigError if these are no callbacks."""
 
     def _fit(self, dataset: DataFrame) -> M:
-        with tracked("fit", estimator=self, dataset=dataset) as note:
+        with tracked("fit", estimator=self) as note:
             model = self._fitted(dataset)
             note(model=model)
         return model

@@ -5,7 +5,6 @@ Runs in: the driver of a page's program
 
 import os
 
-import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -23,12 +22,6 @@ estimator = sparkdl.KerasEstimator(make, loss="mse", epochs=2)
 # block: MLflow
 (run,) = mlflow.search_runs(output_format="list")
 assert run.data.metrics["loss"] == model.history["loss"][-1]
-run_id = run.info.run_id
-pandas_frame = df.limit(5).toPandas()
-
-# block: MLflow
-wanted = [row.prediction for row in model.transform(df.limit(5)).collect()]
-np.testing.assert_allclose(loaded.predict(pandas_frame)["prediction"], wanted, rtol=1e-4)
 sparkdl.mlflow.autolog(disable=True)
 
 
