@@ -69,6 +69,7 @@ ALLOWED_WITH_SPARK = (
     ("process", "*pyspark*worker*", "Spark's Python workers wait for the next task"),
     ("process", "*-m sparkdl.ml.daemon*", "likewise; Spark 3.5 does not name pyspark.worker there"),
     ("process", "*sparkdl.ml.scoring.scorer*", "keeps its model until its executor ends"),
+    ("temporary folder", "*/sparkdl-scorer-*", "the socket of such a scorer"),
     ("file descriptor", "socket to a JVM", "py4j keeps connections, some for each thread"),
     ("file descriptor", "socket unconnected", "a connection of py4j that the JVM has closed"),
     ("environment variable", "SPARK_*", "set by pyspark for its workers"),

@@ -1,20 +1,11 @@
-"""A session: a task sends rows to a peer that answers them in order, and both count.
+"""A session: a task sends rows to a node that answers them in order, and both count.
 
 Runs in: feeder, agent
 
-    task ── rows, in pieces ──▶ peer: a node (`map_fun` answers) or a scorer (a model does)
-    task ◀── answers, in order ── peer
-
 Answers do not name their rows: they are counted off against the rows sent. By a `Session`, a task
-and a node know how many answers are owed, since when, whether there is room for more rows, and
-whether all are answered. A node and a scorer differ in three parts:
-
-- The wire. A node may be on another host: Arrow Flight, with token and TLS. A scorer is on the
-  task's host: shared memory whose descriptors cross a Unix socket, without a copy.
-- The window. `map_fun` chooses how many rows it reads before it answers, so a limit of unanswered
-  pieces could wait for ever: the node's feed memory is the limit. A model answers each piece, so a
-  task has two unanswered pieces at most.
-- The loss. Spark repeats the task; the new attempt asks another node, or starts another scorer.
+and a node know how many answers are owed, since when, and whether all are answered. `map_fun`
+chooses how many rows it reads before it answers, so a limit of unanswered rows could wait for ever:
+the node's feed memory is the limit.
 """
 
 from __future__ import annotations
@@ -31,7 +22,7 @@ from sparkdl.core.errors import InferenceError
 
 @dataclass
 class Session:
-    """One end's count of a session, in rows or in pieces. Pure.
+    """One end's count of a session, in rows. Pure.
 
     Attributes:
         is_through: nothing more will be sent.
@@ -67,10 +58,6 @@ class Session:
     def owed_s(self, now_s: float) -> float:
         """Return for how long answers have been owed and none has come."""
         return now_s - self.moved_s if self.owed > 0 else 0.0
-
-    def may_send(self, window: int) -> bool:
-        """Whether more may be sent while at most `window` are to be owed."""
-        return not self.is_through and self.owed < window
 
 
 class Exchange:

@@ -1,4 +1,4 @@
-"""A task's connection to the scorer of its executor, which the first task starts.
+"""A task's calls of the scorer of its executor, which the first task starts.
 
 Runs in: feeder
 """
@@ -9,21 +9,24 @@ import fcntl
 import os
 import select
 import socket
-import struct
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.flight as flight
 
-from sparkdl.control.descriptors import close_fd, nameless_file, peer_of
+from sparkdl.control.descriptors import nameless_file
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
 from sparkdl.core.paths import python_path
 from sparkdl.core.settings import EXECUTORS_GPUS
-from sparkdl.feed.store.session import Session
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring import protocol
 from sparkdl.ml.scoring.columns import OutputColumn
@@ -39,32 +42,60 @@ _START_S = 120.0
 _WELCOME_S = 60.0
 _END_S = 5.0
 _TAIL_NBYTES = 4000
-_TIMEVAL = struct.Struct("@ll")
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
-_NOBODY = (ConnectionRefusedError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+# Else the next connection to this path, which may be to another scorer, would wait after an error.
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
+_LOST = (pa.ArrowException, OSError, StopIteration)
 
 
 class ScorerClient:
-    """A task's connection; `connect` makes one, `close` it in any case.
+    """A task's calls; `connect` makes one, `close` it in any case.
 
     Args:
-        sock: connected.
-        log: descriptor of the scorer's error stream, which the client owns.
+        name: of the scorer.
+        is_slow: see below.
+
+    Raises:
+        ArrowException, OSError, StopIteration: if there is no scorer, or it is about to end.
 
     Attributes:
+        pid: the scorer's process.
         is_waited_for: the task has its core to itself while the scorer computes.
         is_slow: a batch may take long, so no more rows are sent at once.
     """
 
     is_waited_for = True
 
-    def __init__(self, sock: socket.socket, log: int, is_slow: bool) -> None:
-        self._sock = sock
-        self._log = log
-        self._oom_kills = oom_kills()
-        self.pid = peer_of(sock).pid
+    def __init__(
+        self, name: str, batch_size: int, outputs: Sequence[OutputColumn], is_slow: bool
+    ) -> None:
+        if (user := protocol.path_of(name).lstat().st_uid) != os.geteuid():
+            raise InferenceError(f"the scorer's name is taken by a process of user {user}")
         self.is_slow = is_slow
-        self._pieces = Session()
+        self._batch_size = batch_size
+        self._outputs = tuple(outputs)
+        self._oom_kills = oom_kills()
+        self._number = 0
+        self._pieces: deque[tuple[Any, Any]] = deque()
+        with ExitStack() as stack:
+            self._client = stack.enter_context(
+                flight.FlightClient(protocol.uri_of(name), generic_options=_OPTIONS)
+            )
+            # A call that lasts as long as the task: until then the scorer does not end.
+            call = self._client.do_exchange(flight.FlightDescriptor.for_command(b""))
+            stack.callback(_cancel, *call)
+            too_late = threading.Timer(_WELCOME_S, call[1].cancel)
+            too_late.start()
+            try:
+                first = call[1].read_chunk()
+            finally:
+                too_late.cancel()
+            welcome = msgspec.msgpack.decode(first.app_metadata, type=protocol.Welcome)
+            self.pid = welcome.pid
+            self._task = welcome.task
+            # The scorer's error stream, which is read after a crash.
+            self._log = stack.enter_context(Path(f"/proc/{self.pid}/fd/2").open("rb"))
+            self._open = stack.pop_all()
 
     @classmethod
     def connect(
@@ -96,99 +127,66 @@ class ScorerClient:
             cores or len(os.sched_getaffinity(0)),
             bool(device),
         )
-        join = protocol.Join(batch_size, tuple(outputs))
         deadline = Deadline.after(_START_S)
         # Repeated: a scorer that was found or started may end before this task has joined.
         while not deadline.has_passed:
-            if (found := cls._joined(name, join, source.format == "function")) is not None:
-                return found
+            with suppress(*_LOST):
+                return cls(name, batch_size, outputs, source.format == "function")
             _start(start, device, deadline)
         raise InferenceError(f"no scorer can be connected to within {_START_S:g} s")
-
-    @classmethod
-    def _joined(cls, name: str, join: protocol.Join, is_slow: bool) -> ScorerClient | None:
-        """Connect; None if there is no such scorer, or it is about to end."""
-        sock = protocol.new_socket()
-        try:
-            wait = _TIMEVAL.pack(int(_WELCOME_S), 0)
-            # `settimeout` would make the socket non-blocking, and connect then fails at once when
-            # the backlog is full (unix(7)).
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
-            sock.connect(f"\0{name}")
-            if (user := peer_of(sock).uid) != os.geteuid():
-                raise InferenceError(f"the scorer's name is taken by a process of user {user}")
-            protocol.send(sock, join)
-            message, log = protocol.receive(sock)
-        except _NOBODY:
-            sock.close()
-            return None
-        except OSError as error:
-            sock.close()
-            raise InferenceError(f"a scorer does not answer: {error}") from error
-        except BaseException:
-            sock.close()
-            raise
-        if not isinstance(message, protocol.Welcome):
-            close_fd(log)
-            sock.close()
-            return None
-        # Without a limit from here on: an answer takes as long as the model does.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, 0))
-        return cls(sock, log, is_slow)
 
     @property
     def is_full(self) -> bool:
         """Whether no more pieces may be sent before an answer has come."""
-        return not self._pieces.may_send(_MAX_PIECES)
+        return len(self._pieces) >= _MAX_PIECES
 
     def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> None:
-        """Send a piece, see `protocol.write_inputs`.
+        """Send a piece, see `protocol.inputs_batch`.
 
         Raises:
-            InferenceError, ScorerLostError: as `receive`.
+            ScorerLostError: if the scorer ends.
         """
-        fd = protocol.write_inputs(values, given)
+        batch = protocol.inputs_batch(values, given)
+        piece = protocol.Piece(self._task, self._batch_size, self._outputs)
+        command = flight.FlightDescriptor.for_command(protocol.encode_piece(piece))
         try:
-            self._say(protocol.Rows(), fd)
-        finally:
-            os.close(fd)
-        self._pieces.send(1)
+            self._pieces.append(self._client.do_exchange(command))
+            writer, _ = self._pieces[-1]
+            writer.begin(batch.schema)
+            # The scorer reads it at once, also while the model is busy.
+            writer.write_batch(batch)
+            writer.done_writing()
+        except _LOST:
+            raise ScorerLostError(self._ending()) from None
 
     def receive(self) -> list[pa.Array]:
-        """Wait for the answer to the oldest piece that is not answered.
+        """Wait for the answer to the oldest piece that is not answered; as long as the model takes.
 
         Raises:
             RowsFailedError: if the model fails.
             InferenceError: if it cannot be loaded.
             ScorerLostError: if the scorer ends.
         """
+        writer, reader = self._pieces[0]
         try:
-            message, fd = protocol.receive(self._sock)
-        except OSError:
-            message, fd = None, -1
-        if isinstance(message, protocol.Answer) and fd >= 0:
-            self._pieces.answer(1)
-            return protocol.read_answer(fd)
-        close_fd(fd)
-        if isinstance(message, protocol.Failed):
-            if message.number < 0:
-                raise InferenceError(message.text)
-            raise RowsFailedError(message.text, message.number, message.start, message.stop)
-        raise ScorerLostError(self._ending())
+            answer = reader.read_chunk()
+        except _LOST:
+            raise ScorerLostError(self._ending()) from None
+        self._pieces.popleft()
+        _cancel(writer, reader)
+        if answer.data is not None:
+            self._number += 1
+            return list(answer.data.columns)
+        failed = msgspec.msgpack.decode(answer.app_metadata, type=protocol.Failed)
+        if not failed.stop:
+            raise InferenceError(failed.text)
+        raise RowsFailedError(failed.text, self._number, failed.start, failed.stop)
 
     def close(self) -> None:
-        """Close the connection."""
-        self._sock.close()
-        close_fd(self._log)
-        self._log = -1
-
-    def _say(self, message: protocol.Message, fd: int = -1) -> None:
-        try:
-            protocol.send(self._sock, message, fd)
-        except OSError:
-            while True:  # receive() raises the scorer's error, or its loss
-                self.receive()
+        """End the task's calls, also those without an answer."""
+        while self._pieces:
+            _cancel(*self._pieces.popleft())
+        self._open.close()
 
     def _ending(self) -> str:
         text = (
@@ -197,9 +195,16 @@ class ScorerClient:
         )
         if killed := oom_kills() - self._oom_kills:
             text += f". Meanwhile the kernel has killed {killed} processes here for want of memory"
-        tail = _tail(self._log)
+        tail = _tail(self._log.fileno())
         lines = "".join(f"\n  | {line}" for line in tail.splitlines())
-        return f"{text}. {'Its last lines:' + lines if tail else 'It left no word'}"
+        return f"{text}. {'Its last lines:' + lines if tail else 'No output was captured'}"
+
+
+def _cancel(writer: Any, reader: Any) -> None:
+    """End a call. Arrow prints errors about a writer that is not closed."""
+    reader.cancel()
+    with suppress(pa.ArrowException, OSError):
+        writer.close()
 
 
 def _start(start: protocol.Start, device: str, deadline: Deadline) -> None:
@@ -263,7 +268,5 @@ def _environment(device: str) -> dict[str, str]:
 
 def _tail(log: int) -> str:
     """Return the end of a scorer's error stream."""
-    if log < 0:
-        return ""
     start = max(0, os.fstat(log).st_size - _TAIL_NBYTES)
     return os.pread(log, _TAIL_NBYTES, start).decode(errors="replace").strip()

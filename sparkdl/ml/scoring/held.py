@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from sparkdl.core.errors import in_words
 from sparkdl.core.imports import quick_imports
-from sparkdl.feed.store.session import Session
 from sparkdl.ml.estimators.source import TORCH, ModelSource
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.function import load_function
@@ -61,18 +60,17 @@ class OwnModel:
         self._source = source
         self._batch_size = batch_size
         self._outputs = outputs
-        self._pieces = Session()
+        self._number = 0
         self._values: Mapping[str, Array] = {}
 
     @property
     def is_full(self) -> bool:
         """Whether a piece waits for its answer."""
-        return not self._pieces.may_send(1)
+        return bool(self._values)
 
     def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> None:
         """Take a piece."""
         self._values = values
-        self._pieces.send(1)
 
     def close(self) -> None:
         """Leave the model to the next partition."""
@@ -83,9 +81,9 @@ class OwnModel:
         Raises:
             RowsFailedError: if the model fails.
         """
-        values, number = self._values, self._pieces.answered
+        values, number = self._values, self._number
         self._values = {}
-        self._pieces.answer(1)
+        self._number += 1
         model = predictor(self._source)
         return outputs_of(model, values, self._batch_size, self._outputs, number)
 

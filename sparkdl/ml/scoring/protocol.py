@@ -1,41 +1,40 @@
-"""The messages between tasks and the scorer of their executor, and the socket between them.
+"""The calls between tasks and the scorer of their executor: Arrow Flight over a Unix socket.
 
 Runs in: feeder
 
-They are connected by a Unix socket of packets with an abstract name (unix(7)): the kernel gives the
-name to one process, and takes it back when that ends, however it ends. Both ends check the other's
-user id. Rows and answers are segments: nameless files in memory, whose descriptors are sent.
+`DoExchange` without a command lasts as long as a task: a scorer with such a call is in use. Each
+piece of a task's rows is a `DoExchange` of its own, with a `Piece` as the command: a batch in, and
+a batch or a `Failed` back. The action `leave` asks a scorer to end for another.
+
+A scorer holds its name as that of an abstract socket: the kernel gives the name to one process, and
+takes it back when that ends, however it ends (unix(7)). The socket of Flight is a file that only
+its user may connect to.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import socket
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
 import pyarrow as pa
 
-from sparkdl.control.descriptors import receive_with_fds
-from sparkdl.core.errors import ProtocolError
-from sparkdl.feed.store.segment import read_segment, write_segment
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring.columns import OutputColumn, type_decoded, type_encoded
 from sparkdl.values.columns import convert
 from sparkdl.values.ndarrays import Array, nest
 
+LEAVE = "leave"
 _PREFIX = "sparkdl-scorer-"
-_NAMES = Path("/proc/net/unix")
-_MAX_NBYTES = 1 << 20
-# A packet goes out as a whole, so it must fit into the buffer.
-_SEND_BUFFER = struct.pack("i", _MAX_NBYTES)
+# Not TMPDIR, which may be too long for a socket's path: on YARN it is.
+_FOLDER = Path("/tmp")
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -54,84 +53,36 @@ class Start(msgspec.Struct, frozen=True):
     is_on_gpu: bool
 
 
-class Join(msgspec.Struct, frozen=True, tag=True):
-    """A task has rows.
+class Welcome(msgspec.Struct, frozen=True):
+    """The scorer's process, and the number that it gives to the task."""
+
+    pid: int
+    task: int
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What to do with a batch.
 
     Attributes:
-        outputs: the columns of its answers.
+        task: see `Welcome`.
+        outputs: the columns of the answer.
     """
 
+    task: int
     batch_size: int
     outputs: tuple[OutputColumn, ...]
 
 
-class Rows(msgspec.Struct, frozen=True, tag=True):
-    """A piece; its segment comes with it."""
-
-
-class Leave(msgspec.Struct, frozen=True, tag=True):
-    """Another scorer wants the memory: end, unless tasks are there."""
-
-
-class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The scorer takes part; the file of its error stream comes with it."""
-
-
-class Answer(msgspec.Struct, frozen=True, tag=True):
-    """The answer to the task's oldest piece; its segment comes with it."""
-
-
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The model failed.
-
-    Attributes:
-        number: of the task's piece; -1 for none: the model could not be loaded.
-        start, stop: which rows of it.
-    """
+class Failed(msgspec.Struct, frozen=True):
+    """The model failed on the rows from `start` to before `stop`; on none: it was not loaded."""
 
     text: str
-    number: int = -1
     start: int = 0
     stop: int = 0
 
 
-Message = Join | Rows | Leave | Welcome | Answer | Failed
-_encode = msgspec.msgpack.Encoder(enc_hook=type_encoded).encode
-_decode = msgspec.msgpack.Decoder(Message, dec_hook=type_decoded).decode
-
-
-def new_socket() -> socket.socket:
-    """Return a socket for packets of any message's size."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-    return sock
-
-
-def send(sock: socket.socket, message: Message, fd: int = -1) -> None:
-    """Send a message at once, and the descriptor of a file that stays the caller's as well.
-
-    Raises:
-        OSError: if the other side is gone, or its socket's buffer is full.
-    """
-    # A task that does not read must not hold up the scorer, and so all other tasks.
-    flags = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
-    socket.send_fds(sock, [_encode(message)], [fd] if fd >= 0 else [], flags)
-
-
-def receive(sock: socket.socket) -> tuple[Message | None, int]:
-    """Wait for a message; return it, None at the end, and a descriptor, -1 if there is none.
-
-    Raises:
-        OSError, ProtocolError: if there can be no more messages.
-    """
-    data, fds = receive_with_fds(sock, _MAX_NBYTES, 1)
-    fd = fds[0] if fds else -1
-    if not data:
-        return None, fd
-    try:
-        return _decode(data), fd
-    except msgspec.MsgspecError as error:
-        raise ProtocolError(f"no message of a scorer's: {error}") from None
+encode_piece = msgspec.msgpack.Encoder(enc_hook=type_encoded).encode
+decode_piece = msgspec.msgpack.Decoder(Piece, dec_hook=type_decoded).decode
 
 
 def name_of(executor: int, device: str, source: ModelSource) -> str:
@@ -142,23 +93,51 @@ def name_of(executor: int, device: str, source: ModelSource) -> str:
     return f"{_PREFIX}{where}-{model}"
 
 
+def claim(name: str) -> socket.socket | None:
+    """Return a socket that holds a scorer's name until it is closed; None if a scorer holds it."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(f"\0{name}")
+    except OSError as error:
+        sock.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return sock
+
+
+def path_of(name: str) -> Path:
+    """Return the file of a scorer's socket."""
+    return _FOLDER / name
+
+
+def uri_of(name: str) -> str:
+    """Return the address of a scorer."""
+    return f"grpc+unix://{path_of(name)}"
+
+
 def siblings(name: str) -> Iterator[str]:
-    """Yield the names of other scorers of the same executor and device."""
-    beginning = name.rpartition("-")[0] + "-"
-    with suppress(OSError):
-        for line in _NAMES.read_text().splitlines():
-            # The kernel lists abstract names with an @ for the zero byte.
-            found = line.rpartition("@")[2]
-            if found.startswith(beginning) and found != name:
-                yield found
+    """Yield the names of other scorers of the same executor and device that run.
+
+    Delete the sockets of all scorers of this user that were killed.
+    """
+    for path in _FOLDER.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if path.name == name or path.lstat().st_uid != os.geteuid():
+                continue
+            if (free := claim(path.name)) is not None:
+                with free:
+                    path.unlink()
+            elif path.name.startswith(name.rpartition("-")[0] + "-"):
+                yield path.name
 
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 
 
-def write_inputs(values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> int:
-    """Write a piece; return the descriptor of its segment, which the caller owns.
+def inputs_batch(values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Return a piece as it travels.
 
     Args:
         values: the model's inputs, by name.
@@ -171,31 +150,12 @@ def write_inputs(values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> 
             columns.append(nest(array))
         else:
             columns.append(given[name])
-    return write_segment(pa.RecordBatch.from_arrays(columns, list(values)))[0]
+    return pa.RecordBatch.from_arrays(columns, list(values))
 
 
-def read_inputs(fd: int) -> dict[str, Array]:
-    """Return a piece's inputs, by name, as `write_inputs` was given them; closes `fd`."""
-    batch = _read(fd)
+def inputs_of(batch: pa.RecordBatch) -> dict[str, Array]:
+    """Return a piece's inputs, by name, as `inputs_batch` was given them."""
     return {
         field.name: convert(column, None, f"column {field.name!r}")
         for field, column in zip(batch.schema, batch.columns, strict=True)
     }
-
-
-def write_answer(columns: Sequence[pa.Array]) -> int:
-    """Write an answer; return the descriptor of its segment, which the caller owns."""
-    names = [str(place) for place in range(len(columns))]
-    return write_segment(pa.RecordBatch.from_arrays(list(columns), names))[0]
-
-
-def read_answer(fd: int) -> list[pa.Array]:
-    """Return an answer's columns; closes `fd`."""
-    return list(_read(fd).columns)
-
-
-def _read(fd: int) -> Any:
-    try:
-        return read_segment(fd)  # the mapping lasts as long as the arrays
-    finally:
-        os.close(fd)

@@ -3,33 +3,32 @@
 Runs in: feeder
 
 `python -m sparkdl.ml.scoring.scorer` is started by the first task that needs it. The main thread
-loads the model and calls it; a thread for each task reads its pieces meanwhile. A scorer ends with
+loads the model and calls it; Flight's threads read the tasks' pieces meanwhile. A scorer ends with
 its executor, after some time without a task, or when its model fails again and again. While it has
-no task, it also ends as soon as another scorer wants its memory. It leaves nothing behind.
+no task, it also ends as soon as another scorer wants its memory.
 """
 
 from __future__ import annotations
 
-import errno
 import faulthandler
-import gc
 import os
+import queue
 import signal
 import socket
 import sys
 import threading
 import time
-from collections import deque
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
 import pyarrow as pa
+import pyarrow.flight as flight
 
-from sparkdl.control.descriptors import close_fd, peer_of
-from sparkdl.core.errors import ProtocolError, in_words
+from sparkdl.core.errors import in_words
 from sparkdl.core.imports import quick_imports
 from sparkdl.ml.scoring import protocol
 from sparkdl.ml.scoring.held import load, outputs_of
@@ -47,205 +46,119 @@ _MAX_LOG_NBYTES = 1 << 20
 _STDOUT, _STDERR = 1, 2
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A task that is connected."""
+class _Rows(NamedTuple):
+    """Rows of one task, and where the batch that answers them goes, a `Failed`, or None."""
 
-    sock: socket.socket
-    wants: protocol.Join
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Rows of one task.
-
-    Attributes:
-        number: counts the task's pieces.
-        values: the model's inputs, by name.
-    """
-
-    task: int
-    number: int
+    piece: protocol.Piece
     values: Mapping[str, Array]
+    call: flight.ServerCallContext
+    answer: queue.SimpleQueue[Any]
 
 
-class Scorer:
+class Scorer(flight.FlightServerBase):  # type: ignore[misc]
     """One model, and the tasks that want it.
 
     Args:
-        listener: bound and listening.
+        claim: holds the scorer's name.
     """
 
-    def __init__(self, start: protocol.Start, listener: socket.socket) -> None:
+    def __init__(self, start: protocol.Start, claim: socket.socket) -> None:
+        os.umask(0o077)  # no other user may connect
+        super().__init__(protocol.uri_of(start.name))
         self._start = start
-        self._listener = listener
+        self._claim = claim
         self._changed = threading.Condition()
-        self._pieces: deque[_Piece] = deque()
-        self._tasks: dict[int, _Task] = {}
+        self._rows: queue.SimpleQueue[_Rows | None] = queue.SimpleQueue()
+        """None at the end."""
+        self._tasks: set[int] = set()
         self._count = 0
         self._failed: set[int] = set()
         self._is_closed = False
         """It takes no more tasks, and ends with the last one."""
-        self._has_ended = threading.Event()
 
-    def run(self) -> None:
+    def score(self) -> None:
         """Score until no task or owner needs the scorer any more."""
-        for target in (self._accept, self._watch):
-            threading.Thread(target=target, name=f"sparkdl{target.__name__}", daemon=True).start()
+        threading.Thread(target=self._watch, name="sparkdl-watch", daemon=True).start()
+        # Before loading, because two models may not fit into the memory of one GPU.
+        self._make_room()
+        model: Predictor | protocol.Failed
         try:
-            # Before loading, because two models may not fit into the memory of one GPU.
-            self._make_room()
-            try:
-                share = Share(self._start.cores, ("0",) if self._start.is_on_gpu else None)
-                with quick_imports():
-                    model = load(self._start.source, share)
-                gc.freeze()  # or the end would take seconds: it looks for garbage several times
-            except (Exception, SystemExit) as error:  # noqa: BLE001 (each task raises it)
-                self._fail_all(f"it cannot be loaded: {in_words(error)}")
-                return
-            while piece := self._next():
-                self._score(model, piece)
-        finally:
+            share = Share(self._start.cores, ("0",) if self._start.is_on_gpu else None)
+            with quick_imports():
+                model = load(self._start.source, share)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (each task raises it)
             self._close()
-            self._has_ended.set()
+            model = protocol.Failed(f"it cannot be loaded: {in_words(error)}")
+        while rows := self._rows.get():
+            has_gone = rows.call.is_cancelled()
+            rows.answer.put(None if has_gone else self._answer(model, rows))
 
-    # tasks
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                with self._changed:
-                    # Want of descriptors passes, and tasks wait in the backlog meanwhile.
-                    if self._is_closed or error.errno not in (errno.EMFILE, errno.ENFILE):
-                        return
-                    self._changed.wait(_TICK_S)
-                continue
-            threading.Thread(
-                target=self._serve, args=(sock,), name="sparkdl-task", daemon=True
-            ).start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        number = pieces = 0
+    def _answer(self, model: Predictor | protocol.Failed, rows: _Rows) -> Any:
+        if isinstance(model, protocol.Failed):
+            return model
+        task, batch_size, outputs = rows.piece.task, rows.piece.batch_size, rows.piece.outputs
         try:
-            if peer_of(sock).uid != os.geteuid():
-                return
-            while True:
-                message, fd = protocol.receive(sock)
-                if message is None:
-                    return
-                if isinstance(message, protocol.Rows):
-                    self._add(_Piece(number, pieces, protocol.read_inputs(fd)))
-                    pieces += 1
-                    continue
-                close_fd(fd)
-                if isinstance(message, protocol.Join) and not number:
-                    number = self._join(sock, message)
-                elif isinstance(message, protocol.Leave):
-                    self._leave()
-                    return
-        except (OSError, ProtocolError, pa.ArrowException) as error:
-            if not isinstance(error, ConnectionError):
-                sys.stderr.write(f"a task is hung up on: {in_words(error)}\n")
-        finally:
-            with self._changed:
-                self._forget(number)
-                sock.close()
+            columns = outputs_of(model, rows.values, batch_size, outputs, 0)
+        except RowsFailedError as error:
+            self._failed.add(task)
+            if len(self._failed) >= _MAX_FAILED:  # the model's state may be broken, or the GPU's
+                self._close()
+            return protocol.Failed(str(error), error.start, error.stop)
+        # An answer in between shows that the model is well, and that those tasks' rows were not.
+        self._failed.clear()
+        return pa.RecordBatch.from_arrays(columns, list(map(str, range(len(columns)))))
 
-    def _join(self, sock: socket.socket, message: protocol.Join) -> int:
+    # calls
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """Answer a piece; without a command, let a task join and wait for its end."""
+        if not descriptor.command:
+            self._join(reader, writer)
+            return
+        piece = protocol.decode_piece(descriptor.command)
+        values = protocol.inputs_of(reader.read_chunk().data)
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._rows.put(_Rows(piece, values, context, answer))
+        found = answer.get()
+        if isinstance(found, protocol.Failed):
+            writer.write_metadata(msgspec.msgpack.encode(found))
+        elif found is not None:
+            writer.begin(found.schema)
+            writer.write_batch(found)
+
+    def _join(self, reader: Any, writer: Any) -> None:
         with self._changed:
             if self._is_closed:
-                raise ConnectionAbortedError  # it starts another scorer
+                return  # it starts another scorer
             self._count += 1
-            self._tasks[self._count] = _Task(sock, message)
-            # With the file of the error stream, which the task reads by itself after a crash.
-            protocol.send(sock, protocol.Welcome(), _STDERR)
-            return self._count
+            task = self._count
+            self._tasks.add(task)
+        try:
+            writer.write_metadata(msgspec.msgpack.encode(protocol.Welcome(os.getpid(), task)))
+            for _ in reader:  # there is none: until the task ends, however it ends
+                pass
+        finally:
+            with self._changed:
+                self._tasks.discard(task)
+                self._changed.notify_all()
 
-    def _add(self, piece: _Piece) -> None:
-        with self._changed:
-            if piece.task not in self._tasks:
-                raise ProtocolError("rows of a task that is not there")
-            self._pieces.append(piece)
-            self._changed.notify_all()
-
-    def _leave(self) -> None:
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[Any]:
         """End for the sake of another scorer, unless there are tasks.
 
         The other scorer waits until its connection closes: that is the end of this process.
         """
         with self._changed:
             if self._tasks:
-                return
+                return []
             self._close()
         threading.Event().wait(_END_S)
-
-    def _forget(self, number: int) -> None:
-        self._tasks.pop(number, None)
-        self._pieces = deque(piece for piece in self._pieces if piece.task != number)
-        self._changed.notify_all()
-
-    def _say(self, number: int, message: protocol.Message, fd: int = -1) -> None:
-        """Send a message to a task if it is still connected."""
-        with self._changed:
-            if (task := self._tasks.get(number)) is not None:
-                try:
-                    protocol.send(task.sock, message, fd)
-                except OSError:
-                    with suppress(OSError):  # its thread notices
-                        task.sock.shutdown(socket.SHUT_RDWR)
-
-    # the model
-
-    def _next(self) -> _Piece | None:
-        """Wait for a piece, the oldest of all tasks; None if there will be none."""
-        with self._changed:
-            idle_s = time.monotonic() + _IDLE_S
-            while not self._pieces:
-                now_s = time.monotonic()
-                if not self._tasks and (self._is_closed or now_s >= idle_s):
-                    return None
-                if self._tasks:
-                    idle_s = now_s + _IDLE_S
-                self._changed.wait(idle_s - now_s)
-            return self._pieces.popleft()
-
-    def _score(self, model: Predictor, piece: _Piece) -> None:
-        with self._changed:
-            task = self._tasks.get(piece.task)
-        # The task has ended, and no other needs this answer.
-        if task is None:
-            return
-        try:
-            columns = outputs_of(
-                model, piece.values, task.wants.batch_size, task.wants.outputs, piece.number
-            )
-        except RowsFailedError as error:
-            self._fail(piece.task, error)
-            return
-        # An answer in between shows that the model is well, and that those tasks' rows were not.
-        self._failed.clear()
-        fd = protocol.write_answer(columns)
-        try:
-            self._say(piece.task, protocol.Answer(), fd)
-        finally:
-            os.close(fd)
-
-    def _fail(self, number: int, error: RowsFailedError) -> None:
-        with self._changed:
-            told = protocol.Failed(str(error), error.number, error.start, error.stop)
-            self._say(number, told)
-            self._forget(number)
-            self._failed.add(number)
-            if len(self._failed) >= _MAX_FAILED:  # the model's state may be broken, or the GPU's
-                self._close()
-
-    def _fail_all(self, text: str) -> None:
-        with self._changed:
-            self._close()
-            for number in list(self._tasks):
-                self._say(number, protocol.Failed(text))
+        return []
 
     # the end
 
@@ -253,42 +166,43 @@ class Scorer:
         with self._changed:
             if not self._is_closed:
                 self._is_closed = True
-                with suppress(OSError):
-                    # Wakes the thread in `accept`, which a `close` alone leaves waiting.
-                    self._listener.shutdown(socket.SHUT_RDWR)
-                self._listener.close()  # from here on the name is free
+                protocol.path_of(self._start.name).unlink(missing_ok=True)
+                self._claim.close()  # from here on the name is free
             self._changed.notify_all()
 
     def _make_room(self) -> None:
         """Ask idle scorers of other models to end, and wait until they have."""
+        options = flight.FlightCallOptions(timeout=_END_S)
         for name in protocol.siblings(self._start.name):
-            with protocol.new_socket() as sock, suppress(OSError, ProtocolError):
-                sock.settimeout(_END_S)
-                sock.connect(f"\0{name}")
-                # Any user may take an abstract name.
-                if peer_of(sock).uid == os.geteuid():
-                    protocol.send(sock, protocol.Leave())
-                    protocol.receive(sock)
+            with (
+                suppress(pa.ArrowException, OSError),
+                flight.FlightClient(protocol.uri_of(name)) as client,
+            ):
+                list(client.do_action(protocol.LEAVE, options))
 
     def _watch(self) -> None:
-        """Copy printed output to the executor's log, and exit when the executor does."""
+        """Copy printed output to the executor's log, and see when the scorer is to end."""
         owners = []
         for pid in self._start.owners:
             with suppress(psutil.NoSuchProcess):
                 owners.append(psutil.Process(pid))
         has_owners = len(owners) == len(self._start.owners)
         passed = 0
-        while not self._has_ended.is_set():
-            if has_owners:
-                has_owners = not psutil.wait_procs(owners, _TICK_S)[0]
-            if not has_owners:
-                self._close()
-                with self._changed:
-                    is_free = self._changed.wait_for(lambda: not self._tasks, _TICK_S)
-                if is_free and not self._has_ended.wait(_END_S):
-                    os.kill(os.getpid(), signal.SIGKILL)  # the model's call does not return
+        used_s = time.monotonic()
+        while True:
             passed = _pass_on(passed)
-        _pass_on(passed)
+            has_owners = has_owners and all(owner.is_running() for owner in owners)
+            with self._changed:
+                if self._tasks:
+                    used_s = time.monotonic()
+                if not has_owners or time.monotonic() - used_s >= _IDLE_S:
+                    self._close()
+                if self._is_closed and not self._tasks:
+                    break
+                self._changed.wait(_TICK_S)
+        self._rows.put(None)
+        threading.Event().wait(_END_S)
+        os.kill(os.getpid(), signal.SIGKILL)  # the model's call does not return
 
 
 def _pass_on(start: int) -> int:
@@ -307,27 +221,27 @@ def _pass_on(start: int) -> int:
 
 
 def main() -> None:
-    """Be the scorer of a model, unless there is one; its `Start` is the standard input.
+    """Run the scorer of a model, unless there is one; its `Start` is the standard input.
 
     The argument is the descriptor of a pipe, which gets a byte once tasks can connect.
     """
     start = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=protocol.Start)
     faulthandler.enable(all_threads=False)
-    listener = protocol.new_socket()
-    is_first = True
-    try:
-        listener.bind(f"\0{start.name}")
-        listener.listen()
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        # Several tasks may start one at once: the kernel gives the name to the first.
-        is_first = False
+    # Several tasks may start one at once: the kernel gives the name to the first.
+    claim = protocol.claim(start.name)
+    scorer = None if claim is None else Scorer(start, claim)
     with os.fdopen(int(sys.argv[1]), "wb") as ready:
         # Also if another was first, because tasks can connect to that one.
         ready.write(b"1")
-    if is_first:
-        Scorer(start, listener).run()
+    if scorer is not None:
+        try:
+            scorer.score()
+        except BaseException:  # noqa: BLE001 (the tasks read it in the error stream)
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Flight's own end would wait for calls, and delete the socket of this name's next scorer.
+        os._exit(0)  # noqa: TID251
 
 
 if __name__ == "__main__":

@@ -29,11 +29,9 @@ def test_session_knows_what_is_owed_and_since_when(steps: list[tuple[str, int]])
             now_s += count
         assert session.owed == owed
         assert session.owed_s(now_s) == (now_s - moved_s if owed else 0.0)
-        assert session.may_send(7) == (owed < 7)
         assert not session.is_over
     session.is_through = True
     assert session.is_over == (not owed)
-    assert not session.may_send(7)
 
 
 def test_results_that_come_before_the_input_is_complete_are_given_at_once() -> None:

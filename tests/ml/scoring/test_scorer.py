@@ -138,6 +138,7 @@ def test_model_that_fails_for_one_task_after_another_is_loaded_anew(connect: Con
         send(client, *[13] * SIZE)
         with pytest.raises(RowsFailedError):
             client.receive()
+        client.close()
     assert pids[0] == pids[1] != pids[2]
     wait_for_end(pids[0])
 
@@ -157,6 +158,7 @@ def test_lost_scorer_is_an_error_with_its_last_words_and_another_takes_its_place
 
     first, second = connect(function(dies), Y), connect(function(dies), Y)
     send(first, *range(SIZE))
+    send(second, *range(SIZE))
     for client in (first, second):
         with pytest.raises(ScorerLostError, match=rf"process {first.pid} .*\n  \| farewell\n"):
             client.receive()
@@ -170,11 +172,35 @@ def test_lost_scorer_is_an_error_with_its_last_words_and_another_takes_its_place
     assert answer(third) == [list(range(1, SIZE + 1))]
 
 
+def send_and_die(owner: int) -> None:
+    """Be a task that is killed while the scorer has rows of it."""
+    client = ScorerClient.connect(function(double), "", 1, SIZE, (Y,), owner)
+    send(client, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_task_that_is_killed_neither_harms_others_nor_keeps_the_scorer(
+    connect: Connect, owner: subprocess.Popen[bytes]
+) -> None:
+    client = connect(function(double), Y)
+    program = f"from {__name__} import send_and_die; send_and_die({owner.pid})"
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=END_S)
+    assert done.returncode == -signal.SIGKILL
+    send(client, *range(SIZE))
+    assert answer(client) == [[2 * x for x in range(SIZE)]]
+    client.close()
+    owner.kill()
+    owner.wait()  # upon which it ends with its last task
+    wait_for_end(client.pid)
+    assert not psutil.pid_exists(client.pid)
+
+
 def test_model_that_cannot_be_loaded_says_why(connect: Connect) -> None:
     def fails() -> Any:
         raise OSError("no such weights")
 
     client = connect(function(fails), Y)
+    send(client, 1)
     with pytest.raises(InferenceError, match="cannot be loaded: OSError: no such weights"):
         client.receive()
 
