@@ -257,6 +257,32 @@ def test_own_loop_over_a_loader_saves_beside_a_validation(
     assert found == of_loop(validates)
 
 
+def commits(args: dict[str, Any], ctx: NodeContext) -> Used:
+    from torch.utils.data import DataLoader
+
+    import sparkdl.horovod.torch as hvd
+
+    hvd.init()
+    state = hvd.elastic.ObjectState(step=0)
+    loader: Any = DataLoader(
+        ctx.torch_dataset(BATCH, x="x", feed=args["train"]), batch_size=None, num_workers=1
+    )
+    for _ in range(EPOCHS):
+        for _ in loader:
+            state.step += 1
+            if state.step == 2:
+                with pytest.raises(ConfigError, match="Pass batches="):
+                    state.commit()
+                state.commit(batches={args["train"]: state.step})
+    hvd.shutdown()
+    return [(state.step, {args["train"]: ctx.batches_given()[args["train"]]})]
+
+
+@pytest.mark.torch
+def test_commit_of_horovod_takes_the_count_that_its_error_asks_for(torch: Lab) -> None:
+    assert made(torch, commits, "commits", validates=False) == expected([10], False)
+
+
 def lightning(args: dict[str, Any], ctx: NodeContext) -> Used:
     import lightning.pytorch as pl
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
@@ -134,10 +134,14 @@ class State:
     def reset(self) -> None:
         """Do what a subclass needs after a restart, before the callbacks."""
 
-    def commit(self) -> None:
+    def commit(self, batches: int | Mapping[str, int] | None = None) -> None:
         """Keep the state as it is now, in a checkpoint; all processes call it, at the same step.
 
         A restart resumes here. Without `checkpoint_dir` it is kept in memory alone, for `restore`.
+
+        Args:
+            batches: how many batches of the feed, or of each, the model has used since `map_fun`
+                began; needed where tf.data or workers of a DataLoader read ahead. Not Horovod's.
 
         Raises:
             CheckpointError: if it could not be written, or a process has not called this in time.
@@ -157,7 +161,7 @@ class State:
         # Checkpoints are numbered on over restarts: a smaller number would not be the newest.
         self._commits = max(self._commits, ctx.last_checkpoint.step if ctx.last_checkpoint else 0)
         self._commits += 1
-        with ctx.checkpoint(self._commits) as folder:
+        with ctx.checkpoint(self._commits, batches) as folder:
             if place().rank == 0:
                 (folder / _FILE).write_bytes(cloudpickle.dumps(self.snapshot()))
 

@@ -22,6 +22,7 @@ from sparkdl.horovod.common.elastic import State
 from sparkdl.horovod.common.process_sets import report_step
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
 from sparkdl.horovod.tensorflow.optimizer import build, variables_of
+from sparkdl.node.context import current
 
 _log = logging.getLogger(__name__)
 
@@ -274,7 +275,7 @@ class CommitState:
             raise ConfigError(f"batches_per_commit={batches_per_commit}: give a number from 1")
         self.state = state
         self.batches_per_commit = batches_per_commit
-        self._batches = 0
+        self._batches = self._used = self._in_epoch = 0
         self._is_due = False
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -288,6 +289,7 @@ class CommitState:
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batch."""
         self._batches += 1
+        self._in_epoch = batch + 1
         self._is_due = self._is_due or self._batches % self.batches_per_commit == 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -296,6 +298,7 @@ class CommitState:
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Request a commit of the epoch."""
+        self._used, self._in_epoch = self._used + self._in_epoch, 0
         self._is_due = True
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -305,7 +308,9 @@ class CommitState:
     def _commit(self) -> None:
         if self._is_due:
             self._is_due = False
-            self.state.commit()
+            # `fit` reads a dataset ahead, so that only its own count says what the model has used.
+            is_fed = (ctx := current()) is not None and ctx.batches_given()
+            self.state.commit(**({"batches": self._used + self._in_epoch} if is_fed else {}))
 
 
 @functools.cache
