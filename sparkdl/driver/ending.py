@@ -2,18 +2,14 @@
 
 Runs in: driver
 
-Why not begin and end in the user's own thread? Python raises an interrupt in the main thread at an
-arbitrary point: it would leave a cluster half begun, and a second Ctrl-C would interrupt the
-clean-up of the first. One thread therefore owns the cluster (`_own`): it starts everything, waits
-for a request to end, and lets another thread end it. The user's thread only waits. It asks for the
-end by putting a number into a `SimpleQueue`, one call of C, which an interrupt cannot leave half
-done.
+Python raises an interrupt in the main thread at an arbitrary point: there it would leave a cluster
+half begun, and a second Ctrl-C would interrupt the clean-up of the first. So one thread owns the
+cluster (`_own`): it starts everything, waits for a request to end, and lets another thread end it.
+The user's thread only waits. It asks for the end by putting a number into a `SimpleQueue`, one call
+of C, which an interrupt cannot leave half done.
 
-Why not install a SIGINT handler while the main thread waits here, as `asyncio.Runner` does? It
-would protect from SIGINT alone: an error raised by another handler, for example `signal.alarm`'s,
-would still leave a `threading.Condition` locked (4 of 10 in a loop that only enters and leaves
-one). It would not end a call that waits in Spark or in a storage. It would also have to call the
-handler it replaces, of Spark, ipykernel or the user, and preserve its error.
+Why not install a SIGINT handler? It would protect from SIGINT alone, would not end a call that
+waits in Spark or in a storage, and would have to call the handler it replaces.
 """
 
 from __future__ import annotations

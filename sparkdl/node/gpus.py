@@ -234,8 +234,12 @@ def share_gpus(
         if wanted is None:
             seen = "GPUs are not shared out, and this node sees all of its host's"
             return GpuShare(note=f"{seen}: {error}")
-        why = error if has_driver() else "the host has no NVIDIA driver"
-        raise FrameworkMissingError(f"{_wish(wanted, who)}: {why}. {_ADVICE}") from None
+        if not has_driver():
+            raise SparkConfigError(
+                f"{_wish(wanted, who)}: the host has no NVIDIA driver. {_ADVICE}, or run the nodes "
+                "on hosts with GPUs"
+            ) from None
+        raise FrameworkMissingError(f"{_wish(wanted, who)}: {error}. {_ADVICE}") from None
     return _claimed_share(1 if wanted is None else wanted, gpus, who, environ)
 
 
@@ -297,4 +301,4 @@ def _claim(names: Sequence[str], count: int) -> dict[str, socket.socket] | None:
 
 
 def _wish(count: int, who: str) -> str:
-    return f"{who} on host {socket.gethostname()} needs {count} of its GPUs (num_gpus)"
+    return f"{who} on host {socket.gethostname()} needs {count} of its GPUs (num_gpus={count})"

@@ -91,7 +91,7 @@ def test_more_than_spark_assigned_is_refused_with_the_setting_to_change() -> Non
     with pytest.raises(SparkConfigError) as refused:
         gpus.share_gpus(3, ("1", "5"), "worker:0")
     assert str(refused.value).startswith(
-        f"worker:0 on host {socket.gethostname()} needs 3 of its GPUs (num_gpus): Spark assigned "
+        f"worker:0 on host {socket.gethostname()} needs 3 of its GPUs (num_gpus=3): Spark assigned "
         "1, 5 to its task, "
     )
     assert "raise spark.task.resource.gpu.amount" in str(refused.value)
@@ -153,9 +153,9 @@ def test_too_few_are_refused_with_found_and_free(host: Any, share: Any) -> None:
     with pytest.raises(SparkConfigError) as refused:
         share(2)
     assert str(refused.value) == (
-        f"worker:1 on host {socket.gethostname()} needs 2 of its GPUs (num_gpus): 3 found, 1 free. "
-        "Ask for fewer (num_gpus=0 for none), have fewer nodes on a host, end what computes there, "
-        "or have Spark assign GPUs (docs/gpus.md)"
+        f"worker:1 on host {socket.gethostname()} needs 2 of its GPUs (num_gpus=2): 3 found, 1 "
+        "free. Ask for fewer (num_gpus=0 for none), have fewer nodes on a host, end what computes "
+        "there, or have Spark assign GPUs (docs/gpus.md)"
     )
     assert seen(share(1)) == [third], "what was free is free again"
 
@@ -255,7 +255,7 @@ def test_without_the_package_a_node_says_that_it_sees_all_or_that_it_cannot(
         share(1)
     text = str(refused.value)
     assert text.startswith(
-        f"worker:1 on host {socket.gethostname()} needs 1 of its GPUs (num_gpus): "
+        f"worker:1 on host {socket.gethostname()} needs 1 of its GPUs (num_gpus=1): "
     )
     assert "pip install nvidia-ml-py" in text
     assert text.endswith("Ask for fewer (num_gpus=0 for none)")
@@ -266,7 +266,7 @@ def test_host_without_a_driver_is_named(
 ) -> None:
     host(Device(H100), has_package=False)
     monkeypatch.setattr(gpus, "has_driver", lambda: False)
-    with pytest.raises(FrameworkMissingError, match=r"the host has no NVIDIA driver\. Ask for"):
+    with pytest.raises(SparkConfigError, match=r"the host has no NVIDIA driver\. Ask for"):
         share(1)
 
 

@@ -9,16 +9,12 @@ informs no listener, so it is polled.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sparkdl.driver.slots.advice import is_true
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-
-_log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """The polling period. A spot instance is gone thirty seconds after its notice, or later."""
@@ -30,34 +26,10 @@ def can_drain(sc: SparkContext | None) -> bool:
     return sc is not None and is_true(sc.getConf().get(_SETTING, "false"))
 
 
-def draining_executors(sc: SparkContext) -> frozenset[str]:
+def draining_executors(sc: SparkContext | None) -> frozenset[str]:
     """Return Spark's ids of the live executors that are being decommissioned."""
-    if not can_drain(sc):
+    if sc is None or not can_drain(sc):
         return frozenset()
     # As one text, in one call of py4j for all ids.
     pending = sc._jsc.sc().taskScheduler().executorsPendingDecommission()
     return frozenset(filter(None, pending.keySet().mkString(",").split(",")))
-
-
-class DrainWatch:
-    """Reports executors that are being decommissioned, each once.
-
-    Args:
-        on_draining: called with their ids.
-    """
-
-    def __init__(self, sc: SparkContext, on_draining: Callable[[frozenset[str]], object]) -> None:
-        self._sc = sc
-        self._on_draining = on_draining
-        self._known: frozenset[str] = frozenset()
-
-    def look(self) -> None:
-        """Ask Spark."""
-        try:
-            found = draining_executors(self._sc)
-        except Exception:  # noqa: BLE001 (Spark is ending, perhaps; which error varies)
-            _log.debug("Spark does not say which executors it decommissions", exc_info=True)
-            return
-        if new := found - self._known:
-            self._known |= new
-            self._on_draining(new)
