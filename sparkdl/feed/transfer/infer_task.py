@@ -200,7 +200,7 @@ def _open(spec: FeedSpec, name: str, target: Target, clients: ExitStack) -> _Cal
     for tries in itertools.count():
         if tries % len(nodes) == 0:
             is_there = False
-        call = _Call(spec, f"{name}.{tries}", nodes[tries % len(nodes)])
+        call = _Call(spec, f"{name}.{tries}" if tries else name, nodes[tries % len(nodes)])
         try:
             with ExitStack() as own:
                 call.open(own)
