@@ -63,8 +63,9 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
     """
 
     def __init__(self, start: protocol.Start, claim: socket.socket) -> None:
-        os.umask(0o077)  # no other user may connect
+        usual = os.umask(0o077)  # no other user may connect
         super().__init__(protocol.uri_of(start.name))
+        os.umask(usual)
         self._start = start
         self._claim = claim
         self._changed = threading.Condition()
