@@ -8,11 +8,11 @@ and an early stopping would not know its best weights. Both are saved with each 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from sparkdl.core.errors import CheckpointError
@@ -43,13 +43,6 @@ def take_state(stopping: Any, arrays: list[Any]) -> None:
     del arrays[:num_weights]
 
 
-class _Content(msgspec.Struct, frozen=True):
-    # None stands for NaN and infinities, which JSON does not have.
-    history: dict[str, list[float | None]]
-    num_stoppings: int
-    has_stopped: bool
-
-
 class Memory:
     """The history so far, and the early stoppings among the callbacks of a `fit`.
 
@@ -59,36 +52,31 @@ class Memory:
     """
 
     def __init__(self, callbacks: Iterable[Any], folder: Path | None) -> None:
-        """Read what a checkpoint holds.
-
-        Args:
-            folder: of the checkpoint to resume from.
+        """Read the checkpoint to resume from, in `folder`.
 
         Raises:
             CheckpointError: if its file cannot be read.
         """
         self._stoppings = early_stoppings(callbacks)
         self._folder = folder if folder is not None and (folder / _FILE).exists() else None
-        self._content = _Content({}, 0, has_stopped=False)
+        self.history: dict[str, list[float]] = {}
+        self.has_stopped = False
+        num_stoppings = 0
         if self._folder is not None:
             try:
-                content = (self._folder / _FILE).read_bytes()
-                self._content = msgspec.json.decode(content, type=_Content)
-            except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+                content = json.loads((self._folder / _FILE).read_bytes())
+                self.history, self.has_stopped, num_stoppings = content
+            except (OSError, ValueError, TypeError) as error:
                 raise CheckpointError(
                     f"{self._folder / _FILE} cannot be read: {error}. Remove this checkpoint, to "
                     "resume from the one before it, or choose another checkpoint_dir"
                 ) from error
-        self.history = {
-            name: [np.nan if value is None else value for value in values]
-            for name, values in self._content.history.items()
-        }
-        self.has_stopped = self._content.has_stopped
+        # Another number of them belongs to another program: its states would fit none.
+        self._is_same = num_stoppings == len(self._stoppings)
 
     def restore(self) -> None:
         """Give the early stoppings their states, which `fit` has just reset."""
-        # Another number of them belongs to another program: its states would fit none.
-        if self._folder is None or self._content.num_stoppings != len(self._stoppings):
+        if self._folder is None or not self._is_same:
             return
         for number, each in enumerate(self._stoppings):
             with np.load(_state(self._folder, number)) as found:
@@ -106,11 +94,9 @@ class Memory:
             # numpy's files do not know bfloat16, which float32 holds exactly.
             arrays = [x.astype(np.float32) if x.dtype.kind == "V" else x for x in state_of(each)]
             np.savez(_state(folder, number), *arrays)
-        history: dict[str, list[float | None]] = {
-            n: [*values] for n, values in self.history.items()
-        }
-        content = _Content(history, len(self._stoppings), self.has_stopped)
-        (folder / _FILE).write_bytes(msgspec.json.encode(content))
+        # Python's JSON has NaN and infinities.
+        content = [self.history, self.has_stopped, len(self._stoppings)]
+        (folder / _FILE).write_text(json.dumps(content))
 
 
 def _state(folder: Path, number: int) -> Path:

@@ -16,7 +16,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.imports import advice_on_missing
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.columns import inputs_by_column
-from sparkdl.ml.estimators.keras_objects import Objects, loaded, registered_in, saved, scope
+from sparkdl.ml.estimators.keras_objects import Objects, loaded, saved, scope
 from sparkdl.ml.estimators.source import Signature, Tensor
 
 Made = bytes | Callable[[], Any]
@@ -141,39 +141,19 @@ class KerasCode:
     objects: Objects
 
 
-def with_registered(content: bytes) -> bytes:
-    """Return a trained model with the parts of its file that this program has registered."""
-    if not is_keras_file(content) or not (found := registered_in(content)):
-        return content
-    return bytes(cloudpickle.dumps(KerasCode(content, found)))
+def trained(source: bytes | str, objects: bytes = b"") -> Any:
+    """Return the model that `Recipe.packed` gave, or that a path has, not compiled: trust it.
 
-
-def registered(path: str) -> bytes:
-    """Return what this program has registered and a `.keras` file names, pickled; else nothing."""
-    found = registered_in(path)
-    return bytes(cloudpickle.dumps(found)) if found else b""
-
-
-def model_at(path: str, pickled: bytes) -> Any:
-    """Return the Keras model at a path, not compiled, with what `registered` gave for it.
+    Args:
+        objects: pickled, those that a `.keras` file names.
 
     Raises:
         ConfigError: if Keras cannot make it.
     """
-    objects: Objects = cloudpickle.loads(pickled) if pickled else {}
-    return loaded(path, objects)
-
-
-def trained(content: bytes) -> Any:
-    """Return the model that `Recipe.packed` gave, not compiled: trust its origin.
-
-    Raises:
-        ConfigError: if Keras cannot make it.
-    """
-    if is_keras_file(content):
-        return loaded(content, {})
+    if isinstance(source, str) or is_keras_file(source):
+        return loaded(source, cloudpickle.loads(objects) if objects else {})
     try:
-        code: KerasCode = cloudpickle.loads(content)
+        code: KerasCode = cloudpickle.loads(source)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the model cannot be made: {error}. {advice_on_missing(error)}"

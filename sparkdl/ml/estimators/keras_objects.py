@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
@@ -174,14 +175,15 @@ def named_in(source: bytes | str, objects: Objects) -> dict[str, Any]:
     return {name: each for name, each in objects.items() if json.dumps(name) in config}
 
 
-def registered_in(source: bytes | str) -> dict[str, Any]:
-    """Return what this program has registered with Keras and a `.keras` file names."""
+def registered(source: bytes | str) -> bytes:
+    """Return what this program has registered with Keras and a `.keras` file names, pickled."""
     if "keras" not in sys.modules:
-        return {}
+        return b""
     import keras
 
-    found = keras.saving.get_custom_objects().items()
-    return named_in(source, {name: each for name, each in found if not _is_own(each)})
+    own = {n: each for n, each in keras.saving.get_custom_objects().items() if not _is_own(each)}
+    found = named_in(source, own)
+    return bytes(cloudpickle.dumps(found)) if found else b""
 
 
 def as_content(model: Any) -> bytes:

@@ -5,7 +5,6 @@ Runs in: driver, feeder
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -135,14 +134,12 @@ def type_encoded(kind: Any) -> bytes:
     return bytes(pa.schema([("", kind)]).serialize())
 
 
-def type_decoded(_: type, data: bytes | str) -> pa.DataType:
-    """Return the Arrow type that `type_encoded` has encoded; JSON has it in base64.
+def type_decoded(_: type, data: bytes) -> pa.DataType:
+    """Return the Arrow type that `type_encoded` has encoded.
 
     Raises:
         ValueError, OSError: if it is none.
     """
-    if isinstance(data, str):
-        data = b64decode(data)
     (found,) = pa.ipc.read_schema(pa.py_buffer(data)).types
     return found
 

@@ -16,7 +16,8 @@ from pyspark.sql.types import StructType
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import History, named
 from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.keras_model import is_keras_file, registered, trained, with_registered
+from sparkdl.ml.estimators.keras_model import is_keras_file, trained
+from sparkdl.ml.estimators.keras_objects import registered
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, HasParams, TFParams
 from sparkdl.ml.estimators.persistence import Saved, Storage
@@ -44,26 +45,17 @@ Parts = tuple[ModelSource, Signature, Any, tuple[StructType, tuple[OutputColumn,
 class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size", *SCORING]):
     """The base class of models that score: their source, and how they are scored."""
 
-    def score_of(self, schema: StructType) -> tuple[Score, StructType]:
-        """Return how rows of `schema` are scored, and the columns that come of it.
-
-        Raises:
-            ConfigError: if the model is not known, or cannot be fed by these columns.
-        """
-        source, signature, args, (results, columns) = self._parts()
-        inputs = input_columns(args.input_mapping, signature, schema)
-        model = f"{self.uid} ({source.path})" if source.path else self.uid
-        invalid = self.getHandleInvalid()
-        return Score(source, model, inputs, columns, args.batch_size, invalid), results
-
     def _parts(self) -> Parts:
         raise NotImplementedError
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        score, results = self.score_of(dataset.schema)
+        source, signature, args, (results, columns) = self._parts()
+        inputs = input_columns(args.input_mapping, signature, dataset.schema)
+        model = f"{self.uid} ({source.path})" if source.path else self.uid
+        invalid = self.getHandleInvalid()
         return scored(
             dataset,
-            score,
+            Score(source, model, inputs, columns, args.batch_size, invalid),
             results,
             self.getKeep(),
             self.getParquetReader(),
@@ -154,8 +146,7 @@ class TFModel(
                 "folder or a .keras file. In tf_args, export_dir does the same"
             )
         source = source_of(path, args.signature_def_key, args.tag_set)
-        # Tasks do not run the program that has registered them.
-        return replace(source, objects=registered(path)) if source.format == "keras" else source
+        return _with_registered(source)
 
     def _to_save(self) -> dict[str, Any]:
         merged = vars(self.merge_args_params())
@@ -182,6 +173,13 @@ class TFModel(
 
     def _after_load(self, storage: Storage) -> None:
         self.setExportDir(storage.location(f"{_FILES}/{self._file}"))
+
+
+def _with_registered(source: ModelSource) -> ModelSource:
+    """Add what this program has registered with Keras: tasks do not run this program."""
+    if source.format != "keras":
+        return source
+    return replace(source, objects=registered(source.content or source.path))
 
 
 def _name(source: ModelSource) -> str:
@@ -284,9 +282,9 @@ class KerasModel(NetworkModel):
         args: Any = self._values()
         columns = named(self.getFeaturesCol())
         args.input_mapping = self.getInputMapping() or dict.fromkeys(columns, self._only_input())
-        content = with_registered(self.content)
-        kind: Format = "keras" if is_keras_file(content) else "keras_code"
-        return source_of_content(content, kind), self._signature, args, self._outputs()
+        kind: Format = "keras" if is_keras_file(self.content) else "keras_code"
+        source = _with_registered(source_of_content(self.content, kind))
+        return source, self._signature, args, self._outputs()
 
     def _save_files(self, storage: Storage) -> None:
         storage.write(self.content, _FILE if is_keras_file(self.content) else _CODE)

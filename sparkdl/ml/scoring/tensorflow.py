@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.keras_model import layer_names, model_at, output_names, trained
+from sparkdl.ml.estimators.keras_model import layer_names, output_names, trained
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
@@ -50,11 +50,7 @@ def _loaded(source: ModelSource) -> Predictor:
             f"Keras is set to the backend {keras.backend.backend()!r}; models are run with "
             "TensorFlow: unset KERAS_BACKEND on the executors"
         )
-    if source.content is not None:
-        model = trained(source.content)
-    else:
-        model = model_at(source.path, source.objects)
-    return keras_predictor(model)
+    return keras_predictor(trained(source.content or source.path, source.objects))
 
 
 def keras_predictor(model: Any) -> Predictor:

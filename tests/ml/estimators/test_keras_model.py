@@ -20,12 +20,16 @@ from sparkdl.ml.estimators.keras_model import (
     class_labels,
     inputs_of,
     is_keras_file,
-    model_at,
-    registered,
     trained,
-    with_registered,
 )
-from sparkdl.ml.estimators.keras_objects import as_content, checked_file, loaded, objects_in, saved
+from sparkdl.ml.estimators.keras_objects import (
+    as_content,
+    checked_file,
+    loaded,
+    objects_in,
+    registered,
+    saved,
+)
 from sparkdl.ml.estimators.keras_train import Fitting, _weight, arranged
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.jobs.keras import _joined
@@ -250,15 +254,15 @@ def test_layer_that_the_program_has_registered_travels_to_tasks(tmp_path: Path) 
         model = keras.Sequential([keras.Input((3,)), Twice(), keras.layers.Dense(1)])
         content = as_content(model)
         (tmp_path / "model.keras").write_bytes(content)
-        pickled, given = registered(str(tmp_path / "model.keras")), with_registered(content)
-        own = with_registered(as_content(network(None)))
+        path = str(tmp_path / "model.keras")
+        given: list[Any] = [(path, registered(path)), (content, registered(content))]
+        assert registered(as_content(network(None))) == b""
     finally:
         del keras.saving.get_custom_objects()["mine>Twice"]
-    assert is_keras_file(own)
-    assert registered(str(tmp_path / "model.keras")) == b""
+    assert registered(path) == b""
     x = np.ones((1, 3), np.float32)
-    for found in (trained(given), model_at(str(tmp_path / "model.keras"), pickled)):
-        np.testing.assert_array_equal(found(x), model(x))
+    for source, objects in given:
+        np.testing.assert_array_equal(trained(source, objects)(x), model(x))
 
 
 def test_loss_without_a_name_is_refused() -> None:
