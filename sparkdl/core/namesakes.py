@@ -90,7 +90,7 @@ _OF_HOROVOD = {
             *("spark.common.util.pyarrow_to_spark_data_type", "spark.common.util.to_petastorm_fn"),
         ),
         "a part of Horovod's own estimators: those of sparkdl.horovod.spark read Parquet by "
-        "sparkdl.horovod.spark.common.datamodule.ParquetDataModule, or by a class of yours",
+        "sparkdl.horovod.spark.common.datamodule.ParquetDataModule",
     ),
     "spark.driver": _ON_SPARK,
     "spark.gloo_run": _ON_SPARK,

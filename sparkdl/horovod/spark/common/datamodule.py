@@ -1,4 +1,4 @@
-"""The rows of one process of a training, read from Parquet files: `ParquetDataModule`, or another.
+"""The rows of one process of a training, read from Parquet files.
 
 Runs in: child
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -30,67 +31,30 @@ CHUNK_NBYTES = 256 * 1024 * 1024
 """Rows are shuffled within so many bytes of them; fewer are kept in memory for all epochs."""
 
 
-class DataModule:
-    """A context in which a process has its rows; derive from it to read them otherwise.
-
-    It has these attributes, which estimators give it by keyword with others of theirs:
-
-    Args:
-        train_dir, val_dir: folders with Parquet files.
-        num_train_epochs: passes over the training rows.
-        has_val: whether there are validation rows.
-        train_batch_size, val_batch_size: rows of a batch.
-        shuffle: whether training rows come in random order.
-        transform_fn: function of a batch.
-        inmemory_cache_all: whether to keep all rows in memory.
-        cur_shard, shard_count: rank and number of the processes.
-        schema_fields: the columns.
-        storage_options: how fsspec opens the store.
-        steps_per_epoch_train, steps_per_epoch_val: batches of an epoch.
-        verbose: whether to show progress.
-    """
-
-    short_name: str | None = None
-    train_dir: str
-    val_dir: str
-    train_batch_size, val_batch_size = 32, 32
-    cur_shard, shard_count = 0, 1
-    has_val = shuffle = verbose = True
-    inmemory_cache_all = False
-    num_train_epochs = steps_per_epoch_train = steps_per_epoch_val = 1
-    transform_fn: Callable[[Any], Any] | None = None
-    schema_fields: list[str] | None = None
-    storage_options: Mapping[str, Any] | None = None
-
-    def __init__(self, **kwargs: Any) -> None:
-        vars(self).update(kwargs)
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def train_data(self) -> Iterable[Any]:
-        """Return the batches to train on, epoch after epoch, without an end."""
-        raise NotImplementedError
-
-    def val_data(self) -> Iterable[Any]:
-        """Return the batches to validate with, likewise."""
-        raise NotImplementedError
-
-
-class ParquetDataModule(DataModule):
+@dataclass
+class ParquetDataModule:
     """Reads as many rows in each process, and in as many batches, whatever the files are.
 
     Rows are shared out one by one. Where they cannot be shared out evenly, some processes read one
     of theirs twice in an epoch. The batches of an epoch differ by one row at most. Each batch is
     the columns as arrays, by name.
+
+    Attributes:
+        cur_shard, shard_count: rank and number of the processes.
+        transform_fn: function of a batch.
+        inmemory_cache_all: whether to keep all rows in memory.
     """
 
-    short_name = "parquet"
     train_source: ParquetSource
     val_source: ParquetSource | None = None
+    cur_shard: int = 0
+    shard_count: int = 1
+    train_batch_size: int = 32
+    val_batch_size: int = 32
+    shuffle: bool = True
     random_seed: int | None = None
+    transform_fn: Callable[[Any], Any] | None = None
+    inmemory_cache_all: bool = False
     sample_weight_col: str | None = None
 
     def __enter__(self) -> ParquetDataModule:
@@ -101,14 +65,14 @@ class ParquetDataModule(DataModule):
         self._is_closed.set()
 
     def train_data(self) -> Iterator[Columns]:
-        """See `DataModule.train_data`."""
+        """Return the batches to train on, epoch after epoch, without an end."""
         seed = self.random_seed or 0
         batch_size = self.train_batch_size
         return self._batches(self.train_source, batch_size, seed if self.shuffle else None)
 
     def val_data(self) -> Iterator[Columns]:
-        """See `DataModule.val_data`."""
-        assert self.val_source is not None, "has_val"
+        """Return the batches to validate with, likewise."""
+        assert self.val_source is not None
         return self._batches(self.val_source, self.val_batch_size, None)
 
     def _batches(

@@ -149,6 +149,11 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
             if not self.getOrDefault(name):
                 raise ConfigError(f"{name} is not set: name the columns, {name}=[…]")
         util.check_validation(self.getValidation())
+        if self.getOrDefault("data_module") is not None:
+            raise ConfigError(
+                f"data_module={self.getOrDefault('data_module')!r}: must be None, because Parquet "
+                "files are read in one way alone. Leave it out, and use transformation_fn"
+            )
         if self.getShufflingBufferSize() is not None:
             warnings.warn(
                 "shuffle_buffer_size is deprecated, use shuffle", DeprecationWarning, stacklevel=2

@@ -40,7 +40,7 @@ ESTIMATOR = (
         _int),
     Row("backend", None, "what runs the processes; instead of num_proc"),
     Row("store", None, "where the data, checkpoints and logs are kept"),
-    Row("data_module", None, "class that reads the data; ParquetDataModule if it is not set"),
+    Row("data_module", None, "refused: the files are read in one way alone"),
     Row("model", None, "the model to train"),
     Row("optimizer", None, "the optimizer"),
     Row("loss", None, "the loss, or a list with one for each label"),
@@ -48,8 +48,8 @@ ESTIMATOR = (
     Row("metrics", [], "metrics to compute besides the loss"),
     Row("feature_cols", None, "columns for the model's inputs, in their order", _texts),
     Row("label_cols", None, "columns for the model's outputs, in their order", _texts),
-    Row("continuous_cols", None, "passed to the data module", _texts),
-    Row("categorical_cols", None, "passed to the data module", _texts),
+    Row("continuous_cols", None, "accepted, without effect", _texts),
+    Row("categorical_cols", None, "accepted, without effect", _texts),
     Row("sample_weight_col", None, "column of the rows' weights", _text),
     Row("validation", None, "part of the rows, [0, 1), chosen at random; or the column whose rows "
         "with 1 or true are those"),
@@ -75,9 +75,9 @@ ESTIMATOR = (
         "InMemoryCacheAll"),
     Row("use_gpu", True, "whether to train on GPUs where there are any", _bool),
     Row("mp_start_method", None, "how multiprocessing starts processes", _text),
-    Row("train_reader_num_workers", 2, "passed to the data module", _int, "TrainReaderNumWorker"),
-    Row("val_reader_num_workers", 2, "passed to the data module", _int, "ValReaderNumWorker"),
-    Row("reader_pool_type", "thread", "passed to the data module", _text),
+    Row("train_reader_num_workers", 2, "accepted, without effect", _int, "TrainReaderNumWorker"),
+    Row("val_reader_num_workers", 2, "accepted, without effect", _int, "ValReaderNumWorker"),
+    Row("reader_pool_type", "thread", "accepted, without effect", _text),
 )  # fmt: skip
 
 MODEL = (

@@ -11,11 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.horovod.spark.common.datamodule import (
-    DataModule,
     ParquetDataModule,
     batch_sizes,
     rows_each,
@@ -71,40 +69,21 @@ class Work:
         batch_size = params.val_batch_size or params.batch_size
         return train, params.validation_steps_per_epoch or _steps(self.val, size, batch_size)
 
-    def data_module(self, rank: int, size: int, **others: Any) -> Any:
-        """Return what reads a process's rows, made with Horovod's arguments and `others`."""
+    def rows(self, rank: int, size: int) -> ParquetDataModule:
+        """Return what reads a process's rows."""
         params = self.params
-        train_steps, val_steps = self.steps(size)
-        columns = [*params.feature_cols, *params.label_cols]
-        kind: type[DataModule] = params.data_module or ParquetDataModule
-        return kind(
-            train_dir=self.dirs[0],
-            val_dir=self.dirs[1],
-            num_train_epochs=params.epochs,
-            has_val=self.val is not None,
+        return ParquetDataModule(
+            self.train,
+            self.val,
+            cur_shard=rank,
+            shard_count=size,
             train_batch_size=params.batch_size,
             val_batch_size=params.val_batch_size or params.batch_size,
             shuffle=params.shuffle and params.shuffle_buffer_size != 0,
+            random_seed=params.random_seed,
             transform_fn=params.transformation_fn,
             inmemory_cache_all=params.inmemory_cache_all,
-            cur_shard=rank,
-            shard_count=size,
-            schema_fields=[*columns, *filter(None, [params.sample_weight_col])],
-            storage_options=self.store.storage_options,
-            steps_per_epoch_train=train_steps,
-            steps_per_epoch_val=val_steps,
-            verbose=params.verbose if rank == 0 else 0,
-            random_seed=params.random_seed,
-            reader_pool_type=params.reader_pool_type,
-            train_reader_worker_count=params.train_reader_num_workers,
-            val_reader_worker_count=params.val_reader_num_workers,
-            label_cols=params.label_cols,
-            continuous_cols=params.continuous_cols or [],
-            categorical_cols=params.categorical_cols or [],
             sample_weight_col=params.sample_weight_col,
-            train_source=self.train,
-            val_source=self.val,
-            **others,
         )
 
     def describe(self, size: int) -> None:

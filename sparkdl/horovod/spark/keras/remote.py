@@ -20,7 +20,6 @@ import numpy as np
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.horovod.keras.callbacks import Schedule
-from sparkdl.horovod.spark.common.datamodule import ParquetDataModule
 from sparkdl.horovod.spark.common.util import say
 from sparkdl.horovod.spark.common.work import Work
 from sparkdl.horovod.spark.keras.models import (
@@ -79,12 +78,12 @@ class KerasTrainer:
         raised: list[SparkdlError] = []
         # Callbacks save the model: its files have the names that the driver knows its functions by.
         with (
-            work.data_module(hvd.rank(), hvd.size()) as rows,
+            work.rows(hvd.rank(), hvd.size()) as rows,
             named_objects(model, known),
             _as_raised(raised),
         ):
             train, val = (
-                None if batches is None else self._data(model, rows, batches, raised)
+                None if batches is None else self._data(model, batches, raised)
                 for batches in (rows.train_data, rows.val_data if work.val is not None else None)
             )
             history = model.fit(
@@ -160,16 +159,12 @@ class KerasTrainer:
             found += [*board, _on_epoch_end(keras, lambda: sync(str(folder)))]
         return found
 
-    def _data(
-        self, model: Any, rows: Any, batches: Callable[[], Any], raised: list[SparkdlError]
-    ) -> Any:
-        """Return what `fit` takes: that of a user's own data module as it is.
+    def _data(self, model: Any, batches: Callable[[], Any], raised: list[SparkdlError]) -> Any:
+        """Return what `fit` takes.
 
         Args:
             raised: takes the error of the rows, of which TensorFlow makes one of its own.
         """
-        if not isinstance(rows, ParquetDataModule):
-            return batches()
         import tensorflow as tf
 
         stream = batches()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.scratch import scratch_folder
-from sparkdl.horovod.spark.common.datamodule import ParquetDataModule
 from sparkdl.horovod.spark.common.util import say
 from sparkdl.horovod.spark.common.work import Work
 from sparkdl.horovod.spark.lightning.strategy import strategy
@@ -118,40 +117,15 @@ class LightningTrainer:
             **(params.trainer_args or {}),
         }
 
-    def _rows(self, hvd: Any) -> _Rows:
-        params = self.work.params
-        rows = self.work.data_module(
-            hvd.rank(),
-            hvd.size(),
-            num_reader_epochs=params.loader_num_epochs,
-            reader_worker_count=params.train_reader_num_workers,
-            transformation=params.transformation_fn,
-            debug_data_loader=params.debug_data_loader,
-            train_async_data_loader_queue_size=params.train_async_data_loader_queue_size,
-            val_async_data_loader_queue_size=params.val_async_data_loader_queue_size,
-            seed=params.random_seed,
-        )
-        return _Rows(rows, *self.work.steps(hvd.size()))
-
-
-class _Rows:
-    """The arguments of `Trainer.fit` that bring rows: a user's data module, or loaders."""
-
-    def __init__(self, module: Any, steps: int, val_steps: int) -> None:
-        self._module, self._steps = module, (steps, val_steps)
-        self._stack = ExitStack()
-
-    def __enter__(self) -> dict[str, Any]:
-        if not isinstance(self._module, ParquetDataModule):
-            return {"datamodule": self._module}
-        rows = self._stack.enter_context(self._module)
-        found: dict[str, Any] = {"train_dataloaders": _Loader(rows.train_data(), self._steps[0])}
-        if rows.has_val:
-            found["val_dataloaders"] = _Loader(rows.val_data(), self._steps[1])
-        return found
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    @contextmanager
+    def _rows(self, hvd: Any) -> Iterator[dict[str, Any]]:
+        """Give the arguments of `Trainer.fit` that bring rows."""
+        steps, val_steps = self.work.steps(hvd.size())
+        with self.work.rows(hvd.rank(), hvd.size()) as rows:
+            found: dict[str, Any] = {"train_dataloaders": _Loader(rows.train_data(), steps)}
+            if self.work.val is not None:
+                found["val_dataloaders"] = _Loader(rows.val_data(), val_steps)
+            yield found
 
 
 class _Loader:

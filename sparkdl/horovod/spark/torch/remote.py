@@ -110,7 +110,7 @@ class _Training:
         if self.is_root and self.params.verbose:
             self.work.describe(size)
         history: list[dict[str, Any]] = []
-        with self.work.data_module(self.hvd.rank(), size) as rows:
+        with self.work.rows(self.hvd.rank(), size) as rows:
             # One iterator for all epochs, as the readers of Horovod have it: epochs go on where the
             # last one ended.
             train = iter(rows.train_data())
