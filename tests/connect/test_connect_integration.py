@@ -28,7 +28,7 @@ def test_rows_are_fed_and_scored_and_rdds_are_refused(client: Client) -> None:
 
 def test_searches_run_their_trials_side_by_side(client: Client) -> None:
     said = client("search")
-    assert said["search"] == ["COMPLETE"] * 3
+    assert said["search"] == ["complete"] * 3
     assert said["search_estimator"] == ["", ""]
 
 
