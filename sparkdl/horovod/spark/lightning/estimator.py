@@ -20,7 +20,6 @@ from sparkdl.horovod.spark.common import util
 from sparkdl.horovod.spark.common.params import EstimatorParams as EstimatorParams
 from sparkdl.horovod.spark.common.params import Row
 from sparkdl.horovod.spark.common.work import Work
-from sparkdl.horovod.spark.lightning.legacy import to_lightning_module
 from sparkdl.horovod.spark.lightning.remote import LightningTrainer
 from sparkdl.horovod.spark.torch import estimator as torch_estimator
 from sparkdl.horovod.spark.torch.modules import save_start
@@ -50,8 +49,7 @@ class TorchEstimator(torch_estimator.TorchEstimator, params=OWN):
     """Fits a `LightningModule` to a DataFrame, in processes that average their gradients.
 
     Batches are dicts of tensors by column. Learning rates are multiplied by the number of
-    processes. `fit` returns a `TorchModel`, whose history holds the metrics logged last. A plain
-    module with `optimizer` and `loss` becomes a `LightningModule`.
+    processes. `fit` returns a `TorchModel`, whose history holds the metrics logged last.
 
     Args:
         kwargs: parameters by name, see `explainParams()`.
@@ -64,12 +62,10 @@ class TorchEstimator(torch_estimator.TorchEstimator, params=OWN):
 
     def _check_training(self) -> None:
         if self._package() is None:
-            if self.getLoss() is None:
-                raise ConfigError(
-                    "loss is not set, and the model is no LightningModule: give loss="
-                )
-            super()._check_training()
-            return
+            raise ConfigError(
+                f"the model is a {type(self.getModel()).__name__}, and no LightningModule: make "
+                "one of it, or use sparkdl.horovod.spark.torch.TorchEstimator"
+            )
         for name in ("optimizer", "loss", "loss_weights"):
             if self.getOrDefault(name):
                 raise ConfigError(
@@ -98,7 +94,7 @@ class TorchEstimator(torch_estimator.TorchEstimator, params=OWN):
     def _write_start(self, file: Path, run_id: str) -> None:
         import torch
 
-        module = self._module()
+        module = self.getModel()
         states: list[Any] = []
         if self._has_checkpoint(run_id) and (content := self._read_checkpoint(run_id)):
             last = torch.load(io.BytesIO(content), "cpu", weights_only=False)
@@ -107,34 +103,17 @@ class TorchEstimator(torch_estimator.TorchEstimator, params=OWN):
             states = last["optimizer_states"]
         save_start(file, model=module, states=states)
 
-    def _module(self) -> Any:
-        if self._package() is not None:
-            return self.getModel()
-        return to_lightning_module(
-            self.getModel(),
-            self.getOrDefault("optimizer"),
-            self.getLoss(),
-            self.getLossWeights(),
-            self.getFeatureCols(),
-            self.getLabelCols(),
-            self.getSampleWeightCol(),
-            self.getValidation(),
-            self.getInputShapes(),
-            self.getLabelShapes(),
-        )
-
     def _trainer(self, work: Work) -> Callable[[], Any]:
-        return LightningTrainer(work, self._package() or TRAINERS[0])
+        return LightningTrainer(work, str(self._package()))
 
     def _create_model(self, history: Any, file: Path, run_id: str, metadata: util.Metadata) -> Any:
         import torch
 
-        module = copy.deepcopy(self._module())
+        module = copy.deepcopy(self.getModel())
         module.load_state_dict(torch.load(file, "cpu", weights_only=False))
-        model = module if self._package() is not None else module._model
         return TorchModel(
             history=history,
-            model=model.eval(),
+            model=module.eval(),
             feature_columns=self.getFeatureCols(),
             input_shapes=self.getInputShapes(),
             label_columns=self.getLabelCols(),

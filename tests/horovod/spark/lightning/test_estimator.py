@@ -102,28 +102,6 @@ def test_run_with_a_checkpoint_is_continued(nodes: Lab, store: FilesystemStore) 
     assert second.getHistory()["train_loss"] == pytest.approx(at_once.getHistory()["train_loss"])
 
 
-def test_plain_module_trains_as_well_on_rows_in_its_shapes(
-    nodes: Lab, store: FilesystemStore
-) -> None:
-    import torch
-
-    module = torch.nn.Conv1d(1, 1, 2)  # as a dense layer, but its rows are [1, 2] and [1, 1]
-    model = estimator(
-        store,
-        backend=InLab(nodes),
-        model=module,
-        optimizer=torch.optim.SGD(module.parameters(), lr=0.05),
-        loss=torch.nn.functional.mse_loss,
-        input_shapes=[[-1, 1, 2]],
-        label_shapes=[[-1, 1, 1]],
-        sample_weight_col="w",
-        epochs=12,
-        trainer_args={"accumulate_grad_batches": 2},
-    ).fit_on_parquet()
-    assert isinstance(model.getModel(), torch.nn.Conv1d)
-    assert np.allclose(model.getModel().weight.detach().numpy().ravel(), WEIGHTS, atol=0.2)
-
-
 def test_loss_that_is_no_number_ends_the_training(nodes: Lab, store: FilesystemStore) -> None:
     made = estimator(store, backend=InLab(nodes), model=linear(is_broken=True))
     made.setTerminateOnNan(True)
@@ -135,3 +113,8 @@ def test_optimizer_beside_a_lightning_module_is_refused(store: FilesystemStore) 
     made = estimator(store, backend=InThisProcess(), loss=[len])
     with pytest.raises(ConfigError, match="`loss` cannot be specified with a `LightningModule`"):
         made.fit_on_parquet()
+    import torch
+
+    plain = estimator(store, backend=InThisProcess(), model=torch.nn.Linear(2, 1))
+    with pytest.raises(ConfigError, match=r"is a Linear, and no LightningModule: .*TorchEstimator"):
+        plain.fit_on_parquet()
