@@ -128,7 +128,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "driver": 12_300,
     "feed": 6_010,
     "frameworks": 2_250,
-    "horovod": 9_500,
+    "horovod": 9_410,
     "ml": 11_810,
     "mlflow": 520,
     "node": 6_810,

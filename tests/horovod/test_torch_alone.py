@@ -88,55 +88,6 @@ def test_sparse_gradients_come_back_sparse_to_who_has_none_as_well() -> None:
     assert float(lacks.grad.to_dense().sum()) == 28.0, "it is no view of the bucket"
 
 
-def test_registered_handler_keeps_the_values_of_its_type() -> None:
-    import sparkdl.horovod.torch as hvd
-    from sparkdl.horovod.torch.elastic import state as of_torch
-
-    class Counter:
-        count = 0
-
-    class Handler(of_torch.StateHandler):
-        def __init__(self, value: Counter) -> None:
-            super().__init__(value)
-            self.kept = value.count
-
-        def save(self) -> None:
-            self.kept = self.value.count
-
-        def restore(self) -> None:
-            self.value.count = self.kept
-
-        def sync(self) -> None:
-            self.value.count = hvd.broadcast_object(self.value.count)
-
-    before = of_torch.get_handler_registry()
-    of_torch.set_handler_registry([*before, (Counter, Handler)])
-    hvd.init()
-    try:
-        counter = Counter()
-        state: Any = hvd.elastic.TorchState(torch_linear(), counter=counter, epoch=0)
-        counter.count, state.epoch = 1, 1
-        state.commit()
-        snapshot = state.snapshot()
-        counter.count = 5
-        state.restore()
-        assert (counter.count, state.epoch) == (1, 1)
-        state.counter = Counter()  # another object, whose state is kept at once
-        state.counter.count = 7
-        state.restore()
-        assert state.counter.count == 0
-        state.load_snapshot(snapshot)  # as a restart does
-        assert (state.counter.count, counter.count) == (1, 1)
-        state.counter.count = 3
-        state.sync()
-        assert state.counter.count == 3
-        with pytest.raises(ConfigError, match=r"the state of 'counter'.*it keeps \['model'\]"):
-            hvd.elastic.TorchState(torch_linear(), epoch=0).load_snapshot(snapshot)
-    finally:
-        hvd.shutdown()
-        of_torch.set_handler_registry(before)
-
-
 def torch_linear() -> Any:
     import torch
 
