@@ -199,7 +199,7 @@ class CoordinatorServer:
         """Send a message; `left` reports an agent that has gone, not this."""
         connection = self._connections.get(agent_id)
         if connection is not None:
-            if message is not self._encoded[0]:  # the same one may go to thousands
+            if message is not self._encoded[0]:  # the same one may go to all
                 self._encoded = message, encode(message)
             # `broadcast` never waits: an agent that reads slowly must not hold up the driver's
             # loop.

@@ -13,10 +13,6 @@ REPORTS_PER_S = 300
 """Reports from all nodes together, at most; messages that the driver waits for do not count."""
 LOTS_PER_S = 3000
 """Likewise, of reports by which rows are assigned. Nodes wait for these."""
-LOOK_SHARE = 0.02
-"""Share of the driver's time for each kind of look at all nodes, whose cost grows with them."""
-WORK_SHARE = 0.25
-"""Likewise, for looks after which there was something to do."""
 
 
 def period_s(shortest_s: float, nodes: int, per_s: int = REPORTS_PER_S) -> float:
@@ -26,11 +22,6 @@ def period_s(shortest_s: float, nodes: int, per_s: int = REPORTS_PER_S) -> float
         per_s: reports of all of them in a second, at most.
     """
     return max(shortest_s, nodes / per_s)
-
-
-def rest_s(took_s: float, share: float = LOOK_SHARE) -> float:
-    """Return how long to wait after a look that took so long on a core."""
-    return took_s * (1 - share) / share
 
 
 class Throttle:

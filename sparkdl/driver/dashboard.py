@@ -44,7 +44,7 @@ from sparkdl.driver.events import (
     ask_of,
     line_of,
 )
-from sparkdl.driver.stream import Batches, period_s
+from sparkdl.driver.stream import PERIOD_S, Batches
 
 _log = logging.getLogger(__name__)
 
@@ -70,9 +70,7 @@ class Recorder(Batches):
     ) -> None:
         spec = controller.spec
         name = f"sparkdl-recorder-{spec.cluster_id}"
-        super().__init__(
-            f"The record of cluster {spec.cluster_id}", name, period_s(len(spec.nodes))
-        )
+        super().__init__(f"The record of cluster {spec.cluster_id}", name, PERIOD_S)
         self._controller = controller
         self._file: IO[bytes] | None = None
         if folder is not None:

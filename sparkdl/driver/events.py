@@ -130,7 +130,7 @@ class EpochsFed(Event, frozen=True):
 
 
 class Sampled(Event, frozen=True):
-    """The progress of the nodes, once a second or less often: lists by node id.
+    """The progress of the nodes, once a second: lists by node id.
 
     Attributes:
         states: what each node does, in a word or two.

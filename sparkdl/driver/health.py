@@ -24,7 +24,6 @@ from sparkdl.control.messages import NodeActive
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure
 from sparkdl.core.listing import MOST, listed
-from sparkdl.core.throttle import rest_s
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.feeds.report import waits_in_vain
 from sparkdl.driver.lifecycle.state import NodesBlamed, Running, node_failure
@@ -358,7 +357,7 @@ class HangWatch:
         self._controller.soon(self._turn)
 
     def _turn(self) -> None:
-        view, begun_s = self._controller.view, time.thread_time()
+        view = self._controller.view
         nodes = _progress(view)
         self._watch, hang = self._look(view, nodes)
         if hang:  # in a thread: it waits for answers, which come on this loop
@@ -373,10 +372,7 @@ class HangWatch:
             )
             if slow:
                 _log.warning("Cluster %s: %s", self._controller.spec.cluster_id, slow)
-        # A look costs more, the more nodes there are, so the pause follows its CPU time. The upper
-        # limit keeps a hang from being noticed late.
-        wait_s = max(self._period_s, rest_s(time.thread_time() - begun_s))
-        self._controller.later(min(wait_s, self._timeout_s / 8), self._turn)
+        self._controller.later(self._period_s, self._turn)
 
     def _look(self, view: View, nodes: Sequence[Progress]) -> tuple[Watch, Hang | None]:
         if not isinstance(view.state, Running):

@@ -31,18 +31,11 @@ from sparkdl.driver.view import Seen, View, launched, sampled
 
 _log = logging.getLogger(__name__)
 
-_PERIOD_S = 1.0
-_NODES_PER_S = 2000
-"""With more nodes, samples are taken and written less often."""
+PERIOD_S = 1.0
 _MAX_EVENTS = 100_000
 """Waiting while nothing can be written; the oldest are dropped."""
 _STATE_EVENTS = {Launched, StateChanged, Checkpoint, Sampled}
 Subscriber = Callable[[Any], None]
-
-
-def period_s(num_nodes: int) -> float:
-    """Return the period of samples, and of writing them."""
-    return max(_PERIOD_S, num_nodes / _NODES_PER_S)
 
 
 class ClusterEvents:
@@ -138,7 +131,7 @@ class ClusterEvents:
             self._publish(sampled(self._spec, self.now_s(), self._view))
 
     def _sample_later(self) -> None:
-        self._loop.call_later(period_s(len(self._spec.nodes)), self._sample)
+        self._loop.call_later(PERIOD_S, self._sample)
 
     def _sample(self) -> None:
         """Sample from time to time, as long as anything can change."""

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from sparkdl.control.channel import Consumed, Local, ReadParquet, Reported, Waited
 from sparkdl.control.messages import NodeActive
-from sparkdl.core.throttle import Throttle, period_s
+from sparkdl.core.throttle import Throttle
 from sparkdl.node.error_lines import Marker, unmarked
 
 PERIOD_S = 0.1
-"""Steps go to the coordinator this often at most, less often from many nodes."""
+"""Steps go to the coordinator this often at most."""
 LAST_LINES = 1000
 """How many of an ended child's last lines the driver keeps."""
 _MAX_LOG_PERIOD_S = 10.0
@@ -164,7 +164,6 @@ class Activity:
 
     Args:
         log_period_s: how often to note that the child has printed something; `None` for never.
-        nodes: how many there are that report.
     """
 
     def __init__(
@@ -172,14 +171,13 @@ class Activity:
         loop: asyncio.AbstractEventLoop,
         report: Callable[[NodeActive], None],
         log_period_s: float | None,
-        nodes: int = 1,
     ) -> None:
         self._report = report
         self._now = self._reported = NodeActive(0)
         self._log: ChildLog | None = None
         self._own: dict[str, int] = {}
         """Batches of the files that the child reads itself, by feed."""
-        self._changes = Throttle(loop, self._report_now, period_s(PERIOD_S, nodes))
+        self._changes = Throttle(loop, self._report_now, PERIOD_S)
         self._prints = None
         if log_period_s is not None:
             self._prints = Throttle(loop, self._note_print, log_period_s)

@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 
 from sparkdl.control.messages import NodeLoad
-from sparkdl.core.throttle import period_s
 from sparkdl.node.gpus import open_nvml
 
 _PERIOD_S = 2.0
@@ -26,7 +25,7 @@ _RESCAN = 5
 
 
 class LoadWatch:
-    """Reports every two seconds, less often from many nodes. Runs on the agent's loop.
+    """Reports every two seconds. Runs on the agent's loop.
 
     Args:
         gpus: the GPUs that the child uses: UUIDs, or numbers in nvidia-smi's order.
@@ -37,13 +36,11 @@ class LoadWatch:
         self,
         loop: asyncio.AbstractEventLoop,
         report: Callable[[NodeLoad], None],
-        nodes: int,
         gpus: Sequence[str],
         feed_nbytes: Callable[[], tuple[int, int]],
     ) -> None:
         self._loop = loop
         self._report = report
-        self._period_s = period_s(_PERIOD_S, nodes)
         self._gpus = tuple(gpus)
         self._feed_nbytes = feed_nbytes
         self._processes: list[psutil.Process] = []
@@ -64,7 +61,7 @@ class LoadWatch:
             self._timer = None
 
     def _look(self) -> None:
-        self._timer = self._loop.call_later(self._period_s, self._look)
+        self._timer = self._loop.call_later(_PERIOD_S, self._look)
         if self._looks % _RESCAN == 0:
             self._find_processes()
         self._looks += 1

@@ -18,7 +18,7 @@ from sparkdl.control.messages import (
     LogTail,
     Stacks,
 )
-from sparkdl.core.throttle import Throttle, period_s
+from sparkdl.core.throttle import Throttle
 from sparkdl.node.activity import Activity, log_period_s
 from sparkdl.node.children import NodeChild
 from sparkdl.node.error_lines import marked_in, unmarked
@@ -44,12 +44,12 @@ class Observation:
         report: Callable[[FromAgent], None],
         feed_nbytes: Callable[[], tuple[int, int]],
     ) -> None:
-        spec, loop, nodes = agent_spec.spec, asyncio.get_running_loop(), len(agent_spec.spec.nodes)
+        spec, loop = agent_spec.spec, asyncio.get_running_loop()
         log_s = log_period_s(spec.settings.recovery.hang_timeout_s)
         self._spec, self._child, self._report = spec, child, report
-        self._activity = Activity(loop, report, log_s, nodes)
-        self._lines = Throttle(loop, self._stream_log, period_s(_LOG_PERIOD_S, nodes))
-        self._load = LoadWatch(loop, report, nodes, child.gpus, feed_nbytes)
+        self._activity = Activity(loop, report, log_s)
+        self._lines = Throttle(loop, self._stream_log, _LOG_PERIOD_S)
+        self._load = LoadWatch(loop, report, child.gpus, feed_nbytes)
 
     def begin(self) -> None:
         """Watch the child that has been started last."""

@@ -451,7 +451,7 @@ def test_subscriber_begins_with_the_present_and_hears_each_change_once(play: Pla
 def test_samples_come_while_there_is_anyone_to_sample_and_the_last_when_all_have_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream, "period_s", lambda nodes: 0.01)
+    monkeypatch.setattr(stream, "PERIOD_S", 0.01)
     sampled: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with playing() as play:
         agents = [play.agent(1), play.agent(0)]

@@ -9,14 +9,14 @@ from sparkdl.control.messages import FetchStacks, Hello, ToAgent
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.lifecycle.roster import Agent, Roster, Seats
+from sparkdl.driver.lifecycle.roster import Agent, Roster
 from sparkdl.driver.questions import Questions
 from sparkdl.driver.threads import Changed
 from sparkdl.driver.view import View
 from tests.doubles.nodes import SOON_S
 
 NODES = plan_nodes(3)
-SEATS = Seats({n: Agent(Hello(n, "", f"agent-{n}", "h", n, "", "3", "task")) for n in (0, 1)})
+SEATS = {n: Agent(Hello(n, "", f"agent-{n}", "h", n, "", "3", "task")) for n in (0, 1)}
 VIEW = View(states.Gathering(Roster(ClusterSpec("c", NODES), SEATS), 0, 0.0))
 
 

@@ -14,7 +14,7 @@ from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver.events import Changed, Place
-from sparkdl.driver.lifecycle.roster import Agent, Roster, Seats
+from sparkdl.driver.lifecycle.roster import Agent, Roster
 from sparkdl.driver.lifecycle.state import Failed, Finished, Gathering, Running, Stopped, Stopping
 from sparkdl.driver.view import Call, Seen, View, node_state, sampled
 
@@ -24,7 +24,7 @@ WORLD = build_world(0, {node: Address("10.0.0.1", 1, "") for node in FED.nodes})
 RUNNING = Running(Roster(FED), WORLD, frozenset({0, 1}))
 FAILURE = Failure("worker:0", "exception", "<b>no</b>", 0.0, node_id=1, rank=0, host="10.0.0.1")
 RETURNED = {1: ChildReturned(0, b"")}
-SEATS = Seats({1: Agent(Hello(1, "", "agent", "10.0.0.1", 1, "", "3.11", "task"))})
+SEATS = {1: Agent(Hello(1, "", "agent", "10.0.0.1", 1, "", "3.11", "task"))}
 ADDRESSES = {node: Address("h", 1, "grpc://h:2") for node in SPEC.nodes}
 
 

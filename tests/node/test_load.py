@@ -41,7 +41,7 @@ def test_memory_and_cores_of_a_child_and_its_own_processes_are_told() -> None:
             if load.cores > 0.1:
                 is_busy.set()
 
-        watch = LoadWatch(loop, report, 1, (), lambda: (3, 10))
+        watch = LoadWatch(loop, report, (), lambda: (3, 10))
         watch.begin(process.pid)
         process.stdin.close()  # type: ignore[union-attr]
         await asyncio.wait_for(is_busy.wait(), 40)
@@ -69,7 +69,7 @@ def test_gpus_are_told_of_by_their_uuids_and_by_the_numbers_that_spark_assigns(
     told: list[NodeLoad] = []
 
     async def look() -> None:
-        watch = LoadWatch(asyncio.get_running_loop(), told.append, 1, gpus, lambda: (0, 0))
+        watch = LoadWatch(asyncio.get_running_loop(), told.append, gpus, lambda: (0, 0))
         watch.begin(os.getpid())
         watch.close()
 
@@ -89,7 +89,7 @@ def test_network_is_what_all_interfaces_but_loopback_carry(monkeypatch: pytest.M
 
     async def look() -> list[tuple[int, int]]:
         carried(lo=(10**9, 10**9), eth0=(1000, 500), eth1=(0, 0))
-        watch = LoadWatch(asyncio.get_running_loop(), told.append, 1, (), lambda: (0, 0))
+        watch = LoadWatch(asyncio.get_running_loop(), told.append, (), lambda: (0, 0))
         carried(lo=(10**10, 10**10), eth0=(3000, 500), eth1=(2000, 1000))
         found = [watch._carried_since()]
         carried(lo=(10**10, 10**10), eth0=(3500, 600))

@@ -29,7 +29,6 @@ from sparkdl.control.messages import FeedEnd, Spooled
 from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
-from sparkdl.core.throttle import WORK_SHARE, rest_s
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import EpochsFed, Stepped
 from sparkdl.driver.executors.executor import Executor
@@ -61,6 +60,8 @@ _BLAME_LINES = 10
 _FETCH_S = 5.0
 _CANCEL_S = 1.0
 """Cancel again this often: a job that was just being submitted misses the first time."""
+_REST_S = 0.005
+"""Between two looks at the nodes: reports that come meanwhile are looked at together."""
 _JOIN_S = 10.0
 _MEANWHILE_S = 0.25
 """How often a waiting call updates its progress bar and looks for the end of the cluster."""
@@ -249,7 +250,7 @@ class FeedRunner:
 
     def _look(self) -> None:
         """Pass changes in the nodes' state and counts to the feeds."""
-        self._is_looking, in_vain_s, first_s = False, 0.0, time.thread_time()
+        self._is_looking = False
         # All reports that have come, in one event for each feed: a look at all nodes serves many.
         spooled: dict[str, list[tuple[int, Spooled]]] = {}
         while self._controller.view.spooled:
@@ -258,20 +259,13 @@ class FeedRunner:
         for feed, reports in spooled.items():
             self._handle(feed, fs.RowsSpooled(tuple(reports)))
         for feed, state in [*self._states.items()]:
-            begun_s = time.thread_time()
             nodes = nodes_now(self._controller.view, feed)
-            if nodes == state.feed.nodes or not self._handle(feed, fs.NodesSeen(nodes)):
-                in_vain_s += time.thread_time() - begun_s
+            if nodes != state.feed.nodes:
+                self._handle(feed, fs.NodesSeen(nodes))
         self._announce_ends()
-        # Looks without a result are limited to a share of the loop's time: with more nodes there
-        # would be more of them, and each takes longer.
-        took_s = time.thread_time() - first_s
-        # A look that assigned many rows would cause a rest of seconds by the smaller share.
-        wait_s = max(rest_s(in_vain_s), rest_s(took_s, WORK_SHARE))
-        self._rests_until_s = time.monotonic() + wait_s
+        self._rests_until_s = time.monotonic() + _REST_S
 
-    def _handle(self, name: str, event: fs.Event) -> bool:
-        """Handle an event; return whether it led to actions."""
+    def _handle(self, name: str, event: fs.Event) -> None:
         before = self._states.get(name) or self._new(name)
         state, actions = step(before, event, time.monotonic())
         # Most looks change nothing, so threads that wait are not woken for them.
@@ -292,7 +286,6 @@ class FeedRunner:
         self._arm(name, fs.wakes_s(state))
         if isinstance(state, fs.Idle):
             self._announce_ends()
-        return bool(actions)
 
     def _received_before(self, name: str) -> int:
         """Return how many rows the nodes had received when the running job began."""

@@ -5,7 +5,6 @@ Runs in: driver
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -40,43 +39,6 @@ class Agent:
         return Address(self.hello.host, self.offer.port, self.hello.data_address)
 
 
-class Seats(dict[int, Agent]):
-    """The agents by node id; `changed` returns others. No event has to look at all of them.
-
-    Attributes:
-        node_ids: of the agents, by agent id.
-        offered: how many agents have offered a child, by its generation.
-    """
-
-    def __init__(self, agents: Mapping[int, Agent] | None = None) -> None:
-        super().__init__(agents or {})
-        self.node_ids = {agent.agent_id: node_id for node_id, agent in self.items()}
-        self.offered = Counter(agent.offer.generation for agent in self.values() if agent.offer)
-
-    def changed(self, node_id: int, agent: Agent | None) -> Seats:
-        """Return the seats with another agent for a node, or with none."""
-        # States are immutable, so this is a copy. It shares `node_ids` unless the agent itself
-        # changes.
-        seats, before = Seats(), self.get(node_id)
-        seats.update(self)
-        seats.node_ids, seats.offered = self.node_ids, self.offered.copy()
-        if before is not None and before.offer is not None:
-            seats.offered[before.offer.generation] -= 1
-        if agent is not None and agent.offer is not None:
-            seats.offered[agent.offer.generation] += 1
-        if before is None or agent is None or before.agent_id != agent.agent_id:
-            seats.node_ids = self.node_ids.copy()
-            if before is not None:
-                del seats.node_ids[before.agent_id]
-            if agent is not None:
-                seats.node_ids[agent.agent_id] = node_id
-        if agent is not None:
-            seats[node_id] = agent
-        elif before is not None:
-            del seats[node_id]
-        return seats
-
-
 @dataclass(frozen=True)
 class Roster:
     """The connected agents: one per node id, and standbys that wait for a node to be lost.
@@ -90,7 +52,7 @@ class Roster:
     """
 
     spec: ClusterSpec
-    agents: Seats = field(default_factory=Seats)
+    agents: Mapping[int, Agent] = field(default_factory=dict)
     standbys: tuple[Agent, ...] = ()
     history: History = field(default_factory=History)
     checkpoint: CheckpointRef | None = None
@@ -110,7 +72,7 @@ class Roster:
 
     def node_of(self, agent_id: str) -> int | None:
         """Return the node that this agent is, or `None` for a standby or a stranger."""
-        return self.agents.node_ids.get(agent_id)
+        return next((n for n, agent in self.agents.items() if agent.agent_id == agent_id), None)
 
     def drains(self, agent: Agent) -> bool:
         """Whether the agent's executor is about to end."""
@@ -135,14 +97,14 @@ class Roster:
         if node_id is None:
             return self
         agent = replace(self.agents[node_id], is_detached=True)
-        return replace(self, agents=self.agents.changed(node_id, agent))
+        return replace(self, agents={**self.agents, node_id: agent})
 
     def seated(self, agent: Agent) -> Roster:
         """Give the agent its node, or make it a standby if the node has a living agent."""
         node_id = agent.hello.node_id
         if node_id in self.agents or not 0 <= node_id < len(self.spec.nodes):
             return replace(self, standbys=(*self.standbys, agent))
-        return replace(self, agents=self.agents.changed(node_id, agent))
+        return replace(self, agents={**self.agents, node_id: agent})
 
     def without(self, agent_id: str) -> Roster:
         """Remove an agent; a standby for the same node takes its seat."""
@@ -154,14 +116,19 @@ class Roster:
         # a node on a draining executor moves.
         successor = next((a for a in self.standbys if a.hello.node_id == node_id), None)
         standbys = tuple(a for a in self.standbys if a is not successor)
-        return replace(self, agents=self.agents.changed(node_id, successor), standbys=standbys)
+        agents = dict(self.agents)
+        if successor is None:
+            del agents[node_id]
+        else:
+            agents[node_id] = successor
+        return replace(self, agents=agents, standbys=standbys)
 
     def offering(self, agent_id: str, offer: Offer | None) -> Roster:
         """Note what an agent offers."""
         node_id = self.node_of(agent_id)
         if node_id is not None:
             agent = replace(self.agents[node_id], offer=offer)
-            return replace(self, agents=self.agents.changed(node_id, agent))
+            return replace(self, agents={**self.agents, node_id: agent})
         standbys = (
             replace(agent, offer=offer) if agent.agent_id == agent_id else agent
             for agent in self.standbys
@@ -178,9 +145,6 @@ class Roster:
         Returns:
             `None` if a node is missing.
         """
-        # All offers but the last end here, without a look at thousands of nodes.
-        if not may_be_small and self.agents.offered[generation] < len(self.spec.nodes):
-            return None
         addresses: dict[NodeSpec, Address] = {}
         for node in self.spec.nodes:
             agent = self.agents.get(node.node_id)

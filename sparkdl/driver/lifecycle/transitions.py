@@ -101,9 +101,10 @@ def _to_all(roster: Roster, message: ToAgent, standbys: bool = False) -> list[Ac
 def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering | Running]:
     """Begin the world if every node has offered a child for this generation."""
     roster = state.roster
-    offered = roster.agents.offered[state.generation]
     if state.is_growth:
-        may_be_small = may_be_small or offered == len(roster.agents)
+        offers = [agent.offer for agent in roster.agents.values()]
+        have_all = all(offer and offer.generation == state.generation for offer in offers)
+        may_be_small = may_be_small or have_all
     # The back-off holds only `Begin` back: children import meanwhile.
     world = None if state.is_held else roster.world(state.generation, may_be_small)
     if world is None:

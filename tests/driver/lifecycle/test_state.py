@@ -21,7 +21,7 @@ from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, CheckpointRef, World, build_world
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.policy import History
-from sparkdl.driver.lifecycle.roster import Agent, Roster, Seats
+from sparkdl.driver.lifecycle.roster import Agent, Roster
 from sparkdl.driver.lifecycle.transitions import TRANSITIONS, begin, step
 from tests.doubles.machines import Row, declared_steps_only, ignored, illegal, name_of, pairs_of
 
@@ -54,7 +54,7 @@ def agent(agent_id: str, generation: int | None = 0) -> Agent:
 
 
 def roster(*seated: Agent, standbys: tuple[Agent, ...] = (), port_retries: int = 0) -> Roster:
-    seats = Seats({a.hello.node_id: a for a in seated})
+    seats = {a.hello.node_id: a for a in seated}
     return Roster(SPEC, seats, standbys, History(port_retries))
 
 
@@ -405,7 +405,7 @@ def test_a_standby_that_has_offered_lets_the_world_begin_when_it_is_promoted() -
     state = with_agents(ALMOST, A, agent("b", None), C, standbys=(B2,))
     world = world_of({0: A, 1: B2, 2: C})
     assert step(state, left("b"), 10.0) == (
-        states.Running(Roster(SPEC, Seats({0: A, 1: B2, 2: C})), world),
+        states.Running(Roster(SPEC, {0: A, 1: B2, 2: C}), world),
         [BEGINS, *to(msg.Begin(world), "a", "b2", "c")],
     )
 
