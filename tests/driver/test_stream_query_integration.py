@@ -82,6 +82,8 @@ def test_query_goes_on_from_its_checkpoint_and_few_rows_wait_for_more(
         first.processAllAvailable()
         assert first.lastProgress is not None
         assert first.lastProgress["batchId"] == 3
+        spark_cluster.conf.set("sparkdl.of", "the user's")  # and not of a micro-batch's copy
+        assert type(spark_cluster).active().conf.get("sparkdl.of", None) == "the user's"
         first.stop()
         assert (first.isActive, first.exception(), first.awaitTermination(1)) == (
             False, None, True,

@@ -264,6 +264,7 @@ def commits(args: dict[str, Any], ctx: NodeContext) -> Used:
 
     hvd.init()
     state = hvd.elastic.ObjectState(step=0)
+    state._commits = ctx._checkpoints._last_step or 0  # of the lab's functions before
     loader: Any = DataLoader(
         ctx.torch_dataset(BATCH, x="x", feed=args["train"]), batch_size=None, num_workers=1
     )

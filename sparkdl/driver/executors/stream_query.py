@@ -18,6 +18,7 @@ from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.driver.threads import Thread
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _STARTED_S = 60.0
@@ -40,12 +41,19 @@ class _Batches:
         feed: feeds a DataFrame; returns when the nodes have read it.
         is_wanted: whether the nodes read on.
         nodes: returns how many there are.
+        session: the user's. A micro-batch has a copy of it, which `createDataFrame` would make the
+            active session of the whole program.
     """
 
     def __init__(
-        self, feed: Callable[[Any], object], is_wanted: Callable[[], bool], nodes: Callable[[], int]
+        self,
+        feed: Callable[[Any], object],
+        is_wanted: Callable[[], bool],
+        nodes: Callable[[], int],
+        session: SparkSession,
     ) -> None:
         self._feed, self._is_wanted, self._nodes = feed, is_wanted, nodes
+        self._session = session
         self._waiting: list[Any] = []
         self.query: Future[StreamingQuery] = Future()
 
@@ -70,7 +78,7 @@ class _Batches:
         """
         nodes = self._nodes()
         if self._waiting:
-            data = data.union(data.sparkSession.createDataFrame(self._waiting, data.schema))
+            data = data.union(self._session.createDataFrame(self._waiting, data.schema))
         first = data.take(nodes)
         if len(first) < nodes:
             self._waiting = first
@@ -108,7 +116,7 @@ def start_query(
             f"train_stream takes a streaming DataFrame, of spark.readStream, not this "
             f"{type(data).__name__}; cluster.feed takes others"
         )
-    batches = _Batches(*target)
+    batches = _Batches(*target, data.sparkSession)
     writer: Any = data.writeStream.foreachBatch(batches)
     if checkpoint_location is not None:
         writer = writer.option("checkpointLocation", checkpoint_location)
