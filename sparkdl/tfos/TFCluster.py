@@ -24,7 +24,7 @@ from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
-from sparkdl.tfos.reservation import CERT_VARIABLE, TOKEN_VARIABLE, Address, Server
+from sparkdl.tfos.reservation import TOKEN_VARIABLE, Server
 from sparkdl.tfos.util import num_gpus
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class TFCluster:
         input_mode: how the nodes get their data.
         queues: the names that `train` accepts.
         cluster_meta: what the cluster was made of: `id`, `cluster_template` (executor ids by role),
-            `num_executors`, `default_fs`, `working_dir`, `server_addr` (of `server`, with its
-            token), `release_port`. `meta` is the same.
+            `num_executors`, `default_fs`, `working_dir`, `server_addr` (of `server`),
+            `release_port`. `meta` is the same.
         defaultFS, working_dir, num_executors, cluster_id: of it, one by one.
         server: a `reservation.Client` asks it for the nodes, or to end a stream.
     """
@@ -69,7 +69,7 @@ class TFCluster:
         self.cluster = cluster
         self.input_mode = InputMode(spec.is_fed)
         self.queues = list(queues)
-        self.server = Server(len(spec.nodes), cluster.tls)
+        self.server = Server(len(spec.nodes))
         self.defaultFS = spec.default_fs
         self.working_dir = spec.working_dir
         self.num_executors = len(spec.nodes)
@@ -351,21 +351,18 @@ class DStreamFeed:
             self.has_ended.set()
 
 
-def log_how_to_end(address: Address) -> None:
+def log_how_to_end(address: tuple[str, int]) -> None:
     """Log where a client asks for the end: the program's operator needs it.
 
     It is a warning because such are seen where no logging is set up.
     """
     _log.warning(
         "The stream continues until a node wants no more, or a client asks the server at %s:%d for "
-        "the end: python -m sparkdl.tfos.reservation_client %s %d. In other programs than this one "
-        "it needs the token, so start both with one in %s%s",
+        "the end: python -m sparkdl.tfos.reservation %s %d. It needs the token, so start both "
+        "programs with the same secret in %s",
         *address,
         *address,
         TOKEN_VARIABLE,
-        f", and the path of the cluster's certificate or CA in {CERT_VARIABLE}"
-        if address.trust
-        else "",
     )
 
 

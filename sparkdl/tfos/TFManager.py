@@ -9,14 +9,16 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFManag
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Mapping, Sequence
+from queue import Empty, Queue
 from typing import Any, NoReturn
 
 from sparkdl.core.errors import ConfigError, FeedTimeoutError, RemovedError
 from sparkdl.tfos.marker import EndPartition
 
-__all__ = ["QueueFeed", "TFManager", "connect", "start"]
+__all__ = ["TFManager", "connect", "start"]
+
+_TIMEOUT_S = 600.0
 
 
 class TFManager:
@@ -27,10 +29,10 @@ class TFManager:
     """
 
     def __init__(self, queues: Sequence[str]) -> None:
-        self._queues: dict[str, queue.Queue[Any]] = {name: queue.Queue() for name in queues}
+        self._queues: dict[str, Queue[Any]] = {name: Queue() for name in queues}
         self._values: dict[str, Any] = {"state": "running"}
 
-    def get_queue(self, qname: str) -> queue.Queue[Any]:
+    def get_queue(self, qname: str) -> Queue[Any]:
         """Return the queue called `qname`.
 
         Raises:
@@ -54,79 +56,62 @@ class TFManager:
         qname_in: str,
         qname_out: str,
         input_mapping: Mapping[str, str] | None,
-    ) -> QueueFeed:
+    ) -> _QueueFeed:
         """Return the feed over two of the queues."""
-        return QueueFeed(self, train_mode, qname_in, qname_out, input_mapping)
+        tensors = [tensor for _, tensor in sorted((input_mapping or {}).items())]
+        results = None if train_mode else self.get_queue(qname_out)
+        return _QueueFeed(self, self.get_queue(qname_in), results, tensors)
 
 
-class QueueFeed:
-    """Rows out of one queue, results into another.
+class _QueueFeed:
+    """Rows from one queue, results into another.
 
     `None` in the queue is the end of the feed, `marker.EndPartition` that of a partition.
-
-    Args:
-        timeout_s: how long to wait for the next row.
     """
 
     def __init__(
-        self,
-        mgr: TFManager,
-        train_mode: bool,
-        qname_in: str,
-        qname_out: str,
-        input_mapping: Mapping[str, str] | None,
-        timeout_s: float = 600.0,
+        self, mgr: TFManager, rows: Queue[Any], results: Queue[Any] | None, tensors: list[str]
     ) -> None:
         self.done_feeding = False
-        self._timeout_s = timeout_s
-        self._mgr = mgr
-        self._train_mode = train_mode
-        self._in = mgr.get_queue(qname_in)
-        self._out = None if train_mode else mgr.get_queue(qname_out)
-        self._tensors = [tensor for _, tensor in sorted((input_mapping or {}).items())]
+        self._mgr, self._rows, self._results, self._tensors = mgr, rows, results, tensors
 
     def next_batch(self, batch_size: int) -> Any:
-        """Return up to `batch_size` rows, see `TFNode.DataFeed.next_batch`.
-
-        Raises:
-            FeedTimeoutError: if nothing comes for `timeout_s`.
-        """
+        """Return up to `batch_size` rows, see `TFNode.DataFeed.next_batch`."""
         rows: list[Any] = []
         while len(rows) < batch_size and not self.done_feeding:
             row = self._get()
             if row is None:
                 self.done_feeding = True
-            elif isinstance(row, EndPartition):
-                if rows and not self._train_mode:
-                    break
-            else:
+            elif not isinstance(row, EndPartition):
                 rows.append(row)
+            elif rows and self._results is not None:
+                break
         if not self._tensors:
             return rows
         return {tensor: [row[i] for row in rows] for i, tensor in enumerate(self._tensors)}
 
     def batch_results(self, results: Sequence[Any]) -> None:
         """Put each result into the queue of results."""
-        if self._out is None:
+        if self._results is None:
             raise ConfigError("batch_results needs a DataFeed with train_mode=False")
         for result in results:
-            self._out.put(result)
+            self._results.put(result)
 
     def terminate(self) -> None:
         """Discard the queue's items."""
         self._mgr.set("state", "terminating")
-        while not self._in.empty():
+        while not self._rows.empty():
             self._get()
 
     def _get(self) -> Any:
         try:
-            row = self._in.get(timeout=self._timeout_s)
-        except queue.Empty:
+            row = self._rows.get(timeout=_TIMEOUT_S)
+        except Empty:
             raise FeedTimeoutError(
-                f"no row came into the queue for {self._timeout_s:g} s; put None at its end"
+                f"no row came into the queue for {_TIMEOUT_S:g} s; put None at its end"
             ) from None
         # So that a test may wait by `queue.join()`, as TensorFlowOnSpark's feeders did.
-        self._in.task_done()
+        self._rows.task_done()
         return row
 
 

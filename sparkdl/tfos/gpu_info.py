@@ -64,7 +64,12 @@ def get_gpus(
             gpus = list_gpus(nvml)
             free = [gpu.uuid for gpu in gpus if _is_free(gpu, own)]
             if len(free) >= num_gpu:
-                chosen = choose(free, num_gpu, worker_index)
+                first = worker_index * num_gpu
+                chosen = (
+                    random.sample(free, num_gpu)
+                    if worker_index < 0
+                    else [free[(first + i) % len(free)] for i in range(num_gpu)]
+                )
                 return ",".join(chosen) if format == AS_STRING else chosen
             if deadline.has_passed or len(gpus) < num_gpu:
                 raise ConfigError(
@@ -73,18 +78,6 @@ def get_gpus(
                     "end what computes on them"
                 )
             pause.wait(min(_POLL_S, deadline.remaining_s))
-
-
-def choose(free: list[str], count: int, worker_index: int) -> list[str]:
-    """Return `count` of the `free` GPUs: the next ones for each worker, from the start at the end.
-
-    Args:
-        worker_index: negative for any of them, at random.
-    """
-    if worker_index < 0:
-        return random.sample(free, count)
-    first = worker_index * count
-    return [free[(first + i) % len(free)] for i in range(count)]
 
 
 def _is_free(gpu: Gpu, own: Sequence[str]) -> bool:

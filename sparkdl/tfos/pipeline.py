@@ -49,76 +49,30 @@ __all__ = [
 ]
 
 
-class HasBatchSize(HasParams, params=["batch_size"]):
-    """Has `batch_size`."""
+def _mixin(name: str, *params: str) -> type[HasParams]:
+    """Return a class called `name` with these parameters, their setters and getters."""
+    members = {"__module__": __name__, "__doc__": f"Has {' and '.join(params)}."}
+    return type(name, (HasParams,), members, params=params)
 
 
-class HasClusterSize(HasParams, params=["cluster_size"]):
-    """Has `cluster_size`."""
-
-
-class HasEpochs(HasParams, params=["epochs"]):
-    """Has `epochs`."""
-
-
-class HasGraceSecs(HasParams, params=["grace_secs"]):
-    """Has `grace_secs`."""
-
-
-class HasInputMapping(HasParams, params=["input_mapping"]):
-    """Has `input_mapping`."""
-
-
-class HasInputMode(HasParams, params=["input_mode"]):
-    """Has `input_mode`."""
-
-
-class HasMasterNode(HasParams, params=["master_node"]):
-    """Has `master_node`."""
-
-
-class HasModelDir(HasParams, params=["model_dir"]):
-    """Has `model_dir`."""
-
-
-class HasNumPS(HasParams, params=["num_ps", "driver_ps_nodes"]):
-    """Has `num_ps` and `driver_ps_nodes`."""
-
-
-class HasOutputMapping(HasParams, params=["output_mapping"]):
-    """Has `output_mapping`."""
-
-
-class HasProtocol(HasParams, params=["protocol"]):
-    """Has `protocol`."""
-
-
-class HasReaders(HasParams, params=["readers"]):
-    """Has `readers`."""
-
-
-class HasSteps(HasParams, params=["steps"]):
-    """Has `steps`."""
-
-
-class HasTensorboard(HasParams, params=["tensorboard"]):
-    """Has `tensorboard`."""
-
-
-class HasTFRecordDir(HasParams, params=["tfrecord_dir"]):
-    """Has `tfrecord_dir`."""
-
-
-class HasExportDir(HasParams, params=["export_dir"]):
-    """Has `export_dir`."""
-
-
-class HasSignatureDefKey(HasParams, params=["signature_def_key"]):
-    """Has `signature_def_key`."""
-
-
-class HasTagSet(HasParams, params=["tag_set"]):
-    """Has `tag_set`."""
+HasBatchSize = _mixin("HasBatchSize", "batch_size")
+HasClusterSize = _mixin("HasClusterSize", "cluster_size")
+HasEpochs = _mixin("HasEpochs", "epochs")
+HasGraceSecs = _mixin("HasGraceSecs", "grace_secs")
+HasInputMapping = _mixin("HasInputMapping", "input_mapping")
+HasInputMode = _mixin("HasInputMode", "input_mode")
+HasMasterNode = _mixin("HasMasterNode", "master_node")
+HasModelDir = _mixin("HasModelDir", "model_dir")
+HasNumPS = _mixin("HasNumPS", "num_ps", "driver_ps_nodes")
+HasOutputMapping = _mixin("HasOutputMapping", "output_mapping")
+HasProtocol = _mixin("HasProtocol", "protocol")
+HasReaders = _mixin("HasReaders", "readers")
+HasSteps = _mixin("HasSteps", "steps")
+HasTensorboard = _mixin("HasTensorboard", "tensorboard")
+HasTFRecordDir = _mixin("HasTFRecordDir", "tfrecord_dir")
+HasExportDir = _mixin("HasExportDir", "export_dir")
+HasSignatureDefKey = _mixin("HasSignatureDefKey", "signature_def_key")
+HasTagSet = _mixin("HasTagSet", "tag_set")
 
 
 def single_node_env(args: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from argparse import Namespace
@@ -28,7 +29,6 @@ from sparkdl.core.options import Startup
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
 from sparkdl.tfos.reservation import TOKEN_VARIABLE, Client
-from sparkdl.tfos.reservation_client import main
 from tests.doubles.map_funs import count_rows, double, hang
 from tests.doubles.nodes import SOON_S, processes
 
@@ -128,7 +128,7 @@ def test_cluster_that_is_fed_tells_what_it_was_made_of_and_takes_rows(
         pool.submit(cluster.shutdown, grace_secs=SOON_S).result()
     assert signal.getsignal(signal.SIGALRM) is before
     assert sum(rows for rows, _total in cluster.cluster.results()) == 1300
-    with pytest.raises(LaunchError, match="does not let this process in"):
+    with pytest.raises(LaunchError, match="did not answer"):
         Client(cluster.cluster_meta["server_addr"])
 
 
@@ -166,7 +166,8 @@ def check_that_clients_see_the_nodes_and_ask_for_the_end(cluster: TFCluster.TFCl
     with closing(Client(cluster.cluster_meta["server_addr"])) as client:
         assert client.await_reservations(SOON_S) == cluster.cluster_info
     assert not cluster.server.done
-    main(host, str(port))
+    command = [sys.executable, "-m", "sparkdl.tfos.reservation", host, str(port)]
+    subprocess.run(command, check=True, timeout=60)
     assert cluster.server.done
 
 
@@ -239,7 +240,6 @@ def test_inference_gives_one_result_per_row_in_order_and_the_block_shuts_down(ru
     with run(double, None, 2, input_mode=SPARK, startup=Startup(tls=True)) as cluster:
         assert all(info["addr"].startswith("grpc+tls://") for info in cluster.cluster_info)
         address = cluster.cluster_meta["server_addr"]
-        assert address.trust is not None
         with closing(Client(address)) as client:
             assert client.get_reservations() == cluster.cluster_info
         assert list(cluster.inference(range(500))) == [2 * i for i in range(500)]

@@ -53,20 +53,13 @@ def test_gpu_of_a_node_is_its_own_only(nvml: Any, monkeypatch: pytest.MonkeyPatc
         assert gpu_info.get_gpus(1, 0) == first.uuid
 
 
-@pytest.mark.parametrize(
-    ("free", "count", "expected"),
-    [
-        (4, 1, [["0"], ["1"], ["2"], ["3"], ["0"]]),
-        (4, 2, [["0", "1"], ["2", "3"], ["0", "1"], ["2", "3"], ["0", "1"]]),
-        (3, 2, [["0", "1"], ["2", "0"], ["1", "2"], ["0", "1"], ["2", "0"]]),
-        (2, 0, [[], [], [], [], []]),
-    ],
-)
-def test_each_worker_gets_the_next_ones_and_never_fewer(
-    free: int, count: int, expected: list[list[str]]
-) -> None:
-    gpus = [str(number) for number in range(free)]
-    assert [gpu_info.choose(gpus, count, index) for index in range(5)] == expected
+def test_each_worker_gets_the_next_ones_and_never_fewer(nvml: Any) -> None:
+    devices = [Device("T4") for _ in range(3)]
+    nvml(*devices)
+    a, b, c = (device.uuid for device in devices)
+    chosen = [gpu_info.get_gpus(2, index, gpu_info.AS_LIST) for index in range(4)]
+    assert chosen == [[a, b], [c, a], [b, c], [a, b]]
+    assert gpu_info.get_gpus(0, 1) == ""
 
 
 def test_any_worker_gets_different_gpus(nvml: Any) -> None:

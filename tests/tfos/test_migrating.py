@@ -35,7 +35,7 @@ TFManager: TFManager connect start
 marker: EndPartition Marker
 compat: disable_auto_shard export_saved_model is_gpu_available
 gpu_info: AS_LIST AS_STRING get_gpus is_gpu_available
-util: find_in_path get_ip_address read_executor_id single_node_env write_executor_id
+util: get_ip_address single_node_env
 reservation: Client Reservations Server
 dfutil: fromTFExample infer_schema isLoadedDF loadTFRecords saveAsTFRecords toTFExample
 pipeline: HasBatchSize HasClusterSize HasEpochs HasExportDir HasGraceSecs HasInputMapping
@@ -43,7 +43,7 @@ pipeline: HasBatchSize HasClusterSize HasEpochs HasExportDir HasGraceSecs HasInp
   HasSignatureDefKey HasSteps HasTFRecordDir HasTagSet HasTensorboard Namespace TFEstimator
   TFModel TFParams TFTypeConverters get_meta_graph_def single_node_env yield_batch
 """
-"""Public names of TensorFlowOnSpark 2.2.5."""
+"""Public names of TensorFlowOnSpark 2.2.5, except helpers that no public program calls."""
 
 CALLS = """
 TFCluster.run(sc, map_fun, tf_args, num_executors, num_ps, tensorboard=False, input_mode=0,
@@ -81,9 +81,6 @@ gpu_info.is_gpu_available()
 gpu_info.get_gpus(num_gpu=1, worker_index=-1, format='string')
 util.single_node_env(num_gpus=1, worker_index=-1, nodes=[])
 util.get_ip_address()
-util.find_in_path(path, file)
-util.write_executor_id(num)
-util.read_executor_id()
 dfutil.saveAsTFRecords(df, output_dir)
 dfutil.loadTFRecords(sc, input_dir, binary_features=[])
 dfutil.toTFExample(dtypes)

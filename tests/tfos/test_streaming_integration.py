@@ -59,7 +59,7 @@ def test_stream_ends_when_a_client_asks_and_all_rows_until_then_are_read(
     cluster = run(ssc, count, 1 << 30)
     cluster.train(stream(ssc, 3, 20))
     host, port = cluster.cluster_meta["server_addr"]
-    assert f"reservation_client {host} {port}" in caplog.text
+    assert f"tfos.reservation {host} {port}" in caplog.text
     ssc.start()
     controller = cluster.cluster._controller
     assert controller.wait_for(

@@ -149,7 +149,8 @@ def test_terminate_empties_the_queue_at_once() -> None:
     assert mgr.get("state") == "terminating"
 
 
-def test_manager_keeps_values_and_knows_its_queues() -> None:
+def test_manager_keeps_values_and_knows_its_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TFManager, "_TIMEOUT_S", 0.01)
     mgr = manager()
     assert (mgr.get("state"), mgr.get("other")) == ("running", None)
     mgr.set("other", 1)
@@ -157,7 +158,7 @@ def test_manager_keeps_values_and_knows_its_queues() -> None:
     with pytest.raises(ConfigError, match=r"no queue 'extra'; choose one of \['input', 'output'\]"):
         mgr.get_queue("extra")
     with pytest.raises(FeedTimeoutError, match="put None at its end"):
-        TFManager.QueueFeed(mgr, True, "input", "output", None, timeout_s=0.01).next_batch(1)
+        TFNode.DataFeed(mgr).next_batch(1)
 
 
 # nodes of a cluster

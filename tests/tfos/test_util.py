@@ -1,4 +1,4 @@
-"""A process's own address, executor id, class path and GPUs."""
+"""A process's own address, class path and GPUs."""
 
 from __future__ import annotations
 
@@ -12,27 +12,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import ConfigError
 from sparkdl.tfos import gpu_info, util
-
-
-def test_executor_id_is_kept_in_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"ctx\.executor_id"):
-        util.read_executor_id()
-    util.write_executor_id(12)
-    assert util.read_executor_id() == 12
-
-
-def test_file_is_found_in_the_first_folder_that_has_it(tmp_path: Path) -> None:
-    for name in ("b", "c"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tool").touch()
-    path = os.pathsep.join(str(tmp_path / name) for name in "abc")
-    assert util.find_in_path(path, "tool") == str(tmp_path / "b" / "tool")
-    assert util.find_in_path(path, "missing") is False
 
 
 def test_address_is_this_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +29,6 @@ def test_address_is_this_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["10.0.0.1:5", "10.0.0.12:5", "10.0.0.1:6", "10.0.0.12:6"], [0, 0, 1, 1]),
         (["a:1", "b:1", "a:1"], [0, 0, 1]),  # two runs behind one address
-        (["a", "ab", "a"], [0, 0, 1]),
         (["[fe80::1]:5", "[fe80::12]:5", "[fe80::1]:6"], [0, 0, 1]),
     ],
 )
