@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from sparkdl.core.errors import NodeFailedError, SparkdlError
     from sparkdl.core.failure import Failure
     from sparkdl.core.options import Feeding, Recovery, Roles, Startup
-    from sparkdl.deepspeed_distributor import DeepspeedTorchDistributor
     from sparkdl.diagnosis.doctor import doctor
+    from sparkdl.distributors import (
+        DeepspeedTorchDistributor,
+        MirroredStrategyRunner,
+        TorchDistributor,
+    )
     from sparkdl.driver.handle import Cluster
     from sparkdl.driver.launch import launch, run
     from sparkdl.driver.options import Observe
     from sparkdl.horovod.runner_base import HorovodRunner
-    from sparkdl.mirrored_strategy_runner import MirroredStrategyRunner
     from sparkdl.ml.estimators.estimator import TFEstimator
     from sparkdl.ml.estimators.keras_estimator import KerasEstimator
     from sparkdl.ml.estimators.torch_estimator import LightningEstimator, TorchEstimator
@@ -38,18 +41,17 @@ if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
     from sparkdl.petastorm.spark.spark_dataset_converter import make_spark_converter
     from sparkdl.storage.parquet.paths import parquet
-    from sparkdl.torch_distributor import TorchDistributor
 
 _HOMES = {
     "Cluster": "sparkdl.driver.handle",
-    "DeepspeedTorchDistributor": "sparkdl.deepspeed_distributor",
+    "DeepspeedTorchDistributor": "sparkdl.distributors",
     "Failure": "sparkdl.core.failure",
     "Feeding": "sparkdl.core.options",
     "HorovodRunner": "sparkdl.horovod.runner_base",
     "KerasEstimator": "sparkdl.ml.estimators.keras_estimator",
     "KerasModel": "sparkdl.ml.scoring.model",
     "LightningEstimator": "sparkdl.ml.estimators.torch_estimator",
-    "MirroredStrategyRunner": "sparkdl.mirrored_strategy_runner",
+    "MirroredStrategyRunner": "sparkdl.distributors",
     "NodeContext": "sparkdl.node.context",
     "NodeFailedError": "sparkdl.core.errors",
     "Observe": "sparkdl.driver.options",
@@ -59,7 +61,7 @@ _HOMES = {
     "Startup": "sparkdl.core.options",
     "TFEstimator": "sparkdl.ml.estimators.estimator",
     "TFModel": "sparkdl.ml.scoring.model",
-    "TorchDistributor": "sparkdl.torch_distributor",
+    "TorchDistributor": "sparkdl.distributors",
     "TorchEstimator": "sparkdl.ml.estimators.torch_estimator",
     "TorchModel": "sparkdl.ml.scoring.torch_model",
     "data": "sparkdl",

@@ -117,9 +117,8 @@ def _add_migrate(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Changes imports to those of sparkdl, in place: of tensorflowonspark, horovod, petastorm, "
         "pyspark's TorchDistributor and DeepspeedTorchDistributor, and "
-        "spark-tensorflow-distributor's MirroredStrategyRunner. Prints file and line of names that "
-        "sparkdl lacks, of strings that name a module, and cells that are not Python. Comments and "
-        "strings stay. A second run changes nothing."
+        "spark-tensorflow-distributor's MirroredStrategyRunner. Prints file and line of imports "
+        "that it leaves to you. Comments and strings stay. A second run changes nothing."
     )
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path,
         help="programs, notebooks, or folders of them")  # fmt: skip

@@ -9,7 +9,7 @@ docs/lightning.md.
 from __future__ import annotations
 
 import logging
-import socket
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +25,9 @@ from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.datasets.tensorflow import readers_of
 from sparkdl.node.context import NodeContext, current
 
+__all__ = ["Checkpoint", "Environment", "FeedDataModule"]
+
+_log = logging.getLogger(__name__)
 FABRICS = ("lightning.fabric", "lightning_fabric")
 TRAINERS = ("lightning.pytorch", "pytorch_lightning")
 Names: TypeAlias = "str | Sequence[str] | None"
@@ -67,56 +70,25 @@ def _there(packages: tuple[str, ...]) -> tuple[str, ...]:
 class Environment(Adopted):
     """A `ClusterEnvironment` for `Trainer(plugins=[…])` and `Fabric(plugins=[…])`.
 
-    Each node of the cluster is one of Lightning's nodes with one device, wherever it is: give
-    `num_nodes=ctx.num_workers` and `devices=1`. Lightning starts no processes.
+    It is Lightning's for torchrun, except that each node of the cluster is one of Lightning's nodes
+    with one device, wherever it is: give `num_nodes=ctx.num_workers` and `devices=1`.
     https://lightning.ai/docs/pytorch/stable/clouds/cluster_expert.html
 
-    Args:
-        ctx: of this node, by default the one whose process this is.
-
     Raises:
-        ConfigError: on a node that does not train; and in the trainer, if `num_nodes` or `devices`
+        ConfigError: outside of a node that trains; and in the trainer, if `num_nodes` or `devices`
             do not match the cluster.
         FrameworkMissingError: if there is no Lightning.
     """
 
     _packages = FABRICS
-    _base = ".plugins.environments:ClusterEnvironment"
+    _base = ".plugins.environments:TorchElasticEnvironment"
 
-    def __init__(self, ctx: NodeContext | None = None) -> None:
-        ctx = ctx or current()
-        if ctx is not None and not ctx.member.role.is_trainer:
-            raise ConfigError(f"{ctx.member.node.name} does not train: use Lightning on workers")
-        # Outside of a node, as in a notebook, this process trains alone.
-        self._rank = ctx.rank if ctx else 0
-        self._size = ctx.num_workers if ctx else 1
-        leader = ctx.world.trainers[0] if ctx else None
-        self._address = (leader.host, leader.port) if leader else ("127.0.0.1", _free_port())
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        """True: the nodes are there."""
-        return True
-
-    @property
-    def main_address(self) -> str:
-        """The host of rank 0."""
-        return self._address[0]
-
-    @property
-    def main_port(self) -> int:
-        """The port that is reserved on it."""
-        return self._address[1]
-
-    @staticmethod
-    def detect() -> bool:
-        """Return whether this is the process of a node that trains."""
-        ctx = current()
-        return ctx is not None and ctx.member.role.is_trainer
-
-    def world_size(self) -> int:
-        """Return how many nodes train."""
-        return self._size
+    def __init__(self) -> None:
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            raise ConfigError(
+                "lightning.Environment is for nodes that train with PyTorch: make it inside "
+                "map_fun of launch(framework='torch')"
+            )
 
     def set_world_size(self, size: int) -> None:
         """Compare with what the trainer was given: `num_nodes * devices`.
@@ -124,15 +96,7 @@ class Environment(Adopted):
         Raises:
             ConfigError: if that is not the number of nodes.
         """
-        if size != self._size:
-            raise ConfigError(
-                f"the Trainer counts num_nodes * devices = {size} processes, and {self._size} "
-                f"nodes train; {self._advice()}"
-            )
-
-    def global_rank(self) -> int:
-        """Return this node's rank."""
-        return self._rank
+        _check("WORLD_SIZE", size, "num_nodes * devices")
 
     def set_global_rank(self, rank: int) -> None:
         """Compare with what the trainer makes of `node_rank` and `devices`.
@@ -140,11 +104,7 @@ class Environment(Adopted):
         Raises:
             ConfigError: if they differ, because `devices` is not 1.
         """
-        if rank != self._rank:
-            raise ConfigError(
-                f"the Trainer counts several devices for each node (it takes node {self._rank} for "
-                f"rank {rank}), and each node is one process; {self._advice()}"
-            )
+        _check("RANK", rank, "several devices for each node: rank")
 
     def local_rank(self) -> int:
         """Return 0: a node sees its own devices only."""
@@ -152,36 +112,17 @@ class Environment(Adopted):
 
     def node_rank(self) -> int:
         """Return this node's rank."""
-        return self._rank
-
-    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Compare what the trainer was given with the cluster.
-
-        Raises:
-            ConfigError: if they differ.
-        """
-        if (num_devices, num_nodes) != (1, self._size):
-            raise ConfigError(
-                f"devices={num_devices}, num_nodes={num_nodes} does not fit {self._size} nodes; "
-                f"{self._advice()}"
-            )
-
-    def teardown(self) -> None:
-        """Nothing: the node's end destroys the process group."""
-
-    def _advice(self) -> str:
-        return f"write Trainer(devices=1, num_nodes={self._size}), or num_nodes=ctx.num_workers"
+        return int(os.environ["RANK"])
 
 
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-__all__ = ["Checkpoint", "Environment", "FeedDataModule"]
-
-_log = logging.getLogger(__name__)
+def _check(variable: str, value: int, counted: str) -> None:
+    if value != int(os.environ[variable]):
+        size = os.environ["WORLD_SIZE"]
+        raise ConfigError(
+            f"the Trainer counts {counted} = {value}, and {variable} of this node is "
+            f"{os.environ[variable]}: each node is one process with one device. Write "
+            f"Trainer(devices=1, num_nodes={size}), or num_nodes=ctx.num_workers"
+        )
 
 
 class FeedDataModule(Adopted):

@@ -1,4 +1,4 @@
-"""The function or program that `TorchDistributor` runs in each process.
+"""The function or program that a distributor runs in each process.
 
 Runs in: driver, child
 """
@@ -26,7 +26,7 @@ from sparkdl.frameworks.framework import imported
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
-Returned: TypeAlias = Literal["first", "all", "plain", "none"]
+Returned: TypeAlias = Literal["first", "all", "plain"]
 """The ranks whose values come to the driver: `first` and `all` as any picklable object, `plain` as
 those of `map_fun`.
 """
@@ -84,8 +84,8 @@ class Program:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     returned: Returned
-    folder: str | None
-    is_own_group: bool
+    folder: str | None = None
+    is_own_group: bool = False
     deepspeed: str | None = None
 
     def __call__(self, args: None, ctx: NodeContext) -> Any:

@@ -32,8 +32,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             "lightning",  # a face that an estimator of ml trains with
             "ml",
             # The faces. Each is a door for somebody: nothing inside knows them.
-            *("torch_program", "torch_distributor", "mirrored_strategy_runner"),
-            *("deepspeed_distributor", "transformers", "keras", "petastorm"),
+            *("torch_program", "distributors", "transformers", "keras", "petastorm"),
             *("diagnosis", "dashboard", "mlflow"),
             *("tfos", "horovod"),
             "",  # sparkdl/__init__.py
@@ -74,11 +73,11 @@ PYSPARK = {  # who may import pyspark
     "mlflow/*": "a face",
     "petastorm/*": "a face",
     "diagnosis/command.py": "starts the session that it examines",
-    "torch_distributor.py": "a face",
+    "distributors.py": "a face",
 }
 PYSPARK_LAZILY = (
     *("feed/*", "values/*", "cli.py", "demo*", "node/resources.py", "*task.py"),
-    *("torch_distributor.py", "petastorm/*", "diagnosis/command.py"),
+    *("distributors.py", "petastorm/*", "diagnosis/command.py"),
 )
 """Of these, those that import it inside functions only: they load where there may be no pyspark."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sparkdl
-from sparkdl import mirrored_strategy_runner
+from sparkdl import distributors
 from sparkdl.core.errors import ConfigError, SparkConfigError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def test_bad_arguments_are_refused_as_a_value_error(options: dict[str, Any], sai
         ("1", 3, (3, 1)),
         ("2", 4, (2, 2)),
         ("4", 3, (1, 3)),
-        ("0.5", 1, "below 1"),
+        ("0.5", 2, (2, 1)),
         ("2", 3, "multip"),
     ],
 )
@@ -108,9 +108,9 @@ def test_gpus_are_shared_out_as_spark_gives_them_to_tasks(
     spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda key, default: amount))
     if isinstance(found, str):
         with pytest.raises(ConfigError, match=found):
-            mirrored_strategy_runner._shared_out(spark, slots)
+            distributors._shared_out(spark, slots)
     else:
-        assert mirrored_strategy_runner._shared_out(spark, slots) == found
+        assert distributors._shared_out(spark, slots) == found
 
 
 def test_encrypted_spark_is_refused_unless_allowed(spark_local: SparkSession) -> None:

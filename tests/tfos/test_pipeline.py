@@ -24,7 +24,11 @@ def test_mixins_have_their_accessors(name: str) -> None:
 
 
 def test_own_stages_of_the_mixins_work() -> None:
-    class Own(pipeline.TFParams, pipeline.HasBatchSize, pipeline.HasNumPS):
+    class Own(
+        pipeline.TFParams,
+        pipeline.HasBatchSize,  # type: ignore[valid-type,misc]
+        pipeline.HasNumPS,  # type: ignore[valid-type,misc]
+    ):
         def __init__(self) -> None:
             super().__init__()
             self.args = pipeline.Namespace(argparse.Namespace(own=1))

@@ -198,7 +198,7 @@ def _arguments(task: LightningTask, ctx: NodeContext, home: Any) -> dict[str, An
     own = task.callbacks() if callable(task.callbacks) else task.callbacks
     check_trainer_args(given, own)
     callbacks = [*own, *_listed(given.pop("callbacks", None))]
-    plugins = [Environment(ctx), *_listed(given.pop("plugins", None))]
+    plugins = [Environment(), *_listed(given.pop("plugins", None))]
     logger: Any = False
     if task.tensorboard_dir:
         logger = home.loggers.TensorBoardLogger(task.tensorboard_dir, name="", version="")

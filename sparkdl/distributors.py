@@ -1,0 +1,391 @@
+"""`TorchDistributor`, `DeepspeedTorchDistributor` and `MirroredStrategyRunner`, by our launcher.
+
+Runs in: driver
+
+https://spark.apache.org/docs/latest/api/python/reference/api/pyspark.ml.torch.distributor.TorchDistributor.html
+https://spark.apache.org/docs/latest/api/python/reference/api/pyspark.ml.deepspeed.deepspeed_distributor.DeepspeedTorchDistributor.html
+https://github.com/tensorflow/ecosystem/tree/master/spark/spark-tensorflow-distributor
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.core.errors import ConfigError, SparkConfigError
+from sparkdl.core.jobs import context_of
+from sparkdl.core.options import Feeding
+from sparkdl.driver.launch import launch
+from sparkdl.driver.options import Observe
+from sparkdl.driver.payload import pickled
+from sparkdl.frameworks.tensorflow import InStrategy
+from sparkdl.torch_program import Program, Returned, script_of, value_of
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from sparkdl.driver.handle import Cluster
+
+_log = logging.getLogger(__name__)
+_IGNORE_SSL = "pytorch.spark.distributor.ignoreSsl"
+
+
+class _Distributor:
+    """Runs one function or program on all nodes, which return its values.
+
+    Attributes:
+        ssl_conf: the setting that allows to train unencrypted where Spark encrypts.
+    """
+
+    _framework = "tensorflow"
+    ssl_conf: str
+    spark: SparkSession | None
+
+    def _set_up(self, local_mode: bool, options: dict[str, Any]) -> None:
+        from sparkdl.driver.executors.sessions import active_session
+
+        self.local_mode = local_mode
+        self.spark = active_session()
+        if self.spark is None and not local_mode:
+            raise SparkConfigError(
+                f"{type(self).__name__} needs an active SparkSession: create one first. Only "
+                "local_mode=True works without"
+            )
+        self._options = {"observe": Observe(log_to_driver=True), **options}
+
+    def _program(
+        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Returned
+    ) -> Program:
+        if isinstance(what, str):
+            if kwargs:
+                raise ConfigError(
+                    "Running pytorch file does not support key-word type arguments: "
+                    f"{', '.join(kwargs)}. Give them as '--name=value'"
+                )
+            return Program(script_of(what), args, {}, returned)
+        if not callable(what):
+            raise ConfigError(
+                f"train_object must be a function or a path, not {type(what).__name__}"
+            )
+        pickled(partial(what, *args, **kwargs), None)  # names what cannot be
+        return Program(what, args, kwargs, returned)
+
+    def _launch(self, program: Program, nodes: int, num_gpus: int, is_fed: bool) -> Cluster:
+        if self.spark is not None and not self.local_mode:
+            _check_encryption(self.spark, self.ssl_conf)
+        options = self._options
+        return launch(
+            None if self.local_mode else self.spark,
+            program,
+            None,
+            nodes,
+            framework=self._framework,
+            executor="local" if self.local_mode else "spark",
+            num_gpus=num_gpus,
+            **{**options, "feeding": replace(options.get("feeding", Feeding()), fed=is_fed)},
+        )
+
+    def _values(
+        self, program: Program, nodes: int, num_gpus: int, feed: Any = None, epochs: int = 1
+    ) -> list[Any]:
+        """Run the program, and return what it returned, by rank."""
+        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+            if self.local_mode:  # executors do not see it, so there values travel as results
+                program = replace(program, folder=folder)
+            with self._launch(program, nodes, num_gpus, feed is not None) as cluster:
+                if feed is not None:
+                    cluster.feed(feed, epochs=epochs)
+                return [value_of(value) for value in cluster.results()]
+
+
+class TorchDistributor(_Distributor):
+    """Runs a PyTorch function or program in several processes, on Spark or on the driver.
+
+    Takes the arguments of pyspark's class, sets the same variables in the processes, and returns
+    the same: change the import. Additional arguments come after these, by keyword. In the function
+    `sparkdl.node.context.current()` is the node's context: its feed, its checkpoints.
+
+    Args:
+        num_processes: how many processes train.
+        local_mode: whether they run on this machine, not on Spark's executors.
+        use_gpu: whether each process has a GPU; without, it sees none.
+        feed: data for the training: a DataFrame, an RDD, files of `sparkdl.parquet`; with
+            `local_mode` rows, a `pyarrow.Table` or such files. The function reads
+            `current().torch_dataset(…)`.
+        epochs: how often it is fed.
+        options: of `sparkdl.launch`: `max_restarts`, `checkpoint_dir`, `observe`, … By default
+            what the processes print is printed, as they do.
+
+    Raises:
+        ValueError: if `num_processes` is less than 1.
+        RuntimeError: without an active SparkSession, unless `local_mode`.
+    """
+
+    _framework = "torch"
+
+    def __init__(
+        self,
+        num_processes: int = 1,
+        local_mode: bool = True,
+        use_gpu: bool = True,
+        _ssl_conf: str = _IGNORE_SSL,
+        *,
+        feed: Any = None,
+        epochs: int = 1,
+        **options: Any,
+    ) -> None:
+        if num_processes <= 0:
+            raise ConfigError(f"num_processes has to be a positive integer, not {num_processes}")
+        self._set_up(local_mode, options)
+        self.num_processes, self.use_gpu, self.ssl_conf = num_processes, use_gpu, _ssl_conf
+        self._feed, self._epochs = feed, epochs
+
+    @property
+    def num_tasks(self) -> int:
+        """How many Spark tasks there are: one for each process."""
+        return self.num_processes
+
+    @property
+    def input_params(self) -> dict[str, Any]:
+        """The arguments, by pyspark's names."""
+        names = ("local_mode", "num_processes", "use_gpu", "num_tasks")
+        return {name: getattr(self, name) for name in names}
+
+    def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
+        """Run it in all processes, and return what the first one returned.
+
+        Args:
+            train_object: a function, called with `args` and `kwargs`; or the path of a program on
+                this machine, which runs as `__main__` with `args` as its command line.
+
+        Returns:
+            The value of rank 0, anything that can be pickled, without `local_mode` into some 12 MB;
+            `None` of a program.
+
+        Raises:
+            ValueError: if a program is given keyword arguments, or something cannot be pickled.
+            RuntimeError: if Spark is set to encrypt its connections (`spark.ssl.enabled`), or
+                there are too few GPUs.
+            NodeFailedError: if a process failed, with its own error as root cause; a RuntimeError,
+                as pyspark's.
+            ResultError: if the value cannot travel.
+        """
+        return self._run(train_object, args, kwargs, "first")[0]
+
+    def run_all(
+        self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        """Do what `run` does, and return the values of all processes, by rank."""
+        return self._run(train_object, args, kwargs, "all")
+
+    def start(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Cluster:
+        """Begin to run it, and return the running cluster, a context manager.
+
+        `cluster.results()` waits, and returns plain values and arrays, by rank. Feed it with
+        `cluster.feed`: it does not know of `TorchDistributor(feed=…)`.
+
+        Raises:
+            ConfigError: if this distributor was given a `feed`; and what `run` raises.
+        """
+        if self._feed is not None:
+            raise ConfigError(
+                "start() does not accept TorchDistributor(feed=…); leave it out, and call "
+                "cluster.feed(data, epochs=…) or cluster.feed_async"
+            )
+        program = self._program(train_object, args, kwargs, "plain")
+        return self._launch(program, self.num_processes, int(self.use_gpu), is_fed=True)
+
+    def _run(
+        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Returned
+    ) -> list[Any]:
+        program = self._program(what, args, kwargs, returned)
+        return self._values(
+            *(program, self.num_processes, int(self.use_gpu), self._feed, self._epochs)
+        )
+
+    def _program(
+        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Returned
+    ) -> Program:
+        program = super()._program(what, args, kwargs, returned)
+        return replace(program, is_own_group=not self.local_mode)
+
+
+class DeepspeedTorchDistributor(TorchDistributor):
+    """Runs a function or program that trains with DeepSpeed in several processes.
+
+    A program finds `--deepspeed`, and with a configuration `--deepspeed_config FILE`, behind its
+    own arguments, a function in `sys.argv`; the file is there on each node. DeepSpeed has to be
+    installed where the processes run, not on the driver.
+
+    Args:
+        numGpus: processes on each node, each with one GPU if `useGpu`.
+        nnodes: how many nodes; sparkdl starts `numGpus * nnodes` processes, wherever Spark has
+            room for them.
+        localMode: whether they run on this machine, not on Spark's executors.
+        useGpu: whether each process has a GPU; without, it sees none.
+        deepspeedConfig: DeepSpeed's configuration as a dict, or the path of its JSON file on this
+            machine.
+        options: of `TorchDistributor`, by keyword: `feed`, `max_restarts`, `checkpoint_dir`, …
+
+    Raises:
+        ConfigError: a ValueError, if a number is below 1, or the configuration is no JSON object,
+            or cannot be read; and what `TorchDistributor` raises.
+    """
+
+    def __init__(
+        self,
+        numGpus: int = 1,  # noqa: N803 (pyspark's names)
+        nnodes: int = 1,
+        localMode: bool = True,  # noqa: N803
+        useGpu: bool = True,  # noqa: N803
+        deepspeedConfig: str | Mapping[str, Any] | None = None,  # noqa: N803
+        **options: Any,
+    ) -> None:
+        for name, value in (("numGpus", numGpus), ("nnodes", nnodes)):
+            if value < 1:
+                raise ConfigError(f"{name}={value}: must be at least 1")
+        self.deepspeed_config = deepspeedConfig
+        # The text itself, because the nodes may not see the driver's file.
+        self._config = _json_of(deepspeedConfig)
+        super().__init__(
+            *(numGpus * nnodes, localMode, useGpu, "deepspeed.spark.distributor.ignoreSsl"),
+            **options,
+        )
+
+    def _program(
+        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Returned
+    ) -> Program:
+        return replace(super()._program(what, args, kwargs, returned), deepspeed=self._config)
+
+
+class MirroredStrategyRunner(_Distributor):
+    """Runs a TensorFlow training function on several nodes, which compute the same weights.
+
+    Args:
+        num_slots: how many GPUs train in all; without GPUs, how many task slots.
+        local_mode: whether one process of the driver's machine trains, with that many GPUs.
+        use_gpu: whether nodes have GPUs: as many each as Spark gives to a task, at least one.
+        gpu_resource_name: accepted if it is `gpu`, the only name that Spark's own GPUs have.
+        use_custom_strategy: whether the function makes its own `tf.distribute` strategy. Otherwise
+            it is called in the scope of a `MultiWorkerMirroredStrategy`.
+        options: of `sparkdl.launch`, by keyword: `observe`, `startup`, `max_restarts`, …
+
+    Raises:
+        ConfigError: a ValueError, if `num_slots` is no positive number, or cannot be shared out.
+        SparkConfigError: a RuntimeError, without an active SparkSession, unless `local_mode`.
+    """
+
+    ssl_conf = "tensorflow.spark.distributor.ignoreSsl"
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        local_mode: bool = False,
+        use_gpu: bool = True,
+        gpu_resource_name: str = "gpu",
+        use_custom_strategy: bool = False,
+        **options: Any,
+    ) -> None:
+        if num_slots <= 0:
+            raise ConfigError(
+                f"num_slots is set to {num_slots} but cannot be less than or equal to 0"
+            )
+        if use_gpu and gpu_resource_name != "gpu":
+            raise ConfigError(
+                f"gpu_resource_name={gpu_resource_name!r}: must be 'gpu'; name the resource so in "
+                "Spark's configuration (spark.executor.resource.gpu.amount)"
+            )
+        if local_mode and not use_gpu and num_slots > 1:
+            raise ConfigError(
+                f"num_slots={num_slots}: Cannot run with more than 1 CPU machine in local mode. "
+                "Set num_slots=1, or local_mode=False"
+            )
+        self._set_up(local_mode, options)
+        self._use_custom_strategy = use_custom_strategy
+        self._num_tasks, self._num_gpus = 1 if local_mode else num_slots, num_slots
+        if not use_gpu:
+            self._num_gpus = 0
+        elif self.spark is not None and not local_mode:
+            self._num_tasks, self._num_gpus = _shared_out(self.spark, num_slots)
+
+    @property
+    def sc(self) -> SparkContext | None:
+        """The SparkContext; `None` with `local_mode`, and over Spark Connect."""
+        return None if self.local_mode or self.spark is None else context_of(self.spark)
+
+    def get_num_tasks(self) -> int:
+        """Return how many nodes train, each in a task of Spark."""
+        return self._num_tasks
+
+    def run(self, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
+        """Call `train_fn(**kwargs)` on each node, and return the value of the first one.
+
+        Raises:
+            ConfigError: if it cannot work: more nodes than task slots, or no pickle of `train_fn`.
+            RuntimeError: if Spark is set to encrypt its connections (`spark.ssl.enabled`).
+            NodeFailedError: if a node failed; a RuntimeError.
+        """
+        train = train_fn if self._use_custom_strategy else InStrategy(train_fn)
+        program = self._program(train, (), kwargs, "first")
+        return self._values(program, self._num_tasks, self._num_gpus)[0]
+
+
+def _check_encryption(spark: SparkSession, ignore: str) -> None:
+    """Refuse to train unencrypted where Spark encrypts, as pyspark's distributors do.
+
+    Raises:
+        SparkConfigError: if Spark's `spark.ssl.enabled` is true, and the setting `ignore` is not.
+    """
+    if spark.conf.get("spark.ssl.enabled", "false") != "true":
+        return
+    text = (
+        "spark.ssl.enabled=true asks for TLS encryption, and the framework's own connections "
+        "between the nodes have none"
+    )
+    if spark.conf.get(ignore, "false") != "true":
+        raise SparkConfigError(f"{text}. Set {ignore}=true to train all the same")
+    _log.warning("%s; %s=true allows it", text, ignore)
+
+
+def _json_of(config: str | Mapping[str, Any] | None) -> str:
+    """Return DeepSpeed's configuration as JSON; empty if there is none."""
+    if config is None:
+        return ""
+    try:
+        text = json.dumps(config) if isinstance(config, Mapping) else Path(config).read_text()
+        is_object = isinstance(json.loads(text), dict)
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"deepspeedConfig={config!r} cannot be used: {error}. Give a dict, or the path of a "
+            "JSON file on the driver"
+        ) from error
+    if not is_object:
+        raise ConfigError(f"deepspeedConfig={config!r}: must hold a JSON object")
+    return text
+
+
+def _shared_out(spark: SparkSession, num_slots: int) -> tuple[int, int]:
+    """Return how many nodes there are, and the GPUs of each.
+
+    Raises:
+        ConfigError: if some node would have fewer GPUs than others.
+    """
+    key = "spark.task.resource.gpu.amount"
+    amount = max(1, int(float(spark.conf.get(key, "1") or 1)))
+    # A single task has more GPUs than are asked for.
+    if num_slots < amount:
+        return 1, num_slots
+    if num_slots % amount:
+        raise ConfigError(
+            f"num_slots={num_slots}: must be a multiple of the {amount} GPUs that each task has "
+            f"({key}), so that all nodes have equally many"
+        )
+    return num_slots // amount, amount
