@@ -116,7 +116,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
 }
 
 CEILINGS = {  # lines of each folder: lowered by each commit that takes something out, never raised
-    "": 2_300,
+    "": 1_960,
     "collectives": 1_400,
     "control": 2_780,
     "core": 2_300,
@@ -133,7 +133,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "node": 6_810,
     "petastorm": 730,
     "storage": 1_370,
-    "tfos": 2_040,
+    "tfos": 1_800,
     "values": 2_120,
 }
 
