@@ -25,7 +25,6 @@ import pyarrow.fs as pafs
 
 from sparkdl.core.errors import ConfigError, WriteError
 from sparkdl.core.paths import absolute_url
-from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.executors.sessions import active_session, default_fs
 from sparkdl.petastorm.reader import Reading, Streams, place
 from sparkdl.storage.parquet.source import ParquetSource, list_files
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _ROW_GROUP_NBYTES = 32 * 1024 * 1024
-_CODECS = ("uncompressed", "bzip2", "gzip", "lz4", "snappy", "deflate", "zstd")
 _THREADS = 4
 _OPTIONS = {
     "cur_shard": None,
@@ -54,12 +52,6 @@ _OPTIONS = {
 """Options of Petastorm's `make_batch_reader`, with their defaults."""
 _ACCEPTED = ("convert_early_to_numpy", "hdfs_driver", "reader_pool_type", "results_queue_size")
 """Without effect here: how Petastorm's own reader works."""
-_REFUSED = {
-    *("predicate", "filters", "rowgroup_selector", "cache_type", "cache_location"),
-    *("cache_size_limit", "cache_row_size_estimate", "cache_extra_settings", "storage_options"),
-    *("zmq_copy_buffers", "filesystem", "results_timeout_s"),
-}
-"""Options of Petastorm's that a converter cannot have."""
 _MIXED_ROWS = 100_000
 
 
@@ -181,14 +173,9 @@ class SparkDatasetConverter:
     ) -> Reading:
         options = {**_OPTIONS, **given}
         for name in given.keys() - _OPTIONS.keys() - set(_ACCEPTED):
-            if name in _REFUSED:
-                raise ConfigError(
-                    f"{name}={given[name]!r}: a converter takes no {name}. Leave it out; select "
-                    "and filter rows and columns in the DataFrame"
-                )
             raise TypeError(
-                f"a converter got an unexpected keyword argument {name!r}"
-                f"{did_you_mean(name, _OPTIONS)}. It takes {', '.join(_OPTIONS)}"
+                f"a converter got an unexpected keyword argument {name!r}. It takes "
+                f"{', '.join(_OPTIONS)}; select and filter rows and columns in the DataFrame"
             )
         for name, value in (("batch_size", batch_size), ("num_epochs", epochs)):
             if value is not None and value < 1:
@@ -230,23 +217,14 @@ def make_spark_converter(
         ConfigError: for arguments that cannot work, if the setting is missing, or is no URL.
         WriteError: if the driver does not find Spark's files in the folder.
     """
-    codec = (compression_codec or "uncompressed").lower()
-    if codec not in _CODECS:
-        raise ConfigError(
-            f"compression_codec={compression_codec!r}: must be one of {', '.join(_CODECS)}"
-            f"{did_you_mean(codec, _CODECS)}"
-        )
     if dtype not in ("float32", "float64", None):
         raise ConfigError(f"dtype={dtype!r}: must be 'float32', 'float64' or None")
-    if parquet_row_group_size_bytes < 1:
-        raise ConfigError(
-            f"parquet_row_group_size_bytes={parquet_row_group_size_bytes}: must be at least 1"
-        )
     if isinstance(df, (str, PurePath)):
         spark = active_session()
         root = default_fs(spark) if spark else "file://"
         url = absolute_url(str(df), root, os.getcwd())
         return SparkDatasetConverter(url, list_files(url), is_own=False)
+    codec = compression_codec or "uncompressed"
     key = (_parent_url(df.sparkSession), parquet_row_group_size_bytes, codec, dtype)
     # With the session, so that it ends with it.
     written: list[_Written] = vars(df.sparkSession).setdefault("_sparkdl_converters", [])
@@ -291,7 +269,13 @@ def _parent_url(spark: SparkSession) -> str:
             f"Spark's setting {conf} is missing: set it to the URL of a folder that the driver and "
             f"all processes reach, like spark.conf.set({conf!r}, 'file:///mnt/shared/cache')"
         )
-    return _checked_url(parent, conf).rstrip("/")
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", parent):
+        raise ConfigError(
+            f"{conf}={parent!r}: a scheme-less directory url is no longer supported; write "
+            "file:///… for a local folder"
+        )
+    locate(parent)  # raises for a storage that processes cannot read
+    return str(parent).rstrip("/")
 
 
 def _write(
@@ -303,7 +287,8 @@ def _write(
     url = f"{parent}/{time.strftime('%Y%m%d%H%M%S')}-{uuid.uuid4()}"
     # Counted within the write, so that no further job reads the rows.
     seen = Observation()
-    observed = _with_dtype(df, dtype).observe(seen, count(lit(1)).alias("rows"))
+    columns = [_converted(df, each, dtype) for each in df.schema.fields]
+    observed = df.select(columns).observe(seen, count(lit(1)).alias("rows"))
     writer = observed.write.option("compression", codec).option("parquet.block.size", nbytes)
     writer.parquet(url)
     # Before the check below, so that files which fail it are deleted as well.
@@ -318,12 +303,8 @@ def _write(
     return SparkDatasetConverter(url, source)
 
 
-def _with_dtype(df: DataFrame, dtype: str | None) -> DataFrame:
-    """Return the DataFrame with vectors as arrays, and floats of this dtype."""
-    return df.select([_converted(df, each, dtype) for each in df.schema.fields])
-
-
 def _converted(df: DataFrame, column: StructField, dtype: str | None) -> Column:
+    """Return a column with vectors as arrays, and floats of this dtype."""
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql.types import ArrayType, DoubleType, FloatType
 
@@ -352,16 +333,6 @@ def _delete_at_exit(url: str) -> None:
         _delete_if_there(url)
     except Exception as error:  # noqa: BLE001 (the program ends; the log names the remaining files)
         _log.warning("%s cannot be deleted: %s. Delete it by hand", url, error)
-
-
-def _checked_url(url: str, what: str) -> str:
-    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", url):
-        raise ConfigError(
-            f"{what}={url!r}: a scheme-less directory url is no longer supported; write "
-            "file:///… for a local folder"
-        )
-    locate(url)  # raises for a storage that processes cannot read
-    return url
 
 
 def _shard(cur_shard: int | None, shard_count: int | None) -> tuple[int, int]:
