@@ -19,7 +19,7 @@ import runner
 from contestants.tfrecord_data import PIXELS, schema
 from runner import Figure
 
-from sparkdl.data.columns import EXAMPLE, columns_of
+from sparkdl.data.columns import columns_of
 from sparkdl.data.examples import encode
 from sparkdl.data.framing import frame
 
@@ -65,7 +65,7 @@ def make(kind: str, folder: Path, rows: int) -> None:
     columns = schema(kind)
     for number in range(FILES):
         batch = pa.record_batch([_values(random, each, rows // FILES) for each in columns], columns)
-        records = encode(batch, columns_of(columns, EXAMPLE), EXAMPLE)
+        records = encode(batch, columns_of(columns))
         (folder / f"part-{number}.tfrecord").write_bytes(frame(records))
 
 

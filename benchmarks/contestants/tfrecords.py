@@ -57,16 +57,16 @@ def tensorflow(path: str, kind: str, threads: int) -> Callable[[], int]:
 
 def sparkdl(path: str, kind: str, threads: int) -> Callable[[], int]:
     """Return a function that counts the rows of sparkdl's reader, in one thread."""
-    from sparkdl.data.columns import EXAMPLE, columns_of
+    from sparkdl.data.columns import columns_of
     from sparkdl.data.examples import decode
     from sparkdl.data.files import Options, find, read_file
 
-    columns = columns_of(schema(kind), EXAMPLE)
+    columns = columns_of(schema(kind))
 
     def read() -> int:
         data = find(Options((path,)))
         return sum(
-            len(decode(chunk, columns, EXAMPLE)[0])
+            len(decode(chunk, columns)[0])
             for file in data.files
             for chunk in read_file(data.storage, file.path)
         )

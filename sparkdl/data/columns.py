@@ -14,14 +14,10 @@ from pyspark.sql import types as spark
 
 from sparkdl.core.errors import ConfigError
 
-EXAMPLE = "Example"
-SEQUENCE_EXAMPLE = "SequenceExample"
-RECORD_TYPES = (EXAMPLE, SEQUENCE_EXAMPLE)
-
 NO_PLACE = (
     "which a TFRecord cannot hold. Cast it: decimals to double or string, dates and timestamps to "
-    "bigint or string, ML vectors by vector_to_array, structs and maps to columns of their own or "
-    "to JSON"
+    "bigint or string, ML vectors by vector_to_array, structs, maps and arrays of arrays to "
+    "columns of their own or to JSON"
 )
 _TYPES: tuple[tuple[spark.DataType, pa.DataType], ...] = (
     (spark.BooleanType(), pa.bool_()),
@@ -53,19 +49,22 @@ class Column:
     """A column, and the feature that it is.
 
     Attributes:
-        depth: 0 for one value, 1 for a list of values, 2 for a feature list: a list of lists.
-        leaf: the type of a value; `type` is that of the column.
+        leaf: the type of a value; `type` is that of the column: of one value, or of a list.
     """
 
     name: str
     kind: Kind
-    depth: int
     leaf: pa.DataType
     type: pa.DataType
     is_nullable: bool
 
+    @property
+    def is_list(self) -> bool:
+        """Whether the column holds lists of values."""
+        return self.leaf is not self.type
 
-def columns_of(schema: pa.Schema, record_type: str) -> tuple[Column, ...]:
+
+def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
     """Return what each column is written as and read from.
 
     Raises:
@@ -77,22 +76,15 @@ def columns_of(schema: pa.Schema, record_type: str) -> tuple[Column, ...]:
             f"column {twice[0]!r} is there twice, and a record holds each name once. Rename one "
             "of them"
         )
-    return tuple(_column(field, record_type) for field in schema)
+    return tuple(map(_column, schema))
 
 
-def _column(field: pa.Field, record_type: str) -> Column:
-    depth, leaf = 0, field.type
-    while pa.types.is_list(leaf):
-        depth, leaf = depth + 1, leaf.value_type
+def _column(field: pa.Field) -> Column:
+    leaf = field.type.value_type if pa.types.is_list(field.type) else field.type
     kind = kind_of(leaf)
-    if kind is None or depth > 2:
+    if kind is None:
         raise ConfigError(f"column {field.name!r} is {field.type}, {NO_PLACE}")
-    if depth == 2 and record_type != SEQUENCE_EXAMPLE:
-        raise ConfigError(
-            f"column {field.name!r} is {field.type}, an array of arrays: an Example has no place "
-            f"for it. Use the option recordType={SEQUENCE_EXAMPLE}, or flatten it"
-        )
-    return Column(field.name, kind, depth, leaf, field.type, field.nullable)
+    return Column(field.name, kind, leaf, field.type, field.nullable)
 
 
 def kind_of(leaf: pa.DataType) -> Kind | None:
@@ -104,11 +96,9 @@ def kind_of(leaf: pa.DataType) -> Kind | None:
     return Kind.BYTES if leaf in (pa.string(), pa.binary()) else None
 
 
-def list_type(leaf: pa.DataType, depth: int) -> pa.DataType:
-    """Return the type of a column of that depth, named as Spark names its parts."""
-    for _ in range(depth):
-        leaf = pa.list_(pa.field("element", leaf))
-    return leaf
+def list_type(leaf: pa.DataType) -> pa.DataType:
+    """Return the type of a column of lists, named as Spark names its parts."""
+    return pa.list_(pa.field("element", leaf))
 
 
 def arrow_schema(schema: spark.StructType) -> pa.Schema:

@@ -15,7 +15,6 @@ import pyarrow.fs as pafs
 
 from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError, ReadError
-from sparkdl.data.columns import EXAMPLE, RECORD_TYPES
 from sparkdl.data.framing import (
     AUTO,
     CHUNK_NBYTES,
@@ -30,7 +29,7 @@ from sparkdl.data.framing import (
 from sparkdl.storage.parquet.source import partition_fields
 from sparkdl.storage.systems import find_files, locate, open_storage
 
-_NAMES = ("path", "paths", "recordType", "compression", "inferRecords", "storageOptions")
+_NAMES = ("path", "paths", "compression", "inferRecords", "storageOptions")
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class Options:
     """The user's options for reading and writing files.
 
     Attributes:
-        record_type: `Example` or `SequenceExample`.
-        compression: `auto`, `none`, `gzip` or `zlib`.
+        compression: `auto`, `none` or `gzip`.
         infer_records: how many records of each file to infer a schema from, from its start; None
             means all.
         storage: keyword arguments of the storage's class in `pyarrow.fs`. They may hold
@@ -47,7 +45,6 @@ class Options:
     """
 
     paths: tuple[str, ...]
-    record_type: str = EXAMPLE
     compression: str = AUTO
     infer_records: int | None = None
     storage: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -66,22 +63,17 @@ def options_of(options: Mapping[str, str]) -> Options:
     paths = _json(given, "paths", list) if "paths" in given else [given.get("path", "")]
     if not all(paths) or not paths:
         raise ConfigError('no path was given: load("folder"), or save("folder")')
-    record_type = _one_of(given, "recordtype", RECORD_TYPES)
-    compression = _one_of(given, "compression", (AUTO, *SUFFIXES))
+    compression = given.get("compression", AUTO).lower()
+    if compression not in (AUTO, *SUFFIXES):
+        raise ConfigError(
+            f"compression={compression!r} must be one of {', '.join((AUTO, *SUFFIXES))}"
+        )
     storage = _json(given, "storageoptions", dict) if "storageoptions" in given else {}
     limit = given.get("inferrecords", "all")
     if limit != "all" and not (limit.isdigit() and int(limit)):
         raise ConfigError(f"inferRecords={limit!r} must be a number above 0, or 'all'")
     count = None if limit == "all" else int(limit)
-    return Options(tuple(paths), record_type, compression, count, storage)
-
-
-def _one_of(given: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
-    value = given.get(name, values[0])
-    found = {each.lower(): each for each in values}.get(value.lower())
-    if found is None:
-        raise ConfigError(f"{name}={value!r} must be one of {', '.join(values)}")
-    return found
+    return Options(tuple(paths), compression, count, storage)
 
 
 def _json(given: Mapping[str, str], name: str, kind: type) -> Any:

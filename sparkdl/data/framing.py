@@ -4,7 +4,7 @@ Runs in: driver, feeder
 
     uint64 length | uint32 masked CRC-32C of the length | data | uint32 masked CRC-32C of the data
 
-All numbers are little-endian. Whole files may be compressed with gzip or zlib, as TensorFlow does.
+All numbers are little-endian. Whole files may be compressed with gzip, as TensorFlow does.
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
 https://www.tensorflow.org/api_docs/python/tf/io/TFRecordOptions
 """
@@ -12,10 +12,9 @@ https://www.tensorflow.org/api_docs/python/tf/io/TFRecordOptions
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import google_crc32c
 import pyarrow as pa
@@ -33,10 +32,7 @@ _MASK_DELTA = 0xA282EAD8
 AUTO = "auto"
 NONE = "none"
 GZIP = "gzip"
-ZLIB = "zlib"
-SUFFIXES = {NONE: "", GZIP: ".gz", ZLIB: ".zlib"}
-# zlib takes 16 more for gzip's header and trailer instead of its own.
-_WINDOW_BITS = {GZIP: 16 + zlib.MAX_WBITS, ZLIB: zlib.MAX_WBITS}
+SUFFIXES = {NONE: "", GZIP: ".gz"}
 
 
 class Readable(Protocol):
@@ -159,22 +155,18 @@ def compression_of(head: bytes) -> str:
     """
     if len(head) == HEAD_NBYTES and is_head(head):
         return NONE
-    if head.startswith(b"\x1f\x8b"):
-        return GZIP
-    # RFC 1950: the low bits name deflate, and both bytes are a multiple of 31.
-    is_zlib = len(head) > 1 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
-    return ZLIB if is_zlib else NONE
+    return GZIP if head.startswith(b"\x1f\x8b") else NONE
 
 
 class Inflated:
-    """A stream compressed with gzip or zlib, which `read` decompresses.
+    """A stream compressed with gzip, which `read` decompresses.
 
     Args:
         path: for messages.
     """
 
     def __init__(self, stream: Readable, path: str) -> None:
-        self._stream = pa.CompressedInputStream(stream, "gzip")  # which takes zlib's as well
+        self._stream = pa.CompressedInputStream(stream, "gzip")
         self._path = path
         self._offset = 0
 
@@ -195,21 +187,3 @@ class Inflated:
             ) from error
         self._offset += len(data)
         return data
-
-
-class Deflater:
-    """A sink that compresses the written bytes, or passes them on unchanged."""
-
-    def __init__(self, sink: Any, compression: str) -> None:
-        self._sink = sink
-        bits = _WINDOW_BITS.get(compression)
-        self._engine: Any = bits and zlib.compressobj(wbits=bits)
-
-    def write(self, data: Any) -> None:
-        """Write a buffer."""
-        self._sink.write(self._engine.compress(data) if self._engine else data)
-
-    def finish(self) -> None:
-        """Write the remaining bytes; the sink stays open."""
-        if self._engine:
-            self._sink.write(self._engine.flush())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, starmap
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,7 +32,7 @@ _LEAVES = {Kind.INT64: pa.int64(), Kind.FLOAT: pa.float32()}
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A summary of one feature, or of one feature list.
+    """A summary of one feature.
 
     Attributes:
         kinds: the kinds of lists with values, and where the first of each was.
@@ -40,7 +40,6 @@ class Seen(msgspec.Struct, frozen=True):
         low: how many values the shortest list has.
         high: how many values the longest list has.
         is_text: whether all bytes are UTF-8.
-        is_list: whether it is a feature list.
     """
 
     kinds: dict[int, str] = {}
@@ -48,7 +47,6 @@ class Seen(msgspec.Struct, frozen=True):
     low: int = 1
     high: int = 1
     is_text: bool = True
-    is_list: bool = False
 
     def add(self, other: Seen) -> Seen:
         """Return the sum of both summaries."""
@@ -59,7 +57,6 @@ class Seen(msgspec.Struct, frozen=True):
             min(self.low, other.low),
             max(self.high, other.high),
             self.is_text and other.is_text,
-            self.is_list,
         )
 
 
@@ -67,26 +64,12 @@ Features = dict[str, Seen]
 
 
 def add_up(parts: Iterable[Features]) -> Features:
-    """Return the sum of all parts' summaries.
-
-    Raises:
-        ConfigError: if a name is a feature in one part and a feature list in another.
-    """
+    """Return the sum of all parts' summaries."""
     total: Features = {}
     for part in parts:
         for name, seen in part.items():
-            if name in total and total[name].is_list != seen.is_list:
-                raise _both(name)
             total[name] = total[name].add(seen) if name in total else seen
     return total
-
-
-def _both(name: str) -> ConfigError:
-    return ConfigError(
-        f"{name!r} is both a feature of the context and a feature list, and columns need names of "
-        "their own. Give a schema: an array of arrays is read from the feature list, any other "
-        "type from the context"
-    )
 
 
 @dataclass(frozen=True)
@@ -124,37 +107,25 @@ class Rules:
         leaf = _LEAVES.get(Kind(kind), pa.binary() if is_binary else pa.string())
         if leaf == _LEAVES[Kind.FLOAT]:
             leaf = self.floats
-        if seen.is_list:
-            return list_type(leaf, 2)
         is_single = seen.high <= 1 and (self.is_empty_null or seen.low == 1)
-        return leaf if is_single else list_type(leaf, 1)
+        return leaf if is_single else list_type(leaf)
 
 
-def see(chunks: Iterable[Chunk], record_type: str, limit: int | None = None) -> Features:
+def see(chunks: Iterable[Chunk], limit: int | None = None) -> Features:
     """Return the summary of all records, or of the first `limit` ones.
 
     Raises:
-        RecordError: if a record is no message of this type.
-        ConfigError: see `add_up`.
+        RecordError: if a record is no Example.
     """
     records = (
-        (f"{chunk.path} at byte {chunk.places[number]}", features, feature_lists)
+        (f"{chunk.path} at byte {chunk.places[number]}", features)
         for chunk in chunks
-        for number, features, feature_lists in parsed(chunk, record_type)
+        for number, features in parsed(chunk)
     )
-    return add_up(starmap(_look, islice(records, limit)))
-
-
-def _look(place: str, features: Any, feature_lists: Any) -> Features:
-    seen = {name: _seen(place, feature) for name, feature in features.items()}
-    for name, steps in feature_lists.items():
-        if name in seen:
-            raise _both(name)
-        total = Seen(is_list=True)
-        for feature in steps.feature:
-            total = total.add(_seen(place, feature))
-        seen[name] = total
-    return seen
+    return add_up(
+        {name: _seen(place, feature) for name, feature in features.items()}
+        for place, features in islice(records, limit)
+    )
 
 
 def _seen(place: str, feature: Any) -> Seen:
@@ -188,7 +159,7 @@ def infer_schema(spark: SparkSession, path: str | Sequence[str], **options: str)
         options: as for `spark.read`, see `docs/tfrecords.md`.
 
     Raises:
-        ConfigError: see `Rules.schema`, `add_up` and `files.find`; and if there are no records.
+        ConfigError: see `Rules.schema` and `files.find`; and if there are no records.
     """
     paths = [path] if isinstance(path, str) else list(path)
     asked = options_of({"path": paths[0], **options})
@@ -229,7 +200,7 @@ class _LookTask:
 def see_file(storage: Storage, path: str, options: Options) -> Features:
     """Return the summary of one file."""
     chunks = read_file(storage, path, options.compression)
-    return see(chunks, options.record_type, options.infer_records)
+    return see(chunks, options.infer_records)
 
 
 def whole_schema(

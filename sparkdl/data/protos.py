@@ -33,20 +33,17 @@ _MESSAGES = {  # message: its fields, by their numbers
         3: "oneof Int64List int64_list",
     },
     "Features": {1: "map Feature feature"},
-    "FeatureList": {1: "repeated Feature feature"},
-    "FeatureLists": {1: "map FeatureList feature_list"},
-    # TensorFlow's has no field 2: it tells a SequenceExample from an Example.
-    "Example": {1: "optional Features features", 2: "optional FeatureLists feature_lists"},
-    "SequenceExample": {1: "optional Features context", 2: "optional FeatureLists feature_lists"},
+    # TensorFlow's has no field 2: a SequenceExample has its feature lists there.
+    "Example": {1: "optional Features features", 2: "optional bytes feature_lists"},
 }
 
 
 @cache
-def message_class(name: str) -> Any:
-    """Return the class of a message: `Example`, `SequenceExample`, or a part."""
+def example_class() -> Any:
+    """Return the class of `Example`."""
     pool = DescriptorPool()  # not the default one, where TensorFlow registers its own
     pool.Add(_file())
-    return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+    return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Example"))
 
 
 def _file() -> FileDescriptorProto:

@@ -36,7 +36,7 @@ from sparkdl.core.errors import ConfigError, WriteError
 from sparkdl.data.columns import Column, arrow_schema, columns_of
 from sparkdl.data.examples import decode, encode
 from sparkdl.data.files import DataFile, Options, find, options_of, read_file
-from sparkdl.data.framing import AUTO, NONE, SUFFIXES, Deflater, frame
+from sparkdl.data.framing import AUTO, NONE, SUFFIXES, frame
 from sparkdl.data.infer import Rules, add_up, see_file, whole_schema
 from sparkdl.spark_versions import datasource
 from sparkdl.storage.systems import locate, open_storage
@@ -47,7 +47,7 @@ _FAILURES = (OSError, pa.ArrowException)
 
 
 class TFRecordDataSource(datasource.DataSource):
-    """TFRecord files of `Example` or `SequenceExample`, for `spark.dataSource.register`.
+    """TFRecord files of `Example`, for `spark.dataSource.register`.
 
     `docs/tfrecords.md` has the options and the table of types.
     """
@@ -61,7 +61,7 @@ class TFRecordDataSource(datasource.DataSource):
         """Return the schema of all files, or of the first `inferRecords` records of each.
 
         Raises:
-            ConfigError: see `find`, `Rules.schema`, `add_up` and `whole_schema`.
+            ConfigError: see `find`, `Rules.schema` and `whole_schema`.
             ReadError: if a file cannot be read or is damaged.
         """
         options = options_of(self.options)
@@ -92,7 +92,7 @@ class TFRecordDataSource(datasource.DataSource):
         options = options_of(self.options)
         if len(options.paths) > 1:
             raise ConfigError(f"save to one folder, not to {', '.join(options.paths)}")
-        columns = columns_of(arrow_schema(schema), options.record_type)
+        columns = columns_of(arrow_schema(schema))
         to = Destination.at(options.paths[0], dict(options.storage))
         to.begin()
         return _Writer(to, columns, options, overwrite)
@@ -118,7 +118,7 @@ class _Reader(datasource.DataSourceReader):
         file: DataFile = partition.value
         columns = self._own(file.values)
         for chunk in read_file(self._storage, file.path, self.options.compression):
-            found = decode(chunk, columns, self.options.record_type)
+            found = decode(chunk, columns)
             arrays = dict(zip((column.name for column in columns), found, strict=True))
             for name in self.schema.names:
                 if name not in arrays:
@@ -133,7 +133,7 @@ class _Reader(datasource.DataSourceReader):
     def _own(self, partitions: Any) -> tuple[Column, ...]:
         """Return the columns that are features."""
         own = [each for each in self.schema if each.name not in partitions]
-        return columns_of(pa.schema(own), self.options.record_type)
+        return columns_of(pa.schema(own))
 
     def _constant(self, name: str, value: str | None, count: int) -> pa.Array:
         kind = self.schema.field(name).type
@@ -179,7 +179,7 @@ class _Writer(datasource.DataSourceArrowWriter):
         return Written(name)
 
     def _write(self, file: Any, batch: pa.RecordBatch) -> None:
-        file.write(frame(encode(batch, self.columns, self.options.record_type)))
+        file.write(frame(encode(batch, self.columns)))
 
     def commit(self, messages: list[datasource.WriterCommitMessage | None]) -> None:
         """Make the tasks' files the folder's."""
@@ -231,7 +231,7 @@ class Destination:
             ) from error
 
     @contextmanager
-    def part(self, number: int, compression: str) -> Iterator[tuple[str, Deflater]]:
+    def part(self, number: int, compression: str) -> Iterator[tuple[str, Any]]:
         """Open a new file of a task; it is removed again if the block fails. Runs in tasks.
 
         Args:
@@ -244,11 +244,9 @@ class Destination:
         name = f"part-{number:05}-{uuid.uuid4().hex}.tfrecord{SUFFIXES[compression]}"
         system, path = open_storage(self.storage), f"{self.staging}/{name}"
         try:
-            # Without `None` pyarrow would compress by the name's suffix a second time.
-            with system.open_output_stream(path, compression=None) as sink:
-                deflater = Deflater(sink, compression)
-                yield name, deflater
-                deflater.finish()
+            packed = None if compression == NONE else compression
+            with system.open_output_stream(path, compression=packed) as sink:
+                yield name, sink
         except BaseException as error:
             with suppress(*_FAILURES):
                 system.delete_file(path)

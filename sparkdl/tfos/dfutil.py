@@ -22,12 +22,12 @@ from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.core.paths import absolute_url
-from sparkdl.data.columns import EXAMPLE, arrow_schema, columns_of
+from sparkdl.data.columns import arrow_schema, columns_of
 from sparkdl.data.examples import encode
 from sparkdl.data.files import Options
 from sparkdl.data.frames import read_tfrecords, write_tfrecords
 from sparkdl.data.infer import Rules, infer_by_job
-from sparkdl.data.protos import message_class
+from sparkdl.data.protos import example_class
 from sparkdl.driver.executors.sessions import default_fs, session_of
 from sparkdl.storage.systems import locate, open_storage
 
@@ -114,7 +114,7 @@ def toTFExample(dtypes: Sequence[tuple[str, str]]) -> Callable[[Iterable[Row]], 
     fields = [spark.StructField(name, _parsed(kind)) for name, kind in dtypes]
     schema = arrow_schema(StructType(fields))
     # An error for a type without a place comes here then, and not in the tasks.
-    columns_of(schema, EXAMPLE)
+    columns_of(schema)
     return _ToExample(schema)
 
 
@@ -125,13 +125,13 @@ class _ToExample:
     schema: pa.Schema
 
     def __call__(self, rows: Iterable[Row]) -> Iterator[tuple[bytearray, None]]:
-        columns, rest = columns_of(self.schema, EXAMPLE), iter(rows)
+        columns, rest = columns_of(self.schema), iter(rows)
         while some := list(islice(rest, _BATCH_ROWS)):
             arrays = [
                 pa.array([row[field.name] for row in some], field.type) for field in self.schema
             ]
             batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-            for record in encode(batch, columns, EXAMPLE):
+            for record in encode(batch, columns):
                 # Hadoop's output format takes pairs, and writes the keys.
                 yield bytearray(record), None
 
@@ -201,7 +201,7 @@ def _parse(example: Any) -> Any:
     from google.protobuf.message import DecodeError
 
     try:
-        return message_class(EXAMPLE).FromString(bytes(example))
+        return example_class().FromString(bytes(example))
     except DecodeError as error:
         raise ReadError(f"{bytes(example[:20])!r}... is no serialised Example: {error}") from error
 

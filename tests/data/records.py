@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkdl.data.columns import EXAMPLE, SEQUENCE_EXAMPLE, Kind
+from sparkdl.data.columns import Kind
 from sparkdl.data.framing import Chunk, frame
-from sparkdl.data.protos import message_class
+from sparkdl.data.protos import example_class
 
 LISTS = {Kind.BYTES: "bytes_list", Kind.FLOAT: "float_list", Kind.INT64: "int64_list"}
 
@@ -26,22 +26,10 @@ def fill(message: Any, feature: Feature) -> None:
 
 
 def example(features: Features) -> bytes:
-    message = message_class(EXAMPLE)()
+    message = example_class()()
     message.features.SetInParent()
     for name, feature in features.items():
         fill(message.features.feature[name], feature)
-    data: bytes = message.SerializeToString()
-    return data
-
-
-def sequence(context: Features, lists: Mapping[str, Sequence[Feature]]) -> bytes:
-    message = message_class(SEQUENCE_EXAMPLE)()
-    for name, feature in context.items():
-        fill(message.context.feature[name], feature)
-    for name, steps in lists.items():
-        feature_list = message.feature_lists.feature_list[name]
-        for step in steps:
-            fill(feature_list.feature.add(), step)
     data: bytes = message.SerializeToString()
     return data
 
@@ -58,16 +46,7 @@ def _feature(feature: Any) -> Feature:
 
 
 def read_example(data: bytes) -> dict[str, Feature]:
-    return features_of(message_class(EXAMPLE).FromString(data).features)
-
-
-def read_sequence(data: bytes) -> tuple[dict[str, Feature], dict[str, list[Feature]]]:
-    message = message_class(SEQUENCE_EXAMPLE).FromString(data)
-    lists = {
-        name: [_feature(step) for step in steps.feature]
-        for name, steps in message.feature_lists.feature_list.items()
-    }
-    return features_of(message.context), lists
+    return features_of(example_class().FromString(data).features)
 
 
 def chunk(records: Iterable[bytes], gap: int = 4) -> Chunk:

@@ -13,18 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError, RecordError, WriteError
-from sparkdl.data.columns import EXAMPLE, SEQUENCE_EXAMPLE, Kind, columns_of, list_type
+from sparkdl.data.columns import Kind, columns_of, list_type
 from sparkdl.data.examples import decode, encode
-from sparkdl.data.protos import message_class
-from tests.data.records import (
-    Feature,
-    Features,
-    chunk,
-    example,
-    read_example,
-    read_sequence,
-    sequence,
-)
+from sparkdl.data.protos import example_class
+from tests.data.records import Feature, Features, chunk, example, read_example
 
 INT64, FLOAT, BYTES = Kind.INT64, Kind.FLOAT, Kind.BYTES
 LEAVES: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -44,15 +36,13 @@ def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
     """Return what a column of this type can hold and a TFRecord can tell."""
     if not pa.types.is_list(kind):
         return st.none() | LEAVES[kind]
-    inner = kind.value_type
-    element = values(inner) if pa.types.is_list(inner) else LEAVES[inner]
-    return st.none() | st.lists(element, max_size=4)
+    return st.none() | st.lists(LEAVES[kind.value_type], max_size=4)
 
 
 @st.composite
-def tables(draw: st.DrawFn, depth: int) -> pa.RecordBatch:
+def tables(draw: st.DrawFn) -> pa.RecordBatch:
     leaves = st.sampled_from(list(LEAVES))
-    kinds = draw(st.lists(st.builds(list_type, leaves, st.integers(0, depth)), max_size=5))
+    kinds = draw(st.lists(leaves | st.builds(list_type, leaves), max_size=5))
     names = draw(
         st.lists(st.text(max_size=5), min_size=len(kinds), max_size=len(kinds), unique=True)
     )
@@ -66,10 +56,10 @@ def tables(draw: st.DrawFn, depth: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
-def there_and_back(batch: pa.RecordBatch, record_type: str) -> tuple[list[bytes], pa.RecordBatch]:
-    columns = columns_of(batch.schema, record_type)
-    records = encode(batch, columns, record_type)
-    arrays = decode(chunk(records), columns, record_type)
+def there_and_back(batch: pa.RecordBatch) -> tuple[list[bytes], pa.RecordBatch]:
+    columns = columns_of(batch.schema)
+    records = encode(batch, columns)
+    arrays = decode(chunk(records), columns)
     back = pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
     back.validate(full=True)
     return records, back
@@ -81,9 +71,9 @@ def told(value: Any) -> list[Any]:
     return [v.encode() if isinstance(v, str) else v for v in each]
 
 
-@given(tables(depth=1))
+@given(tables())
 def test_rows_are_examples_and_come_back(batch: pa.RecordBatch) -> None:
-    records, back = there_and_back(batch, EXAMPLE)
+    records, back = there_and_back(batch)
     assert back.equals(batch)
     for record, row in zip(records, batch.to_pylist(), strict=True):
         found = read_example(record)
@@ -93,49 +83,30 @@ def test_rows_are_examples_and_come_back(batch: pa.RecordBatch) -> None:
             assert feature[1] == told(row[name])
 
 
-@given(tables(depth=2))
-def test_rows_are_sequence_examples_and_come_back(batch: pa.RecordBatch) -> None:
-    records, back = there_and_back(batch, SEQUENCE_EXAMPLE)
-    assert back.equals(batch)
-    for record, row in zip(records, batch.to_pylist(), strict=True):
-        context, lists = read_sequence(record)
-        deep = {
-            each.name
-            for each in batch.schema
-            if each.type.num_fields and pa.types.is_list(each.type.value_type)
-        }
-        assert context.keys() == {n for n, v in row.items() if v is not None and n not in deep}
-        assert lists.keys() == {n for n, v in row.items() if v is not None and n in deep}
-        for name, steps in lists.items():
-            assert [step and step[1] for step in steps] == [
-                None if step is None else told(step) for step in row[name]
-            ]
-
-
 def test_slices_are_written_as_they_are() -> None:
     batch = pa.record_batch(
         {
             "text": pa.array(["a", None, "ccc", "d"]),
-            "lists": pa.array([[1], [2, 3], None, []], list_type(pa.int64(), 1)),
+            "lists": pa.array([[1], [2, 3], None, []], list_type(pa.int64())),
             "flags": pa.array([True, False, None, True]),
         }
     )
     part = batch.slice(1, 2)
-    _, back = there_and_back(part, EXAMPLE)
+    _, back = there_and_back(part)
     assert back.to_pylist() == batch.to_pylist()[1:3]
 
 
 SCHEMA = pa.schema(
     [
         ("one", pa.int64()),
-        ("many", list_type(pa.float32(), 1)),
-        ("texts", list_type(pa.string(), 1)),
+        ("many", list_type(pa.float32())),
+        ("texts", list_type(pa.string())),
     ]
 )
 
 
-def read(records: list[bytes], schema: pa.Schema = SCHEMA, record_type: str = EXAMPLE) -> list[Any]:
-    arrays = decode(chunk(records), columns_of(schema, record_type), record_type)
+def read(records: list[bytes], schema: pa.Schema = SCHEMA) -> list[Any]:
+    arrays = decode(chunk(records), columns_of(schema))
     rows: list[Any] = pa.RecordBatch.from_arrays(arrays, schema=schema).to_pylist()
     return rows
 
@@ -171,9 +142,9 @@ def test_what_is_missing_or_empty_is_null_or_empty(features: Features, row: dict
     [
         ({"f": (INT64, [1, 2])}, pa.int64(), r"has 2 values.*array<bigint>"),
         ({"f": (FLOAT, [1.0])}, pa.int64(), "holds a list of float, and int64 is read from int64"),
-        ({"f": (BYTES, [b"ok", b"\xff"])}, list_type(pa.string(), 1), r"xff'.*no string.*binary"),
+        ({"f": (BYTES, [b"ok", b"\xff"])}, list_type(pa.string()), r"xff'.*no string.*binary"),
         ({"f": (INT64, [128])}, pa.int8(), "128, which is no tinyint"),
-        ({"f": (INT64, [1, 2])}, list_type(pa.bool_(), 1), "2, which is no boolean"),
+        ({"f": (INT64, [1, 2])}, list_type(pa.bool_()), "2, which is no boolean"),
         ({}, pa.field("f", pa.int64(), nullable=False), "missing or empty.*never null"),
         ({"f": (INT64, [])}, pa.field("f", pa.int64(), nullable=False), "missing or empty"),
     ],
@@ -229,7 +200,7 @@ def unusual() -> dict[str, bytes]:
 @pytest.mark.parametrize("count", [1, 40])
 def test_any_legal_form_means_the_same(how: str, count: int) -> None:
     record = unusual()[how]
-    message_class(EXAMPLE).FromString(record)
+    example_class().FromString(record)
     plain = unusual()["plain"]
     assert read([plain] * count + [record]) == [{"one": 5, "many": [1, 2], "texts": ["x"]}] * (
         count + 1
@@ -281,53 +252,31 @@ def fits(feature: Feature, name: str) -> bool:
         return False
 
 
-def test_steps_of_feature_lists_keep_their_lengths() -> None:
-    records = [
-        sequence({"n": (INT64, [2])}, {"x": [(FLOAT, [1, 2]), None, (FLOAT, [])]}),
-        sequence({"n": (INT64, [0])}, {"x": []}),
-        sequence({}, {}),
-    ]
-    schema = pa.schema([("n", pa.int64()), ("x", list_type(pa.float32(), 2))])
-    assert read(records, schema, SEQUENCE_EXAMPLE) == [
-        {"n": 2, "x": [[1, 2], None, []]},
-        {"n": 0, "x": []},
-        {"n": None, "x": None},
-    ]
-
-
-def test_feature_lists_are_not_overlooked_in_files_of_examples() -> None:
-    records = [sequence({}, {}), sequence({}, {"x": [(FLOAT, [1])]})]
-    with pytest.raises(RecordError, match="recordType=SequenceExample"):
-        read(records)
+def test_feature_lists_are_not_overlooked() -> None:
+    lists = field_of(2, field_of(1, field_of(1, b"x")))
+    with pytest.raises(RecordError, match="is a SequenceExample"):
+        read([b"", lists])
 
 
 def test_a_null_within_an_array_cannot_be_written() -> None:
-    batch = pa.record_batch({"x": pa.array([[1, None]], list_type(pa.int64(), 1))})
+    batch = pa.record_batch({"x": pa.array([[1, None]], list_type(pa.int64()))})
     with pytest.raises(WriteError, match="'x' has a null within an array"):
-        there_and_back(batch, EXAMPLE)
+        there_and_back(batch)
 
 
 def test_doubles_are_rounded_to_floats_but_not_to_infinity() -> None:
     batch = pa.record_batch({"x": pa.array([0.1, float("inf"), float("nan"), None])})
-    _, back = there_and_back(batch, EXAMPLE)
+    _, back = there_and_back(batch)
     assert back["x"][0].as_py() == np.float32(0.1)
     assert back["x"][1].as_py() == float("inf")
     assert np.isnan(back["x"][2].as_py())
     with pytest.raises(WriteError, match=r"1e\+39, which is beyond float"):
-        there_and_back(pa.record_batch({"x": pa.array([1e39])}), EXAMPLE)
+        there_and_back(pa.record_batch({"x": pa.array([1e39])}))
 
 
 @pytest.mark.parametrize(
-    ("kind", "record_type", "message"),
-    [
-        (pa.decimal128(9, 2), EXAMPLE, "Cast it"),
-        (list_type(pa.timestamp("us"), 1), EXAMPLE, "Cast it"),
-        (list_type(pa.int64(), 2), EXAMPLE, "recordType=SequenceExample"),
-        (list_type(pa.int64(), 3), SEQUENCE_EXAMPLE, "Cast it"),
-    ],
+    "kind", [pa.decimal128(9, 2), list_type(pa.timestamp("us")), list_type(list_type(pa.int64()))]
 )
-def test_types_without_a_place_are_refused(
-    kind: pa.DataType, record_type: str, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        columns_of(pa.schema([("x", kind)]), record_type)
+def test_types_without_a_place_are_refused(kind: pa.DataType) -> None:
+    with pytest.raises(ConfigError, match="Cast it"):
+        columns_of(pa.schema([("x", kind)]))

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, ReadError, WriteError
-from sparkdl.data.columns import SEQUENCE_EXAMPLE
 from sparkdl.data.files import Options, find, options_of, read_file
 from sparkdl.data.source import Destination
 from sparkdl.storage.systems import locate
@@ -21,12 +20,11 @@ LOCAL = locate("/")[0]
 def test_options_have_names_in_any_case() -> None:
     given = {
         "PATH": "a",
-        "recordtype": "sequenceexample",
         "Compression": "GZIP",
         "inferRecords": "7",
         "storageOptions": '{"region": "x"}',
     }
-    assert options_of(given) == Options(("a",), SEQUENCE_EXAMPLE, "gzip", 7, {"region": "x"})
+    assert options_of(given) == Options(("a",), "gzip", 7, {"region": "x"})
     assert options_of({"paths": '["a", "b"]'}) == Options(("a", "b"))
     assert options_of({"path": "a", "inferRecords": "all"}).infer_records is None
     assert "key" not in repr(Options(("a",), storage={"access_key": "key"}))
@@ -37,8 +35,11 @@ def test_options_have_names_in_any_case() -> None:
     [
         ({}, "no path"),
         ({"path": "a", "header": "true"}, "no option 'header'; choose one of path"),
-        ({"path": "a", "recordType": "Sample"}, "recordtype='Sample' must be one of Example"),
-        ({"path": "a", "compression": "snappy"}, "auto, none, gzip, zlib"),
+        ({"path": "a", "recordType": "SequenceExample"}, "no option 'recordtype'"),
+        (
+            {"path": "a", "compression": "zlib"},
+            "compression='zlib' must be one of auto, none",
+        ),
         ({"path": "a", "inferRecords": "0"}, "inferRecords"),
         ({"path": "a", "storageOptions": "region"}, "JSON object"),
         ({"paths": "a"}, "JSON array"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
-import zlib
 from collections.abc import Callable
 
 import pytest
@@ -111,20 +110,14 @@ def test_what_is_no_tfrecord_file_is_called_so() -> None:
         read(b"PAR1" + bytes(100))
 
 
-@pytest.mark.parametrize("compression", [framing.NONE, framing.GZIP, framing.ZLIB])
 @given(records=RECORDS)
-def test_compression_is_found_out(compression: str, records: list[bytes]) -> None:
-    data, sink = framed(records), io.BytesIO()
-    deflater = framing.Deflater(sink, compression)
-    for at in range(0, len(data), 50):
-        deflater.write(data[at : at + 50])
-    deflater.finish()
-    packed = sink.getvalue()
-    if packed:
-        assert framing.compression_of(packed[: framing.HEAD_NBYTES]) == compression
-    if compression != framing.NONE:
-        assert (gzip if compression == framing.GZIP else zlib).decompress(packed) == data
-        assert read(packed, stream=inflated) == records
+def test_compression_is_found_out(records: list[bytes]) -> None:
+    data = framed(records)
+    if data:
+        assert framing.compression_of(data[: framing.HEAD_NBYTES]) == framing.NONE
+    packed = gzip.compress(data)
+    assert framing.compression_of(packed[: framing.HEAD_NBYTES]) == framing.GZIP
+    assert read(packed, stream=inflated) == records
 
 
 def inflated(raw: bytes) -> framing.Readable:
@@ -141,9 +134,8 @@ def test_parts_compressed_one_by_one_are_one_file() -> None:
     assert read(packed, stream=inflated) == [b"a", b"b", b"c"]
 
 
-@pytest.mark.parametrize("compression", [framing.GZIP, framing.ZLIB])
-def test_a_compressed_file_that_ends_early_or_is_damaged_is_found(compression: str) -> None:
-    good = (gzip if compression == framing.GZIP else zlib).compress(framed([bytes(1000)] * 20))
+def test_a_compressed_file_that_ends_early_or_is_damaged_is_found() -> None:
+    good = gzip.compress(framed([bytes(1000)] * 20))
     for size in (1, 5, len(good) // 2, len(good) - 1):
         with pytest.raises(RecordError, match=r"cannot be decompressed .*Truncated"):
             read(good[:size], stream=inflated)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.data.columns import EXAMPLE, SEQUENCE_EXAMPLE, Kind, list_type
+from sparkdl.data.columns import Kind, list_type
 from sparkdl.data.infer import Features as Looks
 from sparkdl.data.infer import Rules, add_up, see
-from tests.data.records import Feature, chunk, example, sequence
+from tests.data.records import Feature, chunk, example
 
 INT64, FLOAT, BYTES = Kind.INT64, Kind.FLOAT, Kind.BYTES
 LENIENT = Rules(is_empty_null=True, floats=pa.float64(), binary=("b",))
@@ -22,7 +22,7 @@ LENIENT = Rules(is_empty_null=True, floats=pa.float64(), binary=("b",))
 
 def kind_of(lists: Sequence[Feature], rules: Rules | None = None) -> pa.DataType:
     records = [example({"f": each}) for each in lists]
-    schema = (rules or Rules()).schema(see([chunk(records)], EXAMPLE))
+    schema = (rules or Rules()).schema(see([chunk(records)]))
     return schema.field("f").type
 
 
@@ -33,10 +33,10 @@ def kind_of(lists: Sequence[Feature], rules: Rules | None = None) -> pa.DataType
         ([(FLOAT, [1])], pa.float32(), pa.float64()),
         ([(BYTES, [b"a"]), (BYTES, ["é".encode()])], pa.string(), None),
         ([(BYTES, [b"a"]), (BYTES, [b"\xff"])], pa.binary(), None),
-        ([(INT64, [1]), (INT64, [1, 2])], list_type(pa.int64(), 1), None),
-        ([(INT64, [1]), (INT64, [])], list_type(pa.int64(), 1), pa.int64()),
-        ([(INT64, []), (FLOAT, [1, 2])], list_type(pa.float32(), 1), list_type(pa.float64(), 1)),
-        ([(FLOAT, [])], list_type(pa.float32(), 1), pa.float64()),
+        ([(INT64, [1]), (INT64, [1, 2])], list_type(pa.int64()), None),
+        ([(INT64, [1]), (INT64, [])], list_type(pa.int64()), pa.int64()),
+        ([(INT64, []), (FLOAT, [1, 2])], list_type(pa.float32()), list_type(pa.float64())),
+        ([(FLOAT, [])], list_type(pa.float32()), pa.float64()),
         ([(INT64, [1]), None], pa.int64(), None),
         ([None], pa.string(), None),
     ],
@@ -51,9 +51,9 @@ def test_the_type_is_that_of_all_records(
 
 def test_features_come_sorted_whichever_record_has_them() -> None:
     records = [example({"b": (BYTES, [b"x"])}), example({"a": (INT64, [1]), "c": None})]
-    schema = Rules().schema(see([chunk(records)], EXAMPLE))
+    schema = Rules().schema(see([chunk(records)]))
     assert schema == pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.string())])
-    assert LENIENT.schema(see([chunk(records)], EXAMPLE)).field("b").type == pa.binary()
+    assert LENIENT.schema(see([chunk(records)])).field("b").type == pa.binary()
 
 
 def test_values_of_two_kinds_are_an_error_that_names_both_places() -> None:
@@ -61,33 +61,10 @@ def test_values_of_two_kinds_are_an_error_that_names_both_places() -> None:
         kind_of([(INT64, [1]), (FLOAT, [1])])
 
 
-def test_feature_lists_are_arrays_of_arrays() -> None:
-    records = [
-        sequence({"n": (INT64, [1])}, {"x": [(FLOAT, [1])], "none": [], "hollow": [None]}),
-        sequence({}, {"x": [(FLOAT, [1, 2]), None]}),
-    ]
-    assert Rules().schema(see([chunk(records)], SEQUENCE_EXAMPLE)) == pa.schema(
-        [
-            ("hollow", list_type(pa.string(), 2)),
-            ("n", pa.int64()),
-            ("none", list_type(pa.string(), 2)),
-            ("x", list_type(pa.float32(), 2)),
-        ]
-    )
-
-
-def test_a_name_in_the_context_and_in_feature_lists_is_an_error() -> None:
-    context, lists = sequence({"x": (INT64, [1])}, {}), sequence({}, {"x": [(INT64, [1])]})
-    with pytest.raises(ConfigError, match="'x' is both"):
-        see([chunk([sequence({"x": (INT64, [1])}, {"x": []})])], SEQUENCE_EXAMPLE)
-    with pytest.raises(ConfigError, match="'x' is both"):
-        see([chunk([context]), chunk([lists])], SEQUENCE_EXAMPLE)
-
-
 def test_only_so_many_records_are_looked_at() -> None:
     chunks = [chunk([example({name: (INT64, [1])})] * 3) for name in "abc"]
     for limit, names in [(1, "a"), (3, "a"), (4, "ab"), (9, "abc"), (99, "abc"), (None, "abc")]:
-        assert "".join(see(chunks, EXAMPLE, limit)) == names
+        assert "".join(see(chunks, limit)) == names
 
 
 LISTS = st.none() | st.one_of(
@@ -100,8 +77,8 @@ LISTS = st.none() | st.one_of(
 @given(st.lists(st.dictionaries(st.sampled_from("ab"), LISTS), max_size=30), st.integers(1, 5))
 def test_parts_add_up_to_the_whole(rows: list[dict[str, Feature]], size: int) -> None:
     records = [example(row) for row in rows]
-    whole = see([chunk(records)], EXAMPLE)
-    parts = [see([chunk(records[i : i + size])], EXAMPLE) for i in range(0, len(records), size)]
+    whole = see([chunk(records)])
+    parts = [see([chunk(records[i : i + size])]) for i in range(0, len(records), size)]
     sent = [msgspec.json.decode(msgspec.json.encode(part), type=Looks) for part in parts]
     total = add_up(sent)
     assert total.keys() == whole.keys()

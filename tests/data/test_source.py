@@ -12,9 +12,9 @@ from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.data import TFRecordDataSource
-from sparkdl.data.columns import Kind, list_type
+from sparkdl.data.columns import Kind
 from sparkdl.spark_versions import datasource
-from tests.data.records import example, sequence, write
+from tests.data.records import example, write
 
 ONE, TWO = (Kind.INT64, [1]), (Kind.INT64, [1, 2])
 
@@ -42,21 +42,6 @@ def test_the_schema_is_inferred_from_all_files(tmp_path: Path) -> None:
     assert read(tmp_path) == [{"id": 1, "x": x, "day": day} for x, day in wanted]
     chosen = read(tmp_path, pa.schema([("day", pa.string()), ("id", pa.int16())]))
     assert chosen == [{"day": day, "id": 1} for day in "122"]
-
-
-def test_sequence_examples_come_back(tmp_path: Path) -> None:
-    batch = pa.record_batch(
-        {
-            "id": pa.array([1, 2]),
-            "steps": pa.array([[[0.5], []], []], list_type(pa.float32(), 2)),
-            "names": pa.array([["a"], []], list_type(pa.string(), 1)),
-        }
-    )
-    save(tmp_path, batch, recordType="SequenceExample")
-    assert read(tmp_path, batch.schema, recordType="SequenceExample") == batch.to_pylist()
-    write(tmp_path / "more", [sequence({"id": (Kind.INT64, [10])}, {"names": [None]})])
-    with pytest.raises(ConfigError, match="'names' is both a feature of the context"):
-        read(tmp_path, recordType="SequenceExample")
 
 
 def test_a_folder_without_records_needs_a_schema(tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.data.columns import EXAMPLE, SEQUENCE_EXAMPLE, columns_of, list_type
+from sparkdl.data.columns import columns_of, list_type
 from sparkdl.data.examples import decode, encode
 from sparkdl.data.files import read_file
 from sparkdl.data.framing import frame
@@ -18,42 +17,34 @@ from sparkdl.storage.systems import locate
 
 pytestmark = pytest.mark.tensorflow
 
-COMPRESSIONS = {"none": "", "gzip": "GZIP", "zlib": "ZLIB"}
+COMPRESSIONS = {"none": "", "gzip": "GZIP"}
 EXAMPLES = pa.record_batch(
     {
         "id": pa.array(range(50), pa.int64()),
         "negative": pa.array([-i if i % 7 else None for i in range(50)], pa.int64()),
-        "image": pa.array([[i / 8] * 6 for i in range(50)], list_type(pa.float32(), 1)),
-        "ragged": pa.array([[i] * (i % 4) for i in range(50)], list_type(pa.int64(), 1)),
+        "image": pa.array([[i / 8] * 6 for i in range(50)], list_type(pa.float32())),
+        "ragged": pa.array([[i] * (i % 4) for i in range(50)], list_type(pa.int64())),
         "text": pa.array([f"é{i}" for i in range(50)]),
-        "blobs": pa.array([[b"\xff", b""]] * 50, list_type(pa.binary(), 1)),
-    }
-)
-SEQUENCES = pa.record_batch(
-    {
-        "id": pa.array(range(9), pa.int64()),
-        "frames": pa.array([[[i / 2, 1.0]] * i for i in range(9)], list_type(pa.float32(), 2)),
-        "words": pa.array([[["a"], ["b"]]] * 9, list_type(pa.string(), 2)),
+        "blobs": pa.array([[b"\xff", b""]] * 50, list_type(pa.binary())),
     }
 )
 
 
-def save(folder: Path, batch: pa.RecordBatch, record_type: str, compression: str) -> str:
-    columns = columns_of(batch.schema, record_type)
+def save(folder: Path, batch: pa.RecordBatch, compression: str) -> str:
+    columns = columns_of(batch.schema)
     to = Destination.at(str(folder), {})
     to.begin()
     with to.part(0, compression) as (name, file):
-        file.write(frame(encode(batch, columns, record_type)))
+        file.write(frame(encode(batch, columns)))
     to.commit([name], is_overwrite=False)
     return str(folder / name)
 
 
-def load(path: Path, schema: pa.Schema, record_type: str = EXAMPLE) -> pa.Table:
-    columns = columns_of(schema, record_type)
+def load(path: Path, schema: pa.Schema) -> pa.Table:
+    columns = columns_of(schema)
     chunks = read_file(locate(str(path))[0], str(path), nbytes=1000)
     return pa.Table.from_batches(
-        pa.RecordBatch.from_arrays(decode(chunk, columns, record_type), schema=schema)
-        for chunk in chunks
+        pa.RecordBatch.from_arrays(decode(chunk, columns), schema=schema) for chunk in chunks
     )
 
 
@@ -61,7 +52,7 @@ def load(path: Path, schema: pa.Schema, record_type: str = EXAMPLE) -> pa.Table:
 def test_tensorflow_parses_our_examples(tmp_path: Path, compression: str) -> None:
     import tensorflow as tf
 
-    path = save(tmp_path, EXAMPLES, EXAMPLE, compression)
+    path = save(tmp_path, EXAMPLES, compression)
     io = tf.io
     spec = {
         "id": io.FixedLenFeature([], tf.int64),
@@ -95,32 +86,6 @@ def test_we_read_examples_of_tensorflow(tmp_path: Path, compression: str) -> Non
             message = train.Example(features=train.Features(feature=features))
             writer.write(message.SerializeToString())
     assert load(path, EXAMPLES.schema) == pa.Table.from_batches([EXAMPLES])
-
-
-def test_tensorflow_parses_our_sequence_examples_and_we_read_its(tmp_path: Path) -> None:
-    import tensorflow as tf
-
-    path = save(tmp_path / "ours", SEQUENCES, SEQUENCE_EXAMPLE, "none")
-    theirs = tmp_path / "theirs"
-    with tf.io.TFRecordWriter(str(theirs)) as writer:
-        for number, record in enumerate(tf.data.TFRecordDataset(path)):
-            context, lists = tf.io.parse_single_sequence_example(
-                record,
-                {"id": tf.io.FixedLenFeature([], tf.int64)},
-                {
-                    "frames": tf.io.FixedLenSequenceFeature([2], tf.float32),
-                    "words": tf.io.FixedLenSequenceFeature([], tf.string),
-                },
-            )
-            assert int(context["id"]) == number
-            assert np.array_equal(
-                lists["frames"], np.array([[number / 2, 1]] * number).reshape(-1, 2)
-            )
-            assert lists["words"].numpy().tolist() == [b"a", b"b"]
-            message = tf.train.SequenceExample.FromString(record.numpy())
-            writer.write(message.SerializeToString())
-    table = load(theirs, SEQUENCES.schema, SEQUENCE_EXAMPLE)
-    assert table == pa.Table.from_batches([SEQUENCES])
 
 
 def _feature(train: Any, value: Any) -> Any:

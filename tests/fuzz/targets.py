@@ -23,12 +23,12 @@ from sparkdl.control import channel, messages
 from sparkdl.control.rows import FeedCoverage
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.errors import CheckpointError, ConfigError, ProtocolError, RecordError
-from sparkdl.data.columns import EXAMPLE, RECORD_TYPES, SEQUENCE_EXAMPLE, Kind, columns_of
+from sparkdl.data.columns import Kind, columns_of
 from sparkdl.data.examples import decode
 from sparkdl.data.framing import NONE, Inflated, compression_of, frame, read_chunks
 from sparkdl.data.infer import see
 from sparkdl.node.checkpoint_store import CheckpointName, Manifest, decode_manifest, encode_manifest
-from tests.data.records import example, sequence
+from tests.data.records import example
 from tests.fuzz.inputs import altered, damaged, example_of
 
 Inputs = Callable[[Sequence[bytes], int, str], Iterator[bytes]]
@@ -119,17 +119,8 @@ _FEATURES: dict[str, Any] = {
     "n": None,
 }
 _EXAMPLES = [example(_FEATURES), example({"i": (Kind.INT64, [3])}), b""]
-_SEQUENCES = [
-    sequence({"i": (Kind.INT64, [3])}, {"l": [(Kind.FLOAT, [1.0]), (Kind.FLOAT, []), None]}),
-    b"",
-]
 _ELEMENTS = {"i": pa.int64(), "f": pa.float32(), "b": pa.binary(), "e": pa.int8(), "n": pa.string()}
-_COLUMNS = {
-    EXAMPLE: columns_of(pa.schema([(n, pa.list_(t)) for n, t in _ELEMENTS.items()]), EXAMPLE),
-    SEQUENCE_EXAMPLE: columns_of(
-        pa.schema([("i", pa.int64()), ("l", pa.list_(pa.list_(pa.float32())))]), SEQUENCE_EXAMPLE
-    ),
-}
+_COLUMNS = columns_of(pa.schema([(n, pa.list_(t)) for n, t in _ELEMENTS.items()]))
 
 
 def _file_of(records: Sequence[bytes]) -> bytes:
@@ -158,13 +149,12 @@ def _masked(data: bytes) -> bytes:
 
 def _records(data: bytes) -> None:
     (chunk,) = read_chunks(io.BytesIO(_file_of([*_EXAMPLES, data])), "here")
-    for record_type in RECORD_TYPES:
-        with suppress(RecordError):
-            for column in decode(chunk, _COLUMNS[record_type], record_type):
-                column.validate(full=True)
-                assert len(column) == len(_EXAMPLES) + 1
-        with suppress(RecordError, ConfigError):
-            see([chunk], record_type)
+    with suppress(RecordError):
+        for column in decode(chunk, _COLUMNS):
+            column.validate(full=True)
+            assert len(column) == len(_EXAMPLES) + 1
+    with suppress(RecordError, ConfigError):
+        see([chunk])
 
 
 TARGETS = [
@@ -193,8 +183,8 @@ TARGETS = [
     Target("names of checkpoints", 0.02, [b"step-0000000005-abc-1"], _refuses(_checkpoint_name)),
     Target(
         "files of records", 0.15,
-        [_file_of(_EXAMPLES), _file_of(_SEQUENCES), gzip.compress(_file_of(_EXAMPLES), mtime=0)],
+        [_file_of(_EXAMPLES), gzip.compress(_file_of(_EXAMPLES), mtime=0)],
         _refuses(_read, RecordError),
     ),
-    Target("records", 0.01, _EXAMPLES[:2] + _SEQUENCES[:1], _refuses(_records)),
+    Target("records", 0.01, _EXAMPLES[:2], _refuses(_records)),
 ]  # fmt: skip

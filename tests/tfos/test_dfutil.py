@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import Row
 
 from sparkdl.core.errors import ConfigError, ReadError
-from sparkdl.data.columns import EXAMPLE, Kind
-from sparkdl.data.protos import message_class
+from sparkdl.data.columns import Kind
+from sparkdl.data.protos import example_class
 from sparkdl.tfos import dfutil
 from tests.data.records import example, read_example
 
@@ -78,7 +78,7 @@ def test_a_null_is_a_feature_left_out_not_the_text_none() -> None:
 
 def test_any_form_of_an_example_is_taken() -> None:
     data = example({"x": (INT64, [1])})
-    message = message_class(EXAMPLE).FromString(data)
+    message = example_class().FromString(data)
     for record in (data, bytearray(data), memoryview(data), message, (data, None), (message, 1)):
         assert list(dfutil.fromTFExample([record])) == [Row(x=1)]
     with pytest.raises(ReadError, match="no serialised Example"):
@@ -102,7 +102,7 @@ def test_the_schema_of_one_example() -> None:
         "struct<blobs:array<binary>,bytes:binary,empty:bigint,float:double,floats:array<double>,"
         "nothing:string,text:string,z:bigint>"
     )
-    for given in (record, message_class(EXAMPLE).FromString(record)):
+    for given in (record, example_class().FromString(record)):
         schema = dfutil.infer_schema(given, BINARY)
         assert schema.simpleString() == expected
         assert all(field.nullable for field in schema)
