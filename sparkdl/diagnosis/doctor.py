@@ -240,7 +240,7 @@ def _before_launch(spark: SparkSession, asked: Asked) -> Iterator[Check]:
         "executors", _judge_way, spark, min(_MOST_TASKS, tasks), asked.limit_s, driver
     )
     advice = costly_settings(spark.conf.get, spark.version)
-    yield from _guarded("settings", judges.judge_settings, advice, topology)
+    yield from _guarded("settings", judges.judge_settings, advice)
 
 
 def _judge_spark(spark: SparkSession, driver: Facts) -> Check:

@@ -26,7 +26,6 @@ class Machine(msgspec.Struct, frozen=True):
         folder: where a node writes files, including rows that do not fit into memory.
         feed_disk_nbytes: the default limit of a node's feed on that disk.
         shm_nbytes: the size of /dev/shm; `None` where there is none.
-        descriptors: how many files a process may have open.
         driver_version: of NVIDIA's driver, if there is one.
         gpus: the names of the GPUs that a node may use.
         gpu_error: why they cannot be listed.
@@ -39,7 +38,6 @@ class Machine(msgspec.Struct, frozen=True):
     disk_free_nbytes: int = 0
     feed_disk_nbytes: int = 0
     shm_nbytes: int | None = None
-    descriptors: int = 0
     driver_version: str = ""
     gpus: tuple[str, ...] = ()
     gpu_error: str = ""
@@ -67,7 +65,6 @@ class Facts(msgspec.Struct, frozen=True):
         unreachable: why it does not reach the driver.
         versions: of installed packages, by name; of Python as well.
         package: the folder from which `import sparkdl` loads there; empty if it fails.
-        foreign: folders in it that belong to another package named sparkdl.
         machine: `None` if that could not be looked at; `machine_error` says why, sparkdl's own
             modules that cannot be imported, for example.
         imports: by framework.
@@ -80,7 +77,6 @@ class Facts(msgspec.Struct, frozen=True):
     unreachable: str = ""
     versions: dict[str, str] = {}
     package: str = ""
-    foreign: tuple[str, ...] = ()
     machine: Machine | None = None
     machine_error: str = ""
     imports: dict[str, Imported] = {}

@@ -10,18 +10,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from sparkdl.core.listing import count, listed
+from sparkdl.core.listing import count
 from sparkdl.diagnosis.facts import Facts, Machine, grouped, places, so_many
 from sparkdl.diagnosis.probe import PACKAGES
 from sparkdl.diagnosis.report import Check, Verdict
 from sparkdl.driver.slots.advice import Advice
-from sparkdl.driver.slots.placement import Topology
 from sparkdl.node.task import cannot_reach_driver
 
 _FRAMEWORKS = ("tensorflow", "keras", "torch", "jax")
 _SAME_PARTS = {"Python": 2, "sparkdl": 9, "pyspark": 9, "numpy": 1}
 """How many parts of a version must match: with others a launch is refused, or fails later."""
-_DYNAMIC = "spark.dynamicAllocation"
 _ABSENT = "not installed"
 _SLOW_MBS = 100.0
 _SOME = 5
@@ -71,21 +69,17 @@ def _first(version: str, parts: int) -> tuple[str, ...]:
 
 
 def judge_packages(facts: Sequence[Facts]) -> Iterator[Check]:
-    """Say where another package named sparkdl hides this one, or lies among its files."""
-    again = (
-        "pip uninstall sparkdl, then install sparkdl-cluster again, with pip's options "
-        "--force-reinstall --no-deps"
-    )
+    """Say where another package named sparkdl hides this one."""
     for folder, them in grouped(facts, lambda one: one.package).items():
         hidden = [one for one in them if folder and not one.has_sparkdl]
         if hidden:
-            text = f"{places(hidden)}: import sparkdl finds another package, at {folder}"
-            yield Check("package", "problem", text, f"In the Python environment there: {again}")
-        for mixed, some in grouped(them, lambda one: listed(one.foreign)).items():
-            ours = [one for one in some if one.has_sparkdl]
-            if mixed and ours:
-                also = f"{folder} also holds another package that is imported as sparkdl: {mixed}"
-                yield Check("package", "warning", f"{places(ours)}: {also}", again)
+            yield Check(
+                "package",
+                "problem",
+                f"{places(hidden)}: import sparkdl finds another package, at {folder}",
+                "In the Python environment there: pip uninstall sparkdl, then install "
+                "sparkdl-cluster again, with pip's options --force-reinstall --no-deps",
+            )
 
 
 def judge_spark(driver: Facts, version: str, master: str) -> Check:
@@ -107,18 +101,11 @@ def judge_spark(driver: Facts, version: str, master: str) -> Check:
     return Check("Spark", "ok", f"{version} at {master}")
 
 
-def judge_settings(found: Sequence[Advice], topology: Topology | None) -> Iterator[Check]:
-    """Say which of Spark's settings cost speed, and whether executors come and go."""
-    dynamic = [advice for advice in found if advice.setting.startswith(_DYNAMIC)]
-    for advice in dynamic:
-        text = f"it is on: {advice.why}"
-        yield Check("dynamic allocation", "warning", text, f"Set {advice.setting}")
-    if not dynamic and topology is not None:
-        yield Check("dynamic allocation", "ok", "it is off")
-    others = [advice for advice in found if advice not in dynamic]
-    for advice in sorted(others, key=lambda each: -each.level):
+def judge_settings(found: Sequence[Advice]) -> Iterator[Check]:
+    """Say which of Spark's settings a launch logs as costly."""
+    for advice in sorted(found, key=lambda each: -each.level):
         yield Check("settings", "warning", advice.why, f"Set {advice.setting}")
-    if not others:
+    if not found:
         yield Check("settings", "ok", "none that costs speed")
 
 
@@ -276,16 +263,6 @@ _RULES = (
         "and NCCL do, and are killed or fail when it is full",
         "Give the container more: docker run --shm-size=2g, or an emptyDir with medium Memory at "
         "/dev/shm",
-    ),
-    _Rule(
-        "descriptors",
-        "descriptors",
-        lambda _machine, _on_host: 4096,
-        "a process may open at least {descriptors} files{each}",
-        "a process may have {descriptors} file descriptors, and each part of a feed that a node "
-        "holds takes one",
-        "Raise the hard limit for the executors (LimitNOFILE of the worker's service, --ulimit "
-        "nofile of Docker)",
     ),
 )
 

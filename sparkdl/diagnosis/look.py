@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -112,7 +111,6 @@ def look_at_machine() -> Machine:
         disk_free_nbytes=shutil.disk_usage(folder).free,
         feed_disk_nbytes=feed_disk(None, folder),
         shm_nbytes=shutil.disk_usage(_SHM).total if _SHM.is_dir() else None,
-        descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         driver_version=version,
         gpus=gpus,
         gpu_error=gpu_error,

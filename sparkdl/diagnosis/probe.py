@@ -30,8 +30,6 @@ PACKAGES = {
     "jax": ("jax",),
 }
 """The packages to compare, and the distributions that contain them."""
-_FOREIGN_FOLDERS = ("transformers", "graph", "xgboost", "image")
-"""Folders of another package named sparkdl: `core/namesakes.py`."""
 _CONNECT_S = 5.0
 
 
@@ -63,14 +61,11 @@ def basics() -> dict[str, Any]:
                 versions[package] = metadata.version(name)
                 break
     host = socket.gethostname()
-    package = _package()
-    folders = [os.path.join(package, name) for name in _FOREIGN_FOLDERS]
     return {
         "executor": f"{host} {os.getppid()}",  # the daemon of its Python workers
         "host": host,
         "versions": {name: version for name, version in versions.items() if version},
-        "package": package,
-        "foreign": [os.path.basename(path) for path in folders if os.path.isdir(path)],
+        "package": _package(),
     }
 
 

@@ -66,7 +66,7 @@ class Report:
         """Return how many checks had which verdict, the worst first."""
         counts = Counter(check.verdict for check in self.checks)
         words = [
-            f"{many} {verdict}{'s' if verdict in _COUNTED and many > 1 else ''}"
+            f"{many} {verdict}{'s' if verdict in ('problem', 'warning') and many > 1 else ''}"
             for verdict in ("problem", "warning", "ok", "skipped")
             if (many := counts[verdict])
         ]
@@ -97,18 +97,13 @@ class Report:
         return msgspec.json.format(msgspec.json.encode(found)).decode()
 
 
-_COUNTED = ("problem", "warning")
-
-
 def _wrapped(text: str, head: str, margin: str) -> list[str]:
-    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
     # Line by line, because `textwrap` would join them.
-    lines = text.splitlines() or [""]
-    found = textwrap.wrap(
-        lines[0], _COLUMNS, initial_indent=head, subsequent_indent=margin, **options
-    ) or [head.rstrip()]
-    for line in lines[1:]:
-        found += textwrap.wrap(
-            line, _COLUMNS, initial_indent=margin, subsequent_indent=margin, **options
+    found = [
+        part
+        for line in text.splitlines()
+        for part in textwrap.wrap(
+            line, _COLUMNS - len(margin), break_long_words=False, break_on_hyphens=False
         )
-    return found
+    ]
+    return [(margin if at else head) + part for at, part in enumerate(found or [""])]
