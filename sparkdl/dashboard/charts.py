@@ -18,7 +18,6 @@ from bokeh.models import (
     CrosshairTool,
     DataRange1d,
     HoverTool,
-    LinearColorMapper,
     NumeralTickFormatter,
     RadioButtonGroup,
     Range1d,
@@ -28,7 +27,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from sparkdl.dashboard.widgets import CSS, SOFT, duration, show_data, show_text, text_box
-from sparkdl.driver.history import MAX_CURVES, TRAINING, History
+from sparkdl.driver.history import TRAINING, History
 from sparkdl.driver.history import Span as NodeSpan
 
 _MS = 1000.0
@@ -37,7 +36,6 @@ _LEFT, _RIGHT = 84, 14
 """Pixels beside each chart: as many beside all of them, so that moments are above each other."""
 _COLORS = ("#3b8eea", "#e0823d", "#2fa36b", "#b065d6")
 _BAD, _SAVED, _EPOCH = "#d9484f", "#74c69d", "#a9b2be"
-_WAITS = {"waits for rows": "#f0a030", "waits for other nodes": "#b065d6"}
 PHASES = {  # a phase's label here, and its color
     "starting": ("starting", "#aeb6c2"),
     "gathering": ("gathering", "#8d99ab"),
@@ -54,10 +52,7 @@ _MAX_MARKS = 40
 _MANY = 40
 """Nodes; of more, lanes are narrow, have no names, and show what a node does most."""
 _MAX_HEIGHT = 480
-_PARTS = 10
-"""Parts of a lane's height; two of them are space."""
 _PLOT_CSS = """
-:host(:focus-visible) { outline: 2px solid var(--busy); outline-offset: -2px; border-radius: 4px; }
 @media (pointer: coarse) { :host { pointer-events: none; } }
 """
 """A finger on a chart scrolls the page."""
@@ -66,25 +61,22 @@ _PLOT_CSS = """
 class TimeAxis:
     """The time axis, points and marks that all charts of a page share.
 
-    Dragging over a chart, or pressing keys on it (`page.html`), shows that time in all charts,
-    until the reader chooses another.
+    Dragging over a chart shows that time in all charts, until the reader chooses another.
     """
 
     def __init__(self) -> None:
         self.points = ColumnDataSource({"time_s": []})
         self.marks = ColumnDataSource({name: [] for name in ("x", "color", "dash", "what")})
-        self.windows = RadioButtonGroup(
-            name="windows", labels=list(_WINDOWS_S), active=0, stylesheets=[CSS]
-        )
+        self.windows = RadioButtonGroup(labels=list(_WINDOWS_S), active=0, stylesheets=[CSS])
         self.windows.on_change("active", self._choose)
-        self._range = Range1d(name="time", start=0, end=_MS, bounds=(0, _MS))
+        self._range = Range1d(start=0, end=_MS, bounds=(0, _MS))
         self._shown = (0.0, _MS)
         self._clock = TimedeltaTickFormatter()
         self._cross = Span(dimension="height", line_color=SOFT, line_width=1, line_alpha=0.7)
         self._version = -1
 
-    def figure(self, title: str, height: int, **options: Any) -> Any:
-        """Return an empty figure over this axis, which the keyboard reaches."""
+    def figure(self, height: int, **options: Any) -> Any:
+        """Return an empty figure over this axis."""
         plot = figure(
             height=height,
             sizing_mode="stretch_width",
@@ -101,11 +93,6 @@ class TimeAxis:
             border_fill_color=None,
             outline_line_color=None,
             stylesheets=[_PLOT_CSS],
-            html_attributes={
-                "tabindex": "0",
-                "role": "application",
-                "aria-label": f"{title}, over time",
-            },
             **options,
         )
         plot.add_tools(CrosshairTool(overlay=self._cross, dimensions="height"))
@@ -173,7 +160,7 @@ class Chart:
 
     Args:
         lines: columns of a history's series, and their labels. A single line is a mean, drawn with
-            a band from the lowest node to the highest, and with a thin curve for each of few nodes.
+            a band from the lowest node to the highest.
         unit: of the values, behind a space.
         is_from_zero: the axis begins there; otherwise, only if values are near it.
     """
@@ -184,23 +171,20 @@ class Chart:
         title: str,
         lines: Mapping[str, str],
         unit: str = "",
-        is_log: bool = False,
         is_from_zero: bool = True,
     ) -> None:
-        self._title, self.lines, self._unit, self.is_log = title, lines, unit, is_log
+        self._title, self.lines, self._unit = title, lines, unit
         self._is_from_zero, self._is_fixed = is_from_zero, False
         self._head = text_box()
         self._range = DataRange1d(range_padding=0.08, default_span=2)
         if unit == " %":
             self._range.end = 102
-        kind = "log" if is_log else "linear"
-        self._plot = plot = axis.figure(title, 150, y_range=self._range, y_axis_type=kind)
+        plot = axis.figure(150, y_range=self._range)
         edges = [f"{which} {name}" for which in ("least", "most") for name in lines]
         for name in (*lines, *edges):
             if name not in axis.points.data:
                 axis.points.data[name] = [math.nan] * len(axis.points.data["time_s"])
         curves: list[Any] = []
-        self._points, self._nodes = axis.points, set[str]()
         for color, (name, label) in zip(_COLORS, lines.items(), strict=False):
             band = {"y1": f"least {name}", "y2": f"most {name}"}
             plot.varea("time_s", source=axis.points, color=color, alpha=0.22, **band)
@@ -208,17 +192,15 @@ class Chart:
             curves.append(curve)
         tips = [("", "$name $snap_y{0,0.[0000]}"), ("after", "$snap_x{%H:%M:%S}")]
         formatters: Any = {"$snap_x": "datetime"}
-        self._hover = HoverTool(
-            renderers=curves, mode="vline", tooltips=tips, formatters=formatters
+        plot.add_tools(
+            HoverTool(renderers=curves, mode="vline", tooltips=tips, formatters=formatters)
         )
-        plot.add_tools(self._hover)
         self.root = Column(self._head, plot, sizing_mode="stretch_width")
 
     def update(self, history: History) -> None:
         """Say how the curves stand."""
         columns = history.samples.series.columns
         self.root.visible = any(name in columns for name in self.lines)
-        self._draw_nodes(history)
         said, lowest, highest = [], math.inf, -math.inf
         for color, (name, label) in zip(_COLORS, self.lines.items(), strict=False):
             now = [_last(columns.get(f"{which}{name}", ())) for which in ("", "least ", "most ")]
@@ -227,24 +209,11 @@ class Chart:
             said.append(f"{chip} {escape(label)} <b>{now[0]}{self._unit}</b>{spread}")
             found = [value for value in columns.get(name, ()) if math.isfinite(value)]
             lowest, highest = min(found, default=lowest), max(found, default=highest)
-        if not self.is_log and (self._is_from_zero or 0 <= lowest <= highest / 2):
+        if self._is_from_zero or 0 <= lowest <= highest / 2:
             self._range.start, self._is_fixed = 0, True
         elif self._is_fixed:  # it fell below 0
             self._range.start = lowest - 0.08 * (highest - lowest)
-        note = " <i>(logarithmic)</i>" if self.is_log else ""
-        show_text(self._head, f"<h2>{escape(self._title)}{note}</h2> {' &ensp; '.join(said)}")
-
-    def _draw_nodes(self, history: History) -> None:
-        """Draw a thin curve for each node whose values the series holds."""
-        columns, (line, *_) = history.samples.series.columns, self.lines
-        for node in history.launched.nodes[:MAX_CURVES]:
-            name = f"{node} {line}"
-            if name in columns and name not in self._nodes:
-                self._nodes.add(name)
-                look: Any = {"color": _COLORS[0], "alpha": 0.6, "name": node}
-                self._plot.line("time_s", name, source=self._points, **look)
-                tips = [*self._hover.tooltips, (node, f"@{{{name}}}{{0,0.[0000]}}")]
-                self._hover.tooltips = tips
+        show_text(self._head, f"<h2>{escape(self._title)}</h2> {' &ensp; '.join(said)}")
 
 
 class Stream:
@@ -254,22 +223,11 @@ class Stream:
         self._legend = text_box()
         names = ("y", "left", "right", "color", "what", "height")
         self._bars = ColumnDataSource({name: [] for name in names})
-        self._waits = ColumnDataSource({"image": [], "dw": [], "dh": []})
-        self._slow = ColumnDataSource({"y": [], "right": []})
-        self._labels = ColumnDataSource({name: [] for name in ("x", "y", "align", "what")})
         self._range = Range1d(start=0, end=1)
-        self._plot = plot = axis.figure("Nodes", 100, y_range=self._range)
+        self._plot = plot = axis.figure(100, y_range=self._range)
         plot.ygrid.grid_line_color = None
         bar: Any = {"fill_color": "color", "line_color": None}
         lanes = plot.hbar("y", "height", "right", "left", source=self._bars, **bar)
-        palette = ["#00000000", *_WAITS.values()]
-        mapper = LinearColorMapper(palette=palette, low=0, high=len(_WAITS))
-        image: Any = {"image": "image", "x": 0, "y": 0, "dw": "dw", "dh": "dh"}
-        plot.image(**image, source=self._waits, color_mapper=mapper)
-        frame: Any = {"fill_color": None, "line_color": _BAD, "line_width": 2}
-        plot.hbar("y", 1.0, "right", 0, source=self._slow, **frame)
-        text: Any = {"text_color": _BAD, "text_font_size": "12px", "text_baseline": "bottom"}
-        plot.text("x", "y", "what", source=self._labels, text_align="align", **text)
         plot.add_tools(HoverTool(renderers=[lanes], tooltips=[("", "@what")]))
         plot.yaxis.ticker = []
         plot.yaxis.major_tick_line_color = None
@@ -280,7 +238,6 @@ class Stream:
         names, start_s = history.launched.nodes, history.launched.time_s
         size = max(1, len(names))
         height = min(_MAX_HEIGHT, max(70, 26 * size))
-        head = 20 * size / height
         rows = history.rows()
         ranks = {row.node_id: at for at, row in enumerate(rows)}
         spans = [span for span in history.spans() if span.end_s > span.start_s]
@@ -297,41 +254,15 @@ class Stream:
             "height": np.full(len(spans), 0.8 if size <= _MANY else 1.5 * size / height),
         }
         show_data(self._bars, data)
-        self._show_waits(history, [row.node_id for row in rows])
-        slow = [size - ranks[row.node_id] - 0.5 for row in rows if row.is_slow]
-        show_data(self._slow, {"y": slow, "right": [_MS * history.elapsed_s] * len(slow)})
-        show_data(self._labels, _labels(history, size))
-        if self._range.end != size + head:
-            self._range.end, self._plot.height = size + head, height + 50
+        if self._range.end != size:
+            self._range.end, self._plot.height = size, height + 30
         named = enumerate(names if size <= _MANY else ())
         lanes = {size - ranks[node_id] - 0.5: name[:12] for node_id, name in named}
         # Only if they differ: each assignment is a message to the browser.
         if self._plot.yaxis.ticker.ticks != list(lanes):
             self._plot.yaxis.ticker = list(lanes)
             self._plot.yaxis.major_label_overrides = lanes
-        show_text(self._legend, _legend({span.phase for span in spans}, bool(slow)))
-
-    def _show_waits(self, history: History, node_ids: Sequence[int]) -> None:
-        waited, start_s = history.samples.waited, history.launched.time_s
-        shares = waited.shares(start_s, start_s + history.elapsed_s)
-        if not shares.size:
-            show_data(self._waits, {"image": [], "dw": [], "dh": []})
-            return
-        rows, others = np.nan_to_num(shares[:, node_ids[::-1]])
-        if len(node_ids) > _MANY:
-            most = np.where(rows >= others, 1, 2)
-            cells = np.where(rows + others >= 0.5, most, 0)
-        else:
-            part = (np.arange(_PARTS) - 1)[None, :, None] / (_PARTS - 2)
-            limits = rows[:, None], (rows + others)[:, None]
-            in_lane = (part >= 0) & (part < 1)
-            cells = np.where(part < limits[0] - 0.05, 1, np.where(part < limits[1] - 0.05, 2, 0))
-            cells = (cells * in_lane).reshape(-1, rows.shape[1])
-        image = cells.astype(np.uint8)
-        then = self._waits.data["image"]
-        if not len(then) or not np.array_equal(then[0], image):
-            width = _MS * waited.period_s * image.shape[1]
-            self._waits.data = {"image": [image], "dw": [width], "dh": [len(node_ids)]}
+        show_text(self._legend, _legend({span.phase for span in spans}))
 
 
 def in_short(headline: str) -> str:
@@ -366,18 +297,6 @@ def _marks(history: History) -> dict[str, Any]:
     return _columns(("x", "color", "dash", "what"), lines)
 
 
-def _labels(history: History, top: float) -> dict[str, Any]:
-    """Return labels for the failures, except labels that would overlap others."""
-    whole_s, before_s, found = max(1.0, history.elapsed_s), -math.inf, []
-    for time_s, why in failures(history).values():
-        at_s = time_s - history.launched.time_s
-        if at_s - before_s > 0.25 * whole_s:
-            align = "right" if at_s > 0.7 * whole_s else "left"
-            found.append((_MS * at_s, top, align, f" {why[:50]} "))
-            before_s = at_s
-    return _columns(("x", "y", "align", "what"), found)
-
-
 def _columns(names: Sequence[str], lines: Sequence[Sequence[Any]]) -> dict[str, Any]:
     return {name: [line[at] for line in lines] for at, name in enumerate(names)}
 
@@ -400,15 +319,11 @@ def _values(columns: Mapping[str, Sequence[float]], name: str) -> list[float]:
     return filled
 
 
-def _legend(phases: set[str], has_slow: bool) -> str:
+def _legend(phases: set[str]) -> str:
     shown = {word: color for phase, (word, color) in PHASES.items() if phase in phases}
-    if TRAINING in phases:
-        shown |= _WAITS
     chips = [f'<span style="color:{c}">&#9632;</span> {escape(w)}' for w, c in shown.items()]
     lines = {"failure": _BAD, "checkpoint": _SAVED, "epoch": _EPOCH}
     chips += [f'<span style="color:{color}">&#9474;</span> {w}' for w, color in lines.items()]
-    if has_slow:
-        chips.append(f'<span style="color:{_BAD}">&#9633;</span> slow')
     return (
         f'<h2>Nodes</h2> <span class="chips">{"".join(f"<span>{c}</span>" for c in chips)}</span>'
     )

@@ -28,11 +28,9 @@ from bokeh.models import (
     DataTable,
     Select,
     TextInput,
-    Toggle,
     UIElement,
 )
 from bokeh.models import Column as Stacked
-from bokeh.models import Row as Beside
 
 from sparkdl.dashboard.charts import PHASES, Chart, Stream, TimeAxis, failures
 from sparkdl.dashboard.widgets import (
@@ -64,9 +62,8 @@ _TONES = {
 }
 _RECORDED = (
     "A recorded run keeps no log lines, except for the last ones of nodes that failed, which are "
-    "below. Observe(log_dir=…) keeps all."
+    "in the overview. Observe(log_dir=…) keeps all."
 )
-_WRAPS = ":host { flex-wrap: wrap; gap: 0 12px; }"
 _LOG = '<h2>Last lines</h2><div class="log" tabindex="0"><pre>{}</pre></div>'
 _STACK = "<details open><summary>{}</summary><pre>{}</pre></details>"
 _template = jinja2.Environment(autoescape=True).from_string(
@@ -157,50 +154,45 @@ class Page:
 
 
 class Overview(Page):
-    """The overview: figures, the nodes' phases, metrics, attempts, failures."""
+    """The overview: figures, the nodes' phases, metrics, the feed, attempts, failures."""
 
     path, title = "overview", "Overview"
 
     def _models(self) -> Sequence[UIElement]:
         self._tiles, self._words, self._past = text_box(), text_box(), text_box()
-        self._log = Toggle(
-            label="Metrics on a log scale", active=False, stylesheets=[CSS], visible=False
-        )
         self._stream = Stream(self._axis)
-        self._fixed = [_rows_chart(self._axis), Chart(self._axis, "Step", {"step": "step"})]
-        self._charts = [self._stream, *self._fixed]
+        rows = {"rows used": "used by training", "rows in": "coming to the nodes"}
+        share = {"without rows": "of the last minute, mean of the nodes"}
+        self._fixed = [
+            Chart(self._axis, "Rows per second, all nodes", rows),
+            Chart(self._axis, "Waits for rows", share, " %"),
+            Chart(self._axis, "Step", {"step": "step"}),
+        ]
         self._metrics: dict[str, Chart] = {}
         self._curves = Stacked(sizing_mode="stretch_width")
-        choices = Beside(self._axis.windows, self._log, stylesheets=[_WRAPS])
-        return (self._tiles, self._words, choices, self._stream.root, self._curves, self._past)
+        windows = self._axis.windows
+        return (self._tiles, self._words, windows, self._stream.root, self._curves, self._past)
 
     def _update(self, history: History) -> None:
-        self._choose_charts(history)
-        show_text(self._tiles, _tiles(history))
-        self._words.visible = bool(history.bottleneck())
-        show_text(self._words, f"<p>{escape(history.bottleneck())}</p>")
-        show_text(self._past, _attempts(history) + _problems(history))
-
-    def _choose_charts(self, history: History) -> None:
-        """Show one chart for each metric, with the chosen axis."""
-        columns = history.samples.series.columns
         for name in _metric_names(history)[:_MAX_METRICS]:
-            values = [value for value in columns[name] if math.isfinite(value)]
-            is_log = bool(self._log.active) and min(values, default=0) > 0
-            before = self._metrics.get(name)
-            if before is None or before.is_log != is_log:
+            if name not in self._metrics:
                 about = name.removeprefix("metric "), {name: "mean of the nodes"}
-                self._metrics[name] = Chart(self._axis, *about, is_log=is_log, is_from_zero=False)
-        self._charts = [self._stream, *self._metrics.values(), *self._fixed]
-        self._log.visible = bool(self._metrics)
-        roots = [chart.root for chart in (*self._metrics.values(), *self._fixed)]
+                self._metrics[name] = Chart(self._axis, *about, is_from_zero=False)
+        curves = [*self._metrics.values(), *self._fixed]
+        self._charts = [self._stream, *curves]
+        roots = [chart.root for chart in curves]
         # Only if they differ: the browser makes all charts anew.
         if self._curves.children != roots:
             self._curves.children = roots
+        show_text(self._tiles, _tiles(history))
+        self._words.visible = bool(history.bottleneck())
+        show_text(self._words, f"<p>{escape(history.bottleneck())}</p>")
+        tables = (_attempts(history), _problems(history), _feeds(history), _epochs(history))
+        show_text(self._past, "".join(tables))
 
 
 class Nodes(Page):
-    """A row for each node."""
+    """A row for each node, the output of one, and the stacks of all."""
 
     path, title = "nodes", "Nodes"
 
@@ -227,13 +219,21 @@ class Nodes(Page):
             Chart(self._axis, "GPU of a node, busy", {"gpu": "mean"}, " %"),
             Chart(self._axis, "GPU memory of a node", {"gpu_nbytes": "mean"}, " GiB"),
         ]
+        self._node = Select(title="Node", stylesheets=[CSS])
+        self._search = TextInput(title="Lines that contain", stylesheets=[CSS])
+        self._button = Button(label="Show stacks of all nodes", stylesheets=[CSS])
+        self._button.on_click(self._ask_stacks)
+        self._lines, self._stacks = text_box(), text_box()
+        self._asked_s = -math.inf
         charts = [chart.root for chart in self._charts]
+        logs = (self._node, self._search, self._lines, self._button, self._stacks)
         note = text_box(_NETWORK_NOTE)
-        return (self._counts, self._table, self._axis.windows, *charts, note)
+        return (self._counts, self._table, self._axis.windows, *charts, note, *logs)
 
     def _reset(self, history: History) -> None:
         for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
             model.visible = not column.format
+        self._reset_log(history)
 
     def _update(self, history: History) -> None:
         rows = history.rows()
@@ -257,60 +257,17 @@ class Nodes(Page):
         if slow:
             said += f'; <b class="wait">slow: {escape(", ".join(slow[:8]))}</b>'
         show_text(self._counts, f"<p>{said}</p>")
+        self._update_log(history)
 
-
-class Feed(Page):
-    """The feed: whether nodes wait for rows, or feeders for nodes."""
-
-    path, title = "feed", "Feed"
-
-    def _models(self) -> Sequence[UIElement]:
-        self._words, self._table = text_box(), text_box()
-        share = {"without rows": "of the last minute, mean of the nodes"}
-        waits = Chart(self._axis, "Waits for rows", share, " %")
-        self._charts = [_rows_chart(self._axis), waits]
-        charts = [chart.root for chart in self._charts]
-        return (self._words, self._axis.windows, *charts, self._table)
-
-    def _update(self, history: History) -> None:
-        words = history.bottleneck() or "No rows are being fed."
-        show_text(self._words, f"<p><b>{escape(words)}</b></p>")
-        sample = history.samples.last
-        lines = []
-        for name, feed in sorted(sample.feeds.items()) if sample else ():
-            least, most = min(feed.epochs), max(feed.epochs)
-            epochs = f"{least}" if least == most else f"{least} to {most}"
-            received, used = sum(feed.received), sum(feed.used)
-            times = f"{used / received:.3g} times" if received else ""
-            lines.append((name, f"{received:,}", times, f"{used:,}", epochs))
-        head = "Feed", "Rows that came", "Each was used", "Rows used in all", "Epochs completed"
-        now = f"Attempt {history.changed.generation + 1}"
-        show_text(self._table, html_table(now, head, lines) + _epochs(history))
-
-
-class Logs(Page):
-    """A node's output, and the stacks of its threads."""
-
-    path, title = "logs", "Logs"
-
-    def _models(self) -> Sequence[UIElement]:
-        self._node = Select(title="Node", stylesheets=[CSS])
-        self._search = TextInput(title="Lines that contain", stylesheets=[CSS])
-        self._button = Button(label="Show stacks of all nodes", stylesheets=[CSS])
-        self._button.on_click(self._ask_stacks)
-        self._lines, self._stacks = text_box(), text_box()
-        self._asked_s = -math.inf
-        return (self._node, self._search, self._lines, self._button, self._stacks)
-
-    def _reset(self, history: History) -> None:
+    def _reset_log(self, history: History) -> None:
         self._node.options = [(str(n), name) for n, name in enumerate(history.launched.nodes)]
         self._node.value = "0" if history.launched.nodes else ""
         is_live = self.source.ask is not None
         self._button.visible = self._node.visible = self._search.visible = is_live
 
-    def _update(self, history: History) -> None:
+    def _update_log(self, history: History) -> None:
         if not self._node.value and history.launched.nodes:
-            self._reset(history)
+            self._reset_log(history)
         node_id = int(self._node.value or 0)
         is_due = time.monotonic() - self._asked_s >= _LOOK_S
         if self.source.ask and is_due and history.changed.state != "stopped":
@@ -324,18 +281,15 @@ class Logs(Page):
         text = escape("\n".join(shown)) or f'<span class="soft">{nothing}</span>'
         show_text(self._lines, _LOG.format(text) if self.source.ask else f"<p>{_RECORDED}</p>")
         stacks = history.stacks.stacks if history.stacks else {}
-        show_text(
-            self._stacks,
-            "".join(_STACK.format(escape(name), escape(text)) for name, text in stacks.items())
-            + _problems(history),
-        )
+        texts = (_STACK.format(escape(name), escape(text)) for name, text in stacks.items())
+        show_text(self._stacks, "".join(texts))
 
     def _ask_stacks(self) -> None:
         if self.source.ask and self._shown:
             self.source.ask(AskStacks(self._shown.launched.cluster))
 
 
-PAGES: tuple[type[Page], ...] = (Overview, Nodes, Feed, Logs)
+PAGES: tuple[type[Page], ...] = (Overview, Nodes)
 
 
 def _load(name: str, scale: float = 1.0) -> Callable[[NodeRow], float]:
@@ -401,11 +355,6 @@ def _tone(row: NodeRow) -> str:
     return PHASES.get("failed" if row.problem else row.state, ("", SOFT))[1]
 
 
-def _rows_chart(axis: TimeAxis) -> Chart:
-    lines = {"rows used": "used by training", "rows in": "coming to the nodes"}
-    return Chart(axis, "Rows per second, all nodes", lines)
-
-
 def _table_height(rows: int) -> int:
     return 34 + _ROW_HEIGHT * min(20, max(1, rows))
 
@@ -424,7 +373,7 @@ def _headline(history: History) -> str:
         "" if math.isnan(left_s := history.left_s()) else f"about {duration(left_s)} left to read",
     ]
     text = " · ".join(part for part in parts if part)
-    word = "stopped before its end" if state == "stopped" else state
+    word = "stopped early" if state == "stopped" else state
     return f'<p role="status"><b class="{tone}">{escape(word)}</b> · {text}</p>'
 
 
@@ -488,6 +437,20 @@ def _attempts(history: History) -> str:
             )
         )
     return html_table("Attempts", ("", "Began after", "Lasted", "Steps", "How it ended"), lines)
+
+
+def _feeds(history: History) -> str:
+    """Return a table of what has come through each feed, and how much of it was used."""
+    sample = history.samples.last
+    lines = []
+    for name, feed in sorted(sample.feeds.items()) if sample else ():
+        least, most = min(feed.epochs), max(feed.epochs)
+        epochs = f"{least}" if least == most else f"{least} to {most}"
+        received, used = sum(feed.received), sum(feed.used)
+        times = f"{used / received:.3g}" if received else ""
+        lines.append((name, f"{received:,}", times, f"{used:,}", epochs))
+    head = "Feed", "Rows received", "Uses per row", "Rows used", "Epochs completed"
+    return html_table(f"Feeds of attempt {history.changed.generation + 1}", head, lines)
 
 
 def _epochs(history: History) -> str:

@@ -21,7 +21,6 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +55,11 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _LOGIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>sparkdl</title>
-<meta name="viewport" content="width=device-width"><style>body{{font:16px system-ui;margin:3em auto;
-max-width:32em;color-scheme:light dark}}</style><h1>sparkdl</h1><p>{problem}</p><p>Open the address
-that the launch has printed, or give the token in it:</p><form method="post" action="login">
-<label>Token <input name="token" type="password" autofocus></label> <button>Open</button></form>
-</html>"""
+<h1>sparkdl</h1><p>This page needs the token: open the address that the launch has printed.</p>"""
 
 
 class _Token(AuthProvider):
-    """Lets in who knows the token."""
+    """Authenticates requests by the token."""
 
     get_user_async = login_url = login_handler = logout_url = logout_handler = None
 
@@ -78,14 +73,12 @@ class _Token(AuthProvider):
         # In constant time, so that the time of an answer gives nothing away.
         return token is not None and hmac.compare_digest(token.encode(), self._token.encode())
 
-    def let_in(self, handler: RequestHandler) -> None:
-        handler.set_cookie(self._cookie, self._token, httponly=True, samesite="Lax", expires_days=7)
-
     def _user(self, handler: Any) -> str | None:
         if isinstance(handler, WebSocketHandler):
             return "page"  # Bokeh checks the signature that only a page has
         if self.is_right(handler.get_query_argument("token", None)):
-            self.let_in(handler)
+            about: Any = {"httponly": True, "samesite": "Lax", "expires_days": 7}
+            handler.set_cookie(self._cookie, self._token, **about)
             return "token"
         return "cookie" if self.is_right(handler.get_cookie(self._cookie)) else None
 
@@ -99,21 +92,11 @@ class _Token(AuthProvider):
 
 
 class _Login(RequestHandler):
-    """Asks for the token."""
-
-    def initialize(self, token: _Token) -> None:
-        self._token = token
+    """Says where the address with the token is."""
 
     def get(self) -> None:
-        self.finish(_LOGIN.format(problem=""))
-
-    def post(self) -> None:
-        if self._token.is_right(self.get_body_argument("token", "").strip()):
-            self._token.let_in(self)
-            self.redirect("overview")
-            return
         self.set_status(403)
-        self.finish(_LOGIN.format(problem=escape("That is not the token.")))
+        self.finish(_LOGIN)
 
 
 class _Root(RequestHandler):
@@ -162,7 +145,7 @@ def serve(loop: IOLoop, listener: socket.socket, prefix: str, token: str, source
         sign_sessions=True,
         secret_key=secrets.token_bytes(32),
         extra_websocket_origins=["*"],  # a page's signed token is needed, wherever it is
-        extra_patterns=[(r"/?", _Root), (r"/login", _Login, {"token": auth})],
+        extra_patterns=[(r"/?", _Root), (r"/login", _Login)],
         use_index=False,
         include_headers=[],
         include_cookies=[],

@@ -141,7 +141,6 @@ class Sampled(Event, frozen=True):
         waits: shares of the last minute, by what a node waited for: `rows`, `others` (the other
             nodes); `lag`: how much longer the others waited, if they waited for this node. None if
             unknown.
-        waited: seconds so far, by name as in `NodeActive`: `watched_s`, `rows_s`, `others_s`.
     """
 
     states: list[str]
@@ -151,7 +150,6 @@ class Sampled(Event, frozen=True):
     feeds: dict[str, FeedColumns] = {}
     load: dict[str, list[float]] = {}
     waits: dict[str, list[float | None]] = {}
-    waited: dict[str, list[float]] = {}
 
 
 class Printed(Event, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sparkdl.driver.events import (
@@ -24,12 +24,9 @@ from sparkdl.driver.events import (
     Sampled,
     Stacks,
 )
-from sparkdl.driver.waits import Waited
 
 MAX_POINTS = 1000
 """Points of a curve. At twice as many, every other one is dropped: memory stays bounded."""
-MAX_CURVES = 8
-"""Up to so many nodes have curves of their memory; more have their mean, least and most."""
 _MAX_SPANS = 20_000
 _MAX_EVENTS = 1000
 _MAX_CLUSTERS = 20
@@ -157,24 +154,21 @@ class Samples:
     Attributes:
         last: the last sample, of an earlier generation perhaps.
         series: the curves of all generations.
-        waited: for what the nodes of all generations have waited, and when.
     """
 
     def __init__(self) -> None:
         self.last: Sampled | None = None
         self.series = Series()
-        self.waited = Waited()
         self._recent: deque[Sampled] = deque(maxlen=_MAX_RECENT)
 
     def restart(self) -> None:
         """Begin another generation, whose counts begin at 0."""
         self._recent.clear()
 
-    def add(self, event: Sampled, names: Sequence[str] = ()) -> None:
-        """Take in a sample of the nodes of these names."""
+    def add(self, event: Sampled) -> None:
+        """Take in a sample."""
         before, is_later = self.last, bool(self._recent)
         self.last = event
-        self.waited.add(event.time_s, event.waited)
         self._recent.append(event)
         while event.time_s - self._recent[0].time_s > _RECENT_S:
             self._recent.popleft()
@@ -184,7 +178,7 @@ class Samples:
             now, then = _rows(event), _rows(before)
             for name, index in (("rows in", 0), ("rows used", 1)) if event.feeds else ():
                 values[name] = max(0.0, (now[index] - then[index]) / span_s)
-        self.series.add(event.time_s, {**values, **_values(event, names)})
+        self.series.add(event.time_s, {**values, **_values(event)})
 
     def left_s(self) -> float:
         """Return the seconds until the current call is read, by the last minute's rate, or NaN."""
@@ -265,7 +259,7 @@ class History:
             case Changed():
                 self._change(event)
             case Sampled():
-                self.samples.add(event, self.launched.nodes)
+                self.samples.add(event)
                 self._end_epochs(event)
                 for node_id, (state, step) in enumerate(
                     zip(event.states, event.steps, strict=True)
@@ -450,7 +444,7 @@ def _waiting(sample: Sampled) -> float:
     return statistics.fmean(known) if known else math.nan
 
 
-def _values(sample: Sampled, names: Sequence[str]) -> dict[str, float]:
+def _values(sample: Sampled) -> dict[str, float]:
     """Return a sample's points of the curves that need no earlier sample."""
     values: dict[str, float] = {}
     if steps := [step for step in sample.steps if step >= 0]:
@@ -459,8 +453,6 @@ def _values(sample: Sampled, names: Sequence[str]) -> dict[str, float]:
     for name in sample.load.keys() & _PLOTTED.keys():
         taken = zip(sample.load[name], sample.pids, strict=True)
         columns[name] = [_PLOTTED[name] * value if pid > 0 else None for value, pid in taken]
-        if name.endswith("_nbytes") and 1 < len(names) <= MAX_CURVES:
-            values |= {f"{n} {name}": v for n, v in zip(names, columns[name], strict=True) if v}
     for name, column in columns.items():
         if found := [value for value in column if value is not None]:
             values[name] = statistics.fmean(found)

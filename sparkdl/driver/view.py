@@ -25,7 +25,7 @@ from sparkdl.driver.events import (
     Sampled,
 )
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.waits import WAITED, Shares, Waits, in_step
+from sparkdl.driver.waits import Shares, Waits, in_step
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,6 @@ def sampled(spec: ClusterSpec, now_s: float, view: View) -> Sampled:
         },
         _loads([view.load.get(node_id) or _IDLE for node_id in node_ids]) if view.load else {},
         _waits(view, node_ids),
-        {name: [round(getattr(each, name), 2) for each in active] for name in WAITED}
-        if any(each.watched_s for each in active)
-        else {},
     )
 
 

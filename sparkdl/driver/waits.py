@@ -27,11 +27,8 @@ SLICES = 6
 checkpoint or the end of an epoch does not make it a straggler."""
 AWAITED = 0.3
 """A node is awaited if the others' share of time spent waiting for nodes is higher by this."""
-WAITED = ("watched_s", "rows_s", "others_s")
+_WAITED = ("watched_s", "rows_s", "others_s")
 """The counters in children's reports, see `NodeActive`."""
-_MAX_MOMENTS = 150
-_MOMENT_S = 2.0
-"""Nodes report once a second: a moment has more than one report."""
 
 
 @dataclass(frozen=True)
@@ -47,49 +44,6 @@ class Shares:
     rows: float
     others: float
     lag: float = 0.0
-
-
-class Waited:
-    """The total wait of each node over the whole run, by time.
-
-    Attributes:
-        period_s: between two moments. It doubles, and every other moment goes, in long runs.
-    """
-
-    def __init__(self) -> None:
-        self.period_s = _MOMENT_S
-        self._times_s: list[float] = []
-        self._totals: list[np.ndarray[Any, Any]] = []
-
-    def add(self, time_s: float, seconds: Mapping[str, list[float]]) -> None:
-        """Record the nodes' total waits, if a period has passed since the last record."""
-        is_due = not self._times_s or time_s - self._times_s[-1] > 0.9 * self.period_s
-        if not seconds or not is_due:
-            return
-        self._times_s.append(time_s)
-        self._totals.append(np.array([seconds[name] for name in WAITED], np.float32))
-        if len(self._times_s) >= 2 * _MAX_MOMENTS:
-            self._times_s, self._totals = self._times_s[::2], self._totals[::2]
-            self.period_s *= 2
-
-    def shares(self, start_s: float, end_s: float) -> np.ndarray[Any, Any]:
-        """Return the shares of each period that nodes waited for rows, and for others.
-
-        Returns:
-            An array of (2, nodes, periods); NaN where that is not known. One of no periods where
-            nothing is known at all.
-        """
-        if len(self._times_s) < 2:
-            return np.empty((2, 0, 0), np.float32)
-        middles_s = np.arange(start_s + self.period_s / 2, end_s, self.period_s)
-        at = np.searchsorted(self._times_s, middles_s)
-        grown = np.diff(np.array(self._totals), axis=0).transpose(1, 2, 0)
-        grown = np.pad(grown, ((0, 0), (0, 0), (1, 1)), constant_values=np.nan)[:, :, at]
-        watched_s, waited_s = grown[0], grown[1:]
-        is_known = (watched_s > 0) & (waited_s >= 0)  # another child begins at 0
-        shares = np.full_like(waited_s, np.nan)
-        np.divide(waited_s, watched_s, shares, where=is_known)
-        return shares.clip(0, 1)
 
 
 class Waits:
@@ -165,7 +119,7 @@ class Waits:
 
 
 def _seconds(active: NodeActive) -> np.ndarray[Any, Any]:
-    return np.array([getattr(active, name) for name in WAITED])
+    return np.array([getattr(active, name) for name in _WAITED])
 
 
 def in_step(state: State) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sparkdl.driver import events
@@ -84,7 +83,7 @@ def test_all_charts_of_a_page_have_one_axis_of_time_and_as_much_room_beside_them
 
 def test_time_that_a_reader_has_zoomed_to_stays_until_another_is_chosen() -> None:
     axis, made = charts.TimeAxis(), history()
-    shown = axis.figure("Step", 100).x_range
+    shown = axis.figure(100).x_range
     axis.update(made)
     shown.update(start=2000, end=3000)
     for second in (100.0, 101.0):
@@ -108,29 +107,6 @@ def test_chart_says_the_mean_and_the_spread_of_the_nodes() -> None:
     assert "&lt;b&gt;loss" in said
     assert "mean of the nodes <b>3</b> <i>(2 to 4)</i>" in said
     assert axis.points.data["most metric loss"][-1] == 4.0
-
-
-@pytest.mark.parametrize(("size", "curves"), [(1, 1), (2, 3), (8, 9), (9, 1), (1000, 1)])
-def test_memory_of_few_nodes_is_a_curve_each_and_of_many_the_mean_and_the_spread(
-    size: int, curves: int
-) -> None:
-    axis, made = charts.TimeAxis(), History("c", 0.0)
-    made.add(events.Launched("c", 0.0, "plain", tuple(f"worker:{n}" for n in range(size))))
-    chart = charts.Chart(axis, "Memory of a node", {"memory_nbytes": "mean"}, " GiB")
-    for second in range(2, 5):
-        load = {"memory_nbytes": [2.0**30 * (number + 1) for number in range(size)]}
-        made.add(sample(second, [1.0] * size, load=load))
-        axis.update(made)
-        chart.update(made)
-    drawn = chart.root.children[1].renderers
-    lines = [each for each in drawn if type(each.glyph).__name__ == "Line"]
-    assert len(lines) == curves
-    named = {line.name: axis.points.data[line.glyph.y] for line in lines}
-    assert named["mean"] == [(size + 1) / 2] * 3
-    if curves > 1:
-        assert named[f"worker:{size - 1}"] == [size] * 3
-    held = [name for name in made.samples.series.columns if name.startswith("worker:")]
-    assert len(held) == curves - 1
 
 
 def test_band_of_the_nodes_has_no_width_where_attempts_are_apart() -> None:
@@ -178,31 +154,6 @@ def test_points_begin_again_with_another_cluster() -> None:
     assert math.isnan(axis.points.data["most metric loss"][0])
 
 
-def waiting(second: float, size: int, rows: float) -> events.Sampled:
-    """Return a sample of nodes that wait half of the time for others, but for the second one."""
-    watched_s = [second] * size
-    others_s = [second * (0.0 if node_id == 1 else 0.5) for node_id in range(size)]
-    waited = {"watched_s": watched_s, "rows_s": [second * rows] * size, "others_s": others_s}
-    lag: dict[str, list[float | None]] = {"lag": [0.5 * (at == 1) for at in range(size)]}
-    return sample(second, [1.0] * size, waits=lag, waited=waited)
-
-
-@pytest.mark.parametrize(("size", "rows_of_a_lane"), [(2, 10), (1000, 1)])
-def test_lanes_show_what_share_of_its_time_each_node_waits(size: int, rows_of_a_lane: int) -> None:
-    axis, made = charts.TimeAxis(), history(size)
-    stream = charts.Stream(axis)
-    for second in range(16, 30):
-        made.add(waiting(second, size, 0.25))
-    axis.update(made)
-    stream.update(made)
-    (image,) = stream._waits.data["image"]
-    assert image.shape[0] == size * rows_of_a_lane
-    lanes = image.reshape(size, rows_of_a_lane, -1)[::-1]  # the first node is the uppermost
-    seen = [np.bincount(lane[:, -2], minlength=3).tolist() for lane in lanes[:2]]
-    assert seen == ([[4, 2, 4], [8, 2, 0]] if size == 2 else [[0, 0, 1], [1, 0, 0]])
-    assert stream._slow.data["y"] == [size - 1.5]
-
-
 def test_lanes_say_in_words_what_a_node_did_and_why_it_failed() -> None:
     axis, made = charts.TimeAxis(), history()
     stream = charts.Stream(axis)
@@ -214,7 +165,6 @@ def test_lanes_say_in_words_what_a_node_did_and_why_it_failed() -> None:
     assert "worker:0 working for 13 s, steps 2 to 9" in said
     assert "worker:1 failed for 5 s" in said
     assert "worker:1 working for 3 s, steps 16 to 19" in said
-    assert stream._labels.data["what"] == [" worker:1 was killed by SIGKILL "]
     legend = stream.root.children[0].text
-    assert "waits for other nodes" in legend
+    assert "working" in legend
     assert "stopping" not in legend

@@ -85,6 +85,7 @@ def test_pages_open_for_who_has_the_token_and_show_all_clusters_of_the_program()
         for wrong in (bare, f"{bare}?token=wrong", f"{bare}?token="):
             status, headers, text = get(wrong)
             assert (status, headers["Location"][:5], "bokeh" in text) == (302, "login", False)
+        assert get(f"{bare.rpartition('/')[0]}/login?")[0] == 403
         second.results()
 
 

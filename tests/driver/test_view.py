@@ -38,7 +38,6 @@ def test_what_was_reported_before_a_restart_is_not_told_after_it() -> None:
     sample = sampled(SPEC, 0.0, view)
     assert sample.steps == [-1, 3]
     assert sample.metrics == {"loss": [None, 0.25]}
-    assert sample.waited == {"watched_s": [0, 2], "rows_s": [0, 0.5], "others_s": [-1, 1.5]}
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from sparkdl.control.messages import NodeActive
-from sparkdl.driver.waits import SLICE_S, SLICES, Shares, Waited, Waits
+from sparkdl.driver.waits import SLICE_S, SLICES, Shares, Waits
 
 Seconds = Callable[[float], tuple[float, float]]
 """Shares of the next second in which a node waits for rows and for the others, at its beginning."""
@@ -123,39 +122,3 @@ def test_a_node_that_has_gone_silent_is_not_judged_by_what_it_did_before() -> No
         waits.note(0, active, 1075.0 + second)
     assert waits.shares([0, 1]).keys() == {0}
     assert waits.lags([0, 1]) == {}
-
-
-def told(watched_s: float, rows: float, others: float) -> dict[str, list[float]]:
-    """Return what a node that is watched for so long has waited, and one that is not watched."""
-    waited_s = [watched_s * rows, 0.0], [watched_s * others if others >= 0 else -1.0, -1.0]
-    return {"watched_s": [watched_s, 0.0], "rows_s": waited_s[0], "others_s": waited_s[1]}
-
-
-def test_shares_of_each_period_are_known_for_nodes_that_were_watched_in_it() -> None:
-    waited = Waited()
-    assert not waited.shares(0.0, 9.0).size
-    for second in range(11):
-        waited.add(float(second), told(float(second), 0.25, 0.5))
-    rows, others = waited.shares(0.0, 12.0)
-    assert rows[0] == pytest.approx([0.25] * 5 + [np.nan], nan_ok=True)
-    assert others[0] == pytest.approx([0.5] * 5 + [np.nan], nan_ok=True)
-    assert np.isnan([rows[1], others[1]]).all()
-
-
-def test_child_that_is_restarted_has_not_waited_for_a_negative_share() -> None:
-    waited = Waited()
-    for second, watched_s in enumerate([100.0, 102.0, 2.0, 4.0]):
-        waited.add(2.0 * second, told(watched_s, 0.5, -1.0))
-    rows, others = waited.shares(0.0, 6.0)
-    assert rows[0] == pytest.approx([0.5, np.nan, 0.5], nan_ok=True)
-    assert np.nansum(others[0]) == 0
-
-
-def test_waits_of_a_long_run_are_kept_in_bounded_room() -> None:
-    waited = Waited()
-    for second in range(24 * 3600):
-        waited.add(float(second), told(float(second), 0.5, 0.25))
-    rows, others = waited.shares(0.0, 24 * 3600.0)
-    assert rows.shape == others.shape
-    assert 100 < rows.shape[1] <= 300
-    assert np.nanmedian(rows[0]) == pytest.approx(0.5, abs=0.01)
