@@ -63,7 +63,7 @@ def _there(packages: tuple[str, ...]) -> tuple[str, ...]:
             import_module(package)
             return (package,)
     raise FrameworkMissingError(
-        f"{packages[0]} cannot be imported on this executor; pip install {packages[0]}"
+        f"{packages[0]} cannot be imported on this executor; pip install 'sparkdl[torch]'"
     )
 
 
@@ -142,8 +142,8 @@ class FeedDataModule(Adopted):
         rows: of one epoch, of all nodes together; makes `steps_per_epoch` known.
         ctx: of this node, by default the one whose process this is.
         collate_fn: makes of a batch what the module is given, as `DataLoader`'s.
-        options: `feed`, `even`, `tail`, `shuffle`, `seed` of the training, and `pad`, see
-            `NodeContext.batches`.
+        options: `feed`, `even`, `tail`, `shuffle`, `seed` of the training; `pad` and `tail="pad"`
+            of all feeds; see `NodeContext.batches`.
 
     Raises:
         ConfigError: outside of a node.
@@ -177,7 +177,8 @@ class FeedDataModule(Adopted):
         self._feeds = {"train": {"feed": DEFAULT_FEED, **options}}
         for stage, feed in (("val", validation), ("test", test)):
             if feed is not None:  # Lightning takes a missing method for a missing loader
-                self._feeds[stage] = {"feed": feed, "pad": options.get("pad")}
+                padded = {"tail": "pad"} if options.get("tail") == "pad" else {}
+                self._feeds[stage] = {"feed": feed, "pad": options.get("pad"), **padded}
                 setattr(self, f"{stage}_dataloader", partial(self._rows_of, stage))
 
     @property

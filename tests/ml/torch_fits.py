@@ -9,6 +9,7 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,47 @@ X = _RNG.normal(size=(ROWS, 3)).astype(np.float32)
 Y = (X @ [1.0, -2.0, 0.5]).astype(np.float32)
 W = _RNG.uniform(0.0, 2.0, ROWS).astype(np.float32)
 DATA = [{"x": x.tolist(), "y": float(y), "w": float(w)} for x, y, w in zip(X, Y, W, strict=True)]
+
+
+class Alone:
+    """The context of a node without others, whose feeds are these columns.
+
+    Attributes:
+        passes: how often each feed was begun.
+    """
+
+    num_workers, rank, is_chief, last_checkpoint, is_draining = 1, 0, True, None, False
+    member = SimpleNamespace(role=SimpleNamespace(is_trainer=True))
+    world = SimpleNamespace(trainers=[SimpleNamespace(host="127.0.0.1", port=1)])
+
+    def __init__(self, **columns: Any) -> None:
+        self.columns, self.passes = columns, dict.fromkeys(("input", "validation"), 0)
+
+    def torch_dataset(self, batch_size: int, *_: Any, feed: str = "input", **options: Any) -> Any:
+        import torch
+
+        ctx, is_padded = self, options.get("tail") == "pad"
+
+        class Feed(torch.utils.data.IterableDataset):  # type: ignore[misc]
+            def __iter__(self) -> Any:
+                ctx.passes[feed] += 1
+                rows = len(next(iter(ctx.columns.values())))
+                for start in range(0, rows, batch_size):
+                    batch = {n: v[start : start + batch_size] for n, v in ctx.columns.items()}
+                    count = len(next(iter(batch.values())))
+                    weight = {"sample_weight": torch.ones(count)} if is_padded else {}
+                    yield {
+                        name: values if isinstance(values[0], str) else torch.tensor(values)
+                        for name, values in batch.items()
+                    } | weight
+
+        return Feed()
+
+    def absolute_path(self, path: str) -> str:
+        return path
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [value]
 
 
 def net() -> Any:

@@ -1,12 +1,15 @@
-"""Trains a `LightningModule` on a node: what `LightningEstimator` runs there.
+"""Lightning's `Trainer` on a node: it trains for `LightningEstimator` and `TorchEstimator`.
 
 Runs in: child
 """
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
@@ -15,9 +18,15 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.lightning import TRAINERS, Checkpoint, Environment, FeedDataModule
-from sparkdl.ml.estimators.columns import VALIDATION, History, check_board, check_travels
+from sparkdl.ml.estimators.columns import (
+    VALIDATION,
+    EarlyStopping,
+    History,
+    check_board,
+    check_travels,
+)
 from sparkdl.ml.estimators.source import Tensor
-from sparkdl.ml.estimators.torch_batch import floats_as
+from sparkdl.ml.estimators.torch_batch import floats_as, is_greater_better
 from sparkdl.ml.estimators.torch_module import (
     SAMPLE_ROWS,
     ModuleTask,
@@ -31,7 +40,6 @@ from sparkdl.ml.estimators.torch_module import (
     weights_of,
 )
 from sparkdl.ml.estimators.torch_shapes import unmixed
-from sparkdl.ml.estimators.torch_train import Watch
 from sparkdl.ml.scoring.torch import module_content, module_signature, uncompiled
 
 if TYPE_CHECKING:
@@ -70,27 +78,58 @@ def train_by_lightning(task: LightningTask, ctx: NodeContext) -> dict[str, Any]:
         raise ConfigError(
             f"{type(module).__name__} has no forward, by which the trained model scores: define it"
         )
-    arrange = _Arrange(task, inputs_of(module_signature(module), task), _dtype(module))
+    arrange = Arrange(task, inputs_of(module_signature(module), task), module)
     # First, so that a module that cannot travel fails before any row.
     content = module_content(module)
     check_travels(len(content), task.model_dir)
-    notes = Notes(task, ctx)
+    notes = Notes(module, arrange, task, ctx)
+    own = list(task.callbacks() if callable(task.callbacks) else task.callbacks)
+    check_trainer_args(task.trainer_args, own)
+    state = fitted(given, notes, task, ctx, task.trainer_args, own)
+    found = returned(content, state, arrange.sample, "", task, ctx) if ctx.is_chief else {}
+    return {**found, "history": notes.history}
+
+
+def fitted(
+    module: Any,
+    notes: Notes,
+    task: ModuleTask,
+    ctx: NodeContext,
+    trainer_args: Mapping[str, Any],
+    callbacks: Sequence[Any] = (),
+) -> dict[str, Any]:
+    """Train a `LightningModule`, compiled or not; return the weights of what `notes` is about."""
+    home = _home(uncompiled(module))
     data = FeedDataModule(
         task.batch_size,
         validation=VALIDATION if task.validates else None,
         ctx=ctx,
-        collate_fn=arrange,
+        collate_fn=notes.arrange,
         shuffle=task.shuffle,
         seed=task.seed or 0,
+        tail=notes.arrange.tail,
     )
-    trainer = home.Trainer(**_arguments(task, ctx, home))
-    _check_averaging(trainer.callbacks, module)
-    # After the construction: the trainer would take `notes` for a checkpoint of its own.
-    trainer.callbacks.append(notes)
-    trainer.fit(given, data, ckpt_path=notes.path if task.saves else None)
-    state = full_state(module) if notes.best is None else notes.best
-    found = returned(content, state, arrange.sample, "", task, ctx) if ctx.is_chief else {}
-    return {**found, "history": notes.history}
+    with _quiet(home):
+        trainer = home.Trainer(**_arguments(task, ctx, home, trainer_args, callbacks))
+        _check_averaging(trainer.callbacks, module)
+        # After the construction: the trainer would take `notes` for a checkpoint of its own.
+        trainer.callbacks.append(notes)
+        trainer.fit(module, data, ckpt_path=notes.path if task.saves else None)
+    return full_state(notes.module) if notes.best is None else notes.best
+
+
+@contextmanager
+def _quiet(home: Any) -> Iterator[None]:
+    """Keep Lightning from telling of devices, and from advice that a feed cannot follow."""
+    log = logging.getLogger(home.__name__)
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", home.utilities.warnings.PossibleUserWarning)
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _home(module: Any) -> Any:
@@ -103,10 +142,6 @@ def _home(module: Any) -> Any:
         f"the model is a {type(module).__name__}, and must be a LightningModule; use "
         "TorchEstimator for any other module"
     )
-
-
-def _dtype(module: Any) -> Any:
-    return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
 
 
 def _watch_first(module: Any, name: str) -> None:
@@ -193,17 +228,24 @@ _FREE = (
 _FINDERS = ("BatchSizeFinder", "LearningRateFinder")
 
 
-def _arguments(task: LightningTask, ctx: NodeContext, home: Any) -> dict[str, Any]:
-    given = dict(task.trainer_args)
-    own = task.callbacks() if callable(task.callbacks) else task.callbacks
-    check_trainer_args(given, own)
-    callbacks = [*own, *_listed(given.pop("callbacks", None))]
+def _arguments(
+    task: ModuleTask,
+    ctx: NodeContext,
+    home: Any,
+    trainer_args: Mapping[str, Any],
+    callbacks: Sequence[Any],
+) -> dict[str, Any]:
+    from torch import cuda
+
+    given = dict(trainer_args)
+    callbacks = [*callbacks, *_listed(given.pop("callbacks", None))]
     plugins = [Environment(), *_listed(given.pop("plugins", None))]
     logger: Any = False
     if task.tensorboard_dir:
         logger = home.loggers.TensorBoardLogger(task.tensorboard_dir, name="", version="")
     return {
         "strategy": task.strategy if ctx.num_workers > 1 else "auto",
+        "accelerator": "cuda" if cuda.is_available() else "cpu",
         "logger": logger,
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -223,30 +265,89 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
 
 
-class _Arrange:
+class Arrange:
     """Makes `(features, label)` of a batch of columns, or `(features, label, weight)`.
 
     Attributes:
+        tail: what the feed does with the last rows of an epoch.
         sample: the first rows of the model's inputs.
     """
 
-    def __init__(self, task: LightningTask, inputs: Mapping[str, Tensor], dtype: Any) -> None:
-        self._columns, self._inputs, self._dtype = task.columns, inputs, dtype
+    tail = "short"
+
+    def __init__(self, task: ModuleTask, inputs: Mapping[str, Tensor], module: Any) -> None:
+        self.columns, self._inputs = task.columns, inputs
+        self._dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
         self.sample: dict[str, Any] = {}
 
-    def __call__(self, batch: dict[str, Any]) -> tuple[Any, ...]:
+    def inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the inputs of the model by name."""
         x = arranged(batch, self._inputs, self._dtype, "cpu")
         self.sample = self.sample or {name: each[:SAMPLE_ROWS] for name, each in x.items()}
+        return x
+
+    def __call__(self, batch: dict[str, Any]) -> Any:
+        """Return the batch as the steps of a module are given it."""
+        x = self.inputs(batch)
         features = x if len(x) > 1 else next(iter(x.values()))
-        label = floats_as(self._dtype, labels_of(batch, self._columns))
-        weight = weights_of(batch, self._columns)
+        label = floats_as(self._dtype, labels_of(batch, self.columns))
+        weight = weights_of(batch, self.columns)
         return (features, label) if weight is None else (features, label, weight)
+
+
+@dataclass
+class Watch:
+    """Watches a metric for the early stopping.
+
+    Attributes:
+        state: the best value, and the epochs since then.
+    """
+
+    stopping: EarlyStopping
+    validates: bool
+    metrics: Mapping[str, Any]
+    state: tuple[float | None, int] = (None, 0)
+
+    @property
+    def name(self) -> str:
+        """The metric."""
+        return self.stopping.monitor or ("val_loss" if self.validates else "loss")
+
+    def improves(self, logs: Mapping[str, float]) -> bool:
+        """Take the values of an epoch; return whether they are the best.
+
+        Raises:
+            ConfigError: if there is no such metric.
+        """
+        name = self.name
+        if name not in logs:
+            raise ConfigError(
+                f"early_stopping_monitor={name!r} must be one of the history's {', '.join(logs)}"
+            )
+        metric = self.metrics.get(name.removeprefix("val_"))
+        value = -logs[name] if is_greater_better(name, metric) else logs[name]
+        best, waited = self.state
+        # NaN is never the best: it does not equal itself.
+        is_best = value == value and (best is None or value < best - self.stopping.min_delta)
+        self.state = (value, 0) if is_best else (best, waited + 1)
+        return is_best
+
+    @property
+    def stops(self) -> bool:
+        """Whether the patience is at its end."""
+        patience = self.stopping.patience
+        return patience is not None and self.state[1] >= patience
 
 
 class Notes(Checkpoint):
     """The callback that keeps the history, stops early, and saves after each epoch.
 
     A checkpoint to Lightning, which calls those last: all is logged by then.
+
+    Args:
+        module: the one that is returned; its weights are kept.
+        arrange: makes the batches.
+        metrics: that know whether more of them is better, by name.
 
     Attributes:
         history: metric to its values, one for each epoch; None for an epoch that logged none.
@@ -255,12 +356,20 @@ class Notes(Checkpoint):
 
     _base = ".callbacks:Checkpoint"
 
-    def __init__(self, task: LightningTask, ctx: NodeContext) -> None:
+    def __init__(
+        self,
+        module: Any,
+        arrange: Arrange,
+        task: ModuleTask,
+        ctx: NodeContext,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(every_epochs=1, ctx=ctx)
-        self._task = task
-        self._watch = Watch(task.stopping, task.validates, {})
+        self.module, self.arrange, self._task = module, arrange, task
+        self._watch = Watch(task.stopping, task.validates, metrics or {})
         self.history: History = {}
         self.best: dict[str, Any] | None = None
+        self._stops = False
         self._loss: Any = 0.0
         self._rows = 0
         self._logged: dict[str, Any] = {}
@@ -269,13 +378,13 @@ class Notes(Checkpoint):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Stop at once where the training has been stopped before a restart."""
         super().on_train_start(trainer, pl_module)
-        trainer.should_stop = self._watch.stops
+        trainer.should_stop = self._stops
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add up the loss."""
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        """Count the batch, and add up the loss; a checkpoint has whole epochs alone."""
+        self._batches += 1
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is not None:
             rows = _rows(batch[1])
@@ -288,6 +397,23 @@ class Notes(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Record all nodes' metrics, stop the training if they no longer improve, and save."""
+        logs = self._logs(trainer)
+        epochs = max(map(len, self.history.values()), default=0)
+        for name in dict.fromkeys([*self.history, *logs]):
+            self.history.setdefault(name, [None] * epochs).append(logs.get(name))
+        say(self._task, self._ctx, trainer.current_epoch, logs)
+        # `check_val_every_n_epoch` leaves epochs without a value to judge.
+        is_judged = self._is_validated or not self._task.validates or self._watch.name in logs
+        self._is_validated = False
+        if self._task.stopping.patience is not None and is_judged and self._watch.improves(logs):
+            self.best = full_state(self.module)
+        self._stops = self._called_back(trainer, logs) or self._watch.stops
+        trainer.should_stop = trainer.should_stop or self._stops
+        if self._task.saves:
+            super().on_train_epoch_end(trainer, pl_module)
+
+    def _logs(self, trainer: Any) -> dict[str, float]:
+        """Return the epoch's entries of the history, over all nodes."""
         own = {"loss": float(self._loss) / self._rows} if self._rows else {}
         # Lightning keeps the last value of each metric: the same tensor where an epoch logs none.
         found, before = dict(trainer.callback_metrics), self._logged
@@ -296,28 +422,27 @@ class Notes(Checkpoint):
         # Lightning reduces a metric over nodes only if it is logged with `sync_dist=True`.
         logs = _means(self._ctx.all_gather([self._rows, own]))
         self._loss, self._rows = 0.0, 0
-        epochs = max(map(len, self.history.values()), default=0)
-        for name in dict.fromkeys([*self.history, *logs]):
-            self.history.setdefault(name, [None] * epochs).append(logs.get(name))
-        say(self._task, self._ctx, trainer.current_epoch, logs)
-        # `check_val_every_n_epoch` leaves epochs without a value to judge.
-        is_judged = self._is_validated or not self._task.validates or self._watch.name in logs
-        self._is_validated = False
-        if self._task.stopping.patience is not None:
-            if is_judged and self._watch.improves(logs):
-                self.best = full_state(pl_module)
-            trainer.should_stop = trainer.should_stop or self._watch.stops
-        if self._task.saves:
-            super().on_train_epoch_end(trainer, pl_module)
+        return logs
+
+    def _called_back(self, trainer: Any, logs: Mapping[str, float]) -> bool:
+        """Call the user's functions; return whether the training is to stop."""
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """Return what belongs into a checkpoint."""
-        return {"history": self.history, "watch": self._watch.state, "best": self.best}
+        return {
+            "history": self.history,
+            "watch": self._watch.state,
+            "best": self.best,
+            "stops": self._stops,
+            "sample": self.arrange.sample,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where a checkpoint was made."""
         self.history, self.best = state_dict["history"], state_dict["best"]
-        self._watch.state = state_dict["watch"]
+        self._watch.state, self._stops = state_dict["watch"], state_dict["stops"]
+        self.arrange.sample = state_dict["sample"]
 
 
 def _rows(label: Any) -> int:

@@ -177,38 +177,6 @@ def weights_of(batch: Mapping[str, Any], columns: Columns) -> torch.Tensor | Non
     return weights
 
 
-def wrapped(module: Any, strategy: str, ctx: NodeContext, device: torch.device) -> Any:
-    """Return a module that is trained in step with those of the other nodes."""
-    from torch.nn import ModuleList
-    from torch.nn.parallel import DistributedDataParallel
-
-    if ctx.num_workers == 1:
-        return module
-    if strategy != "fsdp":
-        ids = [device.index] if device.type == "cuda" else None
-        finds = strategy != "ddp"
-        return DistributedDataParallel(module, ids, find_unused_parameters=finds)
-    from torch.distributed.fsdp import fully_shard
-
-    # FSDP does not do this, as DDP does: nodes without a seed have made different weights.
-    broadcast([*module.parameters(), *module.buffers()])
-    mesh = ctx.mesh(data=-1)
-    for part in module.modules():
-        # Block by block, so that only one block's whole weights are in memory at a time.
-        for block in part if isinstance(part, ModuleList) else ():
-            fully_shard(block, mesh=mesh)
-    fully_shard(module, mesh=mesh)
-    return module
-
-
-def broadcast(tensors: Any) -> None:
-    """Copy the chief's tensors to all nodes."""
-    from torch import distributed
-
-    for tensor in tensors:
-        distributed.broadcast(tensor.detach(), 0)
-
-
 def is_sharded(module: Any) -> bool:
     """Whether this node has shards of the module's weights."""
     from torch.distributed.tensor import DTensor
@@ -221,40 +189,14 @@ def full_state(module: Any) -> dict[str, Any]:
     """Return weights and buffers on the CPU; of shards on the chief alone, and by all nodes."""
     if not is_sharded(module):
         return {name: _copied(value) for name, value in module.state_dict().items()}
-    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    return dict(get_model_state_dict(module, options=_full()))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return dict(get_model_state_dict(module, options=options))
 
 
 def _copied(value: Any) -> Any:
     return value.detach().to("cpu", copy=True) if hasattr(value, "detach") else value
-
-
-def optimizer_state(module: Any, optimizer: Any) -> Any:
-    """Return an optimizer's state; of shards on the chief alone, and by all nodes."""
-    if not is_sharded(module):
-        return optimizer.state_dict()
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
-    return get_optimizer_state_dict(module, optimizer, options=_full())
-
-
-def load_state(module: Any, optimizer: Any, model: Any, state: Any) -> None:
-    """Load what `full_state` and `optimizer_state` have returned on the chief."""
-    if not is_sharded(module):
-        module.load_state_dict(model)
-        optimizer.load_state_dict(state)
-        return
-    from torch.distributed.checkpoint.state_dict import set_state_dict
-
-    found = {"model_state_dict": model, "optim_state_dict": state}
-    set_state_dict(module, optimizer, **found, options=_full())
-
-
-def _full() -> Any:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-
-    return StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def say(task: ModuleTask, ctx: NodeContext, number: int, logs: Mapping[str, float]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +13,14 @@ from sparkdl.ml.estimators.lightning_train import (
     _FREE,
     _REFUSED,
     LightningTask,
+    Watch,
     _watch_first,
     check_trainer_args,
     train_by_lightning,
 )
 from sparkdl.ml.scoring.torch import module_of
 from tests.doubles.lazy import Lazy
-from tests.ml.torch_fits import line
+from tests.ml.torch_fits import X, Y, Alone, line
 
 torch: Any = Lazy("torch")
 pytestmark = [pytest.mark.torch]
@@ -46,29 +46,15 @@ lightning = pytest.mark.skipif(not find_spec("lightning"), reason="Lightning is 
 its_warnings = pytest.mark.filterwarnings("ignore")
 
 
-class Alone:
-    """The context of a node without others; its feeds count their passes that were begun."""
-
-    num_workers, rank, is_chief, last_checkpoint, is_draining = 1, 0, True, None, False
-    member = SimpleNamespace(role=SimpleNamespace(is_trainer=True))
-    world = SimpleNamespace(trainers=[SimpleNamespace(host="127.0.0.1", port=1)])
-
-    def __init__(self, batches: int) -> None:
-        self.batches, self.passes = batches, dict.fromkeys(("input", "validation"), 0)
-
-    def torch_dataset(self, batch_size: int, *_: Any, feed: str, **_options: Any) -> Any:
-        ctx = self
-
-        class Feed(torch.utils.data.IterableDataset):  # type: ignore[misc]
-            def __iter__(self) -> Any:
-                ctx.passes[feed] += 1
-                for _ in range(ctx.batches):
-                    yield {"x": torch.ones(batch_size, 3), "y": torch.ones(batch_size)}
-
-        return Feed()
-
-    def all_gather(self, value: Any) -> list[Any]:
-        return [value]
+def test_watch_knows_which_way_is_better() -> None:
+    for name, values, best in (
+        ("val_loss", [3.0, 2.0, 2.05, 1.9], [True, True, False, False]),
+        ("val_accuracy", [0.1, 0.3, 0.3, 0.6], [True, True, False, True]),
+        ("loss", [float("nan"), 1.0, float("nan"), 0.5], [False, True, False, True]),
+    ):
+        watch = Watch(EarlyStopping(2, name, 0.15), True, {})
+        assert [watch.improves({name: value}) for value in values] == best
+        assert watch.stops == (not any(best[-2:]))
 
 
 def fit(trainer_args: dict[str, Any], ctx: Any, **fields: Any) -> dict[str, Any]:
@@ -120,7 +106,7 @@ def test_harmless_values_pass_and_callbacks_that_read_rows_are_refused() -> None
 @lightning
 @its_warnings
 def test_epochs_that_were_not_validated_have_no_value_and_are_not_judged() -> None:
-    ctx = Alone(1)
+    ctx = Alone(x=X[:4], y=Y[:4])
     args = {"check_val_every_n_epoch": 2, "enable_checkpointing": False}
     history = fit(args, ctx, stopping=EarlyStopping(3))["history"]
     assert [value is None for value in history["val_loss"]] == [True, False, True, False]
@@ -132,7 +118,7 @@ def test_epochs_that_were_not_validated_have_no_value_and_are_not_judged() -> No
 @its_warnings
 def test_compiled_module_of_lightning_is_returned_plain() -> None:
     made = lambda: torch.compile(line(), backend="eager")  # noqa: E731
-    result = fit({}, Alone(2), made=made, validates=False, epochs=1)
+    result = fit({}, Alone(x=X[:8], y=Y[:8]), made=made, validates=False, epochs=1)
     module = module_of(result["content"])
     assert type(module).__name__ == "Line"
     assert next(iter(module.state_dict())) == "net.0.weight"
@@ -147,7 +133,7 @@ def test_sanity_check_takes_no_rows_of_the_feed(steps: int | None) -> None:
 
     from sparkdl.lightning import FeedDataModule
 
-    ctx: Any = Alone(1)
+    ctx: Any = Alone(x=X[:4], y=Y[:4])
     data = FeedDataModule(4, "x", "y", validation="validation", ctx=ctx, collate_fn=_columns)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(

@@ -16,40 +16,18 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators.columns import Columns, EarlyStopping
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.source import Signature
-from sparkdl.ml.estimators.torch_train import TorchTask, Watch, train
+from sparkdl.ml.estimators.torch_train import TorchTask, train
 from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
 from tests.doubles.lazy import Lazy
-from tests.ml.torch_fits import SEED, X, Y, alone, net, weights_of
+from tests.ml.torch_fits import SEED, Alone, X, Y, alone, net, weights_of
 from tests.ml.torch_models import named, two_in_two_out
 
 torch: Any = Lazy("torch")
-pytestmark = [pytest.mark.torch]
-
-
-class Alone:
-    """The context of a node without others, whose feeds are batches in memory."""
-
-    num_workers, rank, is_chief, last_checkpoint = 1, 0, True, None
-
-    def __init__(self, **columns: Any) -> None:
-        self.columns = columns
-
-    def torch_dataset(self, batch_size: int, **_options: Any) -> list[dict[str, Any]]:
-        rows = len(next(iter(self.columns.values())))
-        batches = []
-        for start in range(0, rows, batch_size):
-            batch = {
-                name: torch.tensor(values[start : start + batch_size])
-                if not isinstance(values[0], str)
-                else values[start : start + batch_size]
-                for name, values in self.columns.items()
-            }
-            count = len(next(iter(batch.values())))
-            batches.append({**batch, "sample_weight": torch.ones(count)})
-        return batches
-
-    def absolute_path(self, path: str) -> str:
-        return path
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not find_spec("lightning"), reason="Lightning is not installed"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec"),  # PyTorch's, of what Lightning asks it
+]
 
 
 def task(features: Any = "x", **fields: Any) -> TorchTask:
@@ -249,17 +227,6 @@ def test_tensorboard_has_the_history(tmp_path: Path) -> None:
     result = train(task(tensorboard_dir=str(tmp_path)), Alone(x=X, y=Y))  # type: ignore[arg-type]
     found = EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
     assert [each.value for each in found] == pytest.approx(result["history"]["loss"])
-
-
-def test_watch_knows_which_way_is_better() -> None:
-    for name, values, best in (
-        ("val_loss", [3.0, 2.0, 2.05, 1.9], [True, True, False, False]),
-        ("val_accuracy", [0.1, 0.3, 0.3, 0.6], [True, True, False, True]),
-        ("loss", [float("nan"), 1.0, float("nan"), 0.5], [False, True, False, True]),
-    ):
-        watch = Watch(EarlyStopping(2, name, 0.15), True, {})
-        assert [watch.improves({name: value}) for value in values] == best
-        assert watch.stops == (not any(best[-2:]))
 
 
 def test_weights_of_rows_are_not_negative_and_floats_do_not_become_infinite() -> None:
