@@ -61,7 +61,7 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 	  --index-url $(TORCH_INDEX) --retries 0 --timeout 20 torch >/dev/null 2>&1 || true
 	@# As a path, not as a finder that runs: mypy, pyright and editors read paths alone.
 	@PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install -q -c constraints.txt --config-settings editable_mode=compat \
-	  -e '.[dev$(addprefix $(comma),$(TENSORFLOW) $(TORCH) $(if $(TORCH),lightning) $(JAX))]'
+	  -e '.[dev$(addprefix $(comma),$(TENSORFLOW) $(TORCH) $(JAX))]'
 	@# Without its dependencies: it names the distribution tensorflow, which would overwrite tensorflow-cpu.
 	@$(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps tf_keras
 	@# Not in an extra: without TORCH it would bring a PyTorch.

@@ -5,14 +5,13 @@ Runs in: child
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
@@ -66,15 +65,17 @@ def train_by_lightning(task: LightningTask, ctx: NodeContext) -> dict[str, Any]:
     check_board(task)
     given = made(task, ctx)
     module = uncompiled(given)
-    home = _home(module)
+    _home(module)
     if module is given:
         for name in ("training_step", "validation_step"):
             _watch_first(module, name)
     else:
         # The Trainer compiles each step of a compiled module, and not its call.
         module._compiled_call_impl = None
+    from torch import nn
+
     # `nn.Module` itself has one, which only raises.
-    if type(module).forward is import_module("torch").nn.Module.forward:
+    if type(module).forward is nn.Module.forward:
         raise ConfigError(
             f"{type(module).__name__} has no forward, by which the trained model scores: define it"
         )
@@ -109,27 +110,15 @@ def fitted(
         seed=task.seed or 0,
         tail=notes.arrange.tail,
     )
-    with _quiet(home):
-        trainer = home.Trainer(**_arguments(task, ctx, home, trainer_args, callbacks))
-        _check_averaging(trainer.callbacks, module)
-        # After the construction: the trainer would take `notes` for a checkpoint of its own.
-        trainer.callbacks.append(notes)
-        trainer.fit(module, data, ckpt_path=notes.path if task.saves else None)
+    # It would tell of devices, and give advice that a feed cannot follow.
+    logging.getLogger(home.__name__).setLevel(logging.WARNING)
+    warnings.simplefilter("ignore", home.utilities.warnings.PossibleUserWarning)
+    trainer = home.Trainer(**_arguments(task, ctx, home, trainer_args, callbacks))
+    _check_averaging(trainer.callbacks, module)
+    # After the construction: the trainer would take `notes` for a checkpoint of its own.
+    trainer.callbacks.append(notes)
+    trainer.fit(module, data, ckpt_path=notes.path if task.saves else None)
     return full_state(notes.module) if notes.best is None else notes.best
-
-
-@contextmanager
-def _quiet(home: Any) -> Iterator[None]:
-    """Keep Lightning from telling of devices, and from advice that a feed cannot follow."""
-    log = logging.getLogger(home.__name__)
-    level = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", home.utilities.warnings.PossibleUserWarning)
-            yield
-    finally:
-        log.setLevel(level)
 
 
 def _home(module: Any) -> Any:
@@ -165,19 +154,19 @@ def check_trainer_args(given: Mapping[str, Any], callbacks: Any = ()) -> None:
     """Check arguments of Lightning's `Trainer`, and callbacks, against the feeds of a fit.
 
     Raises:
-        ConfigError: if there is no such argument, or it changes when or how often rows are read.
+        ConfigError: if there is no such argument, as far as Lightning is imported here; or it
+            changes when or how often rows are read.
     """
-    known = [*_FREE, *_REFUSED]
+    homes = [sys.modules[name] for name in TRAINERS if name in sys.modules]
+    known = inspect.signature(homes[0].Trainer).parameters if homes else given
     for name, value in given.items():
         if name not in known:
             raise ConfigError(
-                f"trainer_args has {name!r}, which must be an argument of Lightning's Trainer that "
-                f"sparkdl knows{did_you_mean(name, known)}"
+                f"trainer_args has {name!r}, which must be an argument of Lightning's Trainer"
+                f"{did_you_mean(name, known)}"
             )
-        # By type as well: for Lightning 1.0 is all batches, and 1 is one.
-        allowed, advice = _REFUSED.get(name, ((value,), ""))
-        if not any(value is each or (type(value), value) == (type(each), each) for each in allowed):
-            raise ConfigError(f"trainer_args has {name}={value!r}: {advice}")
+        if name in _REFUSED:
+            raise ConfigError(f"trainer_args must leave out {name}={value!r}: {_REFUSED[name]}")
     for each in (*callbacks, *_listed(given.get("callbacks"))):
         if found := [kind.__name__ for kind in type(each).__mro__ if kind.__name__ in _FINDERS]:
             raise ConfigError(
@@ -199,32 +188,15 @@ _FEEDS = (
     "an epoch is one pass over the rows: fit(df.sample(…)) or fit(df.limit(…)) makes it shorter"
 )
 _VALIDATES = "the rows to validate with are fed once an epoch: leave it out"
-_REFUSED: Mapping[str, tuple[Sequence[Any], str]] = {
-    **dict.fromkeys(("devices", "num_nodes"), ((), "set num_workers of the estimator instead")),
-    "max_epochs": ((), "set epochs of the estimator instead"),
-    **dict.fromkeys(("limit_train_batches", "limit_val_batches"), ((None, 1.0), _FEEDS)),
-    "overfit_batches": ((0, 0.0), _FEEDS),
-    "fast_dev_run": ((False, 0), _FEEDS),
-    "val_check_interval": ((None, 1.0), _VALIDATES),
-    "num_sanity_val_steps": ((None, 0), _VALIDATES),
-    "reload_dataloaders_every_n_epochs": ((None, 0), "the loaders last for the whole feed"),
-    "check_val_every_n_epoch": (range(1, 1 << 16), "must be a number of epochs, at least 1"),
+_REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("devices", "num_nodes"), "set num_workers of the estimator instead"),
+    "max_epochs": "set epochs of the estimator instead",
+    **dict.fromkeys(("limit_train_batches", "limit_val_batches", "overfit_batches"), _FEEDS),
+    "fast_dev_run": _FEEDS,
+    **dict.fromkeys(("val_check_interval", "num_sanity_val_steps"), _VALIDATES),
+    "reload_dataloaders_every_n_epochs": "the loaders last for the whole feed",
 }
-"""Arguments that change when or how often rows are read: their harmless values, and advice."""
-_FREE = (
-    # Merged with the estimator's own.
-    *("callbacks", "plugins"),
-    # Defaults here, which these replace.
-    *("strategy", "logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"),
-    # Ends of the training; the rows that remain are left unread.
-    *("min_epochs", "max_steps", "min_steps", "max_time"),
-    *("accelerator", "precision", "log_every_n_steps", "accumulate_grad_batches"),
-    *("gradient_clip_val", "gradient_clip_algorithm", "deterministic", "benchmark"),
-    *("inference_mode", "use_distributed_sampler", "profiler", "detect_anomaly", "barebones"),
-    *("sync_batchnorm", "default_root_dir", "enable_autolog_hparams", "model_registry"),
-    *("limit_test_batches", "limit_predict_batches"),
-)
-"""Arguments that the Trainer is given."""
+"""Arguments that change when or how often rows are read, and advice."""
 _FINDERS = ("BatchSizeFinder", "LearningRateFinder")
 
 
@@ -389,6 +361,8 @@ class Notes(Checkpoint):
         if loss is not None:
             rows = _rows(batch[1])
             self._rows += rows
+            if pl_module.automatic_optimization:  # Lightning has divided it
+                rows *= trainer.accumulate_grad_batches
             self._loss = self._loss + loss.detach().double() * rows  # which waits for no GPU
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:

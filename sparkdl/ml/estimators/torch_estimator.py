@@ -29,7 +29,7 @@ from sparkdl.ml.estimators.persistence import Storage, load_code, save_code
 from sparkdl.ml.estimators.source import NUMBER, Signature, Tensor
 from sparkdl.ml.estimators.torch_batch import check_optimizer, loss_of, metrics_of
 from sparkdl.ml.estimators.torch_module import ModuleTask, inputs_of
-from sparkdl.ml.estimators.torch_train import TorchTask, TrainFn, train
+from sparkdl.ml.estimators.torch_train import TorchTask, TrainFn, check_lightning, train
 from sparkdl.ml.scoring.torch import module_of, module_signature, pickled
 from sparkdl.ml.scoring.torch_model import TorchModel
 
@@ -142,17 +142,17 @@ class TorchEstimator(ModuleEstimator, params=[*_SHARED, "learning_rate", "optimi
     """Fits a module of PyTorch on `num_workers` nodes, which train in step.
 
     `TorchEstimator(model, loss="MSELoss", num_workers=2, epochs=5).fit(df)` returns a `TorchModel`.
-    Every row is used once an epoch, and a step's gradient is that of the mean over the rows of all
-    nodes. `batch_size` is what one node sees in a step. Parameters are those of the table in
-    docs/spark-ml.md. Floats come in the dtype of the model's parameters; the label as the loss
-    takes it, see there.
+    Lightning's `Trainer` trains it, as for `LightningEstimator`. Every row is used once an epoch,
+    and a step's gradient is that of the mean over the rows of all nodes. `batch_size` is what one
+    node sees in a step. Parameters are those of the table in docs/spark-ml.md. Floats come in the
+    dtype of the model's parameters; the label as the loss takes it, see there.
 
     Args:
         model: a `torch.nn.Module`, or a function without arguments that makes one on each node.
             All nodes begin with the first one's weights.
         callbacks: functions called with an `Epoch` after each epoch, on every node; or a function
             without arguments that makes the list.
-        train_fn: `train_fn(model, args, ctx)` trains the module in place of the loop here, on every
+        train_fn: `train_fn(model, args, ctx)` trains the module in place of the `Trainer`, on every
             node, and may return its history. `args` has all parameters. `torch.distributed` is
             initialised where there are several nodes; wrapping the module is its own business, see
             docs/pytorch.md.
@@ -162,6 +162,7 @@ class TorchEstimator(ModuleEstimator, params=[*_SHARED, "learning_rate", "optimi
     Raises:
         ConfigError: if `model` is neither; if there is no such parameter, or it cannot have that
             value.
+        FrameworkMissingError: by `fit`, without Lightning; nothing was started.
     """
 
     __module__ = "sparkdl"
@@ -194,6 +195,9 @@ class TorchEstimator(ModuleEstimator, params=[*_SHARED, "learning_rate", "optimi
                 "TorchEstimator has no loss: set loss='CrossEntropyLoss' or another of torch.nn, a "
                 "module, or a function of output and label"
             )
+        # Without PyTorch on the driver, the nodes check it.
+        if self._train_fn is None and find_spec("torch"):
+            check_lightning()
         task = TorchTask(
             optimizer=self.getOptimizer(),
             optimizer_args=self.getOptimizerArgs(),

@@ -19,8 +19,8 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationS
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import LightningEstimator, TorchEstimator, TorchModel
-from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators import training
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.ml.estimators import torch_train, training
 from tests.doubles import sessions
 from tests.doubles.lazy import Lazy
 from tests.doubles.sessions import SparkSessions
@@ -308,9 +308,17 @@ def test_module_says_what_it_takes_before_nodes_start(
     with pytest.raises(ConfigError, match=r"model's weights take .* set model_dir"):
         TorchEstimator(torch.nn.Linear(2, 2_000_000), loss="MSELoss", features_col="a").fit(points)
     with pytest.raises(
-        ConfigError, match="trainer_args has max_epochs=3: set epochs of the estimator"
+        ConfigError, match="trainer_args must leave out max_epochs=3: set epochs of the estimator"
     ):
         LightningEstimator(line, trainer_args={"max_epochs": 3}, features_col="a").fit(points)
+    with (
+        monkeypatch.context() as without,
+        pytest.raises(
+            FrameworkMissingError, match=r"there is no Lightning: pip install 'sparkdl\[torch\]'"
+        ),
+    ):
+        without.setattr(torch_train, "find_spec", {}.get)
+        TorchEstimator(net, loss="MSELoss", features_col="a").fit(points)
     with pytest.raises(
         ConfigError, match=r"TorchEstimator has no model: give it one, TorchEstimator\(model"
     ):
