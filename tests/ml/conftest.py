@@ -32,6 +32,13 @@ class Saved:
     functions: str
 
 
+@pytest.fixture
+def lone_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process the environment of PyTorch's only node."""
+    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")

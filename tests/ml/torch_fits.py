@@ -9,7 +9,6 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,8 +32,6 @@ class Alone:
     """
 
     num_workers, rank, is_chief, last_checkpoint, is_draining = 1, 0, True, None, False
-    member = SimpleNamespace(role=SimpleNamespace(is_trainer=True))
-    world = SimpleNamespace(trainers=[SimpleNamespace(host="127.0.0.1", port=1)])
 
     def __init__(self, **columns: Any) -> None:
         self.columns, self.passes = columns, dict.fromkeys(("input", "validation"), 0)

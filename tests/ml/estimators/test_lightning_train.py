@@ -21,7 +21,7 @@ from tests.doubles.lazy import Lazy
 from tests.ml.torch_fits import Alone, X, Y, line
 
 torch: Any = Lazy("torch")
-pytestmark = [pytest.mark.torch]
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("lone_node")]
 
 
 def test_first_call_of_a_step_may_not_mix_rows() -> None:

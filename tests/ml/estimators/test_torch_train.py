@@ -24,7 +24,7 @@ from tests.ml.torch_models import named, two_in_two_out
 
 torch: Any = Lazy("torch")
 pytestmark = [
-    pytest.mark.torch,
+    *(pytest.mark.torch, pytest.mark.usefixtures("lone_node")),
     pytest.mark.skipif(not find_spec("lightning"), reason="Lightning is not installed"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec"),  # PyTorch's, of what Lightning asks it
 ]
