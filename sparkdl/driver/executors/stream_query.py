@@ -38,22 +38,22 @@ class _Batches:
     """The function of `foreachBatch`, called in the query's own thread of the JVM.
 
     Args:
+        session: the user's. A micro-batch has a copy of it, which `createDataFrame` would make the
+            active session of the whole program.
         feed: feeds a DataFrame; returns when the nodes have read it.
         is_wanted: whether the nodes read on.
         nodes: returns how many there are.
-        session: the user's. A micro-batch has a copy of it, which `createDataFrame` would make the
-            active session of the whole program.
     """
 
     def __init__(
         self,
+        session: SparkSession,
         feed: Callable[[Any], object],
         is_wanted: Callable[[], bool],
         nodes: Callable[[], int],
-        session: SparkSession,
     ) -> None:
-        self._feed, self._is_wanted, self._nodes = feed, is_wanted, nodes
         self._session = session
+        self._feed, self._is_wanted, self._nodes = feed, is_wanted, nodes
         self._waiting: list[Any] = []
         self.query: Future[StreamingQuery] = Future()
 
@@ -116,7 +116,7 @@ def start_query(
             f"train_stream takes a streaming DataFrame, of spark.readStream, not this "
             f"{type(data).__name__}; cluster.feed takes others"
         )
-    batches = _Batches(*target, data.sparkSession)
+    batches = _Batches(data.sparkSession, *target)
     writer: Any = data.writeStream.foreachBatch(batches)
     if checkpoint_location is not None:
         writer = writer.option("checkpointLocation", checkpoint_location)
