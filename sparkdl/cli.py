@@ -241,6 +241,7 @@ def _version(_options: argparse.Namespace) -> int:
 
 def _demo(argv: list[str]) -> None:
     from sparkdl import demo
+    from sparkdl.diagnosis.command import printing_to
 
     args = demo.parse(argv)  # mistakes and --help come before a cluster
     log = Path(args.model).with_name("spark.log")
@@ -256,23 +257,11 @@ def _demo(argv: list[str]) -> None:
         .config("spark.python.unix.domain.socket.enabled", "true")
         .config("spark.ui.showConsoleProgress", "false")
     )
-    with _errors_of_children_in(log):
-        builder.getOrCreate()
-    demo.main(argv)
-
-
-@contextmanager
-def _errors_of_children_in(file: Path) -> Iterator[None]:
-    """Have processes that start meanwhile write their errors into a file, for as long as they run.
-
-    After an exception the file is shown.
-    """
-    from sparkdl.diagnosis.command import printing_to
-
-    file.parent.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with printing_to(file, 2):
-            yield
+        with printing_to(log, 2):
+            builder.getOrCreate()
     except BaseException:
-        os.write(2, file.read_bytes())
+        os.write(2, log.read_bytes())
         raise
+    demo.main(argv)

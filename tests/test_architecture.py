@@ -117,7 +117,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
 }
 
 CEILINGS = {  # lines of each folder: lowered by each commit that takes something out, never raised
-    "": 1_960,
+    "": 1_950,
     "collectives": 1_400,
     "control": 2_780,
     "core": 2_300,
@@ -134,7 +134,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "node": 6_810,
     "petastorm": 700,
     "storage": 1_370,
-    "tfos": 1_800,
+    "tfos": 1_750,
     "values": 2_120,
 }
 

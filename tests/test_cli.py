@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from sparkdl.cli import _errors_of_children_in, main
+from sparkdl.cli import main
 from sparkdl.version import __version__
 from tests.doubles.programs import output_of
 
@@ -122,21 +121,6 @@ def test_what_cannot_work_is_told_without_a_traceback(capfd: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match="2"):
         main(["run", "--mpi", "python", __file__])
     assert "unrecognized arguments: --mpi" in capfd.readouterr().err
-
-
-def test_errors_of_processes_go_into_a_file_which_is_shown_if_the_start_fails(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "out" / "log"
-    speaks = [sys.executable, "-c", "import sys; sys.stderr.write('of the child')"]
-    with _errors_of_children_in(file):
-        subprocess.run(speaks, check=True)
-    assert (file.read_text(), capfd.readouterr().err) == ("of the child", "")
-    with pytest.raises(OSError, match="no Java"), _errors_of_children_in(file):
-        subprocess.run(speaks, check=True)
-        raise OSError("no Java")
-    subprocess.run(speaks, check=True)
-    assert capfd.readouterr().err == "of the child" * 2
 
 
 @pytest.mark.deep  # a Spark cluster of its own

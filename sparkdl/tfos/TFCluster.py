@@ -16,10 +16,10 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.jobs import context_of, named_jobs
+from sparkdl.core.jobs import named_jobs
 from sparkdl.core.options import Feeding, Roles, Startup
 from sparkdl.core.spec import DEFAULT_FEED
-from sparkdl.driver.executors.sessions import NO_RDDS, active_session
+from sparkdl.driver.executors.sessions import active_session
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
@@ -28,7 +28,7 @@ from sparkdl.tfos.reservation import TOKEN_VARIABLE, Server
 from sparkdl.tfos.util import num_gpus
 
 if TYPE_CHECKING:
-    from pyspark import RDD, SparkContext
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 __all__ = ["InputMode", "TFCluster", "run"]
@@ -112,17 +112,6 @@ class TFCluster:
             }
             for member in sorted(self.cluster.world.members, key=lambda m: m.node.node_id)
         ]
-
-    @property
-    def nodeRDD(self) -> RDD[int]:
-        """An RDD of the executor ids, one to a partition."""
-        context: SparkContext | None = context_of(self.sc)
-        if context is None:
-            raise ConfigError(
-                f"nodeRDD: {NO_RDDS}. Use cluster_info for the nodes, or cluster.run of sparkdl "
-                "to call a function on each"
-            )
-        return context.parallelize(range(self.num_executors), self.num_executors)
 
     def train(
         self,

@@ -7,23 +7,19 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFNode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from sparkdl.core.errors import RemovedError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.node.legacy import RemovedCalls
 
 __all__ = [
     "DataFeed",
-    "batch_results",
     "export_saved_model",
     "hdfs_path",
-    "next_batch",
     "release_port",
     "start_cluster_server",
-    "terminate",
 ]
 
 
@@ -109,20 +105,3 @@ def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> NoR
 def export_saved_model(sess: Any, export_dir: str, tag_set: str, signatures: Any) -> NoReturn:
     """Raise `RemovedError`, which says what to write instead: it is TensorFlow 1's."""
     RemovedCalls().export_saved_model(sess, export_dir, tag_set, signatures)
-
-
-def _moved(name: str, arguments: str = "") -> Callable[..., NoReturn]:
-    """Return a function that raises `RemovedError`: TensorFlowOnSpark 1 had it beside the feed."""
-
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise RemovedError(
-            f"TFNode.{name} is a method of the feed: write feed = ctx.get_data_feed() once, then "
-            f"feed.{name}({arguments})"
-        )
-
-    return refuse
-
-
-next_batch = _moved("next_batch", "batch_size")
-batch_results = _moved("batch_results", "results")
-terminate = _moved("terminate")

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sparkdl.core.errors import RemovedError
 from sparkdl.ml.estimators.estimator import TFEstimator
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import HasParams, TFParams, TFTypeConverters
@@ -43,7 +42,6 @@ __all__ = [
     "TFModel",
     "TFParams",
     "TFTypeConverters",
-    "get_meta_graph_def",
     "single_node_env",
     "yield_batch",
 ]
@@ -83,14 +81,6 @@ def single_node_env(args: Any) -> None:
     argv = args if isinstance(args, list) else getattr(args, "argv", None)
     if argv:
         sys.argv = list(argv)
-
-
-def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> Any:
-    """Raise `RemovedError`, which says what to write instead: it is TensorFlow 1's."""
-    raise RemovedError(
-        "get_meta_graph_def is for TensorFlow 1: tf.saved_model.load(saved_model_dir, "
-        "tags=…).signatures has a model's inputs and outputs"
-    )
 
 
 def yield_batch(

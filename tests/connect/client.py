@@ -141,7 +141,6 @@ def faces(spark: Any, folder: Path) -> None:
 
     mode = TFCluster.InputMode.SPARK
     cluster = TFCluster.run(spark, total, None, 2, input_mode=mode, **PLAIN)
-    said("nodeRDD", refusal(lambda: cluster.nodeRDD))
     cluster.train(spark.range(40), 1)
     cluster.shutdown()
     said("TFCluster", sum(cluster.cluster.results()))

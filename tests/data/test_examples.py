@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError, RecordError, WriteError
 from sparkdl.data.columns import Kind, columns_of, list_type
 from sparkdl.data.examples import decode, encode
-from sparkdl.data.protos import example_class
-from tests.data.records import Feature, Features, chunk, example, read_example
+from tests.data.records import Features, chunk, example, read_example
 
 INT64, FLOAT, BYTES = Kind.INT64, Kind.FLOAT, Kind.BYTES
 LEAVES: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -166,90 +163,12 @@ def field_of(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2, len(content)]) + content
 
 
-def entry(name: str, feature: bytes) -> bytes:
-    return field_of(1, field_of(1, name.encode()) + field_of(2, feature))
-
-
-def unusual() -> dict[str, bytes]:
-    """Return records that mean one=5, many=[1, 2], texts=[x], but look otherwise."""
-    one = entry("one", field_of(3, field_of(1, b"\x05")))
-    floats = np.array([1, 2], "<f4")
-    many = entry("many", field_of(2, field_of(1, floats.tobytes())))
-    texts = entry("texts", field_of(1, field_of(1, b"x")))
-    loose = b"".join(b"\x0d" + each.tobytes() for each in floats)
-    halves = b"".join(field_of(1, each.tobytes()) for each in floats)
-    swapped = field_of(1, field_of(2, field_of(1, field_of(1, b"x"))) + field_of(1, b"texts"))
-    twice = entry("one", field_of(3, field_of(1, b"\x63")))
-    kinds = entry("one", field_of(2, b"") + field_of(3, field_of(1, b"\x05")))
-    return {
-        "plain": field_of(1, one + many + texts),
-        "numbers that are not packed": field_of(
-            1, entry("one", field_of(3, b"\x08\x05")) + entry("many", field_of(2, loose)) + texts
-        ),
-        "a list in two parts": field_of(1, one + entry("many", field_of(2, halves)) + texts),
-        "the value before the key": field_of(1, one + many + swapped),
-        "a key twice": field_of(1, twice + many + texts + one),
-        "two kinds": field_of(1, kinds + many + texts),
-        "features in two parts": field_of(1, one + many) + field_of(1, texts),
-        "fields that there are not": field_of(1, one + many + field_of(9, b"?") + texts)
-        + b"\x78\x01",
-    }
-
-
-@pytest.mark.parametrize("how", list(unusual()))
-@pytest.mark.parametrize("count", [1, 40])
-def test_any_legal_form_means_the_same(how: str, count: int) -> None:
-    record = unusual()[how]
-    example_class().FromString(record)
-    plain = unusual()["plain"]
-    assert read([plain] * count + [record]) == [{"one": 5, "many": [1, 2], "texts": ["x"]}] * (
-        count + 1
-    )
-
-
 @pytest.mark.parametrize("data", [b"\x0a\x7f", b"not a message", b"\x0a\x04\x0a\x02\x0a\x7f"])
 def test_what_is_no_example_is_an_error_with_its_place(data: bytes) -> None:
     good = example({"one": (INT64, [1])})
     with pytest.raises(RecordError, match="no Example") as caught:
         read([good, data, good])
     assert caught.value.offset == len(good) + 4
-
-
-@given(st.sampled_from(list(unusual().values())), st.data())
-def test_damaged_records_are_read_as_protobuf_reads_them_or_refused(
-    record: bytes, data: st.DataObject
-) -> None:
-    damaged = bytearray(record)
-    damaged[data.draw(st.integers(0, len(record) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        found = read_example(bytes(damaged))
-    except DecodeError:
-        with suppress(RecordError):  # unless it is in a feature that is no column
-            read([bytes(damaged)])
-        return
-    try:
-        (row,) = read([bytes(damaged)])
-    except RecordError as error:  # to protobuf a SequenceExample has no column
-        is_other = "the record is a SequenceExample" in str(error)
-        assert is_other or not all(fits(found.get(name), name) for name in SCHEMA.names)
-        return
-    for name, value in row.items():
-        feature = found.get(name)
-        values = feature and list(feature[1])
-        if name == "one":
-            assert value == (values[0] if values else None)
-        else:
-            assert (value and told(value)) == values or np.isnan(value).any()
-
-
-def fits(feature: Feature, name: str) -> bool:
-    kind = {"one": INT64, "many": FLOAT, "texts": BYTES}[name]
-    if feature is None or not feature[1]:
-        return True
-    try:
-        return feature[0] == kind and bool(name != "texts" or [v.decode() for v in feature[1]])
-    except UnicodeDecodeError:
-        return False
 
 
 def test_feature_lists_are_not_overlooked() -> None:

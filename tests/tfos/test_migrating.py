@@ -27,8 +27,7 @@ NAMES = [(name, now) for text, now in ROWS for name in re.findall(r"`(\w+(?:\.\w
 
 TFOS_2 = """
 TFCluster: InputMode TFCluster run
-TFNode: DataFeed batch_results export_saved_model hdfs_path next_batch release_port
-  start_cluster_server terminate
+TFNode: DataFeed export_saved_model hdfs_path release_port start_cluster_server
 TFSparkNode: TFNodeContext
 TFParallel: run
 TFManager: TFManager connect start
@@ -41,9 +40,9 @@ dfutil: fromTFExample infer_schema isLoadedDF loadTFRecords saveAsTFRecords toTF
 pipeline: HasBatchSize HasClusterSize HasEpochs HasExportDir HasGraceSecs HasInputMapping
   HasInputMode HasMasterNode HasModelDir HasNumPS HasOutputMapping HasProtocol HasReaders
   HasSignatureDefKey HasSteps HasTFRecordDir HasTagSet HasTensorboard Namespace TFEstimator
-  TFModel TFParams TFTypeConverters get_meta_graph_def single_node_env yield_batch
+  TFModel TFParams TFTypeConverters single_node_env yield_batch
 """
-"""Public names of TensorFlowOnSpark 2.2.5, except helpers that no public program calls."""
+"""Public names of TensorFlowOnSpark 2.2.5, except those that no program for it calls."""
 
 CALLS = """
 TFCluster.run(sc, map_fun, tf_args, num_executors, num_ps, tensorboard=False, input_mode=0,
@@ -93,7 +92,6 @@ pipeline.TFModel(tf_args)
 pipeline.TFParams.merge_args_params(self)
 pipeline.TFTypeConverters.toDict(value)
 pipeline.single_node_env(args)
-pipeline.get_meta_graph_def(saved_model_dir, tag_set)
 pipeline.yield_batch(iterable, batch_size, num_tensors=1)
 reservation.Reservations(required)
 reservation.Reservations.add(self, meta)

@@ -11,7 +11,6 @@ import sys
 import pytest
 from pyspark.ml.param import Params
 
-from sparkdl.core.errors import RemovedError
 from sparkdl.tfos import pipeline
 
 
@@ -56,8 +55,3 @@ def test_single_node_env_sets_the_arguments(monkeypatch: pytest.MonkeyPatch) -> 
     assert sys.argv == ["before"]
     pipeline.single_node_env(pipeline.Namespace(["a", "b"]))
     assert sys.argv == ["a", "b"]
-
-
-def test_what_only_tensorflow_1_had_says_what_to_write() -> None:
-    with pytest.raises(RemovedError, match=r"tf\.saved_model\.load"):
-        pipeline.get_meta_graph_def("/model", "serve")

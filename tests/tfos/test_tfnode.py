@@ -65,9 +65,6 @@ def test_path_without_a_scheme_is_on_the_default_file_system(
         (lambda: TFNodeContext().start_cluster_server(1, rdma=True), "MultiWorkerMirroredStrategy"),
         (lambda: TFNode.export_saved_model(None, "m", "serve", {}), "compat.export_saved_model"),
         (lambda: TFNodeContext().export_saved_model(None, "m"), "compat.export_saved_model"),
-        (lambda: TFNode.next_batch(None, 10), r"feed\.next_batch\(batch_size\)"),
-        (lambda: TFNode.batch_results(None, []), r"feed\.batch_results\(results\)"),
-        (lambda: TFNode.terminate(None), r"feed\.terminate\(\)"),
         (lambda: TFManager.connect(("a", 1), b"key"), r"cluster\.train"),
     ],
 )
