@@ -25,13 +25,11 @@ from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
 from sparkdl.driver.payload import pickled
 from sparkdl.frameworks.tensorflow import InStrategy
-from sparkdl.torch_program import Program, Returned, script_of, value_of
+from sparkdl.torch_program import Program, script_of, value_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
-
-    from sparkdl.driver.handle import Cluster
 
 _log = logging.getLogger(__name__)
 _IGNORE_SSL = "pytorch.spark.distributor.ignoreSsl"
@@ -61,7 +59,7 @@ class _Distributor:
         self._options = {"observe": Observe(log_to_driver=True), **options}
 
     def _program(
-        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Returned
+        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_all: bool
     ) -> Program:
         if isinstance(what, str):
             if kwargs:
@@ -69,37 +67,34 @@ class _Distributor:
                     "Running pytorch file does not support key-word type arguments: "
                     f"{', '.join(kwargs)}. Give them as '--name=value'"
                 )
-            return Program(script_of(what), args, {}, returned)
+            return Program(script_of(what), args, {}, is_all)
         if not callable(what):
             raise ConfigError(
                 f"train_object must be a function or a path, not {type(what).__name__}"
             )
         pickled(partial(what, *args, **kwargs), None)  # names what cannot be
-        return Program(what, args, kwargs, returned)
-
-    def _launch(self, program: Program, nodes: int, num_gpus: int, is_fed: bool) -> Cluster:
-        if self.spark is not None and not self.local_mode:
-            _check_encryption(self.spark, self.ssl_conf)
-        options = self._options
-        return launch(
-            None if self.local_mode else self.spark,
-            program,
-            None,
-            nodes,
-            framework=self._framework,
-            executor="local" if self.local_mode else "spark",
-            num_gpus=num_gpus,
-            **{**options, "feeding": replace(options.get("feeding", Feeding()), fed=is_fed)},
-        )
+        return Program(what, args, kwargs, is_all)
 
     def _values(
         self, program: Program, nodes: int, num_gpus: int, feed: Any = None, epochs: int = 1
     ) -> list[Any]:
         """Run the program, and return what it returned, by rank."""
+        if self.spark is not None and not self.local_mode:
+            _check_encryption(self.spark, self.ssl_conf)
+        feeding = replace(self._options.get("feeding", Feeding()), fed=feed is not None)
         with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
             if self.local_mode:  # executors do not see it, so there values travel as results
                 program = replace(program, folder=folder)
-            with self._launch(program, nodes, num_gpus, feed is not None) as cluster:
+            with launch(
+                None if self.local_mode else self.spark,
+                program,
+                None,
+                nodes,
+                framework=self._framework,
+                executor="local" if self.local_mode else "spark",
+                num_gpus=num_gpus,
+                **{**self._options, "feeding": feeding},
+            ) as cluster:
                 if feed is not None:
                     cluster.feed(feed, epochs=epochs)
                 return [value_of(value) for value in cluster.results()]
@@ -177,43 +172,26 @@ class TorchDistributor(_Distributor):
                 as pyspark's.
             ResultError: if the value cannot travel.
         """
-        return self._run(train_object, args, kwargs, "first")[0]
+        return self._run(train_object, args, kwargs, is_all=False)[0]
 
     def run_all(
         self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any
     ) -> list[Any]:
         """Do what `run` does, and return the values of all processes, by rank."""
-        return self._run(train_object, args, kwargs, "all")
-
-    def start(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Cluster:
-        """Begin to run it, and return the running cluster, a context manager.
-
-        `cluster.results()` waits, and returns plain values and arrays, by rank. Feed it with
-        `cluster.feed`: it does not know of `TorchDistributor(feed=…)`.
-
-        Raises:
-            ConfigError: if this distributor was given a `feed`; and what `run` raises.
-        """
-        if self._feed is not None:
-            raise ConfigError(
-                "start() does not accept TorchDistributor(feed=…); leave it out, and call "
-                "cluster.feed(data, epochs=…) or cluster.feed_async"
-            )
-        program = self._program(train_object, args, kwargs, "plain")
-        return self._launch(program, self.num_processes, int(self.use_gpu), is_fed=True)
+        return self._run(train_object, args, kwargs, is_all=True)
 
     def _run(
-        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Returned
+        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_all: bool
     ) -> list[Any]:
-        program = self._program(what, args, kwargs, returned)
+        program = self._program(what, args, kwargs, is_all)
         return self._values(
             *(program, self.num_processes, int(self.use_gpu), self._feed, self._epochs)
         )
 
     def _program(
-        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Returned
+        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_all: bool
     ) -> Program:
-        program = super()._program(what, args, kwargs, returned)
+        program = super()._program(what, args, kwargs, is_all)
         return replace(program, is_own_group=not self.local_mode)
 
 
@@ -260,9 +238,9 @@ class DeepspeedTorchDistributor(TorchDistributor):
         )
 
     def _program(
-        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Returned
+        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_all: bool
     ) -> Program:
-        return replace(super()._program(what, args, kwargs, returned), deepspeed=self._config)
+        return replace(super()._program(what, args, kwargs, is_all), deepspeed=self._config)
 
 
 class MirroredStrategyRunner(_Distributor):
@@ -334,7 +312,7 @@ class MirroredStrategyRunner(_Distributor):
             NodeFailedError: if a node failed; a RuntimeError.
         """
         train = train_fn if self._use_custom_strategy else InStrategy(train_fn)
-        program = self._program(train, (), kwargs, "first")
+        program = self._program(train, (), kwargs, is_all=False)
         return self._values(program, self._num_tasks, self._num_gpus)[0]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -25,11 +25,6 @@ from sparkdl.frameworks.framework import imported
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
-
-Returned: TypeAlias = Literal["first", "all", "plain"]
-"""The ranks whose values come to the driver: `first` and `all` as any picklable object, `plain` as
-those of `map_fun`.
-"""
 
 _PICKLED = "pickled"
 
@@ -73,6 +68,7 @@ class Program:
 
     Attributes:
         what: to run.
+        is_all: all ranks return their values, and not the first alone.
         folder: on this machine, for values of any size; `None` where nodes are elsewhere.
         is_own_group: set the variables of pyspark's processes on executors: to torchrun, each is
             the only process of its host, even if several share one.
@@ -83,13 +79,13 @@ class Program:
     what: Callable[..., Any] | Script
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    returned: Returned
+    is_all: bool
     folder: str | None = None
     is_own_group: bool = False
     deepspeed: str | None = None
 
     def __call__(self, args: None, ctx: NodeContext) -> Any:
-        """Run it; return its result, packed for `value_of` unless `plain`."""
+        """Run it; return its result, packed for `value_of`."""
         if self.is_own_group:
             rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
             own = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": rank}
@@ -100,9 +96,7 @@ class Program:
                 return None
             sys.argv[1:] = arguments or sys.argv[1:]
             value = self.what(*self.args, **self.kwargs)
-        if self.returned == "plain":
-            return value
-        return _packed(value, self.folder) if self.returned == "all" or ctx.is_chief else None
+        return _packed(value, self.folder) if self.is_all or ctx.is_chief else None
 
     @contextmanager
     def _deepspeed_arguments(self) -> Iterator[tuple[str, ...]]:

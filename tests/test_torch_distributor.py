@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-_SOON_S = 120.0
 
 
 def train(steps: int, *, lr: float) -> dict[str, Any]:
@@ -151,8 +150,7 @@ def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) ->
         checkpoint_dir=str(tmp_path / "kept"),
         observe=sparkdl.Observe(on_log=lambda line: heard.append(line.text)),
     )
-    with places.start(fail_once, str(tmp_path)) as cluster:
-        first, second = cluster.results(_SOON_S)
+    first, second = places.run_all(fail_once, str(tmp_path))
     assert first[:-1] == [3, ["0", "1", "manifest.json"], ["0", "2"]]
     assert second[:-1] == [3, ["0", "1", "manifest.json"], ["1", "2"]]
     assert first[-1] != second[-1] != os.getpid()
@@ -218,6 +216,3 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> N
         distributor.run(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"_thread\.lock"):
         distributor.run(hold, threading.Lock())
-    fed = sparkdl.TorchDistributor(use_gpu=False, feed=[1])
-    with pytest.raises(ConfigError, match=r"call cluster\.feed"):
-        fed.start(hold, 1)
