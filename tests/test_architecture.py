@@ -117,7 +117,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
 }
 
 CEILINGS = {  # lines of each folder: lowered by each commit that takes something out, never raised
-    "": 1_950,
+    "": 1_920,
     "collectives": 1_400,
     "control": 2_780,
     "core": 2_300,
