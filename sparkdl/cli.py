@@ -47,9 +47,6 @@ def main(argv: list[str] | None = None) -> int:
         )
     )
     _add_run(commands.add_parser("run", help="run a program in several processes of this machine"))
-    _add_migrate(
-        commands.add_parser("migrate", help="change the imports of other libraries to sparkdl's")
-    )
     _add_dashboard(
         commands.add_parser("dashboard", help="show the record of a cluster in a browser")
     )
@@ -72,7 +69,6 @@ def _status(options: argparse.Namespace) -> int:
     commands = {
         "doctor": _doctor,
         "run": _run,
-        "migrate": _migrate,
         "dashboard": _dashboard,
         "explain": _explain,
         "version": _version,
@@ -111,28 +107,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--gloo", action="store_true", help="accepted: it is used anyway")
     add("--verbose", action="store_true", help="accepted: lines of all processes are printed")
     add("program", nargs=argparse.REMAINDER, metavar="python train.py …")
-
-
-def _add_migrate(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Changes imports to those of sparkdl, in place: of tensorflowonspark, horovod, petastorm, "
-        "pyspark's TorchDistributor and DeepspeedTorchDistributor, and "
-        "spark-tensorflow-distributor's MirroredStrategyRunner. Prints file and line of imports "
-        "that it leaves to you. Comments and strings stay. A second run changes nothing."
-    )
-    parser.add_argument("files", metavar="FILE", nargs="+", type=Path,
-        help="programs, notebooks, or folders of them")  # fmt: skip
-    parser.add_argument("--diff", action="store_true", help="print the changes, and make none")
-
-
-def _migrate(options: argparse.Namespace) -> int:
-    from sparkdl.migrate import migrate
-
-    status = 0
-    for line in migrate(options.files, options.diff):
-        print(line, flush=True)
-        status = 1 if ": not changed: " in line else status
-    return status
 
 
 def _add_dashboard(parser: argparse.ArgumentParser) -> None:

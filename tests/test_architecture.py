@@ -36,7 +36,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             *("diagnosis", "dashboard", "mlflow"),
             *("tfos", "horovod"),
             "",  # sparkdl/__init__.py
-            *("demo", "migrate", "cli", "__main__"),
+            *("demo", "cli", "__main__"),
         )
     )
 }
@@ -117,7 +117,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
 }
 
 CEILINGS = {  # lines of each folder: lowered by each commit that takes something out, never raised
-    "": 1_920,
+    "": 1_700,
     "collectives": 1_400,
     "control": 2_780,
     "core": 2_300,
