@@ -16,7 +16,6 @@ Runs in: agent, child
       │◀─ Checkpointed, CheckpointDone              │  its part of a checkpoint; the whole
       │◀─ Gather ──── AllGathered, CheckpointCommit ▶│  what the coordinator collects, passed on
       │  Drain ────────────────────────────────────▶│  a checkpoint is wanted, passed on
-      │◀─ TrainsAlone ────────────────── LoneNodes ▶│  a training that no other node takes part in
       │◀───────────────────── ChildReturned, Raised │  last message
 
 A frame is a four-byte length and one JSON object. Descriptors travel beside the stream in the
@@ -50,8 +49,6 @@ from sparkdl.control.messages import (
     FeedHold,
     Gather,
     Granted,
-    LoneNodes,
-    TrainsAlone,
 )
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ProtocolError
@@ -256,8 +253,6 @@ Local = (
     | CheckpointDone
     | Gather
     | AllGathered
-    | TrainsAlone
-    | LoneNodes
     | Drain
     | ChildReturned
     | Raised

@@ -305,28 +305,6 @@ class Gather(Message, frozen=True):
     value: bytes
 
 
-class TrainsAlone(Message, frozen=True):
-    """A child trains on these feeds, and nothing connects it with other nodes.
-
-    Attributes:
-        library: what trains, see `frameworks/lone_training.py`.
-        question: of the child, which waits for `LoneNodes`; -1 if it does not.
-    """
-
-    generation: int
-    feeds: tuple[str, ...]
-    library: str
-    question: int = -1
-
-
-class LoneNodes(Message, frozen=True):
-    """The answer to `TrainsAlone`: how many nodes have said so of one of its feeds."""
-
-    generation: int
-    question: int
-    count: int
-
-
 class AllGathered(Message, frozen=True):
     """The values of all nodes that train, by rank; or `problem`, why they will not all be there."""
 
@@ -539,12 +517,11 @@ FromAgent = (
     | CheckpointPart
     | CheckpointDone
     | Gather
-    | TrainsAlone
 )
 ToFeeds = (
     FeedBegin | ReadShare | Assign | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
 )
-ToNode = CheckpointCommit | AllGathered | LoneNodes | Drain
+ToNode = CheckpointCommit | AllGathered | Drain
 ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | Detach | ToNode | ToFeeds
 
 

@@ -2,8 +2,8 @@
 
 Runs in: child
 
-Collectives and `ctx.all_gather` note it here. Exchanges that frameworks make themselves are
-detected by `frameworks/lone_training.py`.
+Collectives, meshes and `ctx.all_gather` note it here; `frameworks/lone_training.py` looks for the
+connections of frameworks.
 """
 
 from __future__ import annotations

@@ -72,12 +72,10 @@ def chief_named(name: str) -> Role:
 def coordinated(role: Role) -> Role:
     """Return `role` where the chief alone trains, on servers that ps and workers run.
 
-    Rows go to the workers. The job is over when the chief has returned.
+    Rows go to the chief. The job is over when the chief has returned.
     """
-    if role.is_chief:
-        return replace(role, is_fed=False)
     if role.name in (PS.name, WORKER.name):
-        return replace(role, is_server=True)
+        return replace(role, is_server=True, is_fed=False, can_be_fed=False)
     return role
 
 

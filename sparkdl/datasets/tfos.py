@@ -55,8 +55,6 @@ class DataFeed:
         self._send = send
         if not train_mode:
             reader.be_patient()
-        else:
-            reader.watch.iterate(reader.feed)
         self._owner = reader.claim()
         self._rows: list[Any] = []
         self._next = 0
@@ -96,8 +94,9 @@ class DataFeed:
                     break
             elif isinstance(item, EpochEnd):
                 self._reader.finish_epoch(self._owner)
-                self._reader.watch.epoch_over(item.goes_on)
-                self._reader.watch.iterate(self._reader.feed)
+                if not item.goes_on:
+                    self._reader.watch.epoch_over(self._reader.feed)
+                    self._reader.watch.look()
             else:
                 self.done_feeding = True
         made = self._by_tensor(batch) if self.input_tensors is not None else batch

@@ -2,7 +2,7 @@
 
 Runs in: driver
 
-Parts of checkpoints, values of `ctx.all_gather` and nodes that train alone. All pure.
+Parts of checkpoints, and values of `ctx.all_gather`. All pure.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from sparkdl.control.messages import (
     CheckpointDone,
     CheckpointPart,
     Gather,
-    TrainsAlone,
 )
 from sparkdl.control.rows import FeedCoverage
 from sparkdl.core.listing import listed
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.feeds.coverage import CoverageStore
-from sparkdl.frameworks.lone_training import advice
 from sparkdl.node.checkpoint_store import Manifest
 
 MAX_GATHERED_NBYTES = MAX_MESSAGE_NBYTES // 4 * 3 - 64 * 1024
@@ -129,45 +127,6 @@ class Checkpoints:
                     "make the same checkpoints"
                 )
         return ""
-
-
-class LoneTrainers:
-    """The nodes of one world that train without any exchange, by the feed they share."""
-
-    def __init__(self) -> None:
-        self._generation = -1
-        self._nodes: dict[str, set[int]] = {}
-        self._has_warned = False
-
-    def note(self, world: World, node_id: int, message: TrainsAlone) -> int:
-        """Add a node; return how many share a feed with it, itself included; 0 of an old world."""
-        if message.generation != world.generation:
-            return 0
-        if self._generation != world.generation:
-            self._generation, self._nodes = world.generation, {}
-        for feed in message.feeds:
-            self._nodes.setdefault(feed, set()).add(node_id)
-        return self._count(message)
-
-    def warning(self, world: World, message: TrainsAlone, framework: str) -> str:
-        """Return a warning once two nodes share a feed; empty before, and the next times.
-
-        Args:
-            framework: of the launch.
-        """
-        count, trainers = self._count(message), len(world.trainers)
-        if count < 2 or self._has_warned or message.generation != self._generation:
-            return ""
-        self._has_warned = True
-        feeds = ", ".join(map(repr, message.feeds))
-        return (
-            f"the nodes train models of their own: {count} of {trainers} so far have trained on "
-            f"their shares of feed {feeds} and have exchanged nothing, so the models are "
-            f"unrelated. {advice(message.library, framework)}"
-        )
-
-    def _count(self, message: TrainsAlone) -> int:
-        return max((len(self._nodes.get(feed, ())) for feed in message.feeds), default=0)
 
 
 class Gatherings:

@@ -28,7 +28,7 @@ from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.throttle import Throttle
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver import events
-from sparkdl.driver.collect import Checkpoints, Gatherings, LoneTrainers
+from sparkdl.driver.collect import Checkpoints, Gatherings
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import gone_beyond
@@ -87,7 +87,6 @@ class Controller:
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, CoverageStore(keeps))
         self._gatherings = Gatherings()
-        self._lone_trainers = LoneTrainers()
         self._executor = executor
         self._loop = asyncio.new_event_loop()
         settings, num_nodes = spec.settings, len(spec.nodes)
@@ -231,8 +230,6 @@ class Controller:
                 self._note_checkpoint(agent_id, message)
             case msg.Gather():
                 self._note_gathering(agent_id, message)
-            case msg.TrainsAlone():
-                self._note_lone(agent_id, message)
             case msg.BoardStarted():
                 self._note_tensorboard(message)
             case msg.LastLines(generation, lines) if node_id is not None:
@@ -443,16 +440,6 @@ class Controller:
             answers = self._gatherings.leave(world, node_id, message.generation)
         for answer in answers:
             self._broadcast(answer, {member.node.node_id for member in world.trainers}, None)
-
-    def _note_lone(self, agent_id: str, message: msg.TrainsAlone) -> None:
-        world, node_id = self._world(), self._node_of(agent_id)
-        if world is None or node_id is None:
-            return
-        count = self._lone_trainers.note(world, node_id, message)
-        if message.question >= 0:
-            self.server.send(agent_id, msg.LoneNodes(message.generation, message.question, count))
-        elif warning := self._lone_trainers.warning(world, message, self.spec.framework):
-            _log.warning("Cluster %s: %s", self.spec.cluster_id, warning)
 
     def _name(self, node_id: int) -> str:
         nodes = self.spec.nodes

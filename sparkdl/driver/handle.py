@@ -29,7 +29,6 @@ from sparkdl.driver.feeds.runner import LongWait
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
 from sparkdl.driver.show import show_page
 from sparkdl.driver.threads import begin
-from sparkdl.feed.transfer.messages import FeedSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -287,7 +286,7 @@ class Cluster:
             ConfigError: if `schema` is missing for a DataFrame or cannot work, or two columns would
                 have one name.
         """
-        return self._executor.infer(data, self._asking(feed, timeout_s), schema)
+        return self._executor.infer(data, self._feeds.feed_spec(feed, timeout_s), schema)
 
     def infer_rows(
         self, data: Any, feed: str = DEFAULT_FEED, timeout_s: float | None = None
@@ -296,7 +295,7 @@ class Cluster:
 
         With `executor="local"` it is an iterator. See `infer` for the rest.
         """
-        return self._executor.infer_rows(data, self._asking(feed, timeout_s))
+        return self._executor.infer_rows(data, self._feeds.feed_spec(feed, timeout_s))
 
     def results(self, timeout_s: float | None = None) -> list[Any]:
         """End the feeds, wait for every `map_fun` to return, and return their values by rank.
@@ -431,15 +430,6 @@ class Cluster:
         """End all nodes at once, even if calls wait. Raises nothing about the nodes' failures."""
         self.ending.ask(0.0)
         self.ending.wait()
-
-    def _asking(self, name: str, timeout_s: float | None) -> FeedSpec:
-        spec = self._feeds.feed_spec(name, timeout_s)
-        if any(member.role.is_server for member in self.world.fed):
-            raise ConfigError(
-                "cluster.infer() needs answers of map_fun, which the workers of parameter "
-                "servers do not run. Load the saved model in a cluster without parameter servers"
-            )
-        return spec
 
     def _still_running(self) -> str:
         returned = self._controller.look(

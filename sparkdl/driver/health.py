@@ -93,14 +93,11 @@ def progress_of(
     by_node: dict[int, list[FeedCount]] = {}
     for (node_id, _), count in feeds.items():
         by_node.setdefault(node_id, []).append(count)
-    servers = {m.node.node_id for m in state.world.members if m.role.is_server}
     for member in state.world.members:
         node_id = member.node.node_id
         if not member.role.finishes_job or node_id in state.returned:
             continue
-        its_own = {node_id, *(servers if member.role.is_chief else ())}  # a chief's steps are there
-        counts = [count for node in its_own for count in by_node.get(node, ())]
-        can_be_fed = member.role.can_be_fed or (member.role.is_chief and bool(servers))
+        counts = by_node.get(node_id, [])
         active = activity.get(node_id)
         # The report may be that of the child before.
         if active is None or active.generation != state.world.generation:
@@ -115,7 +112,7 @@ def progress_of(
                 sum(count.given.rows for count in counts),
                 active.log_nbytes,
                 node_id in state.in_map_fun,
-                may_be_fed and can_be_fed and all(map(_has_read_all, counts)),
+                may_be_fed and member.role.can_be_fed and all(map(_has_read_all, counts)),
             )
         )
     return found

@@ -9,10 +9,10 @@ may import the framework at the driver; `import_modules` and what follows it run
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
+from typing import Any, ClassVar
 
 import psutil
 
@@ -22,16 +22,10 @@ from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.world import Member, World
 
-if TYPE_CHECKING:
-    from sparkdl.feed.reader.batches import EpochBatches
-
 # gloo raises a plain RuntimeError, so only its words tell a lost peer from another error.
 _BROKEN = re.compile(
     r"(gloo/transport/|sparkdl\.collectives: ).*(closed|reset) by peer", re.IGNORECASE
 )
-
-OpenFeed: TypeAlias = "Callable[..., EpochBatches]"
-"""`NodeContext.batches`."""
 
 
 class Framework:
@@ -91,12 +85,8 @@ class Framework:
             "framework='torch' or framework='jax'"
         )
 
-    def serve(self, open_feed: OpenFeed) -> NoReturn:
-        """Run a server for the chief until this process is ended.
-
-        Args:
-            open_feed: gives the feeds of this node.
-        """
+    def serve(self) -> None:
+        """Run a server for the chief until this process is ended."""
         raise NotImplementedError
 
     def is_port_lost(self, error: BaseException) -> bool:

@@ -15,14 +15,14 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.scratch import scratch_of_child
 from sparkdl.core.spec import CHIEF, EVALUATOR, ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.datasets.mesh import axis_sizes
-from sparkdl.frameworks.framework import Framework, OpenFeed, imported
+from sparkdl.frameworks.framework import Framework, imported
 
 if TYPE_CHECKING:
     from tensorflow.experimental import dtensor
@@ -123,11 +123,13 @@ class TensorFlow(Framework):
             list(sizes.items()), device_type=dtensor.preferred_device_type()
         )
 
-    def serve(self, open_feed: OpenFeed) -> NoReturn:
-        """Run a `tf.distribute.Server`, and serve the feeds to what the chief runs on it."""
-        from sparkdl.frameworks.tensorflow_server import serve
+    def serve(self) -> None:
+        """Run the `tf.distribute.Server` that `TF_CONFIG` names."""
+        import tensorflow as tf
 
-        serve(open_feed)
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        spec, job, task = resolver.cluster_spec(), resolver.task_type, resolver.task_id
+        tf.distribute.Server(spec, job, task, protocol="grpc").join()
 
     def is_port_lost(self, error: BaseException) -> bool:
         """Whether TensorFlow's server could not listen on its port.

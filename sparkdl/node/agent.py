@@ -236,8 +236,6 @@ class Agent:
             case messages.ChildRunning() | messages.CheckpointDone() | messages.Gather():
                 if self._begun == message.generation:  # or the child is being ended
                     self._report(message)
-            case messages.TrainsAlone():
-                self._report(message)
             case _:
                 self._observation.note(message)
                 self._feeds.on_child_message(message, fd)
@@ -262,12 +260,7 @@ class Agent:
                 self.handle(states.ChildStopRequested(generation, grace_s, reason))
             case messages.Stop(grace_s, is_patient):
                 self._stop(grace_s, is_patient)
-            case (
-                messages.CheckpointCommit()
-                | messages.AllGathered()
-                | messages.LoneNodes()
-                | messages.Drain()
-            ):
+            case messages.CheckpointCommit() | messages.AllGathered() | messages.Drain():
                 # A message for an earlier child must not reach its successor.
                 if self._begun == message.generation:
                     self._child.send(message)

@@ -133,11 +133,11 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
         link.send(ChildRunning(generation, os.getpid()))
         if ctx.member.role.is_server:
             # Never returns: the agent ends a server.
-            framework.serve(ctx.batches)
+            framework.serve()
         others = len(start.world.trainers) > 1 and ctx.member.role.is_trainer and not ctx.num_gpus
         with WaitWatch(link.send, others):
             value, exited_at = _call(map_fun, args, ctx)
-        link.feeds.watch.end()
+        link.feeds.watch.look()
         leave(ctx)
         link.feeds.report()
         framework.after_map_fun(has_failed=False)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from torch.utils.data import IterableDataset
 
     from sparkdl.datasets.jax import JaxBatches
-    from sparkdl.frameworks.tensorflow_ps import FedDatasetFn, FedWorkers
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +71,6 @@ class NodeContext(LegacyContext):
         self._spec = spec
         self._link = link
         self._checkpoints = Checkpoints(world, member, spec, link, resume, scratch)
-        self._fed_workers: FedWorkers | None = None
 
     def __repr__(self) -> str:
         return f"NodeContext({self.member.node.name}, rank {self.rank} of {self.world.size})"
@@ -486,65 +484,6 @@ class NodeContext(LegacyContext):
         self._check_trains("ctx.mesh")
         note_exchange()
         return framework_named(self._spec.framework).mesh(axes, self.world, self.member)
-
-    def parameter_server_strategy(
-        self, variable_partitioner: Any = None
-    ) -> tf.distribute.ParameterServerStrategy:
-        """Connect to the servers of ps and workers, and return the strategy that trains on them.
-
-        Args:
-            variable_partitioner: cuts large variables into parts for several ps, see
-                `tf.distribute.experimental.partitioners`.
-
-        Raises:
-            ConfigError: if there are no such servers, or this node is not the chief.
-            FrameworkMissingError: if the installed TensorFlow is not known.
-        """
-        from sparkdl.frameworks.tensorflow_ps import connect
-
-        strategy, self._fed_workers = connect(self.world, self.member, variable_partitioner)
-        return strategy
-
-    def fed_dataset_fn(
-        self,
-        batch_size: int,
-        x: str | Sequence[str] | None = None,
-        y: str | Sequence[str] | None = None,
-        feed: str = DEFAULT_FEED,
-        tail: Tail = "short",
-        shuffle: bool | int = False,
-        seed: int = 0,
-        pad: Padding | None = None,
-    ) -> FedDatasetFn:
-        """Return a dataset function that gives each worker its fed rows.
-
-        For `DatasetCreator(fn)` of tf_keras, and for `coordinator.create_per_worker_dataset(fn)`.
-        A worker's dataset goes on from epoch to epoch and ends, on all workers at once, when the
-        feed has ended and all rows have been used. A step for which a worker has no row goes to
-        another. Waits for the first row, to learn the types.
-
-        Args:
-            x, y: columns of features and labels, see `dataset`.
-            tail, shuffle, seed, pad: see `batches`; `tail` is of each worker's part of an epoch.
-
-        Returns:
-            A function; its datasets' elements are as `dataset`'s. Its `terminate()` takes no more
-            rows.
-
-        Raises:
-            ConfigError: without a strategy from `parameter_server_strategy`.
-            FeedClosedError: if the feed ended before a row came.
-        """
-        if self._fed_workers is None:
-            raise ConfigError(
-                "call ctx.parameter_server_strategy() first: the workers have to be asked what "
-                "their rows are"
-            )
-        from sparkdl.frameworks.tensorflow_server import Wanted
-
-        columns = tuple(_wanted(x, y)) or None
-        wanted = Wanted(0, feed, batch_size, columns, tail, shuffle, seed, dict(pad or {}))
-        return self._fed_workers.dataset_fn(wanted, x, y)
 
     def _is_even(self, even: bool | None) -> bool:
         """Return `even`, by default whether a framework trains synchronously on several nodes."""

@@ -5,7 +5,6 @@ Runs in: child
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import operator
@@ -15,7 +14,7 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -34,8 +33,6 @@ from sparkdl.control.messages import (
     CheckpointCommit,
     Drain,
     Gather,
-    LoneNodes,
-    TrainsAlone,
 )
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
@@ -46,7 +43,7 @@ from sparkdl.core.errors import (
     ResultError,
     SparkdlError,
 )
-from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
+from sparkdl.feed.reader.reader import UNWATCHED, TrainingWatch
 from sparkdl.frameworks.lone_training import LoneTraining
 from sparkdl.node.draining import DrainNotice
 from sparkdl.node.readers import FeedReaders
@@ -54,10 +51,8 @@ from sparkdl.node.readers import FeedReaders
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_ANSWERS = (CheckpointCommit, AllGathered, LoneNodes)
+_ANSWERS = (CheckpointCommit, AllGathered)
 """The messages that this process waits for."""
-_ANSWER_S = 30.0
-"""For the driver's answer to a `fit` that would be alone; without one the training begins."""
 
 
 class AgentLink:
@@ -75,7 +70,6 @@ class AgentLink:
         self._answers: dict[type, queue.Queue[Any]] = {kind: queue.Queue() for kind in _ANSWERS}
         self._gathers = threading.Lock()
         self._num_gathered = 0
-        self._questions = itertools.count()
         self.feeds = FeedReaders(self.send)
         self.draining = DrainNotice(self.send)
         self._is_closing = False
@@ -200,7 +194,7 @@ class AgentLink:
             # Negative numbers belong to notices that executors end, see `Drain`.
             case AllGathered() if message.number < 0:
                 self.draining.settle(message)
-            case CheckpointCommit() | AllGathered() | LoneNodes():
+            case CheckpointCommit() | AllGathered():
                 self._answers[type(message)].put(message)
             case _:
                 self.feeds.take(message, fd)
@@ -214,19 +208,7 @@ class AgentLink:
         trainers = [each for each in start.world.trainers if not each.role.is_server]
         if spec.independent_models or own not in trainers or len(trainers) == 1:
             return UNWATCHED
-        generation = start.world.generation
-
-        def report(feeds: Sequence[str], library: str) -> None:
-            self.send(TrainsAlone(generation, tuple(feeds), library))
-
-        def ask(feeds: Sequence[str], library: str) -> int:
-            number = next(self._questions)
-            self.send(TrainsAlone(generation, tuple(feeds), library, number))
-            deadline = Deadline.after(_ANSWER_S)
-            answer = self._wait(LoneNodes, lambda found: found.question == number, deadline)
-            return answer.count if answer else 0
-
-        return LoneTraining(report, ask, spec.framework, len(trainers))
+        return LoneTraining(spec.framework, len(trainers))
 
 
 def wait_for_nodes(

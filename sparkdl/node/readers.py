@@ -23,9 +23,8 @@ from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.world import FIRST_TIME
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.reader.reader import FeedMessage, FeedReader
+from sparkdl.feed.reader.reader import UNWATCHED, FeedMessage, FeedReader, TrainingWatch
 from sparkdl.feed.reader.supply import Supply
-from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 
 
 class FeedReaders:

@@ -34,8 +34,7 @@ from sparkdl.control.tls import Tls
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.reader.watch import UNWATCHED
+from sparkdl.feed.reader.reader import UNWATCHED, FeedReader
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.endpoint import NodeFeeds

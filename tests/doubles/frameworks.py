@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
 from types import MappingProxyType
-from typing import NoReturn
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
-from sparkdl.frameworks.framework import Framework, OpenFeed
+from sparkdl.frameworks.framework import Framework
 
 _HERE = __name__
 
@@ -50,15 +48,12 @@ class KillsItsAgent(Framework):
 
 
 class Serves(Framework):
-    """Has servers, which read one epoch for nobody where they are fed."""
+    """Has servers, which wait for their end."""
 
     has_servers = True
     shares_port = True
 
-    def serve(self, open_feed: OpenFeed) -> NoReturn:
-        with suppress(ConfigError):  # a ps is not
-            for _ in open_feed(8, even=False):
-                pass
+    def serve(self) -> None:
         while True:
             signal.pause()
 

@@ -11,13 +11,12 @@ from sparkdl.control.messages import (
     CheckpointDone,
     CheckpointPart,
     Gather,
-    TrainsAlone,
 )
 from sparkdl.control.rows import EpochRows, FeedCoverage
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, CheckpointRef, World, build_world
-from sparkdl.driver.collect import MAX_GATHERED_NBYTES, Checkpoints, Gatherings, LoneTrainers
+from sparkdl.driver.collect import MAX_GATHERED_NBYTES, Checkpoints, Gatherings
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.node.checkpoint_store import Manifest
 
@@ -176,29 +175,3 @@ def test_nothing_of_an_older_world_counts() -> None:
     assert manifest_of(words[-1]).generation == 1
     assert checkpoints.done(1, CheckpointDone(0, 5, "url")) is None
     assert checkpoints.done(1, CheckpointDone(1, 5, "url")) == CheckpointRef("url", 5, 1)
-
-
-def test_two_nodes_that_train_alone_on_one_feed_are_warned_of_once() -> None:
-    lone, message = LoneTrainers(), TrainsAlone(0, ("input",), "torch")
-    assert lone.note(WORLD, 0, message) == 1
-    assert lone.warning(WORLD, message, "torch") == ""
-    assert lone.note(WORLD, 0, message) == 1  # the same node again
-    assert lone.note(WORLD, 1, message) == 2
-    text = lone.warning(WORLD, message, "plain")
-    assert "2 of 2 so far" in text
-    assert "framework='torch'" in text
-    assert "DistributedDataParallel" in text
-    assert lone.warning(WORLD, message, "torch") == ""
-
-
-def test_nodes_that_train_alone_on_feeds_of_their_own_are_no_mistake() -> None:
-    lone = LoneTrainers()
-    assert lone.note(WORLD, 0, TrainsAlone(0, ("a",), "torch")) == 1
-    assert lone.note(WORLD, 1, TrainsAlone(0, ("b",), "torch")) == 1
-
-
-def test_nodes_that_trained_alone_in_an_older_world_do_not_count() -> None:
-    lone = LoneTrainers()
-    assert lone.note(WORLD, 0, TrainsAlone(0, ("a",), "torch")) == 1
-    assert lone.note(world_of(1), 1, TrainsAlone(1, ("a",), "torch")) == 1
-    assert lone.note(world_of(1), 0, TrainsAlone(0, ("a",), "torch")) == 0

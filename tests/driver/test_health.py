@@ -204,17 +204,6 @@ def test_stragglers_are_named_once_in_a_while() -> None:
 # What is known of the nodes.
 
 
-def test_rows_at_servers_are_progress_of_the_chief_that_steps_on_them() -> None:
-    nodes = plan_nodes(3, Roles(ps=1, chief="chief"), is_coordinated=True)
-    world = build_world(0, {node: Address("h", 1, "") for node in nodes})
-    running = Running(Roster(ClusterSpec("c", nodes)), world, frozenset({0, 1, 2}))
-    feeds = {(2, "a"): FeedCount("a", 8, Given(4, steps=1), epoch_rows=8)}
-    (chief,) = health.progress_of(running, feeds, {}, False)
-    assert (chief.node, chief.batches, chief.rows, chief.is_idle) == ("chief:0", 1, 4, False)
-    (chief,) = health.progress_of(running, {(2, "a"): FeedCount("a", 8, Given(8))}, {}, False)
-    assert chief.is_idle
-
-
 NODES = plan_nodes(4, Roles(ps=1, chief="chief", evaluator=True))
 WORLD = build_world(3, {node: Address("h", 1, "") for node in NODES})
 SPEC = ClusterSpec("c", NODES, framework="plain")

@@ -15,7 +15,7 @@ from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
 ROWS = pa.table({"x": pa.array(range(64), pa.float32()), "y": pa.array(range(64), pa.float32())})
-WARNING = "the nodes train models of their own: 2 of 2 so far"
+WARNING = "each trains a model of its own on its share"
 
 
 def train(how: str, ctx: NodeContext) -> int:
@@ -31,10 +31,9 @@ def train(how: str, ctx: NodeContext) -> int:
     for _ in range(2):
         for x, y in ctx.torch_dataset(8, x="x", y="y"):
             loss = ((model(x[:, None])[:, 0] - y) ** 2).mean()
-            if how != "scores":
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
             steps += 1
         if how == "averages":
             ctx.all_gather(float(loss))
@@ -51,47 +50,16 @@ def train(how: str, ctx: NodeContext) -> int:
         ("alone", {"roles": Roles(independent_models=True)}, False),
         ("ddp", {}, False),
         pytest.param("averages", {}, False, marks=pytest.mark.deep),
-        pytest.param("scores", {}, False, marks=pytest.mark.deep),
     ],
 )
-def test_loops_that_exchange_nothing_are_warned_of_once(
-    how: str, options: dict[str, Any], is_warned: bool, caplog: pytest.LogCaptureFixture
+def test_each_node_of_a_loop_that_exchanges_nothing_warns_once(
+    how: str, options: dict[str, Any], is_warned: bool
 ) -> None:
     with launch(train, how, framework="torch", **options) as cluster:
         cluster.feed(ROWS, epochs=2)
         assert cluster.results(60) == [8, 8]
-    assert caplog.text.count(WARNING) == is_warned
-
-
-def fit(how: str, ctx: NodeContext) -> int:
-    """Fit a model without a strategy, on all nodes or on the first one; return the epochs."""
-    import keras
-
-    if how == "first" and ctx.rank:
-        return sum(1 for _ in ctx.batches(8, even=False)) * 0
-    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    data = ctx.dataset(8, x="x", y="y", even=False)
-    return len(model.fit(data, epochs=1, verbose=0).history["loss"])
-
-
-@pytest.mark.tensorflow
-def test_fit_on_several_nodes_without_a_strategy_is_an_error() -> None:
-    with (
-        pytest.raises(NodeFailedError, match="fit outside of a distribution strategy"),
-        launch(fit, "all", framework="tensorflow") as cluster,
-    ):
-        cluster.feed(ROWS)
-        cluster.results(60)
-
-
-@pytest.mark.deep  # how nodes are counted: tests/driver/test_collect.py
-@pytest.mark.tensorflow
-def test_fit_on_one_of_several_nodes_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
-    with launch(fit, "first", framework="tensorflow") as cluster:
-        cluster.feed(ROWS)
-        assert cluster.results(60) == [1, 0]
-    assert WARNING not in caplog.text
+        logs = "".join(cluster.logs().values())
+    assert logs.count(WARNING) == 2 * is_warned
 
 
 def test_code_of_another_framework_is_told_which_to_launch_with() -> None:
@@ -126,7 +94,7 @@ def test_failure_of_code_of_another_framework_says_which_to_launch_with(library:
 
 
 def differentiate(how: str, ctx: NodeContext) -> int:
-    """Train two epochs with JAX, on global arrays or on the node's own; or compute no gradient."""
+    """Train two epochs with JAX, on global arrays or on the node's own."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -134,7 +102,7 @@ def differentiate(how: str, ctx: NodeContext) -> int:
     if how == "together":
         sharding = NamedSharding(ctx.mesh(data=-1), PartitionSpec("data"))
     loss_of = jax.jit(lambda weight, x, y: ((weight * x - y) ** 2).mean())
-    step_of = jax.jit(jax.value_and_grad(loss_of)) if how != "scores" else loss_of
+    step_of = jax.jit(jax.value_and_grad(loss_of))
     batches, steps = ctx.jax_batches(8, x="x", y="y", sharding=sharding), 0
     for _ in range(2):
         for x, y, _weight in batches:
@@ -150,17 +118,14 @@ def differentiate(how: str, ctx: NodeContext) -> int:
     [
         ("alone", True),
         pytest.param("together", False, marks=pytest.mark.deep),
-        pytest.param("scores", False, marks=pytest.mark.deep),
     ],
 )
-def test_loops_of_jax_that_exchange_nothing_are_warned_of_once(
-    how: str, is_warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_loops_of_jax_that_exchange_nothing_are_warned_of_once(how: str, is_warned: bool) -> None:
     with launch(differentiate, how, framework="jax") as cluster:
         cluster.feed(ROWS, epochs=2)
         assert cluster.results(120) == [8, 8]
-    assert caplog.text.count(WARNING) == is_warned
-    assert caplog.text.count("gradients are not used to train") == is_warned
+        logs = "".join(cluster.logs().values())
+    assert logs.count(WARNING) == 2 * is_warned
 
 
 def prepare(order: str, ctx: NodeContext) -> list[float]:

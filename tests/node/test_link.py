@@ -29,7 +29,7 @@ from sparkdl.core.world import FIRST_TIME, Address, Resume, build_world
 from sparkdl.datasets.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.reader.watch import UNWATCHED
+from sparkdl.feed.reader.reader import UNWATCHED
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.node.link import AgentLink
 from tests.doubles.feeds import SOON_S, Running, numbers

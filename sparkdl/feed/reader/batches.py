@@ -166,7 +166,7 @@ class EpochBatches:
         return (None if isinstance(step, _Sign) else step for step in steps)
 
     def _begin(self, is_ahead: bool = False) -> Iterator[Step]:
-        self.reader.watch.iterate(self.reader.feed)
+        self.reader.watch.look()
         if self.steps is None:
             return self._iteration(self.reader.claim())
         # At the reader, because a loop may call `ctx.batches(…)` each time.
@@ -451,7 +451,8 @@ class _Epoch:
             self._of._carried = rest if carries else []
             self._carry(mark if carries else None, steps * size)
             self.continues = mark is not None and mark.goes_on
-            self._reader.watch.epoch_over(self.continues)
+            if not self.continues:
+                self._reader.watch.epoch_over(self._reader.feed)
 
     def _carries(self, mark: EpochEnd) -> bool:
         """Whether the rows that are left come first in the next epoch."""

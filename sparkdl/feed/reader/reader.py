@@ -39,7 +39,6 @@ from sparkdl.core.errors import (
 from sparkdl.feed.reader.consumed import Part, Turn
 from sparkdl.feed.reader.cursor import Item, ReaderCursor, release_all
 from sparkdl.feed.reader.supply import Supply, end_of_feed
-from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +54,19 @@ WARNED_ITERATION = 2
 MAX_ITERATIONS_BEYOND = 1000
 """Empty iterations allowed after the end of a feed in a world that continues an earlier one, where
 loops may count epochs from 0 again."""
+
+
+class TrainingWatch:
+    """Hears of a node's epochs, and ignores them; see `frameworks/lone_training.py`."""
+
+    def epoch_over(self, feed: str) -> None:
+        """Note that an epoch has been read to its end."""
+
+    def look(self) -> None:
+        """Look how the node trains: its next iteration begins, or `map_fun` has returned."""
+
+
+UNWATCHED = TrainingWatch()
 
 
 class FeedReader:
