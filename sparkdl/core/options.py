@@ -35,7 +35,8 @@ class Roles:
             `map_fun` on all nodes.
         ps_on_driver: run the parameter servers on the driver's machine, without slots of Spark.
         independent_models: whether nodes that train on shares of the same rows and exchange nothing
-            are meant: each trains a model of its own then. Otherwise they log a warning.
+            are meant: each trains a model of its own then. Otherwise `fit` of Keras outside of a
+            strategy is an error, and other loops log a warning.
 
     Raises:
         ConfigError: if the number of parameter servers is negative.

@@ -136,6 +136,7 @@ class _Library:
             for callback in callbacks.callbacks:
                 getattr(callback, FEEDS, len)([reader.feed for reader in readers])
         if readers and callbacks is not None:
+            readers[0].watch.fit_begins(callbacks.model, readers[0].feed)
             setattr(callbacks, _RUN, _Run(iterator, readers))
             setattr(iterator, _RUN, getattr(callbacks, _RUN))
         if not self._continues(iterator):

@@ -1,10 +1,11 @@
-"""Warns on a node that reads its share of a feed and has no connection with the other nodes.
+"""Detects a node that reads its share of a feed and has no connection with the other nodes.
 
 Runs in: child
 
 If it trains, its model is unrelated to theirs, unless the launch says that this is meant by
-`Roles(independent_models=True)`. Everything here looks at libraries that the program has imported,
-and imports none. If an installed version lacks the inspected attributes, it counts as connected.
+`Roles(independent_models=True)`. `fit` of Keras raises at once; other loops log a warning after an
+epoch. Everything here looks at libraries that the program has imported. If an installed version
+lacks the inspected attributes, it counts as connected.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.exchange import has_exchanged
 from sparkdl.feed.reader.reader import TrainingWatch
 
@@ -34,10 +36,19 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
 """By library, the code with which nodes train one model."""
 
 
-def is_connected() -> bool:
-    """Whether anything is set up through which this process exchanges with other nodes."""
+_OPTION = "launch(…, roles=Roles(independent_models=True))"
+
+
+def is_connected(beside: str = "") -> bool:
+    """Whether anything is set up through which this process exchanges with other nodes.
+
+    Args:
+        beside: a module whose connections do not count.
+    """
     return has_exchanged() or any(
-        _probed(probe, sys.modules[name]) for name, probe in _PROBES.items() if name in sys.modules
+        _probed(probe, sys.modules[name])
+        for name, probe in _PROBES.items()
+        if name in sys.modules and name != beside
     )
 
 
@@ -65,25 +76,42 @@ def _has_server(context: Any) -> bool:
     return now is not None and bool(now._server_def or now._collective_ops_server_def)
 
 
-def _has_peers(jax: Any) -> bool:
-    return import_module("jax._src.distributed").global_state.client is not None
+def _has_global_arrays(jax: Any) -> bool:
+    if not import_module("jax._src.xla_bridge").backends_are_initialized():
+        return False  # asking for arrays would take the GPUs
+    return any(not array.is_fully_addressable for array in jax.live_arrays())
 
 
 def _yes(module: Any) -> bool:
     return True
 
 
+_TENSORFLOW = "tensorflow.python.eager.context"
 _PROBES: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
     {
         "torch.distributed": _has_process_group,
         "torch.distributed.rpc": lambda rpc: rpc.api._is_current_rpc_agent_set(),
-        "tensorflow.python.eager.context": _has_server,
-        "jax": _has_peers,
+        _TENSORFLOW: _has_server,
+        "jax": _has_global_arrays,
         # Programs that import these exchange by them.
         "horovod": _yes,
         "mpi4py.MPI": _yes,
     }
 )
+
+
+def _spans_nodes(model: Any) -> bool:
+    """Whether the strategy of a model of Keras on TensorFlow trains it on several nodes.
+
+    https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/distribute/distribute_lib.py
+    """
+    is_legacy = any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__)
+    if not is_legacy and import_module("keras").backend.backend() != "tensorflow":
+        return True
+    strategy = getattr(model, "_distribute_strategy", None)
+    if strategy is None or type(strategy).__name__.startswith(("ParameterServer", "TPU")):
+        return strategy is not None
+    return bool(strategy.extended._in_multi_worker_mode())
 
 
 class LoneTraining(TrainingWatch):
@@ -104,6 +132,25 @@ class LoneTraining(TrainingWatch):
         self._feed = feed
         self._is_settled = self._is_settled or is_connected()
 
+    def fit_begins(self, model: Any, feed: str) -> None:
+        """Check that `fit` trains the model together with the other nodes.
+
+        Raises:
+            ConfigError: if it does not, for example because the model was made outside of the
+                strategy's scope.
+        """
+        if _probed(_spans_nodes, model) or is_connected(beside=_TENSORFLOW):
+            return
+        raise ConfigError(
+            f"fit outside of a distribution strategy: {self._nodes} nodes share the rows of feed "
+            f"{feed!r}, and each would train a model of its own on its share. For one model write "
+            f"{self._advice('tensorflow')}. If independent models are meant: {_OPTION}"
+        )
+
+    def _advice(self, library: str) -> str:
+        setting = "" if library == self._framework else f"launch(…, framework={library!r}), "
+        return setting + _ADVICE[library]
+
     def look(self) -> None:
         """Warn once if an epoch has been read, and nothing has connected this node since.
 
@@ -116,15 +163,13 @@ class LoneTraining(TrainingWatch):
         self._is_settled = True
         if is_connected():
             return
-        library = self._framework if self._framework in _ADVICE else library
-        setting = "" if library == self._framework else f"launch(…, framework={library!r}), "
         _log.warning(
             "This node has read an epoch of feed %r, and nothing connects it with the others: if "
             "the %d nodes train, each trains a model of its own on its share of the rows. For one "
-            "model write %s%s. If independent models are meant, or the nodes exchange by means "
-            "that sparkdl does not know: launch(…, roles=Roles(independent_models=True))",
+            "model write %s. If independent models are meant, or the nodes exchange by means "
+            "that sparkdl does not know: %s",
             self._feed,
             self._nodes,
-            setting,
-            _ADVICE[library],
+            self._advice(self._framework if self._framework in _ADVICE else library),
+            _OPTION,
         )

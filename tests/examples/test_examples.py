@@ -105,7 +105,7 @@ ALL = (
         "best accuracy > 0.9",
         "--learning-rates 1e-6 0.01 --units 32",
     ),
-    Example("parameter_server.py", "tensorflow", "test accuracy > 0.85", library="tf_keras"),
+    Example("parameter_server.py", "tensorflow", "test accuracy > 0.85"),
     Example(
         "streaming.py",
         "tensorflow",

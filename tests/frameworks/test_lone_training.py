@@ -10,6 +10,7 @@ import pytest
 
 from sparkdl.core.errors import NodeFailedError
 from sparkdl.core.options import Feeding, Roles
+from sparkdl.driver.options import LogLine, Observe
 from sparkdl.frameworks.framework import advice_about
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
@@ -55,11 +56,54 @@ def train(how: str, ctx: NodeContext) -> int:
 def test_each_node_of_a_loop_that_exchanges_nothing_warns_once(
     how: str, options: dict[str, Any], is_warned: bool
 ) -> None:
-    with launch(train, how, framework="torch", **options) as cluster:
+    lines: list[LogLine] = []
+    observe = Observe(on_log=lines.append)
+    with launch(train, how, framework="torch", observe=observe, **options) as cluster:
         cluster.feed(ROWS, epochs=2)
         assert cluster.results(60) == [8, 8]
-        logs = "".join(cluster.logs().values())
-    assert logs.count(WARNING) == 2 * is_warned
+    warned = [line.node for line in lines if WARNING in line.text]
+    assert sorted(warned) == ["worker:0", "worker:1"] * is_warned
+
+
+def fit(how: str, ctx: NodeContext) -> int:
+    """Fit a model outside of a strategy, or within its scope; return the epochs."""
+    import contextlib
+
+    import keras
+    import tensorflow as tf
+
+    strategy = None if how == "alone" else tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope() if strategy and how == "together" else contextlib.nullcontext():
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = ctx.dataset(8, x="x", y="y")
+    return len(model.fit(data, epochs=1, verbose=0).history["loss"])
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    "how", ["alone", pytest.param("outside of the scope", marks=pytest.mark.deep)]
+)
+def test_fit_on_several_nodes_without_a_strategy_is_an_error(how: str) -> None:
+    with (
+        pytest.raises(NodeFailedError, match="fit outside of a distribution strategy"),
+        launch(fit, how, framework="tensorflow") as cluster,
+    ):
+        cluster.feed(ROWS)
+        cluster.results(60)
+
+
+@pytest.mark.deep
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("how", "roles"), [("alone", Roles(independent_models=True)), ("together", Roles())]
+)
+def test_fit_of_independent_models_or_within_the_scope_is_no_mistake(
+    how: str, roles: Roles
+) -> None:
+    with launch(fit, how, framework="tensorflow", roles=roles) as cluster:
+        cluster.feed(ROWS)
+        assert cluster.results(120) == [1, 1]
 
 
 def test_code_of_another_framework_is_told_which_to_launch_with() -> None:
@@ -121,11 +165,13 @@ def differentiate(how: str, ctx: NodeContext) -> int:
     ],
 )
 def test_loops_of_jax_that_exchange_nothing_are_warned_of_once(how: str, is_warned: bool) -> None:
-    with launch(differentiate, how, framework="jax") as cluster:
+    lines: list[LogLine] = []
+    with launch(
+        differentiate, how, framework="jax", observe=Observe(on_log=lines.append)
+    ) as cluster:
         cluster.feed(ROWS, epochs=2)
         assert cluster.results(120) == [8, 8]
-        logs = "".join(cluster.logs().values())
-    assert logs.count(WARNING) == 2 * is_warned
+    assert sum(WARNING in line.text for line in lines) == 2 * is_warned
 
 
 def prepare(order: str, ctx: NodeContext) -> list[float]:

@@ -55,7 +55,6 @@ NEEDS = {
     "meshes.md": ("jax", "tensorflow", "torch"),
     "migrating.md": ("tensorflow", "torch"),
     "overview.md": ("tensorflow",),
-    "parameter-servers.md": ("tf_keras",),
     "profiling.md": ("torch",),
     "pytorch.md": ("torch",),
     "spark-ml.md": ("keras", "tensorflow", "torch", "lightning"),

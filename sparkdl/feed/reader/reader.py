@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,6 +62,9 @@ class TrainingWatch:
 
     def epoch_over(self, feed: str) -> None:
         """Note that an epoch has been read to its end."""
+
+    def fit_begins(self, model: Any, feed: str) -> None:
+        """Check a model of Keras that `fit` is about to train."""
 
     def look(self) -> None:
         """Look how the node trains: its next iteration begins, or `map_fun` has returned."""
