@@ -114,7 +114,7 @@ def callback_for(
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             saver.epoch_end(self.model, epoch)
 
-    setattr(Checkpoint, FEEDS, lambda self, feeds: saver.train_on(feeds))
+    setattr(Checkpoint, FEEDS, lambda self, feeds: saver.count.train_on(feeds))
     return Checkpoint()
 
 
@@ -125,6 +125,62 @@ def _bases() -> tuple[type, ...]:
         # `tf.keras` is tf_keras then, although nothing may have imported it yet.
         names = [*dict.fromkeys((*names, "tf_keras"))]
     return tuple(import_module(name).callbacks.Callback for name in names or ["keras"])
+
+
+class FeedCount:
+    """Counts the batches of its feeds that `fit` has trained on, which Keras reads ahead.
+
+    Args:
+        feed: that `fit` trains on, by default what `train_on` is told.
+    """
+
+    def __init__(self, ctx: Context, feed: str | None = None) -> None:
+        self._ctx, self._feed = ctx, feed
+        self._feeds: list[str] | None = None
+        """The feeds of `fit`; `None` where it does not say them."""
+        self._given = ctx.batches_given()
+        """By feed, before the current epoch."""
+        self.in_epoch = 0
+        """Batches by Keras' own count."""
+
+    def train_on(self, feeds: list[str]) -> None:
+        """Take the names of the feeds that `fit` trains on, in step."""
+        self._feeds = list(dict.fromkeys(feeds))
+
+    def read(self) -> list[str]:
+        """Return the feeds that are trained on; none if the data come from elsewhere."""
+        given = self._ctx.batches_given()
+        feeds = [self._feed] if self._feed else self._feeds
+        if feeds is None:
+            feeds = [DEFAULT_FEED if DEFAULT_FEED in given else min(given, default=DEFAULT_FEED)]
+        return [feed for feed in feeds if given.get(feed)]
+
+    def _there(self, feeds: list[str]) -> int:
+        """Return how many batches of the epoch were handed out."""
+        given = self._ctx.batches_given()
+        return min(given[feed] - self._given.get(feed, 0) for feed in feeds)
+
+    def used(self) -> int:
+        """Return how many batches of the epoch the model was trained on.
+
+        Keras counts whole executions, and the last of an epoch may have had fewer steps.
+        """
+        feeds = self.read()
+        return min(self.in_epoch, self._there(feeds)) if feeds else self.in_epoch
+
+    def counts(self) -> dict[str, int]:
+        """Return how many batches were used since `map_fun` began, by feed."""
+        used = self.used()
+        return {feed: self._given.get(feed, 0) + used for feed in self.read()}
+
+    def reach_end(self) -> None:
+        """Count all of the epoch, which has been read to its end."""
+        if feeds := self.read():
+            self.in_epoch = self._there(feeds)
+
+    def end_epoch(self) -> None:
+        """Count on from here."""
+        self._given, self.in_epoch = {**self._ctx.batches_given(), **self.counts()}, 0
 
 
 class _Saver:
@@ -141,23 +197,14 @@ class _Saver:
         self._ctx, self._also = ctx, also
         self._every_steps = every_steps
         self._every_epochs = every_epochs
-        self._feed = feed
-        self._feeds: list[str] | None = None
-        """The feeds of `fit`; `None` where it does not say them."""
+        self.count = FeedCount(ctx, feed)
         last = ctx.last_checkpoint
         self._folder = last.folder if last else None
         self.begun = _read_progress(self._folder) if self._folder else Progress()
         self._step = self._saved = self.begun.step
         """Before the epoch that is under way; at the last checkpoint."""
-        self._given = ctx.batches_given()
-        """By feed, before the current epoch."""
-        self._in_epoch = 0
         self._epoch: int | None = None
         self._has_length = False
-
-    def train_on(self, feeds: list[str]) -> None:
-        """Take the names of the feeds that `fit` trains on, in step."""
-        self._feeds = list(dict.fromkeys(feeds))
 
     def train_begin(self, model: Any) -> None:
         if self._folder is not None:
@@ -177,59 +224,32 @@ class _Saver:
                 "again after a failure, and steps would be taken twice. Save with every_epochs=1, "
                 "or train on ctx.dataset(...) without steps_per_epoch"
             )
-        self._epoch, self._in_epoch, self._has_length = epoch, 0, has_length
+        self._epoch, self._has_length = epoch, has_length
+        self.count.in_epoch = 0
 
     def batch_end(self, model: Any, batch: int) -> None:
-        self._in_epoch = batch + 1
-        used = self._used()
-        every, step = self._every_steps, self._step + used
+        self.count.in_epoch = batch + 1
+        every, step = self._every_steps, self._step + self.count.used()
         # `is_draining` is asked in every step: nodes agree on a step by the number of their calls.
         is_asked = not self._has_length and self._ctx.is_draining and step > self._saved
         # Keras may count several steps at once, so a multiple of `every` may be stepped over.
         if is_asked or (every and step // every > self._saved // every):
-            self._save(model, Progress(step, self._epoch or 0), used)
+            self._save(model, Progress(step, self._epoch or 0))
 
     def epoch_end(self, model: Any, epoch: int) -> None:
-        feeds, given = self._feeds_read(), self._ctx.batches_given()
-        if feeds and not self._has_length:
-            self._in_epoch = self._there(feeds)  # all of the epoch
-        used = self._used()
-        step = self._step + used
+        if not self._has_length:
+            self.count.reach_end()
+        step = self._step + self.count.used()
         every = self._every_epochs
         # Asked first, for the same reason as above.
         is_time = self._ctx.is_draining or (every and (epoch + 1) % every == 0)
         if is_time and step > self._saved:
-            self._save(model, Progress(step, epoch + 1), used)
-        self._step, self._in_epoch = step, 0
-        if feeds:
-            self._given = {**given, **self._counts(feeds, used)}
+            self._save(model, Progress(step, epoch + 1))
+        self._step = step
+        self.count.end_epoch()
 
-    def _feeds_read(self) -> list[str]:
-        """Return the feeds that are trained on; none if the data come from elsewhere."""
-        given = self._ctx.batches_given()
-        feeds = [self._feed] if self._feed else self._feeds
-        if feeds is None:
-            feeds = [DEFAULT_FEED if DEFAULT_FEED in given else min(given, default=DEFAULT_FEED)]
-        return [feed for feed in feeds if given.get(feed)]
-
-    def _there(self, feeds: list[str]) -> int:
-        """Return how many batches of the epoch were handed out."""
-        given = self._ctx.batches_given()
-        return min(given[feed] - self._given.get(feed, 0) for feed in feeds)
-
-    def _counts(self, feeds: list[str], used: int) -> dict[str, int]:
-        return {feed: self._given.get(feed, 0) + used for feed in feeds}
-
-    def _used(self) -> int:
-        """Return how many batches of the epoch the model was trained on.
-
-        Keras counts whole executions, and the last of an epoch may have had fewer steps.
-        """
-        feeds = self._feeds_read()
-        return min(self._in_epoch, self._there(feeds)) if feeds else self._in_epoch
-
-    def _save(self, model: Any, progress: Progress, used: int) -> None:
-        with self._ctx.checkpoint(progress.step, self._counts(self._feeds_read(), used)) as folder:
+    def _save(self, model: Any, progress: Progress) -> None:
+        with self._ctx.checkpoint(progress.step, self.count.counts()) as folder:
             if self._ctx.rank == 0:
                 (folder / _PROGRESS).write_bytes(msgspec.json.encode(progress))
                 if self._also is not None:

@@ -17,6 +17,8 @@ from typing import Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import advise
+from sparkdl.datasets.keras_epochs import let_epochs_differ
+from sparkdl.frameworks.keras_checkpoint import FeedCount
 from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank, size
 from sparkdl.horovod.common.elastic import State
 from sparkdl.horovod.common.process_sets import report_step
@@ -269,18 +271,22 @@ class CommitState:
         ConfigError: if that is no number from 1.
     """
 
+    params: dict[str, Any] | None  # of Keras
+
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
         super().__init__()
         if batches_per_commit < 1:
             raise ConfigError(f"batches_per_commit={batches_per_commit}: give a number from 1")
         self.state = state
         self.batches_per_commit = batches_per_commit
-        self._batches = self._used = self._in_epoch = 0
-        self._is_due = False
+        self._batches, self._is_due = 0, False
+        self._count: FeedCount | None = None
+        let_epochs_differ()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Reset the count of batches."""
-        self._batches, self._is_due = 0, False
+        self._batches, self._is_due, ctx = 0, False, current()
+        self._count = None if ctx is None else FeedCount(ctx)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Commit what came before."""
@@ -289,7 +295,8 @@ class CommitState:
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batch."""
         self._batches += 1
-        self._in_epoch = batch + 1
+        if self._count is not None:
+            self._count.in_epoch = batch + 1
         self._is_due = self._is_due or self._batches % self.batches_per_commit == 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -298,7 +305,10 @@ class CommitState:
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Request a commit of the epoch."""
-        self._used, self._in_epoch = self._used + self._in_epoch, 0
+        if self._count is not None:
+            if (self.params or {}).get("steps") is None:
+                self._count.reach_end()
+            self._count.end_epoch()
         self._is_due = True
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -310,7 +320,13 @@ class CommitState:
             self._is_due = False
             # `fit` reads a dataset ahead, so that only its own count says what the model has used.
             is_fed = (ctx := current()) is not None and ctx.batches_given()
-            self.state.commit(**({"batches": self._used + self._in_epoch} if is_fed else {}))
+            counts = self._count.counts() if self._count is not None else {}
+            self.state.commit(**({"batches": counts} if is_fed else {}))
+
+    def _sparkdl_feeds(self, feeds: list[str]) -> None:
+        # The name is `keras_epochs.FEEDS`.
+        if self._count is not None:
+            self._count.train_on(feeds)
 
 
 @functools.cache
