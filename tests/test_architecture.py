@@ -122,7 +122,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "control": 2_760,
     "core": 2_300,
     "dashboard": 1_230,
-    "data": 1_450,
+    "data": 1_430,
     "datasets": 2_260,
     "diagnosis": 1_400,
     "driver": 12_130,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import types as spark
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkdl.core.errors import ConfigError
 
@@ -19,17 +20,9 @@ NO_PLACE = (
     "bigint or string, ML vectors by vector_to_array, structs, maps and arrays of arrays to "
     "columns of their own or to JSON"
 )
-_TYPES: tuple[tuple[spark.DataType, pa.DataType], ...] = (
-    (spark.BooleanType(), pa.bool_()),
-    (spark.ByteType(), pa.int8()),
-    (spark.ShortType(), pa.int16()),
-    (spark.IntegerType(), pa.int32()),
-    (spark.LongType(), pa.int64()),
-    (spark.FloatType(), pa.float32()),
-    (spark.DoubleType(), pa.float64()),
-    (spark.StringType(), pa.string()),
-    (spark.BinaryType(), pa.binary()),
-    (spark.DateType(), pa.date32()),
+_LEAVES = (
+    *(spark.NumericType, spark.BooleanType, spark.StringType, spark.BinaryType),
+    spark.DateType,  # of a folder's name
 )
 
 
@@ -107,15 +100,9 @@ def arrow_schema(schema: spark.StructType) -> pa.Schema:
     Raises:
         ConfigError: for a type that no TFRecord and no folder's name can hold.
     """
-    return pa.schema(
-        [pa.field(each.name, _arrow(each.dataType, each.name), each.nullable) for each in schema]
-    )
-
-
-def _arrow(kind: spark.DataType, name: str) -> pa.DataType:
-    if isinstance(kind, spark.ArrayType):
-        return pa.list_(pa.field("element", _arrow(kind.elementType, name), kind.containsNull))
-    for ours, theirs in _TYPES:
-        if type(kind) is type(ours):
-            return theirs
-    raise ConfigError(f"column {name!r} is {kind.simpleString()}, {NO_PLACE}")
+    for field in schema:
+        kind = field.dataType
+        leaf = kind.elementType if isinstance(kind, spark.ArrayType) else kind
+        if isinstance(leaf, spark.DecimalType) or not isinstance(leaf, _LEAVES):
+            raise ConfigError(f"column {field.name!r} is {kind.simpleString()}, {NO_PLACE}")
+    return to_arrow_schema(schema)
