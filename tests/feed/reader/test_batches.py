@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 
 from sparkdl.control.channel import Consumed, Reclaim
 from sparkdl.core.errors import ConfigError, EndOfFeedError
-from sparkdl.feed.reader.batches import EpochBatches, Names, Tail, agreed_steps, arrange, next_share
+from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.cursor import HEAD_STEPS
-from tests.doubles.feeds import FEED, SOON_S, Arrivals, Running, numbers
+from tests.doubles.feeds import FEED, Arrivals, Running, numbers
 
 
 def values(batches: Iterator[Any] | EpochBatches) -> list[list[int]]:
@@ -137,29 +136,6 @@ def test_rows_that_were_looked_at_come_again_even_under_pressure() -> None:
         assert it.consumed == (8, 1)
 
 
-def test_data_of_ten_budgets_flow_through() -> None:
-    """A double of the agent holds ten segments at most and asks for them."""
-    with Arrivals() as it:
-        room, most = 10, 0
-
-        def feed() -> None:
-            nonlocal most
-            for number in range(100):
-                if number - it.released >= room:
-                    it.reader.hear(Reclaim(FEED))
-                    it.wait_sent(lambda _, n=number: n - it.released < room)  # type: ignore[misc]
-                it.rows(7)
-                most = max(most, number + 1 - it.released)
-            it.end_epoch(0)
-
-        feeding = threading.Thread(target=feed)
-        feeding.start()
-        assert flat(EpochBatches(it.reader, 5)) == list(range(700))
-        feeding.join(SOON_S)
-        assert most <= room
-        assert it.released == 100
-
-
 # even steps
 
 
@@ -277,23 +253,6 @@ def test_batches_are_the_rows_in_order(
         assert found == [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
         assert it.consumed == (len(rows), 1)
         assert it.released == len(segments)
-
-
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(1, 8), st.integers(0, 20))
-def test_abandoned_anywhere_an_epoch_is_whole_the_next_time(
-    segments: list[int], batch_size: int, taken: int
-) -> None:
-    with Arrivals() as it:
-        it.rows(*segments)
-        it.end_epoch(0)
-        it.rows(2, epoch=1)
-        batches = EpochBatches(it.reader, batch_size)
-        steps = -(-sum(segments) // batch_size)
-        abandoned = iter(batches)
-        for _ in range(min(taken, steps)):
-            next(abandoned)
-        assert flat(batches) == list(range(sum(segments)))
-        assert it.consumed == (sum(segments), 1)
 
 
 def test_epoch_that_is_left_early_begins_again_in_another_order_and_is_counted(
@@ -437,51 +396,6 @@ def test_batch_within_one_segment_is_a_view() -> None:
 def test_shuffle_of_another_kind_is_refused(shuffle: Any, says: str) -> None:
     with Arrivals() as it, pytest.raises(ConfigError, match=rf"shuffle={shuffle!r} must .*{says}"):
         EpochBatches(it.reader, 1, shuffle=shuffle)
-
-
-def test_batch_size_below_one_is_refused() -> None:
-    with Arrivals() as it, pytest.raises(ConfigError, match="batch_size=0"):
-        EpochBatches(it.reader, 0)
-
-
-ROWS = st.lists(st.integers(0, 1000), max_size=6)
-
-
-@given(ROWS, st.integers(1, 50), st.sampled_from(["short", "pad"]))
-def test_agreed_steps_are_just_enough_for_the_fullest_node(
-    rows: list[int], batch: int, tail: Tail
-) -> None:
-    steps = agreed_steps(rows, batch, tail)
-    assert all(count <= steps * batch for count in rows)
-    assert steps == 0 or any(count > (steps - 1) * batch for count in rows)
-
-
-@given(ROWS, st.integers(1, 50), st.sampled_from(["drop", "carry"]))
-def test_agreed_steps_of_full_batches_are_as_many_as_every_node_can_take(
-    rows: list[int], batch: int, tail: Tail
-) -> None:
-    steps = agreed_steps(rows, batch, tail)
-    assert all(count >= steps * batch for count in rows)
-    assert not rows or any(count < (steps + 1) * batch for count in rows)
-
-
-def test_agreed_steps_refuse_an_empty_batch() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        agreed_steps([1], 0, "short")
-
-
-@given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 50))
-def test_shares_use_every_row_once_and_leave_a_row_for_each_step(
-    rows: int, steps: int, batch: int
-) -> None:
-    left, shares = rows, []
-    for step in range(steps):
-        shares.append(next_share(left, steps - step, batch))
-        left -= shares[-1]
-    assert all(0 <= share <= batch for share in shares)
-    assert left == max(0, rows - steps * batch)
-    assert shares.count(0) == max(0, steps - rows)
-    assert shares == sorted(shares, reverse=True)  # nobody waits for rows that others have
 
 
 COLUMNS = {"a": 1, "b": 2, "c": 3}

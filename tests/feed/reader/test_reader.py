@@ -28,20 +28,6 @@ def test_take_waits_for_the_next_segment() -> None:
         assert first_row(taking.result()) == 0
 
 
-def test_superseded_owner_gets_nothing_more() -> None:
-    with Arrivals() as it:
-        it.rows(3)
-        old = it.reader.claim()
-        new = it.reader.claim()
-        assert it.reader.take(old) is None
-        assert not it.reader.give(old, 3)
-        assert it.consumed == (0, 0)
-        it.end_epoch(0)
-        it.reader.take(new)
-        it.reader.finish_epoch(old)
-        assert isinstance(it.reader.take(new), EpochEnd)
-
-
 def test_superseded_owner_that_waits_is_woken() -> None:
     with Arrivals() as it:
         owner = it.reader.claim()
@@ -278,12 +264,6 @@ def test_peek_waits_for_the_first_segment_and_leaves_it() -> None:
         assert first_row(it.reader.take(owner)) == 0
 
 
-def test_peek_at_a_feed_that_ended_gives_nothing() -> None:
-    with Arrivals() as it:
-        it.end()
-        assert it.reader.peek_batch() is None
-
-
 # ends
 
 
@@ -338,13 +318,6 @@ def test_terminated_reader_reads_the_next_feeding_only() -> None:
         it.rows(1, epoch=3)
         it.reader.hear(FeedBegin(FEED, 3, 3))
         assert first_row(taking.result()) == 2
-
-
-def test_item_closes_its_descriptor_once() -> None:
-    one = item(numbers(0, 3), 0)
-    assert one.batch() is one.batch()
-    assert one.fd == -1
-    one.close()
 
 
 def test_room_that_a_terminated_feeding_was_asked_for_is_not_made_in_the_next_one() -> None:

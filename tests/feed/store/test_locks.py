@@ -7,28 +7,17 @@ come.) What the store calls with its lock held only leaves work to the agent's l
 
 from __future__ import annotations
 
-import inspect
 import threading
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.feed.store import held, log, segment, spool, store
+from sparkdl.feed.store import held, segment
 from sparkdl.feed.store.held import Appended, AppendRequest
 from sparkdl.feed.transfer import fetch
 from tests.doubles.feeds import FEED, SOON_S, LevelDriver, LocalNode, Running, numbers, values
-
-STORE = (held, log, segment, spool, store)
-
-
-@pytest.mark.parametrize("module", STORE, ids=lambda module: module.__name__)
-def test_no_part_of_a_store_but_the_budget_has_a_lock(module: ModuleType) -> None:
-    source = inspect.getsource(module)
-    kinds = ("Lock", "RLock", "Condition", "Semaphore")
-    found = [kind for kind in kinds if f"threading.{kind}(" in source]
-    assert found == (["Condition"] if module is held else [])
 
 
 class Noted(threading.Condition):

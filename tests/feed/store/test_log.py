@@ -101,34 +101,6 @@ def test_full_budget_blocks_append_until_release(limits: tuple[int, int | None])
         assert it.budget.used_nbytes == 2 * NBYTES
 
 
-def test_release_frees_what_is_named_once() -> None:
-    with open_log(3 * NBYTES) as it:
-        for _ in range(3):
-            assert it.append() is STORED
-        it.log.release([0, 1])
-        assert it.budget.used_nbytes == NBYTES
-        it.log.release([0, 1])
-        assert it.budget.used_nbytes == NBYTES
-
-
-def test_segment_larger_than_the_budget_fits_alone() -> None:
-    with open_log(NBYTES - 1) as it:
-        assert it.append() is STORED
-        second = Running(it.append)
-        it.pressed.wait()
-        it.log.release([0])
-        assert second.result() is STORED
-
-
-def test_full_budget_that_stays_full_gives_the_batch_back() -> None:
-    with open_log(NBYTES) as it:
-        assert it.append() is STORED
-        before = descriptors()
-        assert it.append(timeout_s=0.01) is Appended.FULL
-        assert descriptors() == before
-        assert it.budget.used_nbytes == NBYTES
-
-
 def test_budget_is_shared_by_logs_and_each_may_have_one_segment() -> None:
     """Whoever waits for rows of one feed gets them however full the others are."""
     with open_log(NBYTES) as it:
@@ -256,15 +228,6 @@ def test_close_wakes_waiting_appends() -> None:
         assert it.budget.used_nbytes == 0
 
 
-def test_closed_log_refuses() -> None:
-    with open_log(NBYTES) as it:
-        it.log.close()
-        assert it.log.is_closed
-        assert it.append() is Appended.CLOSED
-        assert it.segments == []
-        assert it.log.rows_received == 0
-
-
 # segments
 
 
@@ -291,13 +254,6 @@ def test_segment_comes_back_as_it_was() -> None:
     finally:
         os.close(fd)
     assert again.equals(batch, check_metadata=True)
-
-
-def test_batch_that_cannot_be_written_leaves_no_descriptor() -> None:
-    before = descriptors()
-    with pytest.raises(AttributeError):
-        write_segment(None)
-    assert descriptors() == before
 
 
 def test_exchange_rows_are_not_counted_as_received() -> None:

@@ -44,25 +44,6 @@ def test_results_that_come_before_the_input_is_complete_are_given_at_once() -> N
     assert list(results) == []
 
 
-def test_too_many_results_are_an_error() -> None:
-    exchange = Exchange("0.a")
-    exchange.expect(2)
-    exchange.add(b"", 3)
-    with pytest.raises(InferenceError, match=r"3 results for 2 rows of inference partition 0\.a"):
-        list(exchange.results(SOON_S))
-
-
-def test_too_few_results_are_an_error_after_the_timeout() -> None:
-    exchange = Exchange("0.a")
-    exchange.expect(2)
-    exchange.finish_input()
-    exchange.add(b"one", 1)
-    results = exchange.results(0.01)
-    assert next(results) == b"one"
-    with pytest.raises(InferenceError, match="1 of 2 rows"):
-        next(results)
-
-
 def test_failure_ends_the_wait() -> None:
     exchange = Exchange("0.a")
     exchange.expect(1)
@@ -89,33 +70,6 @@ def test_failure_after_the_last_result_does_not_matter() -> None:
     exchange.add(b"x", 1)
     exchange.fail("map_fun has returned")
     assert list(exchange.results(SOON_S)) == [b"x"]
-
-
-@given(st.lists(st.integers(1, 5), max_size=8), st.data())
-def test_any_split_of_the_results_is_given_back_in_order(
-    pieces: list[int], data: st.DataObject
-) -> None:
-    exchange = Exchange("0.a")
-    todo = list(enumerate(pieces))
-    rows_in = rows_out = 0
-    given_back: list[bytes] = []
-    results = exchange.results(SOON_S)
-    while todo:
-        if rows_in < sum(pieces) and data.draw(st.booleans()):
-            exchange.expect(1)
-            rows_in += 1
-        number, rows = todo[0]
-        if rows_out + rows <= rows_in:
-            exchange.add(b"%d" % number, rows)
-            rows_out += rows
-            given_back.append(next(results))
-            del todo[0]
-        elif rows_in < sum(pieces):
-            exchange.expect(1)
-            rows_in += 1
-    exchange.finish_input()
-    assert list(results) == []
-    assert given_back == [b"%d" % number for number in range(len(pieces))]
 
 
 def test_time_until_more_rows_come_does_not_count() -> None:

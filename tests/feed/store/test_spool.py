@@ -155,15 +155,6 @@ def test_rows_for_another_node_are_freed_once_they_are_sent() -> None:
         assert it.used == (0, 0, 0)
 
 
-def test_rows_that_the_log_takes_no_more_are_freed() -> None:
-    with node() as it:
-        it.bring()
-        it.store.log(FEED).close()
-        it.store.grant(FEED, 0, 0, 100)
-        assert it.used == (0, 0, 0)
-        assert it.segments == []
-
-
 def test_rows_that_a_child_was_to_have_when_it_died_are_the_next_ones() -> None:
     with node(keeps=True) as it:
         it.bring()
@@ -184,21 +175,6 @@ def test_want_of_descriptors_takes_nothing_out_of_the_spool() -> None:
 
 
 # who may still spool
-
-
-def test_epoch_that_was_cut_takes_no_more_rows_and_keeps_those_for_other_nodes() -> None:
-    with node() as it:
-        it.bring()
-        it.store.spool(FEED).refuse(0)
-        assert it.bring() is Appended.CLOSED
-        assert it.bring(epoch=1) is STORED
-        assert it.store.spool(FEED).read(0, 0, 100).num_rows == 100
-
-
-def test_node_whose_child_has_returned_spools_for_the_others() -> None:
-    with node() as it:
-        it.store.close("map_fun has returned")
-        assert it.bring() is STORED
 
 
 def test_feeder_of_another_generation_is_refused() -> None:

@@ -37,23 +37,6 @@ class Heard:
         self.is_pressed.release()
 
 
-def test_feeds_come_into_being_when_named() -> None:
-    store = Heard().store()
-    assert store.logs == ()
-    log = store.log("a")
-    assert store.log("a") is log
-    assert store.log("b") is not log
-    assert set(store.logs) == {log, store.log("b")}
-
-
-def test_each_segment_is_told() -> None:
-    heard = Heard()
-    store = heard.store()
-    append(store.log("a"))
-    assert [(s.feed, s.rows) for s in heard.segments] == [("a", 10)]
-    store.close("over")
-
-
 def test_every_feed_is_pressed_when_an_append_waits_and_again_when_asked() -> None:
     heard = Heard()
     store = heard.store(limit_nbytes=1)

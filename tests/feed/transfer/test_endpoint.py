@@ -59,19 +59,6 @@ def told(progress: list[msg.FeedProgress], feed: str = FEED) -> tuple[int, int, 
     return count.rows_received, count.given.rows, count.given.epochs, count.closed
 
 
-def test_coordinator_is_told_what_was_received_and_read() -> None:
-    with LocalNode() as node:
-        append(node)
-        append(node)
-        node.wait_told(lambda all_told: told(all_told) == (200, 0, 0, False))
-        batches = iter(EpochBatches(node.reader(), 150))
-        next(batches)
-        node.wait_told(lambda all_told: told(all_told) == (200, 150, 0, False))
-        node.end_epoch(0, {0: 200})
-        assert len(list(batches)) == 1
-        node.wait_told(lambda all_told: told(all_told) == (200, 200, 1, False))
-
-
 def test_what_the_driver_waits_for_is_told_at_once_and_other_counts_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -91,15 +78,6 @@ def test_what_the_driver_waits_for_is_told_at_once_and_other_counts_seldom(
         node.wait_told(lambda all_told: told(all_told) == (300, 4000, 20, False))
         node.call(lambda: node.feeds.on_driver_message(msg.FeedHold(FEED, 20)))
         node.wait_told(lambda all_told: last_told(all_told).hold.epoch == 20)
-
-
-def test_counts_are_told_by_feed() -> None:
-    with LocalNode() as node:
-        append(node, feed="a")
-        append(node, feed="b")
-        append(node, feed="b")
-        node.wait_told(lambda all_told: told(all_told, "b") == (200, 0, 0, False))
-        assert told(node.told, "a") == (100, 0, 0, False)
 
 
 def test_rows_and_marks_reach_the_child_in_order() -> None:
@@ -182,15 +160,6 @@ def test_repeats_end_when_the_driver_ends_the_feeding() -> None:
         append(node, epoch=9)
         node.end_epoch(9, {0: 100})
         assert len(list(EpochBatches(node.reader(), 60))) == 2
-
-
-def test_closed_feeds_are_told() -> None:
-    with LocalNode() as node:
-        append(node)
-        node.call(lambda: node.feeds.close("map_fun has returned"))
-        assert told(node.told) == (100, 0, 0, True)
-        assert not append(node)
-        assert node.feeds.store.budget.used_nbytes == 0
 
 
 # room
@@ -297,12 +266,6 @@ def is_memory(fd: str) -> bool:
         return "sparkdl" in os.readlink(f"/dev/fd/{fd}")
     except OSError:
         return False
-
-
-def test_end_of_an_epoch_nobody_fed_is_passed_on() -> None:
-    with LocalNode() as node:
-        node.call(lambda: node.feeds.on_driver_message(msg.EpochEnd(FEED, 0, {0: 0})))
-        assert values(node.reader()) == []
 
 
 def test_rows_that_were_used_are_told_by_partition() -> None:

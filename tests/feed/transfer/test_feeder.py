@@ -152,19 +152,6 @@ def test_rows_that_a_checkpoint_covers_are_not_fed_again() -> None:
         assert [v for piece in node.spooled for v in piece.rows] == node.values
 
 
-def test_partition_of_several_schemas_comes_whole() -> None:
-    mixed = [
-        numbers(0, 10),
-        numbers(10, 20, width=3),
-        numbers(20, 30).replace_schema_metadata({"k": "v"}),
-        numbers(30, 31),
-    ]
-    with SpoolServer(answer=answers("store", "give back", "give back")) as node:
-        fed = Feeder(order([node.target]), 0).feed(iter(mixed))
-        assert fed == FedPartition(0, 31, 0, 31)
-        assert node.values == list(range(31))
-
-
 def test_what_came_of_a_partition_crosses_spark_as_one_row() -> None:
     with SpoolServer() as node:
         (row,) = FeedDataFrame(order([node.target]), ("a.b",))(batches(10, 10))

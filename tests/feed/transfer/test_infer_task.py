@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
-import pyarrow as pa
 import pytest
 
 from sparkdl.core.codes import Code
@@ -99,13 +96,6 @@ def test_node_whose_host_says_no_word_any_more_fails_the_task(
         answering.result()
 
 
-def test_partition_that_no_node_takes_in_time_is_an_error() -> None:
-    with LocalNode() as node:
-        node.call(lambda: node.feeds.close("the child has died"))
-        with pytest.raises(FeederError, match=r"worker:0 failed: .*the child has died"):
-            infer(node)
-
-
 def test_nobody_is_waited_for_once_the_cluster_has_failed_and_the_cause_is_told() -> None:
     cause = "worker:1 (rank 1, pid 7) on b raised ValueError: no such layer"
     with LocalNode(0) as one, LocalNode(1) as other:
@@ -190,20 +180,6 @@ def test_node_on_its_way_to_another_round_is_asked_again(monkeypatch: pytest.Mon
         assert asking.result() == [-row for row in ROWS]
         node.end_feed()
         serving.result()
-
-
-def test_error_in_the_partition_is_not_taken_for_its_end() -> None:
-    def broken() -> Iterator[pa.RecordBatch]:
-        yield from encode_rows([1])
-        raise ArithmeticError("from the user's own code")
-
-    with LocalNode() as node:
-        serving = serve(node)
-        with pytest.raises(ArithmeticError, match="own code"):
-            list(exchange(order([node.target]), "0.a", node.target, broken()))
-        node.end_feed()
-        with suppress(Exception):  # the partition has not come whole
-            serving.result()
 
 
 def test_results_of_dataframes_come_without_an_import_of_pandas() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import socket
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,12 @@ import pyarrow.flight as flight
 import pytest
 
 from sparkdl.control.auth import bearer
+from sparkdl.control.descriptors import FdSender
 from sparkdl.control.messages import FeedCut
+from sparkdl.core.errors import FeedTimeoutError
+from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import TAKEN, FetchTicket, PutAck, PutHeader, PutPiece
-from tests.doubles.feeds import FEED, SOON_S, TOKEN, LocalNode, NodeProxy, numbers, values
+from tests.doubles.feeds import FEED, SOON_S, TOKEN, LocalNode, NodeProxy, numbers, order, values
 from tests.doubles.until import until
 
 BATCH = numbers(0, 10)
@@ -133,6 +137,24 @@ def test_epoch_that_was_cut_is_refused() -> None:
         another.writer.close()
 
 
+def test_want_of_descriptors_that_lasts_is_named_to_feeders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def write_segment(*_: object) -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with LocalNode() as node:
+        with monkeypatch.context() as patch:
+            patch.setattr(FdSender, "connect", lambda name, token: None)  # as from another machine
+            patch.setattr("sparkdl.feed.store.held.write_segment", write_segment)
+            patch.setattr("sparkdl.feed.transfer.server.FULL_WAIT_S", 0.05)
+            with pytest.raises(
+                FeedTimeoutError, match=r"no file descriptors are left, .*ulimit -n"
+            ):
+                Feeder(order([node.target], timeout_s=0.3), 0).feed(iter([numbers(0, 20)]))
+        feed(node)
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -162,32 +184,6 @@ def test_call_without_the_token_never_reaches_a_handler(
             else:
                 client.do_get(ticket(0, 1), options).read_all()
         assert node.feeds.store.logs == ()
-
-
-@pytest.mark.parametrize("header", [b" ", b"junk", b'{"feed": 1}', b"\x80\x04K\x01."])
-def test_header_that_is_none_is_an_error_for_its_caller_alone(header: bytes) -> None:
-    with LocalNode() as node, client_of(node) as client:
-        with pytest.raises(pa.ArrowException, match=r"not a PutHeader: .*(JSON|str|truncated)"):
-            Put(client, header=header).writer.close()
-        feed(node)
-
-
-@pytest.mark.parametrize(
-    "junk",
-    [
-        b"\x00" * 4096,
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 512,
-    ],
-    ids=["zeros", "HTTP/1", "HTTP/2 and noise"],
-)
-def test_junk_on_the_port_disturbs_nobody(junk: bytes) -> None:
-    with LocalNode() as node:
-        host, _, port = node.uri.rpartition("//")[2].rpartition(":")
-        with socket.create_connection((host, int(port)), SOON_S) as bad:
-            bad.sendall(junk)
-            feed(node)
-        feed(node, partition=10)
 
 
 def test_peer_that_stalls_disturbs_nobody_and_is_not_waited_for() -> None:
