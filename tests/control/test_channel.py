@@ -5,29 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control import channel
-from sparkdl.control.messages import ChildReturned
 from sparkdl.core.errors import ProtocolError
-from sparkdl.core.options import Roles
-from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.core.world import Address, CheckpointRef, Resume, build_world
 from tests.control.strategies import messages
 
-NODES = plan_nodes(3, Roles(ps=1, chief="chief"))
-START = channel.Start(
-    build_world(2, {node: Address("h", 80 + node.node_id, "grpc://x") for node in NODES}),
-    1,
-    ClusterSpec("c", NODES),
-    Resume(1, CheckpointRef("file:///c/7", 7)),
-)
 MESSAGE: st.SearchStrategy[channel.Local] = st.one_of(*messages(channel.Local).values())
 
 
@@ -84,14 +72,6 @@ def test_messages_come_out_whole_and_in_order_wherever_the_stream_is_cut(
     assert all(fd == -1 for message, fd in out if not channel.carries_fd(message))
 
 
-def test_messages_come_out_byte_by_byte_as_soon_as_they_are_whole() -> None:
-    unframer = channel.Unframer()
-    for message, fds in ((START, [9]), (channel.Imported(), []), (ChildReturned(0, b"x"), [])):
-        *start, last = (bytes([byte]) for byte in channel.frame(message))
-        assert [out for byte in start for out in unframer.feed(byte, [])] == []
-        assert list(unframer.feed(last, fds)) == [(message, fds[0] if fds else -1)]
-
-
 @pytest.mark.parametrize(
     "body",
     [b"", b"{}", b"junk", b'{"type":"Exec"}', b'{"type":"Release","feed":"x"}', b"\xff",
@@ -108,27 +88,9 @@ def test_a_frame_that_is_too_long_is_refused_before_it_has_come() -> None:
         list(channel.Unframer().feed(b"GET / HTTP/1.1\r\n", []))
 
 
-@given(st.binary(max_size=40))
-def test_noise_is_a_protocol_error_or_the_start_of_a_frame(noise: bytes) -> None:
-    with suppress(ProtocolError):
-        assert list(channel.Unframer().feed(noise, [])) == []
-
-
 def test_a_message_without_its_descriptor_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="a Results came without its descriptor"):
         list(channel.Unframer().feed(channel.frame(channel.Results("x", 1)), []))
-
-
-def test_descriptors_of_messages_that_never_came_whole_are_closed() -> None:
-    fds = [file_with(b"x") for _ in range(3)]
-    unframer = channel.Unframer()
-    stream = channel.frame(channel.Results("x", 1)) + channel.frame(channel.Results("y", 1))[:-1]
-    (first,) = unframer.feed(stream, fds)
-    unframer.close()
-    unframer.close()
-    assert first == (channel.Results("x", 1), fds[0])
-    assert open_fds().isdisjoint(fds[1:])
-    os.close(fds[0])
 
 
 # Over a real socket pair.
@@ -198,45 +160,3 @@ def trickle(sock: socket.socket, stream: bytes, fd: int, cuts: list[int]) -> Non
     socket.send_fds(sock, [stream[slice(*first)]], [fd])
     for piece in rest:
         sock.sendall(stream[slice(*piece)])
-
-
-def test_more_than_the_buffer_holds_goes_through_whole(pair: Pair) -> None:
-    one, other = pair
-    one.settimeout(20.0)  # so that one write takes no more than fits
-    huge: list[channel.Local] = [
-        channel.Results("x" * 3_000_000, 1),
-        ChildReturned(0, b"y" * 3_000_000),
-    ]
-    fd = file_with(b"results")
-
-    def write() -> None:
-        channel.send(one, huge[0], fd)
-        channel.send(one, huge[1])
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    unframer = channel.Unframer()
-    out: list[tuple[channel.Local, int]] = []
-    while len(out) < 2:
-        messages = channel.receive(other, unframer)
-        assert messages is not None
-        out += messages
-    thread.join()
-    os.close(fd)
-    assert [message for message, _ in out] == huge
-    assert content(out[0][1]) == b"results"
-
-
-def test_many_descriptors_sent_at_once_keep_their_order(pair: Pair) -> None:
-    one, other = pair
-    with ExitStack() as stack:
-        for number in range(200):
-            fd = file_with(b"%d" % number)
-            stack.callback(os.close, fd)
-            channel.send(one, channel.Segment("x", number, 0, 1, 1), fd)
-        one.close()
-        unframer = channel.Unframer()
-        out: list[tuple[channel.Local, int]] = []
-        while (messages := channel.receive(other, unframer)) is not None:
-            out += messages
-    assert [content(fd) for _, fd in out] == [b"%d" % number for number in range(200)]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +13,7 @@ from sparkdl.control import messages as msg
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, build_world
-from tests.control.strategies import INT, NUMBER, TEXT, messages
+from tests.control.strategies import messages
 
 Decode = Callable[[bytes | str], Any]
 
@@ -45,33 +43,6 @@ def test_the_coordinator_takes_no_agents_words_for_its_own(message: msg.FromAgen
 def test_an_agent_cannot_command(message: msg.ToAgent) -> None:
     with pytest.raises(ProtocolError, match="an agent sent"):
         msg.decode_from_agent(msg.encode(message))
-
-
-@pytest.mark.parametrize("decode", [msg.decode_from_agent, msg.decode_to_agent])
-@given(st.binary() | st.text(st.characters()))
-def test_noise_is_a_protocol_error_and_nothing_else(decode: Decode, data: bytes | str) -> None:
-    with pytest.raises(ProtocolError, match="is no message"):
-        decode(data)
-
-
-JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | INT | NUMBER | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=8,
-)
-FIELDS = sorted({name for cls in (*FROM_AGENT, *TO_AGENT) for name in cls.__struct_fields__})  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("decode", [msg.decode_from_agent, msg.decode_to_agent])
-@given(
-    st.sampled_from([cls.__name__ for cls in (*FROM_AGENT, *TO_AGENT)]),
-    st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4),
-)
-def test_messages_with_odd_fields_are_protocol_errors_if_they_are_not_messages(
-    decode: Decode, name: str, fields: dict[str, Any]
-) -> None:
-    with suppress(ProtocolError):
-        decode(msgspec.json.encode({"type": name, **fields}))
 
 
 @pytest.mark.parametrize("decode", [msg.decode_from_agent, msg.decode_to_agent])
