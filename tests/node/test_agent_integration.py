@@ -23,7 +23,6 @@ import pytest
 from sparkdl.control.auth import new_token
 from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.settings import Settings
 from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
@@ -210,18 +209,6 @@ def test_detached_agent_of_an_executor_that_has_gone_already_ends(node: NewNode)
     one = node(hang, DETACHED).start(executor.pid)
     assert one.agent
     assert one.agent.wait(SOON_S) == 0
-
-
-def test_agent_that_the_driver_forgot_ends_after_the_lease(node: NewNode) -> None:
-    """A stopped driver process, or a network that swallows packets, closes no connection."""
-    spec = replace(SPEC, settings=Settings(lease_s=0.5))
-    one = node(ignore_term, spec).start()
-    pair = one.in_map_fun()
-    silence = threading.Event()
-    one.controller.soon(silence.wait, SOON_S)
-    gone = all_gone([pair.child])
-    silence.set()
-    assert gone
 
 
 def test_agent_without_a_coordinator_says_so(node: NewNode) -> None:

@@ -160,12 +160,6 @@ def test_too_few_are_refused_with_found_and_free(host: Any, share: Any) -> None:
     assert seen(share(1)) == [third], "what was free is free again"
 
 
-def test_a_host_without_gpus_is_refused_by_name(host: Any, share: Any) -> None:
-    host()
-    with pytest.raises(SparkConfigError, match="0 found, 0 free"):
-        share(1)
-
-
 @pytest.mark.parametrize(
     ("visible", "allowed"),
     [

@@ -205,27 +205,3 @@ def test_gpu_on_which_a_stranger_computes_is_not_given_away(
     with launch(find, folder, nodes=1, num_gpus=1, feeding=Feeding(fed=False)) as cluster:
         cluster.results(6 * SOON_S)
     assert told(folder)["worker-0"][0] == 1
-
-
-def multiply(folder: Path, ctx: NodeContext) -> None:
-    """Tell what this node was given, what PyTorch sees of it, and what it computes there."""
-    import torch
-
-    ones = torch.ones(4, 4, device="cuda")
-    tell(folder, ctx, [ctx.num_gpus, [torch.cuda.device_count(), (ones @ ones).sum().item()]])
-
-
-@pytest.mark.gpu
-@pytest.mark.torch
-def test_framework_computes_on_the_gpu_that_its_node_claimed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    if torch.version.cuda is None:
-        pytest.skip("this PyTorch is built without CUDA")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    options: dict[str, Any] = {"num_gpus": 1, "framework": "torch", "feeding": Feeding(fed=False)}
-    with launch(multiply, tmp_path, nodes=1, **options) as cluster:
-        cluster.results(12 * SOON_S)
-    assert told(tmp_path) == {"worker-0": (1, [1, 64.0])}

@@ -99,13 +99,6 @@ def row(item: object) -> int:
     return int(item.batch().column(0)[0].as_py())
 
 
-def test_world_is_waited_for() -> None:
-    with linked() as ends:
-        waiting = Running(ends.begun)
-        ends.send(start())
-        assert waiting.result() == start()
-
-
 def test_who_waits_long_for_the_world_uses_the_time() -> None:
     used = list[str]()
     with linked() as ends:
@@ -131,20 +124,6 @@ def test_world_without_its_port_is_an_error_that_says_what_to_raise() -> None:
         ends.link._sort(start(), -1)  # the kernel drops descriptors that are too many
         with pytest.raises(ConfigError, match=re.escape(OUT_OF_DESCRIPTORS)):
             ends.begun()
-
-
-def test_what_comes_is_sorted_into_feeds_in_order() -> None:
-    with linked() as ends:
-        ends.send_segment(0)
-        ends.send_segment(1, feed="other")
-        ends.send_segment(2)
-        ends.send(EpochEnd("input", 0, {}))
-        reader, other = ends.link.feeds.reader("input"), ends.link.feeds.reader("other")
-        assert ends.link.feeds.reader("input") is reader
-        owner = reader.claim()
-        assert [row(reader.take(owner)) for _ in range(2)] == [0, 2]
-        assert reader.take(owner) == EpochEnd("input", 0, {})
-        assert row(other.take(other.claim())) == 1
 
 
 def test_feed_of_a_cluster_that_nobody_feeds_is_refused_at_once_by_whatever_reads_it() -> None:
@@ -221,21 +200,6 @@ def test_feed_that_may_still_come_is_waited_for(why: str) -> None:
         assert waiting.is_alive()
         ends.send(channel.EndMark(""))
         assert waiting.result() == []
-
-
-def test_agent_that_asks_for_room_gets_what_was_read() -> None:
-    with linked() as ends:
-        reader = ends.link.feeds.reader("input")
-        waiting = Running(reader.has_epoch)
-        assert ends.hear() == channel.Consumed("input", waits=True), "that it is waited for"
-        ends.send_segment(0)
-        assert waiting.result()
-        owner = reader.claim()
-        reader.take(owner)
-        reader.give(owner, 1)
-        assert ends.hear() == channel.Consumed("input", Given(1, steps=1))
-        ends.send(channel.Reclaim("input"))
-        assert ends.hear() == channel.Release("input", (0,))
 
 
 def test_messages_of_several_threads_do_not_mix() -> None:

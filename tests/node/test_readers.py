@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.control.channel import EndMark, Local, ReadFailed
-from sparkdl.core.errors import FeedClosedError, FeedTypeError, ReadError
+from sparkdl.core.errors import FeedTypeError, ReadError
 from sparkdl.node.readers import FeedReaders
 
 
@@ -17,13 +17,6 @@ def test_end_of_all_feeds_reaches_late_readers_and_none_that_the_node_fills_itse
     readers.take(ReadFailed(own.feed, "no such file"), -1)
     with pytest.raises(ReadError, match="no such file"):
         own.has_epoch()
-
-
-def test_late_reader_of_an_agent_that_is_gone_fails_at_once() -> None:
-    readers = FeedReaders(list[Local]().append)
-    readers.lose()
-    with pytest.raises(FeedClosedError, match="agent of this node is gone"):
-        readers.reader("late").has_epoch()
 
 
 def test_each_feed_that_a_node_fills_itself_has_a_name_of_its_own() -> None:

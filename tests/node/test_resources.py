@@ -127,21 +127,6 @@ def cgroup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, st
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "kills"),
-    [
-        ("memory.events", "low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 1\n", 3),
-        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", 2),
-        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n", 0),
-    ],
-)
-def test_kills_for_memory_are_counted_in_either_version_of_cgroups(
-    cgroup: Callable[[str, str], None], name: str, text: str, kills: int
-) -> None:
-    cgroup(name, text)
-    assert resources.oom_kills() == kills
-
-
-@pytest.mark.parametrize(
     ("files", "free"),
     [
         ({"memory.current": "700", "memory.stat": "file 9\ninactive_file 200\n"}, 500),

@@ -10,31 +10,17 @@ from dataclasses import replace
 from typing import BinaryIO, cast
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.node import task
 from sparkdl.node.forking import CAN_FORK, ForkedAgent
 from sparkdl.node.spec import AgentSpec
-from sparkdl.node.task import NodeTask, Problem, check_executor, parse_problem
+from sparkdl.node.task import NodeTask, check_executor, parse_problem
 
 
 def spec(framework: str = "plain") -> ClusterSpec:
     return ClusterSpec("c", plan_nodes(1), framework=framework)
-
-
-@given(st.from_regex(r"[A-Za-z][A-Za-z0-9_]*", fullmatch=True), st.text(), st.text(), st.text())
-@example("ConfigError", 'ends with "]', "", '"]')
-@example("ConfigError", "C:\\", "", "")
-@example("ConfigError", '\\"] \\\\', "", "")
-@example("ConfigError", "lines\nand\ttabs \u2028", "", "")
-def test_a_problem_is_found_again_in_whatever_spark_writes_around_it(
-    kind: str, text: str, before: str, after: str
-) -> None:
-    problem = Problem(kind, text)
-    assert parse_problem(f"{before}\n{problem.error()}\n{after}") == problem
 
 
 def test_an_executor_that_has_all_and_reaches_the_driver_passes() -> None:
