@@ -10,17 +10,7 @@ import pytest
 from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, build_world
-from sparkdl.frameworks.framework import framework_named
 from sparkdl.frameworks.jax import Jax
-
-
-def test_registry_knows_jax() -> None:
-    assert isinstance(framework_named("jax"), Jax)
-    assert Jax.distributions == ("jax",)
-
-
-def test_keras_is_imported_for_jax() -> None:
-    assert Jax.import_environment == {"KERAS_BACKEND": "jax"}
 
 
 def test_nodes_of_one_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,18 +37,9 @@ def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 @pytest.fixture(scope="module")
 def single(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One node of two devices."""
+    """One node."""
     with lab(tmp_path_factory.mktemp("single"), "tensorflow", 1) as made:
-        made.begin(have_two_devices, None)
-        made.results()
         yield made
-
-
-def have_two_devices(args: None, ctx: NodeContext) -> None:
-    import tensorflow as tf
-
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
 def program(args: tuple[str, Path], ctx: NodeContext) -> Any:
@@ -172,13 +163,6 @@ def test_backup_that_only_the_chief_can_read_is_an_error_on_every_worker(saved: 
 
 def test_private_files_are_deleted(saved: Results) -> None:
     assert [result["left"] for result in saved] == [[], []]
-
-
-def test_shim_changes_nothing_on_one_node(single: Lab, tmp_path: Path) -> None:
-    single.begin(program, ("keras_alone", tmp_path))
-    ((stock, shimmed),) = single.results()
-    assert stock == shimmed
-    assert stock["saved"]
 
 
 def uses_a_wrapper(args: None, ctx: NodeContext) -> tuple[bool, str, bool]:

@@ -15,7 +15,6 @@ from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, Member, World, build_world
-from sparkdl.frameworks.framework import Framework, framework_named
 from sparkdl.frameworks.tensorflow import TensorFlow
 
 
@@ -28,12 +27,6 @@ def _world(nodes: int, ps: int = 0, chief: Any = None, evaluator: Any = False) -
 def _config(world: World, member: Member) -> Any:
     spec = ClusterSpec("c", tuple(m.node for m in world.members))
     return json.loads(TensorFlow().environment(world, member, spec)["TF_CONFIG"])
-
-
-def test_registry_knows_tensorflow() -> None:
-    framework: Framework = framework_named("tensorflow")
-    assert isinstance(framework, TensorFlow)
-    assert framework.distributions == ("tensorflow",)
 
 
 def test_node_that_is_alone_has_no_tf_config() -> None:

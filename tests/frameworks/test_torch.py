@@ -10,7 +10,6 @@ import pytest
 from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.spec import EVALUATOR, WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, World, build_world
-from sparkdl.frameworks.framework import framework_named
 from sparkdl.frameworks.torch import Torch
 
 
@@ -24,11 +23,6 @@ def _world(*hosts: str, evaluator_on: str = "") -> World:
 def _environment(world: World, node_id: int) -> dict[str, str]:
     spec = ClusterSpec("c", tuple(member.node for member in world.members))
     return Torch().environment(world, world.member(node_id), spec)
-
-
-def test_registry_knows_torch() -> None:
-    assert isinstance(framework_named("torch"), Torch)
-    assert Torch.distributions == ("torch",)
 
 
 def test_trainers_meet_at_rank_0() -> None:
@@ -83,10 +77,6 @@ def test_gloo_and_rpc_use_the_network_that_the_nodes_use(monkeypatch: pytest.Mon
     found = _environment(_world("127.0.0.1"), 0)
     assert found["GLOO_SOCKET_IFNAME"] == loopback
     assert found["TP_SOCKET_IFNAME"] == "chosen"
-
-
-def test_single_node_can_make_a_process_group_as_well() -> None:
-    assert _environment(_world("a"), 0)["WORLD_SIZE"] == "1"
 
 
 def test_nodes_that_do_not_train_are_not_counted() -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
-
-from sparkdl.frameworks.keras import _PATCHES
 
 
 @cache
@@ -57,14 +52,3 @@ def weights(model: Any) -> list[float]:
 def floats(history: Any) -> dict[str, list[float]]:
     """Return the history of a `fit` as JSON can hold it."""
     return {name: [float(value) for value in values] for name, values in history.history.items()}
-
-
-@contextmanager
-def stock_keras() -> Iterator[None]:
-    """Give Keras back meanwhile what the shim has replaced; afterwards it is as it was before."""
-    with pytest.MonkeyPatch.context() as changes:
-        for patch in _PATCHES:
-            found, path = patch.find(), patch.target.replace(":", ".")
-            is_shimmed = hasattr(found, "_sparkdl_shimmed")
-            changes.setattr(path, found.__wrapped__ if is_shimmed else found)
-        yield
