@@ -143,15 +143,6 @@ def test_diagrams_of_the_state_machines_are_those_of_the_tables() -> None:
     assert page == with_diagrams(page), "draw them again: python -m scripts.diagrams"
 
 
-def test_files_that_the_design_names_are_there() -> None:
-    text = DESIGN.read_text(encoding="utf-8")
-    names = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", text)
-    folders = (ROOT, ROOT / "sparkdl")
-    gone = [name for name in names if not any((folder / name).exists() for folder in folders)]
-    assert names
-    assert not gone
-
-
 def test_way_of_a_row_is_a_few_files_each_once() -> None:
     way = DESIGN.read_text(encoding="utf-8").partition("**The way of a row**")[2].split("```")[1]
     files, folder = list[str](), ""
@@ -239,14 +230,6 @@ def test_every_error_and_code_has_a_section_and_errors_link_to_it() -> None:
     for each in classes:
         file, _, anchor = errors.page_of(each).partition("#")
         assert anchor in anchors(ROOT / file)
-
-
-def test_answers_to_where_is_name_files_that_exist() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    section = text.partition("## Where is")[2].partition("\n## ")[0]
-    files = re.findall(r"^\|.*\| `([^`]+)` \|$", section, re.MULTILINE)
-    assert len(files) >= 20
-    assert not [file for file in files if not (ROOT / file).is_file()]
 
 
 def test_checks_of_names_and_columns_bite(tmp_path: Path) -> None:
