@@ -80,18 +80,6 @@ def test_times_that_32_bits_do_not_hold_are_refused() -> None:
             list(JaxBatches(batches(it)))
 
 
-def test_each_iteration_is_one_epoch() -> None:
-    with Arrivals() as it:
-        for epoch in range(2):
-            it.rows(6, epoch=epoch)
-            it.end_epoch(epoch)
-        it.end()
-        data = JaxBatches(batches(it), "x")
-        assert [batch.tolist() for batch in data] == [[0, 1, 2, 3], [4, 5]]
-        assert [batch.tolist() for batch in data] == [[6, 7, 8, 9], [10, 11]]
-        assert list(data) == []
-
-
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_batches_ahead_are_given_back_when_the_loop_is_left(prefetch: int) -> None:
     with Arrivals() as it:

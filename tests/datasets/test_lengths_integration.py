@@ -1,4 +1,4 @@
-"""Arrays of different lengths on several nodes that train one model, or hold one batch."""
+"""Arrays of different lengths on several nodes that train one model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.core.errors import FeedTypeError
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 from tests.frameworks.programs.models import strategy_of_workers
@@ -116,59 +116,3 @@ def test_workers_of_a_strategy_train_on_padded_and_ragged_columns_as_one_process
     for way in WAYS:
         np.testing.assert_allclose(first[way], weights_of_one_process(), rtol=1e-4, err_msg=way)
     assert first["ragged"] == sum(map(sum, TOKENS))
-
-
-# meshes
-
-PADDED = ["n", "tokens", "tokens.length"]
-
-
-def read_torch(args: None, ctx: NodeContext) -> list[Any]:
-    mesh = ctx.mesh(data=1, model=2)
-    with pytest.raises(ConfigError, match="Give a number instead of None"):
-        ctx.torch_dataset(8, PADDED, mesh=mesh, pad={"tokens": None})
-    found: list[Any] = []
-    for batch in ctx.torch_dataset(8, PADDED, mesh=mesh, pad={"tokens": LONGEST}):
-        assert list(batch["tokens"].shape) == [len(batch["n"]), LONGEST]
-        found += rows_of(batch)
-    return found
-
-
-def read_jax(args: None, ctx: NodeContext) -> list[Any]:
-    import jax
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
-
-    by_data = NamedSharding(ctx.mesh(data=1, model=2), P("data"))
-    with pytest.raises(ConfigError, match="Give a number instead of None"):
-        next(iter(ctx.jax_batches(8, PADDED, sharding=by_data, pad={"tokens": None})))
-    found: list[Any] = []
-    for batch, weight in ctx.jax_batches(8, PADDED, sharding=by_data, pad={"tokens": LONGEST}):
-        assert isinstance(batch["tokens"], jax.Array)
-        assert batch["tokens"].shape == (8, LONGEST)
-        there = np.asarray(weight.addressable_shards[0].data) > 0
-        local = {name: np.asarray(a.addressable_shards[0].data)[there] for name, a in batch.items()}
-        found += rows_of(local)
-    return found
-
-
-def rows_of(batch: dict[str, Any]) -> list[Any]:
-    columns = [batch[name].tolist() for name in PADDED]
-    return [[n, tokens[:length]] for n, tokens, length in zip(*columns, strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("read", "framework"),
-    [
-        pytest.param(read_torch, "torch", marks=pytest.mark.torch),
-        pytest.param(read_jax, "jax", marks=pytest.mark.jax),
-    ],
-)
-def test_nodes_of_a_mesh_that_hold_one_batch_exchange_padded_rows(
-    read: Any, framework: str
-) -> None:
-    with launch(read, framework=framework) as cluster:
-        cluster.feed(DATA[:13], timeout_s=SOON_S)
-        first, second = cluster.results(SOON_S)
-    assert first == second
-    assert sorted(first) == [[n, tokens] for n, tokens in enumerate(TOKENS[:13])]

@@ -140,56 +140,6 @@ def train_jax(args: None, ctx: NodeContext) -> dict[str, Any]:
     return {"losses": losses, "place": place, "rows": rows, "steps": steps, "held": held}
 
 
-def train_tensorflow(args: None, ctx: NodeContext) -> dict[str, Any]:
-    """Train with DTensor; each node reads its rows, and a group's members gather them."""
-    mesh = ctx.mesh(data=2, model=-1)
-    import tensorflow as tf
-    from tensorflow.experimental import dtensor
-
-    free = dtensor.UNSHARDED
-
-    def whole(part: Any, spec: list[str]) -> Any:
-        same = dtensor.copy_to_mesh(tf.constant(part), dtensor.Layout.replicated(mesh, part.ndim))
-        return dtensor.DVariable(dtensor.relayout(same, dtensor.Layout(spec, mesh)))
-
-    def shared(part: Any) -> Any:
-        more = [free] * (part.ndim - 1)
-        return dtensor.pack(
-            [tf.constant(part[None])], dtensor.Layout(["model", "data", *more], mesh)
-        )
-
-    def gathered(rows: Any) -> Any:
-        more = [free] * (len(rows.shape) - 2)
-        rows = dtensor.relayout(rows, dtensor.Layout([free, "data", *more], mesh))
-        order = [1, 0, *range(2, len(rows.shape))]
-        return tf.reshape(tf.transpose(rows, order), [-1, *rows.shape[2:]])
-
-    specs = [[free, "model"], ["model"], ["model", free]]
-    first, bias, last = parts = [whole(*pair) for pair in zip(weights(), specs, strict=True)]
-
-    def step(x: Any, y: Any) -> Any:
-        x, y = gathered(x), gathered(y)
-        with tf.GradientTape() as tape:
-            hidden = tf.tanh(tf.matmul(x, first) + bias)
-            loss = tf.reduce_mean(tf.square(tf.matmul(hidden, last)[:, 0] - y))
-        for part, slope in zip(parts, tape.gradient(loss, parts), strict=True):
-            part.assign_sub(RATE / 10 * slope)
-        return loss
-
-    compiled = tf.function(step)
-    losses = []
-    for _ in range(EPOCHS):
-        for batch in ctx.batches(ROWS // NODES):
-            x, y = (batch[name].astype("float32") for name in ("x", "y"))
-            losses.append(float(dtensor.unpack(compiled(shared(x), shared(y)))[0]))
-    place = [mesh.local_device_locations()[0][axis] for axis in ("data", "model")]
-    return {
-        "losses": losses,
-        "place": place,
-        "held": list(dtensor.unpack(first.read_value())[0].shape),
-    }
-
-
 def fed(train: Any, framework: str, *feeds: str) -> list[dict[str, Any]]:
     x, y = data()
     rows = [{"x": a.tolist(), "y": float(b)} for a, b in zip(x, y, strict=True)]
@@ -244,10 +194,3 @@ def test_jax_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
             "none": {8},
         }
         assert all(sum(s for _, s in steps) == sum(every) for steps in found["steps"].values())
-
-
-@pytest.mark.tensorflow
-@pytest.mark.deep
-def test_tensorflow_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
-    results = fed(train_tensorflow, "tensorflow")
-    assert all(found["held"] == [FEATURES, HIDDEN // 2] for found in results)

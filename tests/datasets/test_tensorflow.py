@@ -69,15 +69,6 @@ def test_elements_have_the_types_of_the_rows() -> None:
         assert dataset(it, "x", ["y", "s"]).element_spec == (features, {"y": labels, "s": names})
 
 
-def test_strings_and_shapes_arrive() -> None:
-    with Arrivals() as it:
-        it.batch(rows(0, 2))
-        it.end_epoch(0)
-        (batch,) = dataset(it)
-        assert batch["s"].numpy().tolist() == [b"name 0", b"name 1"]
-        assert batch["x"].numpy().tolist() == [[0, 0], [1, 1]]
-
-
 def test_peek_at_the_first_batch_loses_no_rows() -> None:
     with Arrivals() as it:
         it.batch(rows(0, 10))
@@ -235,14 +226,6 @@ def test_rows_unlike_the_first_ones_are_named(first: Any, later: Any, words: str
         with pytest.raises(FeedTypeError, match=f"column 'c' .*{words}|column 'c' {words}"):
             raise it.reader.raised
         assert str(it.reader.raised) in str(raised.value)
-
-
-def test_maps_have_no_tensor() -> None:
-    column = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))
-    with Arrivals() as it:
-        it.batch(pa.record_batch({"m": column}))
-        with pytest.raises(FeedTypeError, match="column 'm' is a map"):
-            dataset(it, "m")
 
 
 @pytest.mark.parametrize("way", ["fit", "evaluate", "validation", "distributed"])

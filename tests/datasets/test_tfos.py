@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pyarrow as pa
@@ -249,16 +248,6 @@ def test_results_may_be_anything_of_any_size(results: list[Any]) -> None:
         feed.next_batch(3)
         feed.batch_results(results)
         assert answers.of("0.a") == results
-
-
-def test_results_leave_no_descriptor() -> None:
-    with Arrivals() as it:
-        feed, _ = inference(it)
-        partition(it, "0.a", [1, 2])
-        feed.next_batch(2)
-        before = os.listdir("/dev/fd")
-        feed.batch_results([1, 2])
-        assert os.listdir("/dev/fd") == before
 
 
 @given(

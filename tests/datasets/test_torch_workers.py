@@ -32,21 +32,6 @@ def arrive(it: Arrivals, epochs: int = 1) -> None:
         it.end_epoch(epoch)
 
 
-def test_workers_share_an_epoch_and_both_see_its_end() -> None:
-    with Arrivals() as it:
-        arrive(it)
-        at = server(it)
-        first, second = begin(at, 0), begin(at, 1)
-        assert [next(first), next(second), next(first)] == [
-            [0, 1, 2, 3],
-            [4, 5, 6, 7],
-            [8, 9, 10, 11],
-        ]
-        assert next(second, None) is None
-        assert next(first, None) is None
-        assert it.consumed == (12, 1)
-
-
 def test_worker_that_comes_after_the_end_sees_the_end() -> None:
     with Arrivals() as it:
         arrive(it, epochs=2)

@@ -118,18 +118,6 @@ def test_runs_are_there_all_at_once_and_their_values_come_back(
     assert "The result of run 1 is lost" in caplog.text
 
 
-@pytest.mark.deep
-def test_more_runs_than_slots_need_all_at_once_or_come_one_after_the_other(
-    spark_cluster: SparkSession, tmp_path: Path
-) -> None:
-    sc, args = spark_cluster.sparkContext, {"folder": str(tmp_path)}
-    with pytest.raises(ConfigError, match="5 nodes need 5 task slots"):
-        TFParallel.run(sc, tell, args, 5)
-    values = TFParallel.run(sc, tell, args, 5, use_barrier=False)
-    assert told(tmp_path) == {f"run-{i}": expected(i, 5) for i in range(5)}
-    assert values == [{"run": 0}, None, *({"run": i} for i in range(2, 5))]
-
-
 def test_error_of_a_run_is_told_with_its_own_traceback(
     spark_local: SparkSession,  # where a task that fails does so once, not four times
 ) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import socket
 import struct
 import subprocess
 import sys
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -210,29 +208,6 @@ def test_server_beside_a_coordinator_takes_another_port_where_that_has_the_only_
         with closing(Client(address)) as client:
             assert client.get_reservations() == []
         it.stop()
-
-
-def test_what_a_caller_holds_is_freed_with_it_after_a_port_was_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A socket that outlives its program's function keeps the port."""
-
-    class Held:
-        pass
-
-    def caller() -> weakref.ref[Held]:
-        held = Held()
-        Server(1).start_listening_socket().close()
-        return weakref.ref(held)
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setenv("TFOS_SERVER_PORT", f"{port}-{min(65535, port + 20)}")
-        gc.disable()
-        try:
-            assert caller()() is None
-        finally:
-            gc.enable()
 
 
 def test_server_needs_somebody_to_wait_for_and_stops_twice() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import socket
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from sparkdl.tfos import TFManager, TFNode, TFSparkNode, marker
 from sparkdl.tfos.TFSparkNode import TFNodeContext
 from tests.doubles.nodes import SOON_S, launch
 
-USER = getpass.getuser()
 FILE_SYSTEMS = ("file://", "hdfs://namenode:8020", "viewfs://cluster")
 
 
@@ -30,29 +28,12 @@ FILE_SYSTEMS = ("file://", "hdfs://namenode:8020", "viewfs://cluster")
     ["hdfs://a/b", "file:///a", "gs://bucket/a", "abfss://c@account.dfs.core.windows.net/a",
      "wasbs://c/a", "s3a://bucket/a", "https://example.org/a"],
 )  # fmt: skip
-def test_path_with_any_scheme_is_left_alone(default_fs: str, url: str) -> None:
-    assert TFNode.hdfs_path(TFNodeContext(defaultFS=default_fs), url) == url
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("/a/b", [f"{fs}/a/b" for fs in FILE_SYSTEMS]),
-        (
-            "a/b",
-            [
-                "file:///work/a/b",
-                *(f"{fs}/user/{getpass.getuser()}/a/b" for fs in FILE_SYSTEMS[1:]),
-            ],
-        ),
-    ],
-)
-def test_path_without_a_scheme_is_on_the_default_file_system(
-    path: str, expected: list[str]
+def test_path_with_any_scheme_is_left_alone_and_others_are_completed(
+    default_fs: str, url: str
 ) -> None:
-    contexts = [TFNodeContext(defaultFS=fs, working_dir="/work") for fs in FILE_SYSTEMS]
-    assert [TFNode.hdfs_path(ctx, path) for ctx in contexts] == expected
-    assert [ctx.absolute_path(path) for ctx in contexts] == expected
+    context = TFNodeContext(defaultFS=default_fs)
+    assert TFNode.hdfs_path(context, url) == url
+    assert TFNode.hdfs_path(context, "/a") == context.absolute_path("/a") == f"{default_fs}/a"
 
 
 # what only TensorFlow 1 had

@@ -6,7 +6,6 @@ import ipaddress
 import os
 import socket
 from argparse import Namespace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,21 +68,3 @@ def test_single_node_sees_its_own_gpus_or_none(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
     util.single_node_env(0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-
-
-@pytest.mark.parametrize("before", [None, "mine.jar"])
-def test_hadoops_jars_come_onto_the_class_path_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: Any
-) -> None:
-    hadoop = tmp_path / "bin" / "hadoop"
-    hadoop.parent.mkdir()
-    hadoop.write_text('#!/bin/sh\n[ "$*" = "classpath --glob" ] && echo a.jar:b.jar\n')
-    hadoop.chmod(0o755)
-    monkeypatch.setenv("HADOOP_PREFIX", str(tmp_path))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("TFOS_CLASSPATH_UPDATED", "")
-    monkeypatch.delenv("TFOS_CLASSPATH_UPDATED")
-    monkeypatch.setenv("CLASSPATH", before or "")
-    for _ in range(2):
-        util.single_node_env(0)
-        assert os.environ["CLASSPATH"] == ("mine.jar:" if before else "") + "a.jar:b.jar"

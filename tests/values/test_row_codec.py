@@ -6,8 +6,6 @@ import math
 import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
-from datetime import date, datetime, timezone
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -296,38 +294,6 @@ def test_vectors_of_an_unknown_module_are_refused() -> None:
         rows(batch.replace_schema_metadata({"sparkdl.rows": data}))
 
 
-def test_a_dataframe_batch_gives_rows_as_df_rdd_does() -> None:
-    instant = datetime(2020, 5, 17, 12, 30, 0, 250)
-    utc = instant.astimezone(timezone.utc)
-    batch = pa.record_batch(
-        {
-            "i": pa.array([1, None], pa.int32()),
-            "f": pa.array([1.5, None], pa.float32()),
-            "s": ["x", None],
-            "b": [b"x", None],
-            "flag": [True, None],
-            "day": [date(2020, 1, 1), None],
-            "at": pa.array([utc, None], pa.timestamp("us", tz="America/Los_Angeles")),
-            "ntz": pa.array([instant, None], pa.timestamp("us")),
-            "money": pa.array([Decimal("1.50"), None], pa.decimal128(10, 2)),
-            "list": [[1, 2], None],
-            "nested": [[[b"x"], []], None],
-            "struct": [{"a": 1, "b": b"y"}, None],
-            "map": pa.array([[("k", [1])], None], pa.map_(pa.string(), pa.list_(pa.int64()))),
-        }
-    )
-    assert row_schema(batch) is None
-    first, second = rows(batch)
-    expected = Row(
-        i=1, f=1.5, s="x", b=b"x", flag=True, day=date(2020, 1, 1), at=instant,
-        ntz=instant, money=Decimal("1.50"), list=[1, 2], nested=[[b"x"], []],
-        struct=Row(a=1, b=b"y"), map={"k": [1]},
-    )  # fmt: skip
-    assert same(first, expected)
-    assert list(second) == [None] * 13
-    assert rows(batch.slice(1)) == [second]
-
-
 def test_rows_of_slices_and_of_large_types_are_the_same() -> None:
     kind = pa.map_(pa.string(), pa.list_(pa.int8()))
     maps = pa.array([[("a", [1])], [], None, [("b", [2]), ("c", [])]], kind)
@@ -351,21 +317,3 @@ def test_rows_without_columns_are_counted() -> None:
     batch = pa.record_batch({"x": [1, 2], "e": pa.array([{}, None], pa.struct([]))})
     assert rows(batch) == [Row(x=1, e=Row()), Row(x=2, e=None)]
     assert rows(batch.select([])) == [Row(), Row()]
-
-
-def test_a_dataframe_batch_gives_ml_vectors() -> None:
-    (dense, sparse) = DenseVector([1.0, 2.0]), SparseVector(4, {1: 3.0})
-    kind = pa.struct(
-        {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32()),
-         "values": pa.list_(pa.float64())}
-    )  # fmt: skip
-    column = pa.array(
-        [
-            {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0]},
-            None,
-            {"type": 0, "size": 4, "indices": [1], "values": [3.0]},
-        ],
-        kind,
-    )
-    back = [row.v for row in rows(pa.record_batch({"v": column}))]
-    assert back == [dense, None, sparse]
