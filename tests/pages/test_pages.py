@@ -11,7 +11,7 @@ import pytest
 
 from tests.doubles.programs import output_of
 from tests.examples.names import unknown_names
-from tests.pages.blocks import PAGES, PRELUDES, as_read, as_run, blocks_of, in_places, preludes_of
+from tests.pages.blocks import PAGES, PRELUDES, as_read, as_run, blocks_of, preludes_of
 
 DEADLINE_S = 280.0
 LONE = "the nodes train models of their own"
@@ -97,27 +97,6 @@ def test_reasons_for_not_running_are_before_blocks(page: Path) -> None:
 def test_every_prelude_is_of_a_page_that_is_run() -> None:
     used = {path for page in PAGES if as_run(page) for path in preludes_of(page)}
     assert used == set(PRELUDES.glob("*.py"))
-
-
-def test_blocks_are_found_with_lines_and_reasons() -> None:
-    text = (
-        "# Title\n\nText\n\n```python\na = 1\n```\n\n<!-- not run: needs a GPU -->\n"
-        "- a list\n\n  <!-- not run: needs two hosts -->\n  ```python\n  sparkdl.lunch\n  ```\n"
-    )
-    found = blocks_of(text)
-    assert [(each.line, each.not_run) for each in found] == [(6, ""), (14, "needs two hosts")]
-    assert unknown_names(as_read(found)) == ["line 14: there is no sparkdl.lunch"]
-
-
-def test_blocks_are_put_where_a_prelude_asks_for_them() -> None:
-    text = "# A\n\n```python\na = 1\n```\n\n```sh\n# B\n```\n\n```python\nb = 2\nc = 3\n```\n\n"
-    text += "## D\n\n```python\nd = 4\n```\n"
-    prelude = "# block: A\nif a:\n    # block: A\n"
-    assert in_places(prelude, blocks_of(text)).split("\n") == [
-        *("a = 1", "", "if a:", "    b = 2", "    c = 3", "", "", "d = 4", "")
-    ]
-    with pytest.raises(LookupError, match="under 'D'"):
-        in_places("# block: D\n# block: D\n", blocks_of(text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
