@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, Row
 
 IS_SPARK_3 = pyspark.__version__.startswith("3.")
 
@@ -75,8 +75,3 @@ def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
 
 def _field(field: pa.Field, zone: str) -> pa.Field:
     return field.with_type(_in_zone(field.type, zone))
-
-
-def metadata_session(spark: SparkSession) -> Any:
-    """Return what Spark ML's functions for the metadata of a stage take; 3.5 wants the context."""
-    return spark.sparkContext if IS_SPARK_3 else spark

@@ -162,7 +162,8 @@ FORBIDDEN_BUT = {
         "ml/estimators/keras_model.py",
         "cloudpickle.loads",
     ): "the user's function, with the weights that it was trained to",
-    ("ml/estimators/describe.py", "cloudpickle.loads"): "the user's function, from its own driver",
+    ("ml/estimators/describe.py", "cloudpickle.load"): "the user's function, from its own driver",
+    ("ml/estimators/describe.py", "cloudpickle.loads"): "the answer of a process of one's own",
     (
         "ml/scoring/function.py",
         "cloudpickle.loads",

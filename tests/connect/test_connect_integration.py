@@ -36,7 +36,6 @@ def test_stages_and_pipelines_are_saved_and_loaded(client: Client) -> None:
     assert client("stages") == {
         "estimator": [4, True],
         "pipeline": ["VectorAssembler", "TFEstimator"],
-        "files": True,
         "py4j": False,
     }
 

@@ -2,8 +2,8 @@
 
 Runs in: driver
 
-TensorFlow costs seconds, memory and the memory of a GPU. No process is started if the driver has
-imported it already.
+TensorFlow costs seconds, memory and the memory of a GPU, which a node on this machine may need. No
+process is started if the driver has imported the framework already.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import cloudpickle
-import msgspec
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkdlError, in_words
 from sparkdl.core.imports import quick_imports
 from sparkdl.core.paths import python_path
 from sparkdl.ml.estimators.keras_model import (
@@ -34,25 +33,9 @@ from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature
 from sparkdl.ml.scoring.held import load
 
 _log = logging.getLogger(__name__)
-_SAVED_DEADLINE_S = 600.0
-_KERAS_DEADLINE_S = 120.0
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """A model's inputs and outputs, or the reason why they are unknown here.
-
-    Attributes:
-        refused: why it cannot be used.
-        missing: the module that cannot be imported here.
-        failed: why it could not be made or loaded here.
-        nbytes: the size of a Keras model's weights.
-    """
-
-    signature: Signature | None = None
-    refused: str = ""
-    missing: str = ""
-    failed: str = ""
-    nbytes: int = 0
+_DEADLINE_S = 600.0
+KerasAnswer = tuple[Signature | None, int]
+"""A Keras model's inputs and outputs, None if only the nodes can make it; its weights' bytes."""
 
 
 def signature_of(source: ModelSource) -> Signature:
@@ -67,49 +50,36 @@ def signature_of(source: ModelSource) -> Signature:
 
 
 def _ask(source: ModelSource) -> Signature:
-    if _framework(source) not in sys.modules:
-        return _ask_process(source)
+    name = "torch" if source.format in TORCH else "tensorflow"
     try:
-        return load(source).signature
-    except ConfigError:
+        if name in sys.modules:
+            return load(source).signature
+        found: Signature = _apart(cloudpickle.dumps((_signature, source)))
+        return found
+    except (ConfigError, FrameworkMissingError):
         raise
-    except Exception as error:
-        raise _unloadable(source, str(error)) from error
-
-
-_known = lru_cache(maxsize=64)(_ask)
-
-
-def _framework(source: ModelSource) -> str:
-    return "torch" if source.format in TORCH else "tensorflow"
-
-
-def _unloadable(source: ModelSource, reason: str) -> ConfigError:
-    return ConfigError(
-        f"the model {source.path} cannot be loaded: {reason}. Give one that the "
-        f"{_framework(source)} of this machine loads"
-    )
-
-
-def _ask_process(source: ModelSource) -> Signature:
-    given = msgspec.json.encode(replace(source, content=None))
-    answer = _run_process("saved", given, _SAVED_DEADLINE_S)
-    if answer.missing:
-        name = _framework(source)
+    except ImportError as error:
         raise FrameworkMissingError(
             f"{name} cannot be imported by the driver, which asks it for the model's outputs: "
-            f"{answer.missing}. Install it: pip install {name}"
+            f"{error}. Install it: pip install {name}"
             + (" (or tensorflow-cpu)" if name == "tensorflow" else "")
-        )
-    if answer.refused:
-        raise ConfigError(answer.refused)
-    if answer.signature is None:
-        raise _unloadable(source, answer.failed)
-    return answer.signature
+        ) from error
+    except Exception as error:
+        raise ConfigError(
+            f"the model {source.path} cannot be loaded: {in_words(error)}. Give one that the "
+            f"{name} of this machine loads"
+        ) from error
 
 
-def keras_answer(recipe: Recipe, is_made_here: bool) -> Answer:
-    """Return what a Keras model takes and gives; no signature if only the nodes can make it.
+_known = lru_cache(maxsize=8)(_ask)
+
+
+def _signature(source: ModelSource) -> Signature:
+    return load(source).signature
+
+
+def keras_answer(recipe: Recipe, is_made_here: bool) -> KerasAnswer:
+    """Return what a Keras model takes and gives.
 
     It is made in this process if that takes no more than memory, see `costs_nothing`.
 
@@ -119,89 +89,89 @@ def keras_answer(recipe: Recipe, is_made_here: bool) -> Answer:
     Raises:
         ConfigError: if the model cannot be trained, see `Recipe.model` and `checked_file`.
     """
-    if is_made_here or costs_nothing(recipe.made):
-        answer = _keras_answer(recipe)
-    else:
-        try:
-            answer = ask_keras_process(cloudpickle.dumps(recipe))
-        except (pickle.PicklingError, TypeError) as error:
-            raise ConfigError(
-                f"what makes the model cannot be pickled: {error}. Make locks, files and "
-                "connections inside the function"
-            ) from error
-    if answer.refused:
-        raise ConfigError(answer.refused)
-    if answer.failed:
+    try:
+        if is_made_here or costs_nothing(recipe.made):
+            return tried(recipe)
+        found: KerasAnswer = _known_apart(_pickled(recipe))
+        return found
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 (whatever the user's function raises)
         _log.warning(
             "The model cannot be made on the driver, so its inputs and outputs are checked on "
             "the nodes only: %s",
-            answer.failed,
+            in_words(error),
         )
-    return answer
+        return None, 0
 
 
-@lru_cache(maxsize=8)
-def ask_keras_process(asked: bytes) -> Answer:
-    """Make the pickled model in a separate process, without GPUs."""
-    return _run_process("keras", asked, _KERAS_DEADLINE_S)
+def tried(recipe: Recipe) -> KerasAnswer:
+    """Make a Keras model, and return what it takes and gives."""
+    model = recipe.model()
+    # A model that was given as an object was tried when it was given.
+    if not isinstance(recipe.made, bytes):
+        checked_file(model, recipe.objects)
+    outputs = outputs_of(model) if model.outputs else ()
+    return Signature(inputs_of(model), outputs), weights_nbytes(model)
 
 
-def _keras_answer(recipe: Recipe) -> Answer:
+def _pickled(recipe: Recipe) -> bytes:
     try:
-        model = recipe.model()
-        # A model that was given as an object was tried when it was given.
-        if not isinstance(recipe.made, bytes):
-            checked_file(model, recipe.objects)
-        outputs = outputs_of(model) if model.outputs else ()
-        return Answer(Signature(inputs_of(model), outputs), nbytes=weights_nbytes(model))
-    except ConfigError as error:
-        return Answer(refused=str(error))
-    except Exception as error:  # noqa: BLE001 (whatever the user's function raises)
-        return Answer(failed=f"{type(error).__name__}: {error}")
+        return bytes(cloudpickle.dumps((tried, recipe)))
+    except (pickle.PicklingError, TypeError) as error:
+        raise ConfigError(
+            f"what makes the model cannot be pickled: {error}. Make locks, files and connections "
+            "inside the function"
+        ) from error
 
 
-def _saved_answer(source: ModelSource) -> Answer:
-    try:
-        return Answer(load(source).signature)
-    except ImportError as error:
-        return Answer(missing=str(error))
-    except ConfigError as error:
-        return Answer(refused=str(error))
+def _apart(asked: bytes) -> Any:
+    """Call a function with its argument, pickled, in a process that sees no GPU.
 
-
-def _run_process(kind: str, given: bytes, timeout_s: float) -> Answer:
-    """Run this module as a process that reads `given` and sees no GPU; return its answer."""
+    Raises:
+        SparkdlError, ImportError: what the function raises; its other errors as a SparkdlError.
+    """
     # Without GPUs: TensorFlow would take their memory from a node on this machine.
     own = {"PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__, kind],
-            input=given,
+            [sys.executable, "-m", __name__],
+            input=asked,
             capture_output=True,
             env=os.environ | own,
-            timeout=timeout_s,
+            timeout=_DEADLINE_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Answer(failed=f"not within {timeout_s:g} s; is its storage slow?")
+        raise SparkdlError(f"not within {_DEADLINE_S:g} s; is its storage slow?") from None
     if done.returncode:
         # The last line of Python's traceback has the error; the rest is about this process.
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        return Answer(failed=lines[-1] if lines else f"exit code {done.returncode}")
-    return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Answer)
+        raise SparkdlError(lines[-1] if lines else f"exit code {done.returncode}")
+    found = cloudpickle.loads(done.stdout)
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
-def main(kind: str) -> None:
-    """Answer the request on standard input: about a saved model, or a pickled Keras model."""
-    given = sys.stdin.buffer.read()
+_known_apart = lru_cache(maxsize=8)(_apart)
+
+
+def main() -> None:
+    """Answer the request on standard input."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever the model prints is no part of the answer
     with quick_imports():
-        if kind == "keras":
-            found = _keras_answer(cloudpickle.loads(given))
-        else:
-            found = _saved_answer(msgspec.json.decode(given, type=ModelSource))
-    answer = msgspec.json.encode(found).decode()
-    sys.stdout.write(f"\n{answer}")  # in a line of its own, whatever was printed before
+        try:
+            call, given = cloudpickle.load(sys.stdin.buffer)
+            found = call(given)
+        except (SparkdlError, ImportError) as error:
+            found = error
+        except Exception as error:  # noqa: BLE001 (the driver may lack its class)
+            found = SparkdlError(in_words(error))
+    with out:
+        cloudpickle.dump(found, out)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

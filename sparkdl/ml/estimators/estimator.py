@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pyspark.ml.base import Estimator
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Roles
@@ -18,7 +18,7 @@ from sparkdl.core.tracking import tracked
 from sparkdl.driver.options import OBJECTS, Observe
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import SCORING, TABLE, TRAINING, TFParams
-from sparkdl.ml.estimators.persistence import Saved, Storage, load_code, save_code
+from sparkdl.ml.estimators.persistence import Contents, Saved, packed_code, unpacked_code
 from sparkdl.ml.estimators.training import Training
 from sparkdl.ml.scoring.model import TFModel
 
@@ -117,12 +117,12 @@ class TFEstimator(
         weight = args.weight_col
         return (*columns, weight) if columns and weight not in (None, *columns) else tuple(columns)
 
-    def _save_files(self, storage: Storage) -> None:
-        save_code(storage, self.train_fn, self.args)
+    def _contents(self, spark: SparkSession) -> Contents:
+        return packed_code(self.train_fn, self.args)
 
     @classmethod
-    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> TFEstimator:
-        return cls(*load_code(storage))
+    def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> TFEstimator:
+        return cls(*unpacked_code(contents))
 
 
 def launch_options(args: Any) -> dict[str, Any]:

@@ -138,13 +138,13 @@ class KerasEstimator(
         # The driver takes the steps itself, so it makes the model anyway.
         is_made_here = self.getMode() == "jobs"
         by_column = {}
-        answer = keras_answer(task.recipe, is_made_here)
+        known, nbytes = keras_answer(task.recipe, is_made_here)
         if not is_made_here:
-            check_travels(answer.nbytes, task.model_dir)
-        if signature := answer.signature:
-            by_column = keras_inputs_by_column(task.columns.features, signature.inputs)
+            check_travels(nbytes, task.model_dir)
+        if known:
+            by_column = keras_inputs_by_column(task.columns.features, known.inputs)
             check_fits(by_column, dataset.schema)
-            check_labels(task.columns, signature.outputs, dataset.schema)
+            check_labels(task.columns, known.outputs, dataset.schema)
         training = self._training(train, task, by_column)
         if is_made_here:
             content, signature, summary = self._fit_in_jobs(dataset, task, training)

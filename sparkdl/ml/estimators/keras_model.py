@@ -16,12 +16,12 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.imports import advice_on_missing
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.columns import inputs_by_column
-from sparkdl.ml.estimators.keras_objects import Objects, loaded, saved, scope
+from sparkdl.ml.estimators.keras_objects import HDF5, Objects, loaded, saved, scope
 from sparkdl.ml.estimators.source import Signature, Tensor
 
 Made = bytes | Callable[[], Any]
-# A `.keras` file is a ZIP archive.
 _ZIP = b"PK"
+"""The first bytes of a `.keras` file."""
 NO_LOSS = "the model has no loss: set loss=, or compile the model"
 _METRICS_BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
 """Names that `compile` takes for a metric by the loss, and `keras.metrics.get` does not know."""
@@ -162,8 +162,8 @@ def trained(source: bytes | str, objects: bytes = b"") -> Any:
 
 
 def is_keras_file(content: bytes) -> bool:
-    """Whether this is a `.keras` file; a `KerasCode` otherwise."""
-    return content.startswith(_ZIP)
+    """Whether this is a file of Keras; a `KerasCode` otherwise."""
+    return content.startswith((_ZIP, HDF5))
 
 
 def check_inputs(model: Any) -> None:

@@ -31,6 +31,7 @@ from sparkdl.core.scratch import scratch_folder
 Objects = Mapping[str, Any]
 """Classes and functions by the names that configurations of Keras call them by."""
 LIBRARIES = ("keras", "tf_keras")
+HDF5 = b"\x89HDF"
 _OWN = (*LIBRARIES, "keras_hub", "keras_cv", "keras_nlp", "tensorflow", "numpy", "builtins")
 _LAMBDA = "<lambda>"
 _DUMP = "_serialize_function_to_config"
@@ -261,7 +262,7 @@ def loaded(
     with scratch_folder() as folder:
         path = source
         if isinstance(source, bytes):
-            path = folder / "model.keras"
+            path = folder / ("model.h5" if source.startswith(HDF5) else "model.keras")
             path.write_bytes(source)
         try:
             with scope(objects, library):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 import msgspec
+from pyspark.errors import PySparkException
 from pyspark.ml.base import Estimator
 from pyspark.sql import DataFrame, SparkSession
 
@@ -25,11 +26,11 @@ from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.params import HasParams
 from sparkdl.ml.estimators.persistence import (
     CODE,
+    Contents,
     Saved,
-    Storage,
-    load_code,
-    save_code,
-    storage_of,
+    packed_code,
+    read_path,
+    unpacked_code,
 )
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.estimators.training import Training, TrainingSummary
@@ -184,32 +185,30 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         model._summary = replace(summary, results=())
         return model
 
-    def _save_files(self, storage: Storage) -> None:
-        is_content = isinstance(self._made, bytes)
-        if isinstance(self._made, bytes):
-            storage.write(self._made, self._file)
-        if not is_content or self._callbacks or self._objects:
-            made = None if is_content else self._made
-            save_code(storage, made, self._callbacks, dict(self._objects))
+    def _contents(self, spark: SparkSession) -> Contents:
+        model, made = {}, self._made
+        if isinstance(made, bytes):
+            model, made = {self._file: made}, None
+        # A model's file needs no pickle; callbacks, custom objects and functions do.
+        if model and not self._callbacks and not self._objects:
+            return model
+        return {**model, **packed_code(made, self._callbacks, dict(self._objects))}
 
     @classmethod
-    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> Any:
+    def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> Any:
         estimator: Any = cls()
-        content = storage.read(cls._file)
-        # A model's file needs no pickle; callbacks, custom objects and functions do.
-        if content is None or storage.read(CODE) is not None:
-            estimator._made, callbacks, estimator._objects = load_code(storage)
+        if CODE in contents:
+            estimator._made, callbacks, estimator._objects = unpacked_code(contents)
             estimator.setCallbacks(callbacks)
-        estimator._made = estimator._made if content is None else content
+        estimator._made = contents.get(cls._file, estimator._made)
         return estimator
 
 
 def _read(spark: SparkSession, path: str) -> bytes:
-    folder, _, name = path.rpartition("/")
-    content = storage_of(spark, folder if "://" in folder else f"file://{folder}").read(name)
-    if content is None:
+    try:
+        return read_path(spark, path)
+    except (OSError, PySparkException) as error:
         raise ResultError(
             f"the chief saved its model as {path}, which the driver cannot see: model_dir must be "
             "on storage that nodes and driver share"
-        )
-    return content
+        ) from error

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -92,7 +92,8 @@ class ModelSource:
         fingerprint: changes with the model's files.
         signature_def_key: of a SavedModel; None for its only one, or `serving_default`.
         tag_set: of a SavedModel; empty for any.
-        content: a `.keras` file, a pickled module, or a pickled function that makes the module.
+        content: a model's file, a SavedModel's folder as a ZIP archive, a pickled module, or a
+            pickled function that makes the module.
         objects: classes and functions that a `.keras` file names, pickled; empty for none.
     """
 
@@ -115,7 +116,6 @@ def source_of(
         ConfigError: if there is nothing at a local path, or weights alone.
     """
     path = local_path(path)
-    tags = tuple(tag.strip() for tag in (tag_set or "").split(",") if tag.strip())
     # First, because such a name also ends in `.h5`.
     if path.endswith(_WEIGHTS):
         raise ConfigError(
@@ -124,11 +124,22 @@ def source_of(
         )
     if path.endswith(_KERAS):
         return ModelSource(path, "keras", fingerprint(path))
-    return ModelSource(path, "saved_model", fingerprint(path), signature_def_key, tags)
+    source = ModelSource(path, "saved_model", fingerprint(path))
+    return with_keys(source, signature_def_key, tag_set)
+
+
+def with_keys(
+    source: ModelSource, signature_def_key: str | None, tag_set: str | None
+) -> ModelSource:
+    """Return a source with the signature and the tags that are wanted of a SavedModel."""
+    if source.format != "saved_model":
+        return source
+    tags = tuple(tag.strip() for tag in (tag_set or "").split(",") if tag.strip())
+    return replace(source, signature_def_key=signature_def_key, tag_set=tags)
 
 
 def source_of_content(content: bytes, kind: Format = "keras") -> ModelSource:
-    """Return the source for the bytes of a `.keras` file or of a pickle."""
+    """Return the source for what `ModelSource.content` may be."""
     return ModelSource("", kind, hashlib.sha256(content).hexdigest(), content=content)
 
 

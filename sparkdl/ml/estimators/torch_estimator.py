@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
@@ -25,7 +25,7 @@ from sparkdl.ml.estimators.lightning_train import (
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.network import NetworkEstimator
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, TORCH, TRAINING
-from sparkdl.ml.estimators.persistence import Storage, load_code, save_code
+from sparkdl.ml.estimators.persistence import Contents, packed_code, unpacked_code
 from sparkdl.ml.estimators.source import NUMBER, Signature, Tensor
 from sparkdl.ml.estimators.torch_batch import check_optimizer, loss_of, metrics_of
 from sparkdl.ml.estimators.torch_module import ModuleTask, inputs_of
@@ -122,17 +122,17 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         return inputs_of(signature, task)
 
     def _to_save(self) -> dict[str, Any]:
-        # JSON cannot hold them, so `_save_files` pickles them.
+        # JSON cannot hold them, so `_contents` pickles them.
         return {name: value for name, value in super()._to_save().items() if name not in _OBJECTS}
 
-    def _save_files(self, storage: Storage) -> None:
+    def _contents(self, spark: SparkSession) -> Contents:
         objects = {name: value for name, value in super()._to_save().items() if name in _OBJECTS}
-        save_code(storage, self._made, self._callbacks, self._train_fn, objects)
+        return packed_code(self._made, self._callbacks, self._train_fn, objects)
 
     @classmethod
-    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> Any:
+    def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> Any:
         estimator = cls()
-        estimator._made, callbacks, estimator._train_fn, objects = load_code(storage)
+        estimator._made, callbacks, estimator._train_fn, objects = unpacked_code(contents)
         estimator.setCallbacks(callbacks)
         estimator._set(**objects)
         return estimator

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from pyspark.ml.base import Model
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
@@ -20,13 +20,14 @@ from sparkdl.ml.estimators.keras_model import is_keras_file, trained
 from sparkdl.ml.estimators.keras_objects import registered
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, HasParams, TFParams
-from sparkdl.ml.estimators.persistence import Saved, Storage
+from sparkdl.ml.estimators.persistence import Contents, Saved, read_path
 from sparkdl.ml.estimators.source import (
     Format,
     ModelSource,
     Signature,
     source_of,
     source_of_content,
+    with_keys,
 )
 from sparkdl.ml.estimators.training import TrainingSummary
 from sparkdl.ml.scoring.columns import OutputColumn, class_outputs, mapped_outputs
@@ -35,8 +36,8 @@ from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
 
-_FILES = "model"
-_FILE, _CODE = f"{_FILES}.keras", f"{_FILES}.pickle"
+MODEL = "model"
+"""The content of a saved stage that is its model."""
 PROBABILITY = "probability"
 """The column of a softmax, where `probability_col` names none; Spark ML's own name for it."""
 Parts = tuple[ModelSource, Signature, Any, tuple[StructType, tuple[OutputColumn, ...]]]
@@ -124,7 +125,8 @@ class TFModel(
     """
 
     __module__ = "sparkdl"
-    _file = ""
+    _source: ModelSource | None = None
+    """The model that was saved with this stage."""
 
     def __init__(self, tf_args: Any = None) -> None:
         super().__init__()
@@ -133,46 +135,45 @@ class TFModel(
 
     def _parts(self) -> Parts:
         args: Any = self.merge_args_params()
-        source = self._source(args)
+        source = _with_registered(self._chosen(args))
         signature = signature_of(source)
         outputs = mapped_outputs(args.output_mapping, args.output_types, signature)
         return source, signature, args, outputs
 
-    def _source(self, args: Any) -> ModelSource:
+    def _chosen(self, args: Any) -> ModelSource:
         path = args.export_dir or args.model_dir
-        if not path:
+        if path:
+            return source_of(path, args.signature_def_key, args.tag_set)
+        if self._source is None:
             raise ConfigError(
                 f"{self.uid} does not know its model: call setExportDir(path) with a SavedModel's "
                 "folder or a .keras file. In tf_args, export_dir does the same"
             )
-        source = source_of(path, args.signature_def_key, args.tag_set)
-        return _with_registered(source)
+        return with_keys(self._source, args.signature_def_key, args.tag_set)
 
     def _to_save(self) -> dict[str, Any]:
         merged = vars(self.merge_args_params())
         return {
             param.name: merged[param.name]
             for param in self.params
+            if param.name not in ("export_dir", "model_dir")
             # Arguments of `tf_args` become parameters, because a loaded model has no `tf_args`.
-            if param in self._paramMap or merged[param.name] != self._defaultParamMap[param]
+            and (param in self._paramMap or merged[param.name] != self._defaultParamMap[param])
         }
 
-    def _save_files(self, storage: Storage) -> None:
-        source = self._source(self.merge_args_params())
-        storage.add(source.path, f"{_FILES}/{_name(source)}")
+    def _contents(self, spark: SparkSession) -> Contents:
+        source = self._chosen(self.merge_args_params())
+        return {MODEL: source.content or read_path(spark, source.path)}
 
     def _extra(self) -> dict[str, Any]:
-        return {**super()._extra(), "file": _name(self._source(self.merge_args_params()))}
+        return {**super()._extra(), "format": self._chosen(self.merge_args_params()).format}
 
     @classmethod
-    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> TFModel:
+    def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> TFModel:
         model = cls()
         model._set_summary(metadata)
-        model._file = metadata["file"]
+        model._source = source_of_content(contents[MODEL], metadata["format"])
         return model
-
-    def _after_load(self, storage: Storage) -> None:
-        self.setExportDir(storage.location(f"{_FILES}/{self._file}"))
 
 
 def _with_registered(source: ModelSource) -> ModelSource:
@@ -180,11 +181,6 @@ def _with_registered(source: ModelSource) -> ModelSource:
     if source.format != "keras":
         return source
     return replace(source, objects=registered(source.content or source.path))
-
-
-def _name(source: ModelSource) -> str:
-    """Return the file name of a saved model, whose ending gives its format."""
-    return "saved_model" if source.format == "saved_model" else source.path.rpartition("/")[2]
 
 
 class NetworkModel(FittedModel, params=COLUMNS):
@@ -286,16 +282,11 @@ class KerasModel(NetworkModel):
         source = _with_registered(source_of_content(self.content, kind))
         return source, self._signature, args, self._outputs()
 
-    def _save_files(self, storage: Storage) -> None:
-        storage.write(self.content, _FILE if is_keras_file(self.content) else _CODE)
+    def _contents(self, spark: SparkSession) -> Contents:
+        return {MODEL: self.content}
 
     @classmethod
-    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> KerasModel:
-        content = storage.read(_FILE) or storage.read(_CODE)
-        if content is None:
-            raise ConfigError(
-                f"{storage.location('')} holds no model: it was not saved whole. Save it again"
-            )
-        model = cls(content, msgspec.json.decode(metadata["signature"], type=Signature))
+    def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> KerasModel:
+        model = cls(contents[MODEL], msgspec.json.decode(metadata["signature"], type=Signature))
         model._set_summary(metadata)
         return model

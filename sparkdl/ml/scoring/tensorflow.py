@@ -5,7 +5,9 @@ Runs in: feeder, child. Also in the process that describes a model to the driver
 
 from __future__ import annotations
 
+import io
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.scratch import scratch_folder
 from sparkdl.ml.estimators.keras_model import layer_names, output_names, trained
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
@@ -101,7 +104,10 @@ def keras_predictor(model: Any) -> Predictor:
 def _saved_model(source: ModelSource) -> Predictor:
     import tensorflow as tf
 
-    model = tf.saved_model.load(source.path, tags=list(source.tag_set) or None)
+    with scratch_folder() as folder:
+        if source.content is not None:
+            zipfile.ZipFile(io.BytesIO(source.content)).extractall(folder)
+        model = tf.saved_model.load(source.path or str(folder), list(source.tag_set) or None)
     function = model.signatures[_signature_key(source, list(model.signatures))]
     inputs = function.structured_input_signature[1]
     outputs = function.structured_outputs

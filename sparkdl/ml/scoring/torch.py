@@ -185,7 +185,7 @@ def _exported(source: ModelSource, device: Any) -> tuple[Signature, Call, dict[s
     import torch
     from torch.utils import _pytree as pytree
 
-    program = torch.export.load(_file(source.path))
+    program = torch.export.load(_file(source))
     if device.type != "cpu":
         from torch.export.passes import move_to_device_pass
 
@@ -225,9 +225,11 @@ def _described(name: str, value: Any) -> Tensor:
     return Tensor(name, "float32" if dtype == "bfloat16" else dtype, shape)
 
 
-def _file(path: str) -> Any:
-    """Return a local file's path, or a remote file's content: PyTorch loads from either."""
-    storage, inner = locate(path)
+def _file(source: ModelSource) -> Any:
+    """Return a local file's path, or another file's content: PyTorch loads from either."""
+    if source.content is not None:
+        return io.BytesIO(source.content)
+    storage, inner = locate(source.path)
     if storage.uri == "file://":
         return inner
     with open_storage(storage).open_input_file(inner) as file:

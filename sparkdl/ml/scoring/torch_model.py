@@ -11,20 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import named
 from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.persistence import Storage
-from sparkdl.ml.estimators.source import ModelSource, Signature, source_of_content, torch_source
+from sparkdl.ml.estimators.persistence import Contents, read_path
+from sparkdl.ml.estimators.source import (
+    Format,
+    ModelSource,
+    Signature,
+    source_of_content,
+    torch_source,
+)
 from sparkdl.ml.scoring.columns import OutputColumn, declared_outputs, mapped_outputs
-from sparkdl.ml.scoring.model import NetworkModel, Parts
+from sparkdl.ml.scoring.model import MODEL, NetworkModel, Parts
 from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
-
-_FOLDER = "model"
-_PICKLE = "module.pickle"
 
 
 class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols", "input_shapes"]):
@@ -54,12 +58,12 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
     """
 
     __module__ = "sparkdl"
-    _file = ""
+    _content = b""
+    _format: Format = "module"
 
     def __init__(self, model: Any = None) -> None:
         super().__init__()
         self._set_table_defaults(batch_size=SCORE_ROWS)
-        self._content = b""
         if isinstance(model, str | Path):
             self.setModelPath(str(model))
         elif model is not None:
@@ -80,14 +84,14 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
             ConfigError: if the model is a file.
             FrameworkMissingError: if the driver has no PyTorch.
         """
-        if not self._content:
+        if not self._is_module():
             raise ConfigError(f"{self.uid} scores with a file, not with a module: load it yourself")
         return module_of(self._content)
 
     def _parts(self) -> Parts:
         source = self._source()
         args: Any = self._values()
-        signature = self._signature if self._content else signature_of(source)
+        signature = self._signature if self._is_module() else signature_of(source)
         args.input_mapping = inputs = self._inputs(signature)
         known = {tensor.name for tensor in signature.inputs}
         # Parameters with a default are fed only if they are mapped.
@@ -104,15 +108,18 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
         )
         # A fitted model knows its outputs, so Spark ML's usual columns do.
         is_plain = not (self.getOutputCols() or self.getOutputMapping())
-        is_fitted = bool(self._content and signature.outputs)
+        is_fitted = bool(self._is_module() and signature.outputs)
         outputs = self._outputs() if is_plain and is_fitted else self._mapped(signature)
         return source, Signature(taken, ()), args, outputs
 
+    def _is_module(self) -> bool:
+        return bool(self._content) and self._format == "module"
+
     def _source(self) -> ModelSource:
-        if self._content:
-            return source_of_content(self._content, "module")
-        if path := self.getModelPath():
+        if path := "" if self._is_module() else self.getModelPath():
             return torch_source(path)
+        if self._content:
+            return source_of_content(self._content, self._format)
         raise ConfigError(
             f"{self.uid} does not know its model: make it as TorchModel(module), or call "
             "setModelPath(path) with a file of torch.export.save"
@@ -123,7 +130,7 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
         columns: list[str] = self.getInputCols()
         mapping: dict[str, str] = self.getInputMapping()
         names = [tensor.name for tensor in (*signature.inputs, *signature.optional)]
-        if signature.outputs and self._content and not (columns or mapping):
+        if signature.outputs and self._is_module() and not (columns or mapping):
             return dict.fromkeys(named(self.getFeaturesCol()), self._only_input())
         if bool(columns) == bool(mapping):
             raise ConfigError(
@@ -175,34 +182,21 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
         return declared_outputs(mapping, types)
 
     def _extra(self) -> dict[str, Any]:
-        file = "" if self._content else self._source().path.rpartition("/")[2]
-        return {**super()._extra(), "file": file}
+        return {**super()._extra(), "format": self._source().format}
 
-    def _save_files(self, storage: Storage) -> None:
-        if self._content:
-            storage.write(self._content, _PICKLE)
-        else:
-            path = self._source().path
-            storage.add(path, f"{_FOLDER}/{path.rpartition('/')[2]}")
+    def _to_save(self) -> dict[str, Any]:
+        return {name: value for name, value in super()._to_save().items() if name != "model_path"}
+
+    def _contents(self, spark: SparkSession) -> Contents:
+        source = self._source()
+        return {MODEL: source.content or read_path(spark, source.path)}
 
     @classmethod
-    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> TorchModel:
-        model = cls()
-        model._file = metadata["file"]
+    def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> TorchModel:
+        model = cls._of(contents[MODEL], msgspec.json.decode(metadata["signature"], type=Signature))
+        model._format = metadata["format"]
         model._set_summary(metadata)
-        model._signature = msgspec.json.decode(metadata["signature"], type=Signature)
-        if not model._file:
-            content = storage.read(_PICKLE)
-            if content is None:
-                raise ConfigError(
-                    f"{storage.location('')} holds no model: it was not saved whole. Save it again"
-                )
-            model._content = content
         return model
-
-    def _after_load(self, storage: Storage) -> None:
-        if self._file:
-            self.setModelPath(storage.location(f"{_FOLDER}/{self._file}"))
 
 
 def _names(signature: Signature) -> str:

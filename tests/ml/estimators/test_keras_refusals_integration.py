@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import cloudpickle
 import pytest
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators import columns, training
-from sparkdl.ml.estimators.describe import ask_keras_process
+from sparkdl.ml.estimators import columns, describe, training
+from sparkdl.ml.estimators.describe import keras_answer
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.estimators.keras_model import Recipe
 from tests.doubles import sessions
@@ -186,8 +185,12 @@ def test_model_of_a_function_that_cannot_travel_back_is_refused_by_the_driver(
         KerasEstimator(network, features_col="good", model_dir="/tmp/models").fit(frame)
 
 
-def test_function_is_called_in_a_process_of_its_own_where_that_would_cost() -> None:
-    asked = cloudpickle.dumps(Recipe(functools.partial(network, a="float32"), "sgd"))
-    answer = ask_keras_process(asked)
-    assert answer.signature is not None
-    assert [str(tensor) for tensor in answer.signature.inputs] == ["a (float32 [?, 1])"]
+def test_function_is_called_in_a_process_of_its_own_where_that_would_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(describe, "costs_nothing", lambda made: False)
+    recipe = Recipe(functools.partial(network, a="float32"), "sgd")
+    signature, nbytes = keras_answer(recipe, is_made_here=False)
+    assert signature is not None
+    assert [str(tensor) for tensor in signature.inputs] == ["a (float32 [?, 1])"]
+    assert nbytes == 8

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from pyspark.ml import PipelineModel
 from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators import persistence
 from sparkdl.ml.estimators.estimator import TFEstimator
+from sparkdl.ml.estimators.persistence import read_path
 from sparkdl.ml.estimators.training import TrainingSummary
 from sparkdl.ml.scoring.model import TFModel
 from tests.ml.conftest import Saved
@@ -43,7 +47,62 @@ def test_loaded_model_needs_neither_code_nor_the_folder_it_came_from(
     assert np.allclose(row[0], linear([[1, 2, 3]])[0])
     with pytest.raises(ConfigError, match=r"holds a sparkdl\.TFModel, not a TFEstimator"):
         TFEstimator.load(str(tmp_path / "stage"))
-    model.setExportDir(loaded.getExportDir()).write().overwrite().save(str(tmp_path / "again"))
+    for folder in ("again", "again", "stage"):
+        loaded.write().overwrite().save(str(tmp_path / folder))
+    again = TFModel.load(str(tmp_path / "stage"))
+    assert again.transform(frame).collect() == [row]
+
+
+def test_content_of_any_size_comes_back_and_a_part_that_lacks_is_an_error(
+    spark_ml: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persistence, "_WRITE_NBYTES", 10)
+    estimator: Any = TFEstimator(print)
+    contents = {"large": bytes(range(25)), "empty": b"", "small": b"1234"}
+    monkeypatch.setattr(estimator, "_contents", lambda spark: contents)
+    found: list[Any] = []
+
+    def restored(contents: Any, _metadata: Any) -> Any:
+        found.append(contents)
+        return estimator
+
+    monkeypatch.setattr(TFEstimator, "_restored", restored)
+    for _ in range(2):
+        estimator.write().overwrite().save(str(tmp_path))
+        TFEstimator.load(str(tmp_path))
+    assert found == [contents] * 2
+    with pytest.raises(Exception, match="already exists"):
+        estimator.save(str(tmp_path))
+    max(tmp_path.glob("data/*.parquet"), key=lambda file: file.stat().st_size).unlink()
+    with pytest.raises(ConfigError, match=r"lacks parts of .*: the stage was not saved whole"):
+        TFEstimator.load(str(tmp_path))
+
+
+def test_folder_is_one_content_also_where_tasks_alone_can_read_it(
+    spark_ml: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model" / "deep").mkdir(parents=True)
+    (tmp_path / "model" / "deep" / "inner").write_bytes(b"in")
+    (tmp_path / "model" / "file").write_bytes(b"")
+
+    def files() -> dict[str, bytes]:
+        archive = zipfile.ZipFile(io.BytesIO(read_path(spark_ml, str(tmp_path / "model"))))
+        return {name: archive.read(name) for name in archive.namelist()}
+
+    assert files() == {"deep/inner": b"in", "file": b""}
+    assert read_path(spark_ml, f"file://{tmp_path}/model/deep/inner") == b"in"
+    with pytest.raises(FileNotFoundError):
+        read_path(spark_ml, str(tmp_path / "gone"))
+    monkeypatch.setattr(persistence, "context_of", lambda spark: None)
+    real, tried = persistence._read_path, iter([OSError("no such file on the client")])
+
+    def read(path: str) -> bytes:
+        for error in tried:
+            raise error
+        return real(path)
+
+    monkeypatch.setattr(persistence, "_read_path", read)
+    assert files() == {"deep/inner": b"in", "file": b""}
 
 
 def test_pipeline_finds_the_model_by_a_name_that_does_not_say_its_module(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from pyspark.ml import Estimator, Model
 from pyspark.ml.linalg import VectorUDT
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import (
     BooleanType,
     DataType,
@@ -36,7 +36,7 @@ from sparkdl.horovod.spark.common import util
 from sparkdl.horovod.spark.common.backend import SparkBackend
 from sparkdl.horovod.spark.common.params import EstimatorParams, ModelParams
 from sparkdl.horovod.spark.common.work import Work
-from sparkdl.ml.estimators.persistence import Saved, load_code, save_code
+from sparkdl.ml.estimators.persistence import Contents, Saved, packed_code, unpacked_code
 from sparkdl.ml.estimators.training import warn_of_no_numbers
 from sparkdl.ml.scoring.predict import predict
 
@@ -49,14 +49,14 @@ class _Saved(Saved):
     def _to_save(self) -> dict[str, Any]:
         return {}
 
-    def _save_files(self, storage: Any) -> None:
+    def _contents(self, spark: SparkSession) -> Contents:
         values = super()._to_save()
         values = {n: x for n, x in values.items() if n not in ("backend", "store")}
-        save_code(storage, self._packed(values))
+        return packed_code(self._packed(values))
 
     @classmethod
-    def _load_files(cls, storage: Any, metadata: dict[str, Any]) -> Any:
-        (values,) = load_code(storage)
+    def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> Any:
+        (values,) = unpacked_code(contents)
         return cls()._set(**cls._unpacked(values))  # type: ignore[attr-defined]
 
     @classmethod
