@@ -198,7 +198,12 @@ def test_trials_are_nested_in_the_run_of_their_search(place: Store, choose: Choo
 
     sampler = optuna.samplers.GridSampler({"x": [2.0, 3.0]})
     options: Any = {"executor": "local", "observe": Observe(dashboard=False)}
-    search(None, objective, {"x": [2.0, 3.0]}, trials=2, parallelism=2, sampler=sampler, **options)
+
+    def space(trial: Any) -> dict[str, Any]:
+        return {"x": trial.suggest_categorical("x", [2.0, 3.0])}
+
+    study = optuna.create_study(sampler=sampler)
+    search(None, objective, space, trials=2, parallelism=2, study=study, **options)
     assert sparkdl.mlflow.flush(SOON_S)
     found = place.runs("trials")
     parent = found.pop("sparkdl search")

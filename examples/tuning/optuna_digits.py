@@ -46,6 +46,15 @@ def train(params, ctx):
     return {"accuracy": accuracy}
 
 
+def space(trial):
+    """Return the parameters of a trial."""
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 1e-5, 1e-1, log=True),
+        "units": trial.suggest_categorical("units", [16, 64]),
+        "epochs": trial.suggest_int("epochs", 5, 10),
+    }
+
+
 def main() -> None:
     """Search on the session that spark-submit set up."""
     import optuna
@@ -61,17 +70,15 @@ def main() -> None:
         found = search(
             spark,
             train,
-            {
-                "learning_rate": optuna.distributions.FloatDistribution(1e-5, 1e-1, log=True),
-                "units": [16, 64],
-                "epochs": (5, 10),
-            },
+            space,
             trials=args.trials,
             parallelism=args.parallelism,
             metric="accuracy",
-            direction="maximize",
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=2),
-            seed=0,
+            study=optuna.create_study(
+                direction="maximize",
+                sampler=optuna.samplers.TPESampler(seed=0),
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=2),
+            ),
         )
         print(found.trials_dataframe().sort_values("value").to_string())
         print(f"tuning: best {found.best_params}")

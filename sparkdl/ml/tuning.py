@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -39,15 +39,14 @@ if TYPE_CHECKING:
 
     from sparkdl.driver.options import LaunchOptions
 
-    Space = Mapping[str, Any] | Callable[[optuna.Trial], dict[str, Any]]
-
 Direction = Literal["minimize", "maximize"]
-Run = Callable[[dict[str, Any], "optuna.Trial"], float]
+Space = Callable[["optuna.Trial"], dict[str, Any]]
+Run = Callable[[dict[str, Any], "optuna.Trial", threading.Event], float]
 Objective = Callable[[dict[str, Any], Any], Any]
 _LOOK_S = 5.0
 
 
-def search(  # noqa: PLR0913 (one option, one name)
+def search(
     spark: SparkSession | None,
     objective: Objective,
     space: Space,
@@ -56,11 +55,7 @@ def search(  # noqa: PLR0913 (one option, one name)
     parallelism: int = 1,
     nodes: int = 1,
     metric: str = "value",
-    direction: Direction = "minimize",
     study: optuna.Study | None = None,
-    sampler: optuna.samplers.BaseSampler | None = None,
-    pruner: optuna.pruners.BasePruner | None = None,
-    seed: int | None = None,
     trial_timeout_s: float | None = None,
     **options: Unpack[LaunchOptions],
 ) -> optuna.Study:
@@ -74,14 +69,12 @@ def search(  # noqa: PLR0913 (one option, one name)
     Args:
         spark: the session; None for the active one, or with `executor="local"`.
         objective: `map_fun` of each trial, with its parameters as `args`.
-        space: parameter to its values: a list of choices, `(low, high)` for whole numbers or
-            floats, or a distribution of Optuna; or a function from Optuna's trial to parameters.
+        space: returns the parameters of Optuna's trial: `lambda trial: {"units":
+            trial.suggest_int("units", 16, 64)}`.
         trials: how many, failed and pruned trials included.
         parallelism: how many at once; their launches take turns.
-        study: Optuna's study, to continue, or with a storage of its own; then leave out
-            `direction`, `sampler`, `pruner` and `seed`, which it has already.
-        sampler, pruner: Optuna's; by default TPE, and no pruning.
-        seed: of the sampler. With `parallelism=1` the same seed gives the same trials.
+        study: `optuna.create_study(…)`, which knows direction, sampler, pruner and storage. By
+            default one that minimizes, and prunes no trial.
         trial_timeout_s: seconds after which a trial fails.
         options: of `sparkdl.launch`: `framework`, `max_restarts`, … By default `map_fun` reads
             its own data, and no framework is imported.
@@ -96,29 +89,23 @@ def search(  # noqa: PLR0913 (one option, one name)
     """
     if nodes < 1:
         raise ConfigError(f"nodes={nodes} must be at least 1")
-    found = _study(study, direction, sampler, pruner, seed)
+    found = _study(study)
     if spark is None and options.get("executor") != "local":
         spark = active_session()  # which other threads do not know
     options["feeding"] = reads_own_data(options.get("feeding", Feeding()))
     options.setdefault("framework", "plain")
-    # An interrupt comes in the main thread alone, and trials run in others.
-    stop = threading.Event()
 
-    def run(params: dict[str, Any], trial: optuna.Trial) -> float:
+    def run(params: dict[str, Any], trial: optuna.Trial, stop: threading.Event) -> float:
         deadline = Deadline.after(trial_timeout_s)
         with launch(spark, objective, params, nodes, **options) as cluster:
             _watch(cluster, metric, trial, deadline, stop)
             results = cluster.results(deadline.wait_s)
         return value_of(results[0], metric)
 
-    try:
-        return _optimized(found, space, run, trials, parallelism, spark, stop)
-    except BaseException:
-        stop.set()  # it ends the running trials
-        raise
+    return _optimized(found, space, run, trials, parallelism, spark)
 
 
-def search_estimator(  # noqa: PLR0913 (one option, one name)
+def search_estimator(
     estimator: Estimator[Any],
     evaluator: Evaluator,
     train: DataFrame,
@@ -128,8 +115,6 @@ def search_estimator(  # noqa: PLR0913 (one option, one name)
     trials: int,
     parallelism: int = 1,
     study: optuna.Study | None = None,
-    sampler: optuna.samplers.BaseSampler | None = None,
-    seed: int | None = None,
 ) -> optuna.Study:
     """Search for the parameters with which a stage, or a pipeline of them, is best.
 
@@ -139,26 +124,17 @@ def search_estimator(  # noqa: PLR0913 (one option, one name)
     Args:
         space: names are those of the estimator's parameters; of a pipeline's stages `stage.param`,
             with the stage's number from 0.
+        study: by default one of the evaluator's direction.
     """
-    found = _study(
-        study, "maximize" if evaluator.isLargerBetter() else "minimize", sampler, None, seed
-    )
+    found = _study(study, "maximize" if evaluator.isLargerBetter() else "minimize")
 
-    def run(params: dict[str, Any], _trial: optuna.Trial) -> float:
+    def run(params: dict[str, Any], _trial: optuna.Trial, _stop: threading.Event) -> float:
         values = {_param(estimator, name): value for name, value in params.items()}
         model = estimator.fit(train, values)
         with named_jobs(validation.sparkSession, "sparkdl", "search, evaluation"):
             return float(evaluator.evaluate(model.transform(validation)))
 
-    if isinstance(space, Mapping):
-        for name in space:
-            _param(estimator, name)
-    stop = threading.Event()
-    try:
-        return _optimized(found, space, run, trials, parallelism, train.sparkSession, stop)
-    except BaseException:
-        stop.set()  # running trials finish; no other starts
-        raise
+    return _optimized(found, space, run, trials, parallelism, train.sparkSession)
 
 
 def _optimized(
@@ -168,7 +144,6 @@ def _optimized(
     trials: int,
     parallelism: int,
     spark: SparkSession | None,
-    stop: threading.Event,
 ) -> optuna.Study:
     """Have Optuna run the trials; return the study."""
     import optuna
@@ -176,7 +151,8 @@ def _optimized(
     for name, number in (("trials", trials), ("parallelism", parallelism)):
         if number < 1:
             raise ConfigError(f"{name}={number} must be at least 1")
-    params_of = space if callable(space) else partial(_suggested, _distributions(space))
+    # An interrupt comes in the main thread alone, and trials run in others.
+    stop = threading.Event()
     inherit, before = inheritance(spark), len(study.get_trials(deepcopy=False))
 
     def try_one(trial: optuna.Trial) -> float:
@@ -184,10 +160,10 @@ def _optimized(
             study.stop()
             raise optuna.TrialPruned("the search was interrupted")
         inherit()
-        params = dict(params_of(trial))
         try:
+            params = dict(space(trial))
             with tracked("trial", number=trial.number, params=params) as note:
-                value = run(params, trial)
+                value = run(params, trial, stop)
                 if math.isnan(value):  # a sampler could not compare it
                     raise ResultError("the value is NaN: the objective must return a number")
                 note(value=value)
@@ -202,17 +178,18 @@ def _optimized(
     with tracked("search", params=facts) as note:
         context = copy_context()  # what this thread is in the midst of
         # In a thread of its own: Optuna waits for running trials when it is interrupted.
-        begin(
-            partial(
-                study.optimize,
-                lambda trial: context.copy().run(try_one, trial),
-                n_trials=trials,
-                n_jobs=min(parallelism, trials),
-                catch=(Exception,),
-            ),
-            "sparkdl-search",
-            partial(inheriting_thread, spark),
-        ).result()
+        optimize = partial(
+            study.optimize,
+            lambda trial: context.copy().run(try_one, trial),
+            n_trials=trials,
+            n_jobs=min(parallelism, trials),
+            catch=(Exception,),
+        )
+        try:
+            begin(optimize, "sparkdl-search", partial(inheriting_thread, spark)).result()
+        except BaseException:
+            stop.set()  # running trials end, and no other starts
+            raise
         mine = study.get_trials(deepcopy=False)[before:]
         if not any(trial.state is optuna.trial.TrialState.COMPLETE for trial in mine):
             if errors := [each for trial in mine if (each := trial.user_attrs.get("error"))]:
@@ -224,85 +201,19 @@ def _optimized(
     return study
 
 
-def _study(
-    study: optuna.Study | None,
-    direction: Direction,
-    sampler: optuna.samplers.BaseSampler | None,
-    pruner: optuna.pruners.BasePruner | None,
-    seed: int | None,
-) -> optuna.Study:
+def _study(study: optuna.Study | None, direction: Direction = "minimize") -> optuna.Study:
     try:
         import optuna
     except ImportError as error:
         raise FrameworkMissingError(
             "hyper-parameter search needs Optuna on the driver: pip install optuna"
         ) from error
-    if study is not None:
-        if any(given is not None for given in (sampler, pruner, seed)):
-            raise ConfigError(
-                "study= has a sampler and a pruner already: leave out sampler, pruner and seed"
-            )
-        if len(study.directions) > 1:
-            raise ConfigError(
-                f"study= has {len(study.directions)} objectives, and must have one: a trial has "
-                "one value here"
-            )
-        return study
-    if direction not in ("minimize", "maximize"):
-        raise ConfigError(f"direction={direction!r}: choose 'minimize' or 'maximize'")
-    if sampler is not None and seed is not None:
-        raise ConfigError(f"seed={seed} is for the sampler that is made here: give yours its own")
-    return optuna.create_study(
-        direction=direction,
-        sampler=sampler or optuna.samplers.TPESampler(seed=seed),
-        pruner=pruner or optuna.pruners.NopPruner(),
-    )
-
-
-def _distributions(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Optuna's distributions.
-
-    Raises:
-        ConfigError: for what stands for none.
-    """
-    import optuna
-
-    kinds = optuna.distributions
-    found = {}
-    for name, values in space.items():
-        is_pair = isinstance(values, tuple) and len(values) == 2
-        try:
-            if isinstance(values, kinds.BaseDistribution):
-                found[name] = values
-            # Whole numbers first: they are floats to the next check as well.
-            elif is_pair and all(isinstance(value, int) for value in values):
-                found[name] = kinds.IntDistribution(*values)
-            elif is_pair and all(isinstance(value, int | float) for value in values):
-                found[name] = kinds.FloatDistribution(*values)
-            elif isinstance(values, Sequence) and not isinstance(values, tuple | str):
-                found[name] = kinds.CategoricalDistribution(values)
-            else:
-                raise ValueError("it is no list, no pair of numbers and no distribution")
-        except ValueError as error:
-            raise ConfigError(
-                f"space[{name!r}]={values!r}: {error}. Give a list of choices, (low, high), or "
-                "one of optuna.distributions"
-            ) from error
-    return found
-
-
-def _suggested(distributions: Mapping[str, Any], trial: optuna.Trial) -> dict[str, Any]:
-    import optuna
-
-    kinds, found = optuna.distributions, {}
-    for name, kind in distributions.items():
-        if isinstance(kind, kinds.CategoricalDistribution):
-            found[name] = trial.suggest_categorical(name, kind.choices)
-        else:
-            is_int = isinstance(kind, kinds.IntDistribution)
-            suggest: Any = trial.suggest_int if is_int else trial.suggest_float
-            found[name] = suggest(name, kind.low, kind.high, step=kind.step, log=kind.log)
-    return found
+    if study is not None and len(study.directions) > 1:
+        raise ConfigError(
+            f"study= has {len(study.directions)} objectives, and must have one: a trial has one "
+            "value here"
+        )
+    return study or optuna.create_study(direction=direction, pruner=optuna.pruners.NopPruner())
 
 
 def _param(estimator: Any, name: str) -> Any:
