@@ -46,7 +46,7 @@ Objective = Callable[[dict[str, Any], Any], Any]
 _LOOK_S = 5.0
 
 
-def search(
+def search(  # noqa: PLR0913 (one option, one name)
     spark: SparkSession | None,
     objective: Objective,
     space: Space,
@@ -87,8 +87,7 @@ def search(
     Returns:
         Optuna's study: `best_params`, `best_value`, `trials`, `trials_dataframe()`.
     """
-    if nodes < 1:
-        raise ConfigError(f"nodes={nodes} must be at least 1")
+    _check_positive(nodes=nodes, trials=trials, parallelism=parallelism)
     found = _study(study)
     if spark is None and options.get("executor") != "local":
         spark = active_session()  # which other threads do not know
@@ -126,6 +125,7 @@ def search_estimator(
             with the stage's number from 0.
         study: by default one of the evaluator's direction.
     """
+    _check_positive(trials=trials, parallelism=parallelism)
     found = _study(study, "maximize" if evaluator.isLargerBetter() else "minimize")
 
     def run(params: dict[str, Any], _trial: optuna.Trial, _stop: threading.Event) -> float:
@@ -148,9 +148,6 @@ def _optimized(
     """Have Optuna run the trials; return the study."""
     import optuna
 
-    for name, number in (("trials", trials), ("parallelism", parallelism)):
-        if number < 1:
-            raise ConfigError(f"{name}={number} must be at least 1")
     # An interrupt comes in the main thread alone, and trials run in others.
     stop = threading.Event()
     inherit, before = inheritance(spark), len(study.get_trials(deepcopy=False))
@@ -191,14 +188,19 @@ def _optimized(
             stop.set()  # running trials end, and no other starts
             raise
         mine = study.get_trials(deepcopy=False)[before:]
-        if not any(trial.state is optuna.trial.TrialState.COMPLETE for trial in mine):
-            if errors := [each for trial in mine if (each := trial.user_attrs.get("error"))]:
-                raise ResultError(
-                    f"none of {len(mine)} trials is complete; the first error: {errors[0]}"
-                )
-        else:
+        if any(trial.state is optuna.trial.TrialState.COMPLETE for trial in mine):
             note(best=study.best_trial)
+        elif errors := [each for trial in mine if (each := trial.user_attrs.get("error"))]:
+            raise ResultError(
+                f"none of {len(mine)} trials is complete; the first error: {errors[0]}"
+            )
     return study
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ConfigError(f"{name}={number} must be at least 1")
 
 
 def _study(study: optuna.Study | None, direction: Direction = "minimize") -> optuna.Study:
