@@ -40,8 +40,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--sync-every", type=int, default=1, help="steps between two averages")
-    parser.add_argument("--aggregation", choices=("tree", "slices"), default="tree")
     args = parser.parse_args()
 
     images, labels = load_digits(return_X_y=True)
@@ -59,8 +57,6 @@ def main() -> None:
             num_partitions=args.partitions,
             batch_size=64,
             epochs=args.epochs,
-            sync_every=args.sync_every,
-            aggregation=args.aggregation,
         )
         print(
             f"jobs: {found.iterations} iterations, {found.iterations / found.seconds:.1f} a second"

@@ -40,8 +40,8 @@ class KerasEstimator(
     NetworkEstimator[KerasModel],
     params=[
         *("input_mapping", "batch_size", "epochs", "model_dir", "num_workers", "label_col"),
-        *("optimizer", "loss", "metrics", "learning_rate", "shuffle", "mode", "sync_every"),
-        *("aggregation", "loss_weights", "class_weight", "verbose", *TRAINING, *SCORING, *COLUMNS),
+        *("optimizer", "loss", "metrics", "learning_rate", "shuffle", "mode"),
+        *("loss_weights", "class_weight", "verbose", *TRAINING, *SCORING, *COLUMNS),
     ],
 ):
     """Fits a Keras 3 model on `num_workers` nodes, under a strategy that keeps them in step.
@@ -157,14 +157,10 @@ class KerasEstimator(
             partitions=self.getNumWorkers(),
             batch_size=task.batch_size,
             epochs=task.epochs,
-            sync_every=self.getSyncEvery(),
-            aggregation=self.getAggregation(),
             shuffle=task.shuffle,
             seed=task.seed or 0,
-            retries=self.getMaxRestarts(),
-            checkpoint_dir=self.getCheckpointDir(),
         )
-        return fit_keras(task, training, plan, dataset)
+        return fit_keras(task, training, plan, dataset, self.getMaxRestarts())
 
     def _task(self) -> KerasTask:
         if self._made is None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 class KerasParams(TypedDict, total=False):
     """The parameters of `KerasEstimator` by name."""
 
-    aggregation: Literal["tree", "slices"]
     batch_size: int
     cache: bool
     checkpoint_dir: str | None
@@ -59,7 +58,6 @@ class KerasParams(TypedDict, total=False):
     shuffle: bool
     shutdown_timeout: float
     startup: Startup | None
-    sync_every: int
     tensorboard_dir: str | None
     validation_indicator_col: str | None
     validation_split: float

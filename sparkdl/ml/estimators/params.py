@@ -270,9 +270,6 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("shuffle", True, _bool, "Whether rows come in random order"),
     ("mode", "nodes", _one_of("nodes", "jobs"), "How to train: on a cluster of nodes, or as Spark "
      f"jobs without nodes, see {docs_page('jobs')}"),
-    ("sync_every", 1, _whole(1), "mode='jobs': steps of the tasks between two averages; 1 averages "
-     "gradients"),
-    ("aggregation", "tree", _one_of("tree", "slices"), "mode='jobs': how gradients are added up"),
 )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparkdl.ml.jobs.fit import JobsResult, fit_in_jobs
+    from sparkdl.ml.jobs.fit import fit_in_jobs
+    from sparkdl.ml.jobs.loop import JobsResult
 
 __all__ = ["JobsResult", "fit_in_jobs"]
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import by_tensor
-from sparkdl.ml.estimators.keras_memory import early_stoppings, state_of, take_state
 from sparkdl.ml.estimators.keras_model import (
     inputs_of,
     keras_inputs_by_column,
@@ -44,13 +43,11 @@ class KerasSpec:
 
     Attributes:
         task: without the model where `content` has it.
-        is_local: workers take steps themselves, with the optimizer.
         backend: Keras' on the driver.
     """
 
     task: KerasTask
     content: Broadcast[bytes] | None
-    is_local: bool
     backend: str
 
     def learner(self) -> KerasLearner:
@@ -70,31 +67,32 @@ class KerasSpec:
         recipe = self.task.recipe
         if self.content is not None:
             recipe = replace(recipe, made=self.content.value)
-        return KerasLearner(self.task, recipe.model(), self.is_local)
+        return KerasLearner(self.task, recipe.model())
 
 
 class KerasLearner:
     """A worker's model: computes gradients by the model's own `train_on_batch`.
 
     Loss, metrics, regularisation, row weights and the model's own `train_step` are therefore
-    Keras'. If steps are not local, a stand-in for the optimizer keeps the gradients.
+    Keras'. A stand-in for the optimizer keeps the gradients.
     """
 
-    def __init__(self, task: KerasTask, model: Any, is_local: bool) -> None:
-        self._task, self._model, self._is_local = task, model, is_local
-        if not is_local:
-            model.optimizer = _keeper(model.optimizer.name)
+    def __init__(self, task: KerasTask, model: Any) -> None:
+        self._task, self._model = task, model
+        model.optimizer = _keeper(model.optimizer.name)
         # Built now, so that its variables exist before `load` sets them.
         model.optimizer.build(model.trainable_variables)
         # Each random layer of Keras has such a variable, from which it draws.
         self._seeds = [v for v in model.variables if "seed_generator_state" in v.name]
 
     def load(self, state: Sequence[Array]) -> None:
-        """Set the weights, and the optimizer's variables where steps are local."""
-        assign(_state(self._model, self._is_local), state)
+        """Set the weights."""
+        assign(self._model.weights, state)
 
-    def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
-        """Compute a gradient, or take a step."""
+    def learn(
+        self, batch: dict[str, Array], seed: int
+    ) -> tuple[Sequence[Array], tuple[Array, ...]]:
+        """Return the gradients with the weights that are not trained, and the metrics' states."""
         for place, variable in enumerate(self._seeds):
             # Half the range, so that the numbers fit into signed types, too.
             state = np.random.SeedSequence([seed, place]).generate_state(2) >> 1
@@ -105,14 +103,8 @@ class KerasLearner:
             torch.manual_seed(seed)  # which Keras' dropout draws from there
         self._model.reset_metrics()
         self._model.train_on_batch(*batch_of(self._task, self._model, batch))
-        return as_arrays(self._model.metrics_variables)
-
-    def learned(self) -> Sequence[Array]:
-        """Return the gradients and the weights that are not trained; or all."""
-        if self._is_local:
-            return as_arrays(_state(self._model, True))
-        gradients = self._model.optimizer.gradients
-        return as_arrays([*gradients, *self._model.non_trainable_weights])
+        learned = [*self._model.optimizer.gradients, *self._model.non_trainable_weights]
+        return as_arrays(learned), as_arrays(self._model.metrics_variables)
 
     def evaluate(self, batch: dict[str, Array]) -> tuple[Array, ...]:
         """Evaluate some rows."""
@@ -166,10 +158,6 @@ def assign(variables: Sequence[Any], values: Sequence[Array]) -> None:
         variable.assign(value)
 
 
-def _state(model: Any, has_optimizer: bool) -> list[Any]:
-    return [*model.weights, *(model.optimizer.variables if has_optimizer else ())]
-
-
 def _keeper(name: str) -> Any:
     """Return an optimizer that changes nothing and keeps the gradients it is given."""
     import keras
@@ -204,13 +192,13 @@ class KerasMaster(Master):
         ConfigError: if the model cannot be trained so; it says why.
     """
 
-    def __init__(self, task: KerasTask, is_local: bool) -> None:
+    def __init__(self, task: KerasTask) -> None:
         import keras
 
         # Before the model is made, whose initial weights it decides.
         if task.seed is not None:
             keras.utils.set_random_seed(task.seed)
-        self.task, self.model, self._is_local = task, task.recipe.model(), is_local
+        self.task, self.model = task, task.recipe.model()
         _check(self.model)
         self._list = keras.callbacks.CallbackList(
             [*callbacks_of(task, is_chief=True), *own_callbacks(task)],
@@ -252,16 +240,13 @@ class KerasMaster(Master):
 
     def state(self) -> list[Array]:
         """Return what workers need."""
-        return list(as_arrays(_state(self.model, self._is_local)))
+        return list(as_arrays(self.model.weights))
 
     def apply(self, found: Sum) -> None:
-        """Take a step by the averaged gradients; or set the averaged weights."""
+        """Take a step by the averaged gradients."""
         import keras
 
         assert found.vector is not None
-        if self._is_local:
-            assign(_state(self.model, True), unpack(found.vector, found.exact, self.state()))
-            return
         like = as_arrays([*self.model.trainable_weights, *self.model.non_trainable_weights])
         learned = unpack(found.vector, found.exact, like)
         count = len(self.model.trainable_weights)
@@ -287,29 +272,6 @@ class KerasMaster(Master):
     def end(self) -> None:
         """Call the callbacks."""
         self._list.on_train_end()
-
-    def config(self) -> str:
-        """Return what the model is made of, as JSON; without its weights."""
-        return str(self.model.to_json())
-
-    def save(self) -> list[Array]:
-        """Return all that a checkpoint needs, of the early stopping too."""
-        found = list(as_arrays(_state(self.model, True)))
-        for stopping in self._stopping():
-            found += state_of(stopping)
-        return found
-
-    def restore(self, saved: Sequence[Array]) -> None:
-        """Continue from what `save` returned."""
-        variables = _state(self.model, True)
-        assign(variables, saved[: len(variables)])
-        rest = list(saved[len(variables) :])
-        for stopping in self._stopping():
-            take_state(stopping, rest)
-            stopping._set_monitor_op()
-
-    def _stopping(self) -> list[Any]:
-        return early_stoppings(self._list.callbacks)
 
 
 def _check(model: Any) -> None:

@@ -28,7 +28,7 @@ from sparkdl.core.jobs import context_of, named_jobs
 from sparkdl.driver.executors.scored import addressed
 from sparkdl.driver.slots.spark_errors import raised_in_task, was_shut_down
 from sparkdl.ml.jobs.rows import Column
-from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, joined, total
+from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, num_groups, total
 from sparkdl.ml.scoring.inputs import NUMBERS, leaf_type
 from sparkdl.node.task import parse_problem
 
@@ -156,12 +156,13 @@ class Jobs:
 
     def _run(self, kept: KeptRows, work: Work) -> Sum:
         found = kept.kept.mapPartitionsWithIndex(work)
-        if not work.groups:
+        groups = 0 if work.step is None else num_groups(len(kept.rows))
+        if not groups:
             whole = total(each for _, each in found.collect())
         else:
-            merged = found.partitionBy(work.groups, int).mapPartitions(added)
+            merged = found.partitionBy(groups, int).mapPartitions(added)
             try:
-                whole = joined(merged.collect(), work.aggregation)
+                whole = total(each for _, each in merged.collect())
             finally:
                 with suppress(Exception):  # else Spark keeps the files until the driver collects
                     merged._jrdd.rdd().cleanShuffleDependencies(False)
@@ -170,9 +171,8 @@ class Jobs:
         # Each of them now computes where it has just got its rows, so this ends.
         moved = sorted(set(whole.missing))
         _log.info("Moving partitions %s of the %s rows to other executors", moved, kept.role)
-        alone = replace(work, groups=0)
         rest = self.context.runJob(
-            kept.again.mapPartitionsWithIndex(alone), lambda pairs: pairs, moved
+            kept.again.mapPartitionsWithIndex(work), lambda pairs: pairs, moved
         )
         there = [each for _, each in rest]
         if lost := [number for each in there for number in each.missing]:

@@ -12,10 +12,10 @@ import gc
 import shutil
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +30,7 @@ from sparkdl.values.ndarrays import Array
 if TYPE_CHECKING:
     from pyspark import Broadcast
 
-Aggregation = Literal["tree", "slices"]
-DIRECT = 4
+_DIRECT = 4
 """Up to so many partitions are added by the driver itself: a shuffle would cost more."""
 STORED_SCHEMA = "part int, rows long, digest long, sample binary"
 _STORED = pa.schema(
@@ -84,30 +83,9 @@ def total(sums: Iterable[Sum]) -> Sum:
     return reduce(lambda a, b: a + b, others, first)
 
 
-def num_groups(aggregation: Aggregation, partitions: int) -> int:
-    """Return into how many groups (`tree`) or slices the sums go on executors; 0 for none.
-
-    `tree`: the square root of the partitions, as a tree of depth 2. `slices`: as many as
-    partitions, so that each task adds one slice of all vectors, as BigDL's parameter manager does
-    (https://arxiv.org/abs/1804.05839, section 3.3).
-    """
-    if aggregation == "slices":
-        return partitions if partitions > 1 else 0
-    return int(np.ceil(np.sqrt(partitions))) if partitions > DIRECT else 0
-
-
-def parts(found: Sum, aggregation: Aggregation, groups: int) -> Iterator[tuple[int, Sum]]:
-    """Yield what goes to which group or slice."""
-    if aggregation == "tree" or not groups:
-        yield found.first % max(1, groups), found
-        return
-    cuts: Sequence[Array | None] = [None] * groups
-    if found.vector is not None:
-        cuts = np.array_split(found.vector, groups)
-    # Weight and metrics go with the first slice, or they would count several times.
-    yield 0, replace(found, vector=cuts[0])
-    for number, cut in enumerate(cuts[1:], start=1):
-        yield number, Sum(found.first, vector=cut)
+def num_groups(partitions: int) -> int:
+    """Return in how many groups executors add up; 0 if the driver does. A tree of depth 2."""
+    return int(np.ceil(np.sqrt(partitions))) if partitions > _DIRECT else 0
 
 
 def added(pairs: Iterable[tuple[int, Sum]]) -> Iterator[tuple[int, Sum]]:
@@ -115,15 +93,6 @@ def added(pairs: Iterable[tuple[int, Sum]]) -> Iterator[tuple[int, Sum]]:
     found = list(pairs)
     if found:
         yield found[0][0], total(each for _, each in found)
-
-
-def joined(pairs: Iterable[tuple[int, Sum]], aggregation: Aggregation) -> Sum:
-    """Return the whole from groups or slices."""
-    ordered = [each for _, each in sorted(pairs, key=lambda pair: pair[0])]
-    if aggregation == "tree":
-        return total(ordered)
-    cuts = [each.vector for each in ordered if each.vector is not None]
-    return replace(ordered[0], vector=np.concatenate(cuts) if cuts else None)
 
 
 def pack(arrays: Sequence[Array]) -> tuple[Array, tuple[Array, ...]]:
@@ -158,13 +127,10 @@ class Learner(Protocol):
     """A model in a worker process."""
 
     def load(self, state: State) -> None:
-        """Take over weights; and the optimizer's variables, where steps are local."""
+        """Take over weights."""
 
-    def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
-        """Compute a gradient, or take a step with it; return the states of the metrics."""
-
-    def learned(self) -> State:
-        """Return the gradient, or what `load` takes."""
+    def learn(self, batch: dict[str, Array], seed: int) -> tuple[State, tuple[Array, ...]]:
+        """Return the gradients with the weights that are not trained, and the metrics' states."""
 
     def evaluate(self, batch: dict[str, Array]) -> tuple[Array, ...]:
         """Return the states of the metrics."""
@@ -179,6 +145,8 @@ class LearnerSpec(Protocol):
 
 class Master(Protocol):
     """The driver's model and optimizer; the methods that only observe are optional."""
+
+    model: Any
 
     def columns(self) -> tuple[Column, ...]:
         """Return the columns to keep."""
@@ -207,12 +175,6 @@ class Master(Protocol):
     def end(self) -> None:
         """Note the end."""
         return
-
-    def save(self) -> list[Array]:
-        """Return all that a checkpoint needs."""
-
-    def restore(self, saved: Sequence[Array]) -> None:
-        """Continue from what `save` returned."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +205,7 @@ class Work:
         spec: makes the model in a worker that has none for this training yet.
         role: of the rows: `training`, or others, which are evaluated.
         digests: the expected digest of each partition's rows.
-        steps: of the epoch, which this iteration takes; several are local ones.
+        step: of the epoch; None to evaluate all rows.
         num_steps: that the epoch has.
         seed: of the order of the rows, and of random layers.
     """
@@ -254,15 +216,13 @@ class Work:
     role: str
     digests: tuple[int, ...]
     epoch: int = 0
-    steps: tuple[int, ...] = ()
+    step: int | None = None
     num_steps: int = 1
     seed: int = 0
     shuffle: bool = False
-    aggregation: Aggregation = "tree"
-    groups: int = 0
 
     def __call__(self, number: int, records: Iterable[Any]) -> Iterator[tuple[int, Sum]]:
-        """Yield what this partition adds, by group; or that its rows are not here."""
+        """Yield what this partition adds, with its number; or that its rows are not here."""
         for record in records:  # all are to be read, or Spark gives this worker up
             self._check(number, record.digest)
         folder = folder_of(work_root(), self.job, f"{self.role}-{number}")
@@ -272,11 +232,12 @@ class Work:
             rows = _rows(folder)
             self._check(number, rows.digest)
             try:
-                found = self._learn(number, rows) if self.steps else self._evaluate(number, rows)
+                is_training = self.step is not None
+                found = (self._learn if is_training else self._evaluate)(number, rows)
             except ConfigError as error:
                 # Spark hands on the text alone; the driver makes the error again of it.
                 raise Problem(ConfigError.__name__, str(error)).error() from error
-        yield from parts(found, self.aggregation, self.groups)
+        yield number, found
 
     def _check(self, number: int, digest: int) -> None:
         if digest != self.digests[number]:
@@ -287,25 +248,21 @@ class Work:
             )
 
     def _learn(self, number: int, rows: Rows) -> Sum:
-        learner = _learner(self)
-        weight, sums = 0, [Sum(number)]
+        assert self.step is not None
         # numpy takes no negative seeds.
         order = ((self.seed + number) % 2**32, self.epoch) if self.shuffle else None
-        for step in self.steps:
-            batch = rows.batch(step, self.num_steps, order)
-            size = len(next(iter(batch.values()), ()))
-            if size:
-                # Once: further local steps go on from the weights of the step before.
-                if not weight:
-                    learner.load(self.state.value)
-                metrics = learner.learn(batch, self._random_seed(number, step))
-                sums.append(Sum(number, metrics=metrics))
-                weight += size
-        if weight:
-            vector, exact = pack(learner.learned())
-            sums.append(Sum(number, weight, vector * vector.dtype.type(weight), exact))
-            _settle()
-        return total(sums)
+        batch = rows.batch(self.step, self.num_steps, order)
+        size = len(next(iter(batch.values()), ()))
+        if not size:
+            return Sum(number)
+        learner = _learner(self)
+        learner.load(self.state.value)
+        # Another seed for each partition and step, the same one in a repeated task.
+        seeds = np.random.SeedSequence([self.seed % 2**32, self.epoch, self.step, number])
+        learned, metrics = learner.learn(batch, int(seeds.generate_state(1)[0]))
+        vector, exact = pack(learned)
+        _settle()
+        return Sum(number, size, vector * vector.dtype.type(size), exact, metrics)
 
     def _evaluate(self, number: int, rows: Rows) -> Sum:
         learner = _learner(self)
@@ -313,11 +270,6 @@ class Work:
         steps = num_batches(rows.num_rows)
         found = (learner.evaluate(rows.batch(step, steps, None)) for step in range(steps))
         return total([Sum(number), *(Sum(number, metrics=metrics) for metrics in found)])
-
-    def _random_seed(self, number: int, step: int) -> int:
-        # Another one for each partition and step, the same one in a repeated task.
-        sequence = np.random.SeedSequence([self.seed % 2**32, self.epoch, step, number])
-        return int(sequence.generate_state(1)[0])
 
 
 def num_batches(rows: int) -> int:

@@ -5,7 +5,6 @@ Runs in: driver, feeder
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,6 @@ class TorchSpec:
     model_fn: ModelFn
     loss_fn: LossFn
     optimizer_fn: OptimizerFn
-    is_local: bool
 
     def learner(self) -> TorchLearner:
         """Return the worker's model."""
@@ -43,7 +41,7 @@ class TorchSpec:
 
 
 class _Trained:
-    """A model and its optimizer as arrays: weights, buffers, and the optimizer's memory."""
+    """A model and its optimizer; its weights and buffers as arrays."""
 
     def __init__(self, spec: TorchSpec) -> None:
         self.spec = spec
@@ -58,48 +56,18 @@ class _Trained:
     def weights(self) -> list[Array]:
         return [_array(tensor) for tensor in (*self.trainable, *self.others)]
 
-    def memory(self) -> list[Array]:
-        """Return the optimizer's state; the last array is JSON that says where each belongs."""
-        found, places = [], []
-        for number, values in self.optimizer.state_dict()["state"].items():
-            for name, value in values.items():
-                if value is None:
-                    continue
-                if not (isinstance(value, (int, float)) or hasattr(value, "detach")):
-                    raise ConfigError(
-                        f"{type(self.optimizer).__name__} remembers {name!r} as a "
-                        f"{type(value).__name__}, which cannot be averaged or saved: choose "
-                        "another optimizer"
-                    )
-                is_tensor = hasattr(value, "detach")
-                array = _array(value) if is_tensor else np.asarray(value)
-                places.append([number, name, is_tensor, list(array.shape), array.dtype.str])
-                found.append(array)
-        return [*found, np.frombuffer(json.dumps(places).encode(), np.uint8)]
-
-    def all_like(self, places: Array) -> list[Array]:
-        """Return arrays of the shapes of the weights and of the memory that `places` lists."""
-        memory = [np.empty(shape, dtype) for *_, shape, dtype in json.loads(places.tobytes())]
-        return [*self.weights(), *memory, places]
-
     def assign(self, arrays: Sequence[Array]) -> None:
-        """Set the weights, and the optimizer's memory if it is there."""
-        import torch
+        """Set the weights."""
+        set_tensors((*self.trainable, *self.others), arrays)
 
-        count = len(self.trainable) + len(self.others)
-        with torch.no_grad():
-            for tensor, array in zip((*self.trainable, *self.others), arrays, strict=False):
-                tensor.copy_(torch.from_numpy(np.ascontiguousarray(array)))
-        if len(arrays) == count:
-            return
-        state: dict[int, dict[str, Any]] = {}
-        places = json.loads(arrays[-1].tobytes())
-        for (number, name, is_tensor, *_), array in zip(places, arrays[count:-1], strict=True):
-            value = torch.from_numpy(np.array(array)) if is_tensor else array.item()
-            state.setdefault(number, {})[name] = value
-        # The groups stay this optimizer's own: only what it remembers of the parameters travels.
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+def set_tensors(tensors: Sequence[Any], arrays: Sequence[Array]) -> None:
+    """Copy arrays into tensors."""
+    import torch
+
+    with torch.no_grad():
+        for tensor, array in zip(tensors, arrays, strict=True):
+            tensor.copy_(torch.from_numpy(np.array(array)))
 
 
 class TorchLearner:
@@ -109,11 +77,13 @@ class TorchLearner:
         self._spec, self._trained = spec, _Trained(spec)
 
     def load(self, state: Sequence[Array]) -> None:
-        """Set the weights, and the optimizer's memory where steps are local."""
+        """Set the weights."""
         self._trained.assign(state)
 
-    def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
-        """Compute a gradient, and take a step where steps are local."""
+    def learn(
+        self, batch: dict[str, Array], seed: int
+    ) -> tuple[Sequence[Array], tuple[Array, ...]]:
+        """Return the gradients with the weights that are not trained, and the metrics' states."""
         import torch
 
         # So that a repeated task computes the same, with dropout as well.
@@ -123,21 +93,13 @@ class TorchLearner:
         trained.model.zero_grad()
         loss = self._loss(batch)
         loss.backward()
-        if self._spec.is_local:
-            trained.optimizer.step()
-        return _metrics(loss, batch)
-
-    def learned(self) -> Sequence[Array]:
-        """Return the gradients and the weights that are not trained; or all."""
-        trained = self._trained
-        if self._spec.is_local:
-            return [*trained.weights(), *trained.memory()]
         gradients = [
             # A parameter that the loss of these rows does not depend on has no gradient.
             np.zeros(tuple(p.shape), _array(p).dtype) if p.grad is None else _array(p.grad)
             for p in trained.trainable
         ]
-        return [*gradients, *(_array(tensor) for tensor in trained.others)]
+        learned = [*gradients, *(_array(tensor) for tensor in trained.others)]
+        return learned, _metrics(loss, batch)
 
     def evaluate(self, batch: dict[str, Array]) -> tuple[Array, ...]:
         """Evaluate some rows."""
@@ -181,7 +143,6 @@ class TorchMaster(Master):
         with torch.random.fork_rng(devices=[]):  # the driver's own random numbers stay as they are
             torch.manual_seed(seed)
             self._trained = _Trained(spec)
-        self._is_local = spec.is_local
         self.model = self._trained.model
         if not self._trained.trainable:
             raise ConfigError(
@@ -206,40 +167,23 @@ class TorchMaster(Master):
 
     def state(self) -> list[Array]:
         """Return what workers need."""
-        trained = self._trained
-        return [*trained.weights(), *(trained.memory() if self._is_local else ())]
+        return self._trained.weights()
 
     def apply(self, found: Sum) -> None:
-        """Take a step by the averaged gradients; or set the averaged weights."""
+        """Take a step by the averaged gradients."""
         import torch
 
         assert found.vector is not None
         trained = self._trained
-        if self._is_local:
-            places = found.exact[-1]
-            trained.assign(unpack(found.vector, found.exact, trained.all_like(places)))
-            return
         learned = unpack(found.vector, found.exact, trained.weights())
         for parameter, gradient in zip(trained.trainable, learned, strict=False):
             parameter.grad = torch.from_numpy(np.array(gradient))
-        with torch.no_grad():
-            for tensor, array in zip(
-                trained.others, learned[len(trained.trainable) :], strict=True
-            ):
-                tensor.copy_(torch.from_numpy(np.array(array)))
+        set_tensors(trained.others, learned[len(trained.trainable) :])
         trained.optimizer.step()
 
     def metrics(self, states: Sequence[Array]) -> dict[str, float]:
         """Return the mean loss by its sum over rows."""
         return {"loss": float(states[0][0] / states[0][1])}
-
-    def save(self) -> list[Array]:
-        """Return all that a checkpoint needs."""
-        return [*self._trained.weights(), *self._trained.memory()]
-
-    def restore(self, saved: Sequence[Array]) -> None:
-        """Continue from what `save` returned."""
-        self._trained.assign(saved)
 
 
 def share_threads() -> None:

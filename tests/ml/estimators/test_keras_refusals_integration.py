@@ -107,7 +107,6 @@ def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"mode": "jobs", "label_col": "gap"}, "column 'gap' holds a null"),
         ({"mode": "jobs", "validation_indicator_col": "none"}, "0 rows to validate with"),
         ({"mode": "jobs", "num_gpus": 1}, "num_gpus: only mode='nodes' has this"),
-        ({"sync_every": 2}, "sync_every: only mode='jobs' has this"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_name_before_nodes_start(

@@ -18,7 +18,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.jobs.rows import Column, Rows, num_steps, read_sample, store
 from sparkdl.ml.jobs.spark import _explained
-from sparkdl.ml.jobs.task import Sum, added, joined, num_groups, pack, parts, total, unpack
+from sparkdl.ml.jobs.task import Sum, added, num_groups, pack, total, unpack
 from sparkdl.node.task import Problem
 from sparkdl.values.ndarrays import store_vectors
 from tests.doubles.programs import output_of
@@ -115,11 +115,8 @@ def test_numbers_that_do_not_fit_are_refused(column: Column, match: str) -> None
         column.values(pa.array([2.0, 1.5, -1.0]))
 
 
-@pytest.mark.parametrize("aggregation", ["tree", "slices"])
 @pytest.mark.parametrize("partitions", [1, 2, 4, 5, 7])
-def test_the_sum_is_the_same_by_tree_and_by_slices_in_whatever_order(
-    aggregation: Any, partitions: int
-) -> None:
+def test_the_sum_is_the_same_by_groups_and_in_whatever_order(partitions: int) -> None:
     rng = np.random.default_rng(partitions)
     sums = [
         Sum(n, n + 1.0, rng.normal(size=9), (np.array(3),), (np.array([1.0, n]),))
@@ -127,18 +124,14 @@ def test_the_sum_is_the_same_by_tree_and_by_slices_in_whatever_order(
     ]
     sums.append(Sum(partitions))  # a partition without rows
     sums.append(Sum(partitions + 1, missing=(partitions + 1,)))
-    groups = num_groups(aggregation, partitions)
-    pairs = [pair for each in sums for pair in parts(each, aggregation, groups)]
+    groups = max(1, num_groups(partitions))
+    pairs = [(each.first % groups, each) for each in sums]
     rng.shuffle(pairs)
-    keys = sorted({key for key, _ in pairs})
-    assert len(keys) == max(1, groups)
-    merged = [pair for key in keys for pair in added([p for p in pairs if p[0] == key])]
+    merged = [pair for key in range(groups) for pair in added([p for p in pairs if p[0] == key])]
     rng.shuffle(merged)
-    whole = joined(merged, aggregation if groups else "tree")
-    plain = total(sums)
+    whole = total(each for _, each in merged)
     assert whole.weight == sum(range(1, partitions + 1))
     assert whole.vector is not None
-    assert plain.vector is not None
     vectors = [each.vector for each in sums[:partitions] if each.vector is not None]
     assert np.allclose(whole.vector, np.sum(vectors, axis=0))
     assert whole.metrics[0].tolist() == [partitions, sum(range(partitions))]

@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.jobs import loop as jobs_checkpoint
 from sparkdl.ml.jobs.fit import fit_in_jobs
 from sparkdl.ml.jobs.rows import num_steps
 from tests.doubles.sessions import jobs_of
@@ -70,12 +69,12 @@ def same(model: Any, expected: list[Any]) -> bool:
     return all(np.allclose(a, b, atol=2e-5) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.deep  # a training that goes on at its checkpoint equals one process as well
+@pytest.mark.deep  # the training below equals one process as well
 def test_it_equals_one_process_also_when_a_worker_and_an_executor_are_killed(
     spark_cluster: SparkSession, tmp_path: Path
 ) -> None:
     data = data_of(spark_cluster)
-    options: Any = {"batch_size": BATCH, "shuffle": False, "aggregation": "slices"}
+    options: Any = {"batch_size": BATCH, "shuffle": False}
     loss = loss_that_kills(str(tmp_path))
     killed = fit_in_jobs(data, model_fn, loss, adam, epochs=2, validation=data, **options)
     assert len(list(tmp_path.iterdir())) > 9  # both have been killed, and more was done after
@@ -85,59 +84,27 @@ def test_it_equals_one_process_also_when_a_worker_and_an_executor_are_killed(
     assert killed.iterations == 2 * num_steps(SIZES, BATCH * len(SIZES))
 
 
-@pytest.mark.deep  # a call that goes on at its checkpoint equals one process as well
-def test_local_steps_of_one_partition_are_those_of_one_process(data: DataFrame) -> None:
-    one = data.coalesce(1)
-    options: Any = {"batch_size": BATCH, "shuffle": False, "epochs": 2, "num_partitions": 1}
-    found = fit_in_jobs(one, model_fn, loss_fn, adam, sync_every=7, **options)
-    assert same(found.model, alone(adam, 2, (sum(SIZES),)))
-    options = {"batch_size": 4, "epochs": 2, "sync_every": 4}
-    averaged = fit_in_jobs(data, model_fn, loss_fn, adam, **options).history["loss"]
-    assert averaged[-1] < averaged[0]
-
-
-@pytest.mark.deep
-def test_the_same_call_goes_on_at_its_checkpoint_and_another_does_not(
-    data: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: Any = {"batch_size": BATCH, "shuffle": False, "epochs": 2}
-    options |= {"checkpoint_dir": str(tmp_path), "validation": data}
-    write = jobs_checkpoint.Checkpoints.write
-
-    def write_and_die(self: Any, progress: Any) -> None:
-        write(self, progress)
-        if progress.epochs == 1:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(jobs_checkpoint.Checkpoints, "write", write_and_die)
-        with pytest.raises(KeyboardInterrupt):
-            fit_in_jobs(data, model_fn, loss_fn, adam, **options)
-    (folder,) = tmp_path.iterdir()
+def test_it_equals_one_process_and_each_job_says_what_it_is(data: DataFrame) -> None:
+    before = max((job.number for job in jobs_of(data.sparkSession)), default=-1)
+    options: Any = {"batch_size": BATCH, "shuffle": False, "validation": data}
+    found = fit_in_jobs(data, model_fn, loss_fn, adam, epochs=2, **options)
     steps = num_steps(SIZES, BATCH * len(SIZES))
-    before = jobs_of(data.sparkSession)[0].number
-    other = fit_in_jobs(data.limit(20), model_fn, loss_fn, adam, num_partitions=1, **options)
-    assert other.iterations == 2 * num_steps([20], BATCH)
-    assert list(tmp_path.iterdir()) == [folder]  # its own is gone, and that of the first is not
-    second = fit_in_jobs(data, model_fn, loss_fn, adam, **options)
     jobs = [job for job in jobs_of(data.sparkSession) if job.number > before]
-    told = {job.description.partition(": ")[2] for job in jobs}
-    assert {f"training, epoch 1, steps {n}-{n} of {steps}" for n in range(steps)} < told
-    assert {"keep training rows", "remove the rows"} < told
-    assert "" not in told, "each job says what it is"
-    assert second.iterations == steps
-    assert [len(values) for values in second.history.values()] == [2, 2]
-    assert second.history["val_loss"][1] < second.history["loss"][0]
-    assert same(second.model, alone(adam, 2))
-    assert not list(tmp_path.iterdir())
+    named = {job.description.partition(": ")[2] for job in jobs}
+    assert {f"training, epoch 1, step {n} of {steps}" for n in range(steps)} < named
+    assert {"keep training rows", "remove the rows"} < named
+    assert "" not in named
+    assert found.iterations == 2 * steps
+    assert [len(values) for values in found.history.values()] == [2, 2]
+    assert found.history["val_loss"][1] < found.history["loss"][0]
+    assert same(found.model, alone(adam, 2))
 
 
 def test_what_cannot_work_is_refused(data: DataFrame) -> None:
     from pyspark.sql import functions as f
 
     for options, match in (
-        ({"aggregation": "ring"}, "choose 'tree' or 'slices'"),
-        ({"sync_every": 0}, "sync_every=0 must be at least 1"),
+        ({"epochs": 0}, "epochs=0 must be at least 1"),
         ({"columns": ["z"]}, "no column 'z'"),
     ):
         with pytest.raises(ConfigError, match=match):
