@@ -22,24 +22,23 @@ from sparkdl.ml.estimators.columns import (
     EarlyStopping,
     History,
     check_board,
-    check_travels,
 )
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.estimators.torch_batch import floats_as, is_greater_better
 from sparkdl.ml.estimators.torch_module import (
     SAMPLE_ROWS,
+    Fitted,
     ModuleTask,
     arranged,
     full_state,
-    inputs_of,
     labels_of,
     made,
-    returned,
     say,
+    trained,
     weights_of,
 )
 from sparkdl.ml.estimators.torch_shapes import unmixed
-from sparkdl.ml.scoring.torch import module_content, module_signature, uncompiled
+from sparkdl.ml.scoring.torch import uncompiled
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
@@ -53,15 +52,14 @@ class LightningTask(ModuleTask):
 
 
 def train_by_lightning(task: LightningTask, ctx: NodeContext) -> dict[str, Any]:
-    """Fit the module by a `Trainer`.
-
-    Returns:
-        `history`; and of the chief what `torch_train.train` returns.
+    """Fit the module by a `Trainer`; return what `trained` does.
 
     Raises:
         ConfigError: if the module cannot be trained, or could not be returned; before any row.
         FrameworkMissingError: if TensorBoard is to log and is not installed.
     """
+    from torch import nn
+
     check_board(task)
     given = made(task, ctx)
     module = uncompiled(given)
@@ -72,23 +70,20 @@ def train_by_lightning(task: LightningTask, ctx: NodeContext) -> dict[str, Any]:
     else:
         # The Trainer compiles each step of a compiled module, and not its call.
         module._compiled_call_impl = None
-    from torch import nn
-
     # `nn.Module` itself has one, which only raises.
     if type(module).forward is nn.Module.forward:
         raise ConfigError(
             f"{type(module).__name__} has no forward, by which the trained model scores: define it"
         )
-    arrange = Arrange(task, inputs_of(module_signature(module), task), module)
-    # First, so that a module that cannot travel fails before any row.
-    content = module_content(module)
-    check_travels(len(content), task.model_dir)
-    notes = Notes(module, arrange, task, ctx)
     own = list(task.callbacks() if callable(task.callbacks) else task.callbacks)
     check_trainer_args(task.trainer_args, own)
-    state = fitted(given, notes, task, ctx, task.trainer_args, own)
-    found = returned(content, state, arrange.sample, "", task, ctx) if ctx.is_chief else {}
-    return {**found, "history": notes.history}
+
+    def fit(inputs: dict[str, Tensor]) -> Fitted:
+        notes = Notes(module, Arrange(task, inputs, module), task, ctx)
+        state = fitted(given, notes, task, ctx, task.trainer_args, own)
+        return notes.history, state, notes.arrange.sample, ""
+
+    return trained(task, ctx, module, fit)
 
 
 def fitted(
@@ -114,7 +109,6 @@ def fitted(
     logging.getLogger(home.__name__).setLevel(logging.WARNING)
     warnings.simplefilter("ignore", home.utilities.warnings.PossibleUserWarning)
     trainer = home.Trainer(**_arguments(task, ctx, home, trainer_args, callbacks))
-    _check_averaging(trainer.callbacks, module)
     # After the construction: the trainer would take `notes` for a checkpoint of its own.
     trainer.callbacks.append(notes)
     trainer.fit(module, data, ckpt_path=notes.path if task.saves else None)
@@ -168,20 +162,11 @@ def check_trainer_args(given: Mapping[str, Any], callbacks: Any = ()) -> None:
         if name in _REFUSED:
             raise ConfigError(f"trainer_args must leave out {name}={value!r}: {_REFUSED[name]}")
     for each in (*callbacks, *_listed(given.get("callbacks"))):
-        if found := [kind.__name__ for kind in type(each).__mro__ if kind.__name__ in _FINDERS]:
+        if found := [kind.__name__ for kind in type(each).__mro__ if kind.__name__ in _READERS]:
             raise ConfigError(
-                f"callbacks has a {found[0]}, which reads rows before the training, and the feed "
-                "has them once an epoch. Leave it out: find the value outside of fit, on a sample"
+                f"callbacks has a {found[0]}, which reads rows beside the epochs of the training, "
+                "and the feed has no others: leave it out, or train it by launch, with its own data"
             )
-
-
-def _check_averaging(callbacks: Any, module: Any) -> None:
-    averages = any(type(each).__name__ == "StochasticWeightAveraging" for each in callbacks)
-    if averages and any("BatchNorm" in type(each).__name__ for each in module.modules()):
-        raise ConfigError(
-            "StochasticWeightAveraging reads the rows once more for BatchNorm's statistics, and "
-            "the feed has only the epochs of the training: use another norm, or no averaging"
-        )
 
 
 _FEEDS = (
@@ -197,7 +182,7 @@ _REFUSED: Mapping[str, str] = {
     "reload_dataloaders_every_n_epochs": "the loaders last for the whole feed",
 }
 """Arguments that change when or how often rows are read, and advice."""
-_FINDERS = ("BatchSizeFinder", "LearningRateFinder")
+_READERS = ("BatchSizeFinder", "LearningRateFinder", "StochasticWeightAveraging")
 
 
 def _arguments(

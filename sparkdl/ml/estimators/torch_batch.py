@@ -6,7 +6,6 @@ Runs in: child. Names of losses and optimizers are looked up in the driver as we
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -99,8 +98,7 @@ def loss_of(given: Any) -> Loss:
     if getattr(found, "__module__", "") in ("torch.nn.functional", "torch._C._nn"):
         by_row = partial(found, reduction="none")
         return Loss(name, found, by_row, name in _CLASSES, _SCORES.get(name, ""))
-    takes = not isinstance(found, nn.Module) and "reduction" in _parameters(found)
-    return Loss(name, found, partial(found, reduction="none") if takes else None, is_own=True)
+    return Loss(name, found, None, is_own=True)
 
 
 def _module_loss(module: Any) -> Loss:
@@ -122,13 +120,6 @@ def _module_loss(module: Any) -> Loss:
 
 
 _HOME = "torch.nn.modules.loss"
-
-
-def _parameters(function: Any) -> Sequence[str]:
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of C
-        return []
 
 
 def _named(name: str, homes: Sequence[Any], what: str) -> Any:
@@ -354,12 +345,10 @@ class Means:
 
     Args:
         metrics: of `metrics_of`.
-        reduce: adds a tensor up over all nodes.
     """
 
     loss: Loss
     metrics: Mapping[str, Any]
-    reduce: Callable[[torch.Tensor], None]
     device: Any = "cpu"
     _sums: Any = field(init=False, repr=False)
     _kept: dict[str, Any] = field(init=False, repr=False)
@@ -407,7 +396,10 @@ class Means:
 
     def result(self) -> dict[str, float]:
         """Return `loss` and the metrics, the same on all nodes; call it on all of them."""
-        self.reduce(self._sums)
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.all_reduce(self._sums)
         rows, *totals = self._sums.tolist()
         means = dict(zip(("loss", *self._names), (t / rows for t in totals), strict=True))
         kept = {name: float(metric.compute()) for name, metric in self._kept.items()}

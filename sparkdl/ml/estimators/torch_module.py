@@ -19,6 +19,7 @@ from sparkdl.ml.estimators.columns import (
     Task,
     by_tensor,
     check_size,
+    check_travels,
     delivered,
     inputs_by_column,
 )
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
 _log = logging.getLogger(__name__)
+Fitted = tuple[Any, Mapping[str, Any], Mapping[str, Any], Scores]
 SAMPLE_ROWS = 2
 """How many rows are run to learn a model's outputs."""
 
@@ -177,6 +179,14 @@ def weights_of(batch: Mapping[str, Any], columns: Columns) -> torch.Tensor | Non
     return weights
 
 
+def broadcast(tensors: Iterable[torch.Tensor]) -> None:
+    """Copy the chief's tensors to all nodes."""
+    from torch import distributed
+
+    for tensor in tensors:
+        distributed.broadcast(tensor.detach(), 0)
+
+
 def is_sharded(module: Any) -> bool:
     """Whether this node has shards of the module's weights."""
     from torch.distributed.tensor import DTensor
@@ -225,25 +235,35 @@ def note_inputs(module: Any) -> dict[str, torch.Tensor]:
     return noted
 
 
-def returned(
-    content: bytes,
-    state: Mapping[str, Any],
-    sample: Mapping[str, torch.Tensor],
-    scores: Scores,
-    task: Task,
-    ctx: NodeContext,
+def trained(
+    task: ModuleTask, ctx: NodeContext, module: Any, fit: Callable[[dict[str, Tensor]], Fitted]
 ) -> dict[str, Any]:
-    """Return what the chief returns of a trained module.
+    """Have a module trained; return what the node returns.
 
     Args:
-        content: the module before the training, and `state` its weights after it.
-        sample: rows of its inputs, by which its outputs are found.
+        fit: trains it, given the input of each column. Returns its history; its weights; rows of
+            its inputs, by which its outputs are found; and the kind of these.
+
+    Returns:
+        `history`; and of the chief `signature` as JSON, and `content`, the pickled module, or
+        `path` if it is in `model_dir`.
+
+    Raises:
+        ConfigError: if it could not be returned; before the training.
     """
+    inputs = inputs_of(signature_of(module), task)
+    # Before the training, so that a module that cannot travel costs no epochs.
+    content = module_content(module)
+    check_travels(len(content), task.model_dir)
+    history, state, sample, scores = fit(inputs)
+    if not ctx.is_chief:
+        return {"history": history}
     # A new one: the trained one has hooks, and wrappers of the training.
     module = module_of(content)
     module.load_state_dict(state)
     signature = traced(module.eval(), sample, scores)
-    return delivered(module_content(module), "pt", signature, task, ctx)
+    sent = delivered(module_content(module), "pt", signature, task, ctx)
+    return {**sent, "history": history}
 
 
 def traced(module: Any, sample: Mapping[str, torch.Tensor], scores: Scores) -> Signature:

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
 from sparkdl.lightning import TRAINERS, Adopted
-from sparkdl.ml.estimators.columns import check_board, check_travels
+from sparkdl.ml.estimators.columns import check_board
 from sparkdl.ml.estimators.lightning_train import Arrange, Notes, fitted
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.torch_batch import (
     Means,
-    Scores,
     described,
     fitted_label,
     loss_of,
@@ -29,22 +28,24 @@ from sparkdl.ml.estimators.torch_batch import (
 )
 from sparkdl.ml.estimators.torch_module import (
     SAMPLE_ROWS,
+    Fitted,
     ModuleTask,
+    broadcast,
     full_state,
-    inputs_of,
     join,
     labels_of,
     made,
     note_inputs,
-    returned,
+    trained,
     weights_of,
 )
 from sparkdl.ml.estimators.torch_shapes import unmixed
-from sparkdl.ml.scoring.torch import module_content, module_signature, uncompiled
+from sparkdl.ml.scoring.torch import uncompiled
 
 if TYPE_CHECKING:
     import torch
 
+    from sparkdl.ml.estimators.source import Tensor
     from sparkdl.node.context import NodeContext
 
 TrainFn = Callable[[Any, Namespace, Any], Any]
@@ -96,11 +97,7 @@ def check_lightning() -> None:
 
 
 def train(task: TorchTask, ctx: NodeContext) -> dict[str, Any]:
-    """Fit the model, on several nodes under a strategy.
-
-    Returns:
-        `history`; and of the chief `signature` as JSON, and `content`, the pickled module, or
-        `path` if it is in `model_dir`.
+    """Fit the model, on several nodes under a strategy; return what `trained` does.
 
     Raises:
         ConfigError: if the model cannot be trained, or could not be returned; before any row.
@@ -110,23 +107,18 @@ def train(task: TorchTask, ctx: NodeContext) -> dict[str, Any]:
     if task.train_fn is None:
         check_lightning()
     module = uncompiled(made(task, ctx))
-    inputs = inputs_of(module_signature(module), task)
-    # Pickled before the training, so that a module that cannot travel costs no epochs: a strategy
-    # changes its class.
-    content = module_content(module)
-    check_travels(len(content), task.model_dir)
-    scores: Scores = ""
-    if task.train_fn is not None:
-        sample, device = note_inputs(module), join(ctx)
-        history = task.train_fn(module.to(device), task.args, ctx)
-        state = full_state(module)
-    else:
+
+    def fit(inputs: dict[str, Tensor]) -> Fitted:
+        if task.train_fn is not None:
+            sample, device = note_inputs(module), join(ctx)
+            history = task.train_fn(module.to(device), task.args, ctx)
+            return history, full_state(module), sample, ""
         steps = Steps(module, task, ctx)
         notes = _EpochNotes(steps, Counted(task, inputs, module), task, ctx)
         state = fitted(steps, notes, task, ctx, _trainer_args(task, ctx))
-        history, sample, scores = notes.history, notes.arrange.sample, steps.loss.scores
-    found = returned(content, state, sample, scores, task, ctx) if ctx.is_chief else {}
-    return {**found, "history": history}
+        return notes.history, state, notes.arrange.sample, steps.loss.scores
+
+    return trained(task, ctx, module, fit)
 
 
 def _trainer_args(task: TorchTask, ctx: NodeContext) -> dict[str, Any]:
@@ -238,15 +230,13 @@ class Steps(Adopted):
         """Shard the module, if a strategy has made a mesh for it."""
         if self.device_mesh is None:
             return
-        from torch import distributed
         from torch.distributed.fsdp import fully_shard
         from torch.nn import ModuleList
 
         mesh = self.device_mesh["data_parallel"]
         self.module.to(self.trainer.strategy.root_device)
         # FSDP does not do this, as DDP does: nodes without a seed have made different weights.
-        for tensor in (*self.module.parameters(), *self.module.buffers()):
-            distributed.broadcast(tensor.detach(), 0)
+        broadcast([*self.module.parameters(), *self.module.buffers()])
         for part in self.module.modules():
             # Block by block, so that only one block's whole weights are in memory at a time.
             for block in part if isinstance(part, ModuleList) else ():
@@ -271,6 +261,8 @@ class Steps(Adopted):
 
     def on_validation_epoch_start(self) -> None:
         """Begin those of its validation."""
+        if self.device_mesh is not None:  # DDP does this by itself
+            broadcast(self.module.buffers())
         self._means["val_"] = self._new_means(self.metrics)
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
@@ -300,13 +292,7 @@ class Steps(Adopted):
         }
 
     def _new_means(self, metrics: Mapping[str, Any]) -> Means:
-        return Means(self.loss, metrics, self._reduce, self.device)
-
-    def _reduce(self, values: torch.Tensor) -> None:
-        import torch
-
-        if self._world > 1:
-            torch.distributed.all_reduce(values)
+        return Means(self.loss, metrics, self.device)
 
     def _begin_sum(self, rows: int) -> None:
         """Begin to add up the rows of all nodes' batches: they travel during the forward pass."""
@@ -325,17 +311,13 @@ class Steps(Adopted):
         from torch.nn import SyncBatchNorm
         from torch.nn.modules.batchnorm import _BatchNorm
 
-        kept = [
-            each
-            for each in self.module.modules()
-            if isinstance(each, _BatchNorm) and not isinstance(each, SyncBatchNorm)
-        ]
-        modes = [each.training for each in kept]
-        for each in kept:
-            each.eval()
+        norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.training]
+        own = [norm for norm in norms if not isinstance(norm, SyncBatchNorm)]
+        for norm in own:
+            norm.eval()
         yield
-        for each, mode in zip(kept, modes, strict=True):
-            each.train(mode)
+        for norm in own:
+            norm.train()
 
     def _measured(self, batch: Batch, means: Means) -> torch.Tensor:
         """Return the loss of a batch; add it and the metrics to the means."""

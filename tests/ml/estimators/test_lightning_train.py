@@ -94,7 +94,7 @@ def test_argument_that_lightning_does_not_know_is_refused() -> None:
 def test_callbacks_that_read_rows_are_refused() -> None:
     finder = type("BatchSizeFinder", (), {})()
     for given, callbacks in (({}, [finder]), ({"callbacks": finder}, [])):
-        with pytest.raises(ConfigError, match="a BatchSizeFinder, which reads rows before"):
+        with pytest.raises(ConfigError, match="a BatchSizeFinder, which reads rows beside"):
             check_trainer_args(given, callbacks)
 
 

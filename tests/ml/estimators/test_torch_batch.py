@@ -41,18 +41,14 @@ def by_hand(output: Any, label: Any) -> Any:
     return torch.nn.functional.cross_entropy(output, label.long(), reduction="none")
 
 
-def of_reduction(output: Any, label: Any, reduction: str = "mean") -> Any:
-    return torch.nn.functional.cross_entropy(output, label.long(), reduction=reduction)
-
-
 @pytest.mark.parametrize(
     "make",
     [
         *(lambda: "CrossEntropyLoss", lambda: "crossentropyloss", lambda: "cross_entropy"),
         *(lambda: torch.nn.CrossEntropyLoss, lambda: torch.nn.CrossEntropyLoss()),
-        *(lambda: torch.nn.functional.cross_entropy, lambda: by_hand, lambda: of_reduction),
+        *(lambda: torch.nn.functional.cross_entropy, lambda: by_hand),
     ],
-    ids=["class", "lower case", "function", "type", "module", "callable", "by hand", "reduction"],
+    ids=["class", "lower case", "function", "type", "module", "callable", "by hand"],
 )
 def test_loss_is_the_mean_over_the_rows_of_what_each_weighs(make: Any) -> None:
     given = make()
@@ -62,7 +58,7 @@ def test_loss_is_the_mean_over_the_rows_of_what_each_weighs(make: Any) -> None:
     assert loss.of(t(LOGITS), label, None).item() == pytest.approx(expected.mean().item())
     weighted = loss.of(t(LOGITS), label, t(WEIGHTS)).item()
     assert weighted == pytest.approx((expected * t(WEIGHTS)).mean().item())
-    assert (loss.scores == "logits") == (given not in (by_hand, of_reduction))
+    assert (loss.scores == "logits") == (given is not by_hand)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +164,7 @@ def largest(output: Any, label: Any) -> Any:
 def test_means_are_over_all_rows_whatever_the_batches() -> None:
     loss = loss_of("cross_entropy")
     metrics = {"acc": "accuracy", "largest": largest, "counted": Counted()}
-    means = Means(loss, metrics_of(metrics), reduce=lambda sums: sums.mul_(2))  # two such nodes
+    means = Means(loss, metrics_of(metrics))
     for rows in (slice(0, 3), slice(3, 4), slice(0, 0)):
         output, label = t(LOGITS[rows] or LOGITS[:1]), t(CLASSES[rows] or CLASSES[:1])
         label = fitted_label(loss, output, label, "y")
@@ -193,7 +189,7 @@ def test_means_are_over_all_rows_whatever_the_batches() -> None:
     ],
 )
 def test_accuracy_is_that_of_the_loss(loss: Any, output: Any, label: Any, expected: float) -> None:
-    means = Means(loss_of(loss), metrics_of(["accuracy"]), reduce=lambda sums: None)
+    means = Means(loss_of(loss), metrics_of(["accuracy"]))
     means.add(t(0.0), t(output), t(label), len(output))
     assert means.result()["accuracy"] == pytest.approx(expected)
 
@@ -204,11 +200,11 @@ def test_metrics_with_states_take_integers_for_classes() -> None:
         ("BCEWithLogitsLoss", [[0.5], [0.0]], "torch.float32"),
         ("MSELoss", [[1.0], [0.0]], "torch.float32"),
     ):
-        means = Means(loss_of(loss), {"counted": Counted()}, reduce=lambda sums: None)
+        means = Means(loss_of(loss), {"counted": Counted()})
         means.add(t(0.0), t([[0.1], [0.2]]), t(label), 2)
         assert means._kept["counted"].kinds == {kind}
     with pytest.raises(ConfigError, match="'accuracy' is of one output and one label"):
-        Means(loss_of(by_hand), {"a": "accuracy"}, lambda sums: None).add(t(0.0), (), t(0.0), 1)
+        Means(loss_of(by_hand), {"a": "accuracy"}).add(t(0.0), (), t(0.0), 1)
 
 
 @pytest.mark.parametrize("value", [2.0, np.float32(2), np.array([1.0, 3.0]), t([1.0, 3.0])])
@@ -216,7 +212,7 @@ def test_metric_returns_a_number_of_python_numpy_or_pytorch(value: Any) -> None:
     def own(_output: Any, _label: Any) -> Any:
         return value
 
-    means = Means(loss_of("MSELoss"), {"own": own}, reduce=lambda sums: None)
+    means = Means(loss_of("MSELoss"), {"own": own})
     means.add(t(0.0), t([[0.1], [0.2]]), t([[0.0], [0.0]]), 2)
     assert means.result()["own"] == 2.0
 
