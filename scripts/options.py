@@ -15,7 +15,7 @@ from sparkdl.driver import options
 from sparkdl.driver.launch import launch
 from sparkdl.ml.estimators import options as params
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
-from sparkdl.ml.estimators.params import Row
+from sparkdl.ml.estimators.params import TABLE, Row
 from sparkdl.ml.estimators.torch_estimator import LightningEstimator, TorchEstimator
 
 _READ = {"List[str]": "Sequence[str]", "dict[Any, Any]": "Mapping[str, Any]"}
@@ -30,7 +30,7 @@ def launch_fields() -> dict[str, str]:
 
 def params_of(kind: Any) -> Callable[[], dict[str, str]]:
     """Return what returns the parameters of an estimator with what their converters take."""
-    return lambda: {each.name: _taken(kind._rows[each.name]) for each in kind().params}
+    return lambda: {each.name: _taken(TABLE[each.name]) for each in kind().params}
 
 
 def _taken(row: Row) -> str:

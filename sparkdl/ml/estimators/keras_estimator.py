@@ -17,6 +17,7 @@ from sparkdl.ml.estimators.describe import keras_answer
 from sparkdl.ml.estimators.keras_model import (
     NO_LOSS,
     Recipe,
+    as_config,
     check_callbacks,
     check_inputs,
     keras_inputs_by_column,
@@ -124,8 +125,9 @@ class KerasEstimator(
         return dict(self._objects)
 
     def _set(self, **params: Any) -> Any:
-        found = [objects_in(params.get(name)) for name in ("loss", "metrics", "optimizer")]
-        self._objects = {**self._objects, **found[0], **found[1], **found[2]}
+        for name in params.keys() & {"loss", "metrics", "optimizer"}:
+            self._objects = {**self._objects, **objects_in(params[name])}
+            params[name] = as_config(params[name])
         return super()._set(**params)
 
     def _check_callbacks(self, found: Any) -> None:

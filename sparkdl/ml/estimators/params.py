@@ -19,7 +19,6 @@ from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.feeds.coverage import READERS as FEED_READERS
 from sparkdl.driver.options import Observe
-from sparkdl.ml.estimators.keras_model import as_config
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.source import STRATEGIES
 from sparkdl.ml.scoring.share import MODEL_PER
@@ -150,6 +149,10 @@ def _object(kind: type[T]) -> Callable[[Any], T]:
     return convert
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 def _bool_or_texts(value: Any) -> bool | Sequence[str]:
     return value if isinstance(value, bool) else TypeConverters.toListString(value)
 
@@ -258,12 +261,15 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "'probability' if the model ends in a softmax; set it for a sigmoid of two classes"),
     ("raw_prediction_col", None, _text, "Column of the classes' logits, a vector; set it if the "
      "model's output is such"),
-    ("optimizer", "adam", as_config, "Its name, or a Keras optimizer"),
-    ("loss", None, as_config, "Its name, or a Keras loss; that of the compiled model if it is not "
-     "set"),
+    ("optimizer", "adam", _as_it_is, "Its name, or an optimizer of Keras; of PyTorch its class, or "
+     "a function of the parameters"),
+    ("loss", None, _as_it_is, "Its name, or a loss of Keras, that of the compiled model if it is "
+     "not set; of PyTorch a name of torch.nn, a module, or a function of output and label"),
     ("loss_weights", None, _weights, "Of the losses of several outputs: a list, or a dict by "
      "output"),
-    ("metrics", None, as_config, "Names or Keras metrics"),
+    ("metrics", None, _as_it_is, "Names, or metrics of Keras; of PyTorch by name, or a list: "
+     "'accuracy', names of torch.nn.functional, functions of output and label, metrics of "
+     "torchmetrics"),
     ("class_weight", {}, _class_weights, "Weight of each class's rows in training"),
     ("verbose", 2, _verbose, "Output of the chief: nothing, a bar, or a line an epoch"),
     ("learning_rate", None, _float, "The optimizer's; its own default if it is not set"),
@@ -278,22 +284,6 @@ def _accessor(name: str) -> str:
 
 
 TABLE = {row[0]: Row(*row, _accessor(row[0])) for row in _ROWS}
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-TORCH = tuple(
-    Row(name, default, _as_it_is, doc, _accessor(name))
-    for name, default, doc in (
-        ("optimizer", "adam", "A name or class of torch.optim, or a function of the parameters"),
-        ("loss", None, "A name of torch.nn, a module, or a function of output and label"),
-        ("metrics", None, "By name, or a list: 'accuracy', names of torch.nn.functional, functions "
-         "of output and label, metrics of torchmetrics"),
-    )
-)  # fmt: skip
-"""Parameters of `TorchEstimator` that have Keras' names. They need not be JSON, see `Saved`."""
 
 
 TRAINING = (
@@ -331,13 +321,9 @@ class HasParams(Params):
     have as well answer to Spark's names, too (`labelCol`), which its meta estimators use.
     """
 
-    _rows: Mapping[str, Row] = TABLE
-
-    def __init_subclass__(cls, params: Sequence[str | Row] = (), **kwargs: Any) -> None:
+    def __init_subclass__(cls, params: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        rows = [TABLE[each] if isinstance(each, str) else each for each in params]
-        cls._rows = {**cls._rows, **{row.name: row for row in rows}}
-        for row in rows:
+        for row in map(TABLE.__getitem__, params):
             # As Spark ML's own classes do: each stage copies it, with itself as the parent.
             param = Param(Params._dummy(), row.name, row.doc, row.converted)
             setattr(cls, row.name, param)
@@ -350,8 +336,8 @@ class HasParams(Params):
                 kind.register(cls)
 
     def _set_table_defaults(self, **own: Any) -> None:
-        names = [param.name for param in self.params if param.name in self._rows]
-        self._setDefault(**{name: own.get(name, self._rows[name].default) for name in names})
+        names = [param.name for param in self.params if param.name in TABLE]
+        self._setDefault(**{name: own.get(name, TABLE[name].default) for name in names})
 
     def _values(self) -> Namespace:
         """Return all parameters as attributes."""

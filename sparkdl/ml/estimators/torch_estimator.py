@@ -24,7 +24,7 @@ from sparkdl.ml.estimators.lightning_train import (
 )
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.network import NetworkEstimator
-from sparkdl.ml.estimators.params import COLUMNS, SCORING, TORCH, TRAINING
+from sparkdl.ml.estimators.params import COLUMNS, SCORING, TRAINING
 from sparkdl.ml.estimators.persistence import Contents, packed_code, unpacked_code
 from sparkdl.ml.estimators.source import NUMBER, Signature, Tensor
 from sparkdl.ml.estimators.torch_batch import check_optimizer, loss_of, metrics_of
@@ -138,7 +138,10 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         return estimator
 
 
-class TorchEstimator(ModuleEstimator, params=[*_SHARED, "learning_rate", "optimizer_args", *TORCH]):
+class TorchEstimator(
+    ModuleEstimator,
+    params=[*_SHARED, "learning_rate", "optimizer_args", "optimizer", "loss", "metrics"],
+):
     """Fits a module of PyTorch on `num_workers` nodes, which train in step.
 
     `TorchEstimator(model, loss="MSELoss", num_workers=2, epochs=5).fit(df)` returns a `TorchModel`.

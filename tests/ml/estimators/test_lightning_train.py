@@ -111,6 +111,17 @@ def test_epochs_that_were_not_validated_have_no_value_and_are_not_judged() -> No
 
 @lightning
 @its_warnings
+def test_loss_of_the_history_is_whole_where_gradients_are_accumulated() -> None:
+    columns = {"x": X[:8], "y": Y[:8]}
+    (loss,) = fit({"accumulate_grad_batches": 2}, Alone(**columns), epochs=1)["history"]["loss"]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        errors = line()(torch.tensor(X[:8]))[:, 0] - torch.tensor(Y[:8])
+    assert loss == pytest.approx((errors**2).mean().item(), rel=1e-5)
+
+
+@lightning
+@its_warnings
 def test_compiled_module_of_lightning_is_returned_plain() -> None:
     made = lambda: torch.compile(line(), backend="eager")  # noqa: E731
     result = fit({}, Alone(x=X[:8], y=Y[:8]), made=made, validates=False, epochs=1)
