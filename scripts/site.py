@@ -52,7 +52,7 @@ REFERENCE = {
          "ml.estimators.torch_estimator.LightningEstimator", "ml.estimators.estimator.TFEstimator",
          "ml.scoring.model.KerasModel", "ml.scoring.model.TFModel",
          "ml.scoring.torch_model.TorchModel", "ml.scoring.predict.predict",
-         "ml.tuning.search", "ml.tuning.search_estimator"),
+         "ml.tuning.search"),
     ),
     "errors": ("Errors", "Each error is a `SparkdlError`, and one of Python's where one fits.",
                ("core.errors",)),

@@ -7,24 +7,16 @@ https://optuna.readthedocs.io/en/stable/reference/generated/optuna.study.Study.h
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
-
-from pyspark.ml.base import Estimator
-from pyspark.ml.evaluation import Evaluator
-from pyspark.sql import DataFrame
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
-from sparkdl.core.jobs import named_jobs
 from sparkdl.core.options import Feeding
-from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.tracking import tracked
 from sparkdl.driver.executors.sessions import active_session, inheritance, inheriting_thread
 from sparkdl.driver.handle import Cluster
@@ -39,9 +31,7 @@ if TYPE_CHECKING:
 
     from sparkdl.driver.options import LaunchOptions
 
-Direction = Literal["minimize", "maximize"]
 Space = Callable[["optuna.Trial"], dict[str, Any]]
-Run = Callable[[dict[str, Any], "optuna.Trial", threading.Event], float]
 Objective = Callable[[dict[str, Any], Any], Any]
 _LOOK_S = 5.0
 
@@ -87,67 +77,13 @@ def search(  # noqa: PLR0913 (one option, one name)
     Returns:
         Optuna's study: `best_params`, `best_value`, `trials`, `trials_dataframe()`.
     """
-    _check_positive(nodes=nodes, trials=trials, parallelism=parallelism)
-    found = _study(study)
+    study = _checked(study, nodes=nodes, trials=trials, parallelism=parallelism)
+    import optuna
+
     if spark is None and options.get("executor") != "local":
         spark = active_session()  # which other threads do not know
     options["feeding"] = reads_own_data(options.get("feeding", Feeding()))
     options.setdefault("framework", "plain")
-
-    def run(params: dict[str, Any], trial: optuna.Trial, stop: threading.Event) -> float:
-        deadline = Deadline.after(trial_timeout_s)
-        with launch(spark, objective, params, nodes, **options) as cluster:
-            _watch(cluster, metric, trial, deadline, stop)
-            results = cluster.results(deadline.wait_s)
-        return value_of(results[0], metric)
-
-    return _optimized(found, space, run, trials, parallelism, spark)
-
-
-def search_estimator(
-    estimator: Estimator[Any],
-    evaluator: Evaluator,
-    train: DataFrame,
-    validation: DataFrame,
-    space: Space,
-    *,
-    trials: int,
-    parallelism: int = 1,
-    study: optuna.Study | None = None,
-) -> optuna.Study:
-    """Search for the parameters with which a stage, or a pipeline of them, is best.
-
-    A trial fits a copy of `estimator` to `train`; the evaluator's metric of the model on
-    `validation` is its value. See `search` for the other arguments and errors.
-
-    Args:
-        space: names are those of the estimator's parameters; of a pipeline's stages `stage.param`,
-            with the stage's number from 0.
-        study: by default one of the evaluator's direction.
-    """
-    _check_positive(trials=trials, parallelism=parallelism)
-    found = _study(study, "maximize" if evaluator.isLargerBetter() else "minimize")
-
-    def run(params: dict[str, Any], _trial: optuna.Trial, _stop: threading.Event) -> float:
-        values = {_param(estimator, name): value for name, value in params.items()}
-        model = estimator.fit(train, values)
-        with named_jobs(validation.sparkSession, "sparkdl", "search, evaluation"):
-            return float(evaluator.evaluate(model.transform(validation)))
-
-    return _optimized(found, space, run, trials, parallelism, train.sparkSession)
-
-
-def _optimized(
-    study: optuna.Study,
-    space: Space,
-    run: Run,
-    trials: int,
-    parallelism: int,
-    spark: SparkSession | None,
-) -> optuna.Study:
-    """Have Optuna run the trials; return the study."""
-    import optuna
-
     # An interrupt comes in the main thread alone, and trials run in others.
     stop = threading.Event()
     inherit, before = inheritance(spark), len(study.get_trials(deepcopy=False))
@@ -160,9 +96,10 @@ def _optimized(
         try:
             params = dict(space(trial))
             with tracked("trial", number=trial.number, params=params) as note:
-                value = run(params, trial, stop)
-                if math.isnan(value):  # a sampler could not compare it
-                    raise ResultError("the value is NaN: the objective must return a number")
+                deadline = Deadline.after(trial_timeout_s)
+                with launch(spark, objective, params, nodes, **options) as cluster:
+                    _watch(cluster, metric, trial, deadline, stop)
+                    value = value_of(cluster.results(deadline.wait_s)[0], metric)
                 note(value=value)
         except optuna.TrialPruned:
             raise
@@ -190,20 +127,16 @@ def _optimized(
         mine = study.get_trials(deepcopy=False)[before:]
         if any(trial.state is optuna.trial.TrialState.COMPLETE for trial in mine):
             note(best=study.best_trial)
-        elif errors := [each for trial in mine if (each := trial.user_attrs.get("error"))]:
-            raise ResultError(
-                f"none of {len(mine)} trials is complete; the first error: {errors[0]}"
-            )
+        elif failed := [trial for trial in mine if trial.state is optuna.trial.TrialState.FAIL]:
+            error = failed[0].user_attrs.get("error", "its value was NaN")
+            raise ResultError(f"none of {len(mine)} trials is complete; the first error: {error}")
     return study
 
 
-def _check_positive(**numbers: int) -> None:
+def _checked(study: optuna.Study | None, **numbers: int) -> optuna.Study:
     for name, number in numbers.items():
         if number < 1:
             raise ConfigError(f"{name}={number} must be at least 1")
-
-
-def _study(study: optuna.Study | None, direction: Direction = "minimize") -> optuna.Study:
     try:
         import optuna
     except ImportError as error:
@@ -215,21 +148,7 @@ def _study(study: optuna.Study | None, direction: Direction = "minimize") -> opt
             f"study= has {len(study.directions)} objectives, and must have one: a trial has one "
             "value here"
         )
-    return study or optuna.create_study(direction=direction, pruner=optuna.pruners.NopPruner())
-
-
-def _param(estimator: Any, name: str) -> Any:
-    stage, _, own = name.rpartition(".")
-    owner = estimator
-    try:
-        owner = estimator.getStages()[int(stage)] if stage else estimator
-        return owner.getParam(own)
-    except (ValueError, AttributeError, IndexError) as error:
-        raise ConfigError(
-            f"space has {name!r}, which is no parameter of {type(owner).__name__}; for a "
-            "pipeline's stage, write 'number.parameter', like "
-            f"'2.learning_rate'{did_you_mean(own, [param.name for param in owner.params])}"
-        ) from error
+    return study or optuna.create_study(pruner=optuna.pruners.NopPruner())
 
 
 def _watch(
@@ -271,12 +190,10 @@ def value_of(result: Any, metric: str) -> float:
         ResultError: if there is none.
     """
     value: Any = result.get(metric) if isinstance(result, Mapping) else result
-    if hasattr(value, "item") and getattr(value, "size", 1) == 1:
-        value = value.item()
-    # A bool is a Real to Python, and no metric.
-    if isinstance(value, bool) or not isinstance(value, Real):
+    try:
+        return float(value)
+    except (TypeError, ValueError):
         raise ResultError(
-            f"the objective returned {result!r} on rank 0: a number is needed, or a dict with "
+            f"the objective returned {result!r} on rank 0: must be a number, or a dict with "
             f"{metric!r}"
-        )
-    return float(value)
+        ) from None

@@ -77,10 +77,6 @@ def rank_of(_args: Any, ctx: Any) -> int:
 
 
 def search(spark: Any, _folder: Path) -> None:
-    from pyspark.ml.classification import LogisticRegression
-    from pyspark.ml.evaluation import BinaryClassificationEvaluator
-    from pyspark.ml.feature import VectorAssembler
-
     from sparkdl.ml import tuning
 
     found = tuning.search(
@@ -90,13 +86,6 @@ def search(spark: Any, _folder: Path) -> None:
         "search",
         [trial.user_attrs.get("error") or trial.state.name.lower() for trial in found.trials],
     )
-    data = spark.range(60).selectExpr("cast(id % 2 as double) label", "cast(id % 7 as double) a")
-    data = VectorAssembler(inputCols=["a"], outputCol="features").transform(data)
-    fitted = tuning.search_estimator(
-        *(LogisticRegression(), BinaryClassificationEvaluator(), data, data),
-        lambda trial: {"maxIter": trial.suggest_int("maxIter", 1, 5)}, trials=2, parallelism=2,
-    )  # fmt: skip
-    said("search_estimator", [trial.user_attrs.get("error", "") for trial in fitted.trials])
 
 
 def stages(_spark: Any, folder: Path) -> None:

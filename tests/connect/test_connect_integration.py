@@ -29,7 +29,6 @@ def test_rows_are_fed_and_scored_and_rdds_are_refused(client: Client) -> None:
 def test_searches_run_their_trials_side_by_side(client: Client) -> None:
     said = client("search")
     assert said["search"] == ["complete"] * 3
-    assert said["search_estimator"] == ["", ""]
 
 
 def test_stages_and_pipelines_are_saved_and_loaded(client: Client) -> None:

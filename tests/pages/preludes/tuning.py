@@ -30,4 +30,4 @@ pipeline = Pipeline(
 )
 
 # block: A search over an estimator
-assert set(found.best_params) == {"2.learning_rate"}
+assert set(study.best_params) == {"learning_rate"}
