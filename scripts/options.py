@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ def launch_fields() -> dict[str, str]:
     return {each.name: each.annotation for each in named if each.kind is each.KEYWORD_ONLY}
 
 
-def params_of(kind: Any) -> Callable[[], dict[str, str]]:
-    """Return what returns the parameters of an estimator with what their converters take."""
-    return lambda: {each.name: _taken(TABLE[each.name]) for each in kind().params}
+def params_of(kind: Any) -> dict[str, str]:
+    """Return the parameters of an estimator with what their converters take."""
+    return {each.name: _taken(TABLE[each.name]) for each in kind().params}
 
 
 def _taken(row: Row) -> str:
@@ -45,17 +46,32 @@ def _taken(row: Row) -> str:
     return f"{taken} | None" if row.default is None and taken != "Any" else taken
 
 
-WRITTEN = (
+def common() -> dict[str, str]:
+    """Return the parameters that all estimators of networks have."""
+    keras, *others = (set(params_of(kind).items()) for kind in _ESTIMATORS.values())
+    return dict(sorted(keras.intersection(*others)))
+
+
+def own(kind: Any) -> dict[str, str]:
+    """Return an estimator's other parameters."""
+    return dict(sorted(params_of(kind).items() - common().items()))
+
+
+_ESTIMATORS = {
+    "KerasParams": KerasEstimator,
+    "LightningParams": LightningEstimator,
+    "TorchParams": TorchEstimator,
+}
+WRITTEN: tuple[tuple[Path, str, Callable[[], dict[str, str]]], ...] = (
     (Path(options.__file__), "LaunchOptions", launch_fields),
-    (Path(params.__file__), "KerasParams", params_of(KerasEstimator)),
-    (Path(params.__file__), "LightningParams", params_of(LightningEstimator)),
-    (Path(params.__file__), "TorchParams", params_of(TorchEstimator)),
+    (Path(params.__file__), "NetworkParams", common),
+    *((Path(params.__file__), name, partial(own, kind)) for name, kind in _ESTIMATORS.items()),
 )
 
 
 def with_fields(text: str, name: str, fields: Mapping[str, str]) -> str:
     """Return the text of a module whose class `name` has these fields."""
-    head = re.match(rf'.*class {name}\(TypedDict.*?\n    """[^\n]*"""\n\n', text, re.DOTALL)
+    head = re.match(rf'.*class {name}\([^\n]*\n    """[^\n]*"""\n\n', text, re.DOTALL)
     assert head, name
     rest = re.search(r"\n\nclass .*", text[head.end() :], re.DOTALL)
     lines = (f"    {field}: {annotation}\n" for field, annotation in fields.items())

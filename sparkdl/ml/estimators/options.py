@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from sparkdl.driver.options import Observe
 
 
-class KerasParams(TypedDict, total=False):
-    """The parameters of `KerasEstimator` by name."""
+class NetworkParams(TypedDict, total=False):
+    """The parameters of all estimators of networks by name."""
 
     batch_size: int
     cache: bool
     checkpoint_dir: str | None
-    class_weight: Mapping[int, float]
     early_stopping_min_delta: float
     early_stopping_monitor: str | None
     early_stopping_patience: int | None
@@ -35,125 +34,59 @@ class KerasParams(TypedDict, total=False):
     input_mapping: Mapping[str, Any]
     keep: bool | Sequence[str]
     label_col: str | Sequence[str] | Mapping[str, str]
+    max_restarts: int
+    model_dir: str | None
+    model_per: Literal["auto", "slot", "executor"]
+    num_gpus: int | None
+    num_workers: int
+    observe: Observe | None
+    output_mapping: Mapping[str, Any]
+    output_types: Mapping[str, Any]
+    parquet_reader: Literal["auto", "python", "spark"]
+    prediction_col: str
+    probability_col: str | None
+    raw_prediction_col: str | None
+    recovery: Recovery | None
+    seed: int | None
+    shuffle: bool
+    shutdown_timeout: float
+    startup: Startup | None
+    tensorboard_dir: str | None
+    validation_indicator_col: str | None
+    validation_split: float
+    verbose: int
+    weight_col: str | None
+
+
+class KerasParams(NetworkParams, total=False):
+    """The further parameters of `KerasEstimator`."""
+
+    class_weight: Mapping[int, float]
     learning_rate: float | None
     loss: Any
     loss_weights: Any
-    max_restarts: int
     metrics: Any
     mode: Literal["nodes", "jobs"]
-    model_dir: str | None
-    model_per: Literal["auto", "slot", "executor"]
-    num_gpus: int | None
-    num_workers: int
-    observe: Observe | None
     optimizer: Any
-    output_mapping: Mapping[str, Any]
-    output_types: Mapping[str, Any]
-    parquet_reader: Literal["auto", "python", "spark"]
-    prediction_col: str
-    probability_col: str | None
-    raw_prediction_col: str | None
-    recovery: Recovery | None
-    seed: int | None
-    shuffle: bool
-    shutdown_timeout: float
-    startup: Startup | None
-    tensorboard_dir: str | None
-    validation_indicator_col: str | None
-    validation_split: float
-    verbose: int
-    weight_col: str | None
 
 
-class LightningParams(TypedDict, total=False):
-    """The parameters of `LightningEstimator` by name."""
+class LightningParams(NetworkParams, total=False):
+    """The further parameters of `LightningEstimator`."""
 
-    batch_size: int
-    cache: bool
-    checkpoint_dir: str | None
-    early_stopping_min_delta: float
-    early_stopping_monitor: str | None
-    early_stopping_patience: int | None
-    epochs: int
-    features_col: str | Sequence[str]
-    feed_reader: Literal["auto", "spark", "nodes"]
-    feeding: Feeding | None
-    handle_invalid: Literal["error", "skip", "keep"]
-    input_mapping: Mapping[str, Any]
     input_shapes: Mapping[str, Any]
-    keep: bool | Sequence[str]
-    label_col: str | Sequence[str] | Mapping[str, str]
-    max_restarts: int
-    model_dir: str | None
-    model_per: Literal["auto", "slot", "executor"]
-    num_gpus: int | None
-    num_workers: int
-    observe: Observe | None
     output_cols: Sequence[str]
-    output_mapping: Mapping[str, Any]
-    output_types: Mapping[str, Any]
-    parquet_reader: Literal["auto", "python", "spark"]
-    prediction_col: str
-    probability_col: str | None
-    raw_prediction_col: str | None
-    recovery: Recovery | None
-    seed: int | None
-    shuffle: bool
-    shutdown_timeout: float
-    startup: Startup | None
     strategy: Literal["ddp", "ddp_find_unused_parameters_true", "fsdp"]
-    tensorboard_dir: str | None
     trainer_args: Mapping[str, Any]
-    validation_indicator_col: str | None
-    validation_split: float
-    verbose: int
-    weight_col: str | None
 
 
-class TorchParams(TypedDict, total=False):
-    """The parameters of `TorchEstimator` by name."""
+class TorchParams(NetworkParams, total=False):
+    """The further parameters of `TorchEstimator`."""
 
-    batch_size: int
-    cache: bool
-    checkpoint_dir: str | None
-    early_stopping_min_delta: float
-    early_stopping_monitor: str | None
-    early_stopping_patience: int | None
-    epochs: int
-    features_col: str | Sequence[str]
-    feed_reader: Literal["auto", "spark", "nodes"]
-    feeding: Feeding | None
-    handle_invalid: Literal["error", "skip", "keep"]
-    input_mapping: Mapping[str, Any]
     input_shapes: Mapping[str, Any]
-    keep: bool | Sequence[str]
-    label_col: str | Sequence[str] | Mapping[str, str]
     learning_rate: float | None
     loss: Any
-    max_restarts: int
     metrics: Any
-    model_dir: str | None
-    model_per: Literal["auto", "slot", "executor"]
-    num_gpus: int | None
-    num_workers: int
-    observe: Observe | None
     optimizer: Any
     optimizer_args: Mapping[str, Any]
     output_cols: Sequence[str]
-    output_mapping: Mapping[str, Any]
-    output_types: Mapping[str, Any]
-    parquet_reader: Literal["auto", "python", "spark"]
-    prediction_col: str
-    probability_col: str | None
-    raw_prediction_col: str | None
-    recovery: Recovery | None
-    seed: int | None
-    shuffle: bool
-    shutdown_timeout: float
-    startup: Startup | None
     strategy: Literal["ddp", "ddp_find_unused_parameters_true", "fsdp"]
-    tensorboard_dir: str | None
-    validation_indicator_col: str | None
-    validation_split: float
-    verbose: int
-    weight_col: str | None
