@@ -96,7 +96,6 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "ml/estimators/keras_train.py": "trains a Keras model",
     "ml/estimators/torch_batch.py": "losses and metrics of PyTorch",
     "ml/estimators/torch_module.py": "a module of PyTorch on a node",
-    "ml/estimators/torch_shapes.py": "what a loss of PyTorch's compares",
     "ml/estimators/torch_train.py": "trains a module of PyTorch",
     "ml/estimators/lightning_train.py": "asks for a GPU, and what a module has of its own",
     "ml/estimators/keras_model.py": "makes and compiles a Keras model",

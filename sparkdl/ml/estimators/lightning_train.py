@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
@@ -37,8 +36,7 @@ from sparkdl.ml.estimators.torch_module import (
     trained,
     weights_of,
 )
-from sparkdl.ml.estimators.torch_shapes import unmixed
-from sparkdl.ml.scoring.torch import uncompiled
+from sparkdl.ml.scoring.torch import plain
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
@@ -62,14 +60,8 @@ def train_by_lightning(task: LightningTask, ctx: NodeContext) -> dict[str, Any]:
 
     check_board(task)
     given = made(task, ctx)
-    module = uncompiled(given)
+    module = plain(given)
     _home(module)
-    if module is given:
-        for name in ("training_step", "validation_step"):
-            _watch_first(module, name)
-    else:
-        # The Trainer compiles each step of a compiled module, and not its call.
-        module._compiled_call_impl = None
     # `nn.Module` itself has one, which only raises.
     if type(module).forward is nn.Module.forward:
         raise ConfigError(
@@ -95,7 +87,7 @@ def fitted(
     callbacks: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Train a `LightningModule`, compiled or not; return the weights of what `notes` is about."""
-    home = _home(uncompiled(module))
+    home = _home(plain(module))
     data = FeedDataModule(
         task.batch_size,
         validation=VALIDATION if task.validates else None,
@@ -125,23 +117,6 @@ def _home(module: Any) -> Any:
         f"the model is a {type(module).__name__}, and must be a LightningModule; use "
         "TorchEstimator for any other module"
     )
-
-
-def _watch_first(module: Any, name: str) -> None:
-    """Look at the shapes that the first call of a step compares."""
-    step = getattr(module, name)
-
-    @wraps(step)
-    def first(*args: Any, **kwargs: Any) -> Any:
-        delattr(module, name)
-        batch = kwargs.get("batch", args[0] if args else None)
-        if not isinstance(batch, tuple | list):  # a step that takes the loader's iterator
-            return step(*args, **kwargs)
-        sources = dict(zip(("features", "label"), batch, strict=False))
-        with unmixed(f"{type(module).__name__}.{name}", sources):
-            return step(*args, **kwargs)
-
-    setattr(module, name, first)
 
 
 def check_trainer_args(given: Mapping[str, Any], callbacks: Any = ()) -> None:

@@ -371,7 +371,10 @@ class Means:
         if not rows:
             return
         with torch.no_grad():
-            means = [self._value(name, output, label) for name in self._names]
+            means = []
+            for name in self._names:
+                with naming(f"the metric {name!r}", output=output, label=label):
+                    means.append(self._value(name, output, label))
             # A metric may return a number, or an array of the rows' values, of PyTorch or NumPy.
             values = torch.stack(
                 [torch.as_tensor(v).detach().double().mean() for v in (loss, *means)]
@@ -379,8 +382,9 @@ class Means:
             self._sums[0] += rows
             # Times the rows, because the last batch may be smaller.
             self._sums[1:] += rows * values.to(self.device)
-            for metric in self._kept.values():
-                metric.update(output, self._target(label))
+            for name, metric in self._kept.items():
+                with naming(f"the metric {name!r}", output=output, label=label):
+                    metric.update(output, self._target(label))
 
     def _target(self, label: Any) -> Any:
         """Return a label as torchmetrics takes it: integers for the second of two classes."""

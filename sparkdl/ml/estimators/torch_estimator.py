@@ -30,7 +30,7 @@ from sparkdl.ml.estimators.source import NUMBER, Signature, Tensor
 from sparkdl.ml.estimators.torch_batch import check_optimizer, loss_of, metrics_of
 from sparkdl.ml.estimators.torch_module import ModuleTask, inputs_of
 from sparkdl.ml.estimators.torch_train import TorchTask, TrainFn, check_lightning, train
-from sparkdl.ml.scoring.torch import module_of, module_signature, pickled
+from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
 from sparkdl.ml.scoring.torch_model import TorchModel
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         # either.
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(model, torch.nn.Module):
-            self._made = pickled(model, "Give a function that makes it on each node")
+            self._made = module_content(model, "Give a function that makes it on each node")
         elif callable(model):
             self._made = model
         else:

@@ -26,7 +26,7 @@ from sparkdl.ml.estimators.columns import (
 from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.estimators.torch_batch import Scores
 from sparkdl.ml.scoring.inputs import check_weights
-from sparkdl.ml.scoring.torch import by_name, like_parameters, module_content, module_of
+from sparkdl.ml.scoring.torch import by_name, like_parameters, module_content, module_of, plain
 from sparkdl.ml.scoring.torch import module_signature as signature_of
 
 if TYPE_CHECKING:
@@ -223,14 +223,10 @@ def note_inputs(module: Any) -> dict[str, torch.Tensor]:
 
     def note(called: Any, args: Any, kwargs: Any) -> None:
         if not noted:
-            given = inspect.signature(called.forward).bind(*args, **kwargs).arguments
+            given = inspect.signature(plain(called).forward).bind(*args, **kwargs).arguments
             tensors = {name: x for name, x in given.items() if hasattr(x, "detach")}
             noted.update({name: _copied(x[:SAMPLE_ROWS]) for name, x in tensors.items()})
 
-    if module._compiled_call_impl is not None:
-        import torch
-
-        note = torch.compiler.disable(note)
     module.register_forward_pre_hook(note, with_kwargs=True)
     return noted
 

@@ -27,7 +27,6 @@ from sparkdl.ml.estimators.torch_batch import (
     optimizer_of,
 )
 from sparkdl.ml.estimators.torch_module import (
-    SAMPLE_ROWS,
     Fitted,
     ModuleTask,
     broadcast,
@@ -39,8 +38,7 @@ from sparkdl.ml.estimators.torch_module import (
     trained,
     weights_of,
 )
-from sparkdl.ml.estimators.torch_shapes import unmixed
-from sparkdl.ml.scoring.torch import uncompiled
+from sparkdl.ml.scoring.torch import plain
 
 if TYPE_CHECKING:
     import torch
@@ -106,14 +104,15 @@ def train(task: TorchTask, ctx: NodeContext) -> dict[str, Any]:
     check_board(task)
     if task.train_fn is None:
         check_lightning()
-    module = uncompiled(made(task, ctx))
+    given = made(task, ctx)
+    module = plain(given)
 
     def fit(inputs: dict[str, Tensor]) -> Fitted:
         if task.train_fn is not None:
-            sample, device = note_inputs(module), join(ctx)
-            history = task.train_fn(module.to(device), task.args, ctx)
+            sample, device = note_inputs(given), join(ctx)
+            history = task.train_fn(given.to(device), task.args, ctx)
             return history, full_state(module), sample, ""
-        steps = Steps(module, task, ctx)
+        steps = Steps(given, task, ctx)
         notes = _EpochNotes(steps, Counted(task, inputs, module), task, ctx)
         state = fitted(steps, notes, task, ctx, _trainer_args(task, ctx))
         return notes.history, state, notes.arrange.sample, steps.loss.scores
@@ -215,11 +214,13 @@ class Steps(Adopted):
     device_mesh: Any
     trainer: Any
 
-    def __init__(self, module: Any, task: TorchTask, ctx: NodeContext) -> None:
+    def __init__(self, given: Any, task: TorchTask, ctx: NodeContext) -> None:
         import torch
 
         super().__init__()
-        self.module, self._task, self._world = module, task, ctx.num_workers
+        self.module, self._task, self._world = plain(given), task, ctx.num_workers
+        # In a list, because a compiled module would be a further module here.
+        self._called = [given]
         self.loss, self.metrics = loss_of(task.loss), metrics_of(task.metrics)
         self._means: dict[str, Means] = {}
         self._rows, self._all_rows = 0, torch.ones(())
@@ -325,43 +326,16 @@ class Steps(Adopted):
         # Shards run on all nodes together, whose errors come here, too.
         is_own = is_first and self.device_mesh is None
         with naming("the model", **batch.inputs) if is_own else nullcontext():
-            output = self.module(**batch.inputs)
+            output = self._called[0](**batch.inputs)
         _check_rows(output, batch)
-        if is_first:
-            self._try(output, batch)
-        loss, label = self._compared(output, batch)
-        means.add(loss, output, label, batch.rows)
-        return loss
-
-    def _try(self, output: Any, batch: Batch) -> None:
-        """Compute loss and metrics of the first batch, and look at the shapes that they compare."""
-        import torch
-
-        if batch.size in getattr(output, "shape", ())[1:] and batch.size > SAMPLE_ROWS:
-            # Another number of rows than of outputs: the loss must not mistake one for the other.
-            output, weight = output[:-1], batch.weight
-            batch = replace(
-                batch,
-                labels={name: values[:-1] for name, values in batch.labels.items()},
-                weight=None if weight is None else weight[:-1],
-            )
-        given = {"output": output, "label": labels_of(batch.labels, self._task.columns, output)}
-        sources = {"output": output, "label": list(batch.labels.values())}
-        what = f"the loss {self.loss.name}"
-        with torch.no_grad(), naming(what, **given), unmixed(what, sources):
-            loss, label = self._compared(output, batch)
-        for name, metric in self.metrics.items():
-            what, sources = f"the metric {name!r}", {"output": output, "label": label}
-            with naming(what, **sources), unmixed(what, sources):
-                self._new_means({name: metric}).add(loss, output, label, 1)
-
-    def _compared(self, output: Any, batch: Batch) -> tuple[torch.Tensor, Any]:
-        """Return the loss, and the label as the loss takes it."""
         columns = self._task.columns
         label = labels_of(batch.labels, columns, output)
-        label = fitted_label(self.loss, output, label, ", ".join(columns.labels))
-        label = _moved(label, self.device)
-        return self.loss.of(output, label, batch.weight), label
+        with naming(f"the loss {self.loss.name}", output=output, label=label):
+            label = fitted_label(self.loss, output, label, ", ".join(columns.labels))
+            label = _moved(label, self.device)
+            loss = self.loss.of(output, label, batch.weight)
+        means.add(loss, output, label, batch.rows)
+        return loss
 
 
 def _moved(tensors: Any, device: Any) -> Any:

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.torch_shapes import unmixed
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
-from sparkdl.ml.scoring.torch import uncompiled
 from sparkdl.values.ndarrays import Array
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ class _Trained:
 
     def __init__(self, spec: TorchSpec) -> None:
         self.spec = spec
-        self.model = uncompiled(spec.model_fn())
+        self.model = spec.model_fn()
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = spec.optimizer_fn(self.trainable)
         trainable = {id(parameter) for parameter in self.trainable}
@@ -155,14 +153,12 @@ class TorchMaster(Master):
         return tuple(Column(name) for name in self._columns)
 
     def begin(self, sample: dict[str, Array]) -> None:
-        """Compute the loss of some rows, and look at the shapes that it compares."""
+        """Compute the loss of a row: what is wrong with it ends the training here."""
         import torch
 
-        # Several rows: a single one is compared with no other.
-        rows = {name: np.repeat(array, 3, axis=0) for name, array in sample.items()}
-        tensors, model, spec = _tensors_of(rows), self._trained.model, self._trained.spec
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), unmixed("loss_fn", tensors):
-            _loss(spec, model.eval(), tensors)
+        model = self._trained.model.eval()
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            _loss(self._trained.spec, model, _tensors_of(sample))
         model.train()
 
     def state(self) -> list[Array]:

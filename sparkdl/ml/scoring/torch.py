@@ -43,7 +43,7 @@ _SAVE = "Save it with torch.export.save, and give the path"
 
 
 def module_content(module: Any, advice: str = _SAVE) -> bytes:
-    """Return a module as it scores and is saved: pickled, without `torch.compile`.
+    """Return a module as it travels: pickled, its class too where executors cannot import it.
 
     Args:
         advice: what else may be done, for the error.
@@ -52,28 +52,11 @@ def module_content(module: Any, advice: str = _SAVE) -> bytes:
         FrameworkMissingError: if there is no PyTorch.
         ConfigError: if it is no module, or cannot be pickled.
     """
-    content = pickled(module, advice)
-    if any(map(_is_compiled, module.modules())):
-        # Of a copy, because the module is the user's.
-        plain = uncompiled(module_of(content))
-        for part in plain.modules():
-            part._compiled_call_impl = None
-        content = pickled(plain, advice)
-    return content
-
-
-def pickled(module: Any, advice: str) -> bytes:
-    """Return a module as it travels: pickled, its class too where executors cannot import it.
-
-    Raises: what `module_content` raises.
-    """
     torch = _torch()
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(
             f"TorchModel takes a torch.nn.Module or the path of a saved model, not {module!r}"
         )
-    if isinstance(module, torch.jit.ScriptModule):
-        raise ConfigError(f"a module of TorchScript does not travel by pickle. {advice}")
     buffer = io.BytesIO()
     try:
         # cloudpickle, so that classes of a notebook travel too.
@@ -95,33 +78,9 @@ def module_of(content: bytes, device: Any = "cpu") -> Any:
     return torch.load(io.BytesIO(content), device, weights_only=False)
 
 
-def uncompiled(module: Any) -> Any:
-    """Take the wrappers of `torch.compile` off a module and its parts, in place; return it.
-
-    They hide its class and the parameters of `forward`, and give its weights other names. What had
-    one still runs compiled in this process, and no longer after a pickle.
-    """
-    for part in [*module.modules()]:
-        for name, child in part._modules.items():
-            if _is_compiled(child):
-                part._modules[name] = _taken_off(child)
-    return _taken_off(module) if _is_compiled(module) else module
-
-
-def _is_compiled(module: Any) -> bool:
-    return "_orig_mod" in getattr(module, "_modules", ()) and hasattr(module, "dynamo_ctx")
-
-
-def _taken_off(module: Any) -> Any:
-    plain = module._orig_mod
-
-    # A function of our own: PyTorch's compiler does not begin with those of its own classes.
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return plain._call_impl(*args, **kwargs)
-
-    # As `plain.compile()` does, with the backend and options of the wrapper.
-    plain._compiled_call_impl = module.dynamo_ctx(call)
-    return plain
+def plain(module: Any) -> Any:
+    """Return the module within the wrapper of `torch.compile`, or the module itself."""
+    return getattr(module, "_orig_mod", module)
 
 
 def module_signature(module: Any) -> Signature:
@@ -132,7 +91,7 @@ def module_signature(module: Any) -> Signature:
     """
     required: list[Tensor] = []
     optional: list[Tensor] = []
-    module = module._orig_mod if _is_compiled(module) else module
+    module = plain(module)
     for each in inspect.signature(module.forward).parameters.values():
         if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY):
             raise ConfigError(

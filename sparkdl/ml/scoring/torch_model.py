@@ -28,7 +28,7 @@ from sparkdl.ml.estimators.source import (
 from sparkdl.ml.scoring.columns import OutputColumn, declared_outputs, mapped_outputs
 from sparkdl.ml.scoring.model import MODEL, NetworkModel, Parts
 from sparkdl.ml.scoring.predict import SCORE_ROWS
-from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
+from sparkdl.ml.scoring.torch import module_content, module_of, module_signature, plain
 
 
 class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols", "input_shapes"]):
@@ -67,7 +67,7 @@ class TorchModel(NetworkModel, params=["model_path", "input_cols", "output_cols"
         if isinstance(model, str | Path):
             self.setModelPath(str(model))
         elif model is not None:
-            self._content = module_content(model)
+            self._content = module_content(plain(model))
             self._signature = module_signature(model)
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from sparkdl.ml.estimators.torch_batch import (
     naming,
     optimizer_of,
 )
-from sparkdl.ml.estimators.torch_shapes import unmixed
 from tests.doubles.lazy import Lazy
 
 torch: Any = Lazy("torch")
@@ -244,33 +242,3 @@ def test_optimizer_is_made_of_what_names_it() -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             optimizer_of(wrong, {}, None, parameters)
-
-
-def apart(output: Any, label: Any) -> Any:
-    return ((output - label) ** 2).mean()
-
-
-@pytest.mark.parametrize(
-    ("function", "is_mixed"),
-    [
-        (apart, True),
-        (lambda o, y: apart(o, 2 * y + 1), True),
-        (lambda o, y: apart(o.squeeze(1), y[:, None]), True),
-        (lambda o, y: torch.nn.MSELoss()(o, y), True),
-        (lambda o, y: torch.where(y > 0, o, -o).mean(), True),
-        (lambda o, y: apart(o.squeeze(1), y), False),
-        (lambda o, y: apart(o, y.reshape(o.shape)), False),
-        (lambda o, y: apart(o[:, 0], y) + (y[:, None] - y).mean(), False),
-        (lambda o, y: apart(o, y[None, :]), False),
-        (lambda o, y: torch.nn.functional.cross_entropy(o, 0 * y.long()), False),
-        (lambda o, y: apart(o, y.mean()) * len(y), False),
-    ],
-)
-def test_a_row_is_compared_with_its_own_label(function: Any, is_mixed: bool) -> None:
-    if is_mixed and function is apart:
-        function = torch.compile(apart, backend="eager")
-    output, label = t([[0.5], [1.0], [2.0]]), t([1.0, -1.0, 0.0])
-    error = r"the loss puts .*(output|label) \[3, 1\].* PyTorch broadcasts them to \[3, 3\]"
-    refused = pytest.raises(ConfigError, match=error) if is_mixed else nullcontext()
-    with refused, unmixed("the loss", {"output": output, "label": label}):
-        assert function(output, label).ndim == 0
