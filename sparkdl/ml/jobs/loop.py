@@ -84,7 +84,7 @@ class Loop:
         held = None
         if validation is not None:
             held = self._jobs.keep(validation, "validation", columns, plan.partitions)
-        master.begin(read_sample(kept.sample))
+        master.begin(read_sample(kept.sample, columns))
         history: dict[str, list[float]] = {}
         iterations = 0
         for epoch in range(plan.epochs):
@@ -134,6 +134,7 @@ class Loop:
                 self._spec,
                 state,
                 rows.role,
+                rows.columns,
                 rows.digests,
                 epoch,
                 step,

@@ -52,6 +52,7 @@ class KeptRows:
     kept: RDD[Any]
     again: RDD[Any]
     role: str
+    columns: tuple[Column, ...]
     rows: tuple[int, ...]
     digests: tuple[int, ...]
     sample: bytes
@@ -126,6 +127,7 @@ class Jobs:
             kept,
             again,
             role,
+            tuple(columns),
             tuple(record.rows for record in records),
             tuple(record.digest for record in records),
             samples[0],

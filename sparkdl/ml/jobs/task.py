@@ -204,6 +204,7 @@ class Work:
     Attributes:
         spec: makes the model in a worker that has none for this training yet.
         role: of the rows: `training`, or others, which are evaluated.
+        columns: of the rows.
         digests: the expected digest of each partition's rows.
         step: of the epoch; None to evaluate all rows.
         num_steps: that the epoch has.
@@ -214,6 +215,7 @@ class Work:
     spec: LearnerSpec
     state: Broadcast[State] = field(repr=False)
     role: str
+    columns: tuple[Column, ...]
     digests: tuple[int, ...]
     epoch: int = 0
     step: int | None = None
@@ -251,7 +253,7 @@ class Work:
         assert self.step is not None
         # numpy takes no negative seeds.
         order = ((self.seed + number) % 2**32, self.epoch) if self.shuffle else None
-        batch = rows.batch(self.step, self.num_steps, order)
+        batch = rows.batch(self.columns, self.step, self.num_steps, order)
         size = len(next(iter(batch.values()), ()))
         if not size:
             return Sum(number)
@@ -268,7 +270,9 @@ class Work:
         learner = _learner(self)
         learner.load(self.state.value)
         steps = num_batches(rows.num_rows)
-        found = (learner.evaluate(rows.batch(step, steps, None)) for step in range(steps))
+        found = (
+            learner.evaluate(rows.batch(self.columns, step, steps, None)) for step in range(steps)
+        )
         return total([Sum(number), *(Sum(number, metrics=metrics) for metrics in found)])
 
 
