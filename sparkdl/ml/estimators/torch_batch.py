@@ -197,7 +197,8 @@ def fitted_label(loss: Loss, output: Any, label: torch.Tensor, column: str) -> t
 
     Numbers of classes become int64. For PyTorch's other losses the label gets the output's shape
     and dtype: with different shapes, broadcasting would mix the rows. A function of the user's gets
-    the label as it is, floats in the output's dtype.
+    the label as it is, floats in the output's dtype; and in the output's shape, where one of them
+    is [rows] and the other [rows, 1].
 
     Raises:
         ConfigError: if it does not fit; it names shapes, and what to change.
@@ -208,7 +209,11 @@ def fitted_label(loss: Loss, output: Any, label: torch.Tensor, column: str) -> t
     if loss.takes_classes and label.shape != output.shape:
         return _classes(loss, output, label, column)
     if loss.is_own:
-        return label.to(dtype) if label.is_floating_point() else label
+        label = label.to(dtype) if label.is_floating_point() else label
+        # As Keras does: PyTorch would compare each row of [rows, 1] with all of [rows].
+        sizes = tuple(label.shape), tuple(output.shape)
+        is_alike = (*sizes[0], 1) == sizes[1] or (*sizes[1], 1) == sizes[0]
+        return label.reshape(output.shape) if is_alike else label
     if label.numel() != output.numel():
         raise _unfit(loss, output, label, column)
     return label.reshape(output.shape).to(dtype)

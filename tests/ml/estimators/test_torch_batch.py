@@ -242,3 +242,13 @@ def test_optimizer_is_made_of_what_names_it() -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             optimizer_of(wrong, {}, None, parameters)
+
+
+@pytest.mark.parametrize("label", [[1.0, -1.0, 0.0], [[1.0], [-1.0], [0.0]]])
+@pytest.mark.parametrize("output", [[0.5, 1.0, 2.0], [[0.5], [1.0], [2.0]]])
+def test_own_function_gets_the_label_in_the_shape_of_the_output(output: Any, label: Any) -> None:
+    found = []
+    for given in ("MSELoss", lambda o, y: ((o - y) ** 2).mean()):
+        loss = loss_of(given)
+        found.append(loss.of(t(output), fitted_label(loss, t(output), t(label), "y"), None))
+    assert found[0] == found[1]
