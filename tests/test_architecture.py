@@ -115,7 +115,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
 }
 
 CEILINGS = {  # lines of each folder: lowered by each commit that takes something out, never raised
-    "": 1_700,
+    "": 1_690,
     "collectives": 1_400,
     "control": 2_760,
     "core": 2_300,
@@ -127,7 +127,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "feed": 6_000,
     "frameworks": 1_500,
     "horovod": 9_420,
-    "ml": 11_790,
+    "ml": 10_820,
     "mlflow": 410,
     "node": 6_720,
     "petastorm": 700,
