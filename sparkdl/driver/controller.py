@@ -194,7 +194,6 @@ class Controller:
         with self.changed:
             self.view.joined.add((hello.node_id, hello.pid))
         self._handle(states.AgentJoined(hello))
-        self._note_phase(hello.agent_id, "joined", host=hello.host)
 
     def refused(self, message: msg.Refused) -> None:
         """A node cannot start on its executor."""
@@ -206,23 +205,18 @@ class Controller:
         node_id = self._node_of(agent_id)
         match message:
             case msg.Offer():
-                self._note_phase(agent_id, "offered", message.generation)
                 self._handle(states.AgentOffered(agent_id, message))
             case msg.Detached():
                 self._handle(states.AgentDetached(agent_id))
             case msg.ChildRunning():
-                self._note_phase(agent_id, "entered", message.generation)
                 if node_id is not None:
                     with self.changed:
                         self.view.pids[node_id] = message.pid
                 self._handle(states.ChildEntered(agent_id, message))
             case msg.ChildReturned():
-                self._note_phase(agent_id, "returned", message.generation)
                 self._handle(states.ChildGaveResult(agent_id, message))
                 self._note_gathering(agent_id, message)
             case msg.ChildFailed():
-                headline = message.failure.headline()
-                self._note_phase(agent_id, "failed", message.generation, problem=headline)
                 self._handle(states.ChildBroke(agent_id, self._dated(message)))
             case msg.FeedProgress() | msg.Spooled() | msg.NodeActive() | msg.NodeLoad():
                 self._note_progress(agent_id, message)
@@ -243,7 +237,6 @@ class Controller:
 
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""
-        self._note_phase(agent_id, "left")
         self._handle(states.AgentLeft(agent_id, reason, self.events.now_s()))
 
     def silent(self, hello: msg.Hello) -> None:
@@ -344,13 +337,6 @@ class Controller:
         for node_id, agent in self._agents.items():
             if node_id in node_ids:
                 self.server.send(agent.hello.agent_id, message)
-
-    def _note_phase(
-        self, agent_id: str, phase: str, generation: int = -1, host: str = "", problem: str = ""
-    ) -> None:
-        node_id = self._node_of(agent_id) if self.events.wants(events.NodeMoved) else None
-        if node_id is not None:
-            self.events.publish(events.NodeMoved, node_id, phase, generation, host, problem)
 
     def _note_progress(
         self,

@@ -180,22 +180,6 @@ class Report(Event, frozen=True):
     metrics: Mapping[str, float]
 
 
-class NodeMoved(Event, frozen=True):
-    """A node has entered another phase of its life.
-
-    Attributes:
-        phase: `joined`, `offered`, `entered`, `returned`, `failed` or `left`.
-        host: of an agent that has joined.
-        problem: why its child has failed, in a line.
-    """
-
-    node_id: int
-    phase: str
-    generation: int = -1
-    host: str = ""
-    problem: str = ""
-
-
 class Logged(Event, frozen=True):
     """A node's child has printed lines."""
 

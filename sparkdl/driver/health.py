@@ -1,4 +1,4 @@
-"""Watches whether the training moves: hangs, and nodes that are slower than the others.
+"""Watches whether the training moves.
 
 Runs in: driver
 
@@ -7,7 +7,7 @@ Steps are the batches of a feed, the batches of files that a node reads itself, 
 `ctx.report`. Nodes without any of these are judged by whether they print. A node that has read all
 its rows while more may come is waiting to be fed.
 
-`look` and `compare` are pure and judge; `HangWatch` calls them periodically, and acts.
+`look` is pure and judges; `HangWatch` calls it periodically, and acts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import NodeActive
@@ -28,15 +27,6 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.feeds.report import waits_in_vain
 from sparkdl.driver.lifecycle.state import NodesBlamed, Running, node_failure
 from sparkdl.driver.view import View
-from sparkdl.driver.waits import Shares, in_step
-
-PERIOD_S = 60.0
-"""Nodes are compared over so long."""
-SILENCE_S = 600.0
-"""The same stragglers are named this often at most."""
-_MIN_STEPS = 10
-"""Steps of the fastest node in a period, before others are compared with it."""
-
 
 _log = logging.getLogger(__name__)
 MAX_PERIOD_S = 5.0
@@ -133,102 +123,6 @@ def steps_of(nodes: Sequence[Progress]) -> tuple[str, dict[int, int]]:
     if any(node.step >= 0 for node in nodes):
         return "step", {node.node_id: node.step for node in nodes}
     return "batch", {node.node_id: node.batches if node.has_reported else -1 for node in nodes}
-
-
-@dataclass(frozen=True)
-class Stragglers:
-    """How the nodes have kept up with each other.
-
-    Attributes:
-        steps: by node id, at the beginning of the period.
-        looks: at the nodes, within the period.
-        awaited: by node id, at how many of them the others had no rows and this one had.
-        named: the stragglers that were named last, at `named_s`.
-    """
-
-    generation: int = -1
-    unit: str = ""
-    steps: Mapping[int, int] = field(default_factory=dict)
-    since_s: float = 0.0
-    looks: int = 0
-    awaited: Mapping[int, int] = field(default_factory=dict)
-    named: frozenset[int] = frozenset()
-    named_s: float = 0.0
-
-
-def compare(
-    before: Stragglers,
-    generation: int,
-    nodes: Sequence[Progress],
-    now_s: float,
-    waits: Mapping[int, Shares] = MappingProxyType({}),
-) -> tuple[Stragglers, str]:
-    """Return the new record and, at a period's end, a text about the stragglers; empty for none.
-
-    A node is a straggler in three cases. It took less than half the steps of the fastest node, with
-    rows left to read. Or for most of the period it alone had unread rows, and it took no more steps
-    than the others, so the feed waited for it. Or the others waited for it in collectives, where
-    the steps of all nodes take equally long.
-
-    Args:
-        waits: what the nodes have waited for in the last minute, see `driver/waits.py`. A straggler
-            found by them is named at once, not at the period's end.
-    """
-    unit, steps = steps_of(nodes)
-    if (
-        generation != before.generation
-        or unit != before.unit
-        or steps.keys() != before.steps.keys()
-    ):
-        return Stragglers(generation, unit, steps, now_s), ""
-    busy = [node.node_id for node in nodes if not node.is_idle]
-    awaited = dict(before.awaited)
-    # With two or more nodes that have rows, the feed waits for none of them alone.
-    if len(busy) == 1 < len(nodes):
-        awaited[busy[0]] = awaited.get(busy[0], 0) + 1
-    before = replace(before, looks=before.looks + 1, awaited=awaited)
-    # Nodes that the others wait for in collectives are named before the period's end, and once.
-    holding_up = {node_id for node_id, shares in waits.items() if shares.lag}
-    if now_s - before.since_s < PERIOD_S and holding_up <= before.named:
-        return before, ""
-    slow = _stragglers(before, nodes, steps, waits)
-    is_known = slow.keys() <= before.named and now_s - before.named_s < SILENCE_S
-    if not slow or is_known:
-        return Stragglers(
-            generation, unit, steps, now_s, named=before.named, named_s=before.named_s
-        ), ""
-    text = f"slower than the others in the last minute: {listed(slow.values(), '; ')}"
-    return Stragglers(generation, unit, steps, now_s, named=frozenset(slow), named_s=now_s), text
-
-
-def _stragglers(
-    before: Stragglers,
-    nodes: Sequence[Progress],
-    steps: Mapping[int, int],
-    waits: Mapping[int, Shares],
-) -> dict[int, str]:
-    taken = {node_id: steps[node_id] - before.steps[node_id] for node_id in steps}
-    most = max(taken.values(), default=0)
-    slow = {}
-    for node in nodes:
-        if most >= _MIN_STEPS and taken[node.node_id] * 2 < most and not node.is_idle:
-            slow[node.node_id] = f"{node} took {taken[node.node_id]} steps, the fastest {most}"
-        elif (shares := waits.get(node.node_id)) and shares.lag:
-            slow[node.node_id] = _held_up(node, shares)
-        elif before.awaited.get(node.node_id, 0) * 2 > before.looks and (
-            # A node that took more steps and has rows left was given more rows: it holds no other
-            # up.
-            taken[node.node_id] <= max(n for other, n in taken.items() if other != node.node_id)
-        ):
-            slow[node.node_id] = f"{node} has rows to read while the others wait for some"
-    return slow
-
-
-def _held_up(node: Progress, shares: Shares) -> str:
-    text = f"the others wait for {node} in collectives, {shares.lag:.0%} of the time longer than it"
-    # Such a node may be late only because its own rows are.
-    is_starved = shares.rows >= shares.lag / 2
-    return text + (f", which waits for rows {shares.rows:.0%} of the time" if is_starved else "")
 
 
 @dataclass(frozen=True)
@@ -347,33 +241,23 @@ class HangWatch:
         self._timeout_s = timeout_s
         self._period_s = min(MAX_PERIOD_S, timeout_s / 8)
         self._watch = Watch()
-        self._stragglers = Stragglers()
 
     def start(self) -> None:
         """Look periodically, from now on."""
         self._controller.soon(self._turn)
 
     def _turn(self) -> None:
-        view = self._controller.view
-        nodes = _progress(view)
-        self._watch, hang = self._look(view, nodes)
+        self._watch, hang = self._look(self._controller.view)
         if hang:  # in a thread: it waits for answers, which come on this loop
             threading.Thread(
                 target=self._report, args=(hang,), name="sparkdl-hang", daemon=True
             ).start()
-        if isinstance(view.state, Running):
-            generation = view.state.world.generation
-            waits = view.waits.shares(in_step(view.state))
-            self._stragglers, slow = compare(
-                *(self._stragglers, generation, nodes, time.monotonic(), waits)
-            )
-            if slow:
-                _log.warning("Cluster %s: %s", self._controller.spec.cluster_id, slow)
         self._controller.later(self._period_s, self._turn)
 
-    def _look(self, view: View, nodes: Sequence[Progress]) -> tuple[Watch, Hang | None]:
+    def _look(self, view: View) -> tuple[Watch, Hang | None]:
         if not isinstance(view.state, Running):
             return Watch(), None
+        nodes = progress_of(view.state, view.feeds, view.activity, view.have_feeds_ended)
         generation, now_s = view.state.world.generation, time.monotonic()
         start_s = self._controller.spec.settings.start_timeout_s
         return look(self._watch, generation, nodes, now_s, self._timeout_s, start_s)
@@ -396,9 +280,7 @@ class HangWatch:
             _described(stacks, hang),
         )
         # The stacks have taken a while: the training may have moved meanwhile.
-        has_moved = not self._controller.look(
-            lambda view: self._look(view, _progress(view))[0].is_reported
-        )
+        has_moved = not self._controller.look(lambda view: self._look(view)[0].is_reported)
         if settings.recovery.on_hang == "report" or has_moved:
             return
         failures = self._controller.look(lambda view: _failures(view, hang, vain, found_s, stacks))
@@ -431,9 +313,3 @@ def _failures(
         replace(each, pid=view.pids.get(each.node_id, 0), traceback=stacks.get(each.node, ""))
         for each in failures
     )
-
-
-def _progress(view: View) -> list[Progress]:
-    if not isinstance(view.state, Running):
-        return []
-    return progress_of(view.state, view.feeds, view.activity, view.have_feeds_ended)

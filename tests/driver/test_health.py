@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -16,7 +15,6 @@ from sparkdl.core.world import Address, build_world
 from sparkdl.driver import health
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import Running
-from sparkdl.driver.waits import Shares
 
 TIMEOUT_S = 60.0
 ONE, TWO = health.Progress(0, "worker:0", 0, step=7), health.Progress(1, "worker:1", 1, step=7)
@@ -128,77 +126,6 @@ def test_nodes_that_come_up_get_the_time_to_do_so() -> None:
         watch, hang = health.look(watch, 0, (starting, TWO), now_s, TIMEOUT_S, 300.0)
         assert hang is None
     assert health.look(watch, 0, (starting, TWO), 300.0, TIMEOUT_S, 300.0)[1]
-
-
-# Stragglers.
-
-
-def pace_of(
-    first: tuple[health.Progress, ...], last: tuple[health.Progress, ...], looks: int = 12
-) -> str:
-    """Compare over one period in which the nodes went from `first` to `last`."""
-    known, _ = health.compare(health.Stragglers(), 0, first, 0.0)
-    for number in range(1, looks):
-        known, text = health.compare(known, 0, first, number * health.PERIOD_S / looks)
-        assert not text
-    return health.compare(known, 0, last, health.PERIOD_S)[1]
-
-
-def test_node_that_takes_less_than_half_the_steps_is_a_straggler() -> None:
-    after = replace(ONE, step=107), replace(TWO, step=47)
-    assert pace_of((ONE, TWO), after) == (
-        "slower than the others in the last minute: worker:1 (rank 1) took 40 steps, the fastest "
-        "100"
-    )
-    assert pace_of((ONE, TWO), (replace(ONE, step=107), replace(TWO, step=67))) == ""
-    assert pace_of((ONE, TWO), (replace(ONE, step=12), TWO)) == "", "too few steps to compare"
-
-
-def test_node_with_rows_while_others_wait_for_some_is_a_straggler() -> None:
-    nodes = (replace(ONE, is_idle=True), TWO)
-    assert "worker:1 (rank 1) has rows to read while the others wait" in pace_of(nodes, nodes)
-
-
-def test_node_that_took_more_steps_and_has_rows_left_had_more_of_them_and_is_no_straggler() -> None:
-    before = replace(ONE, is_idle=True), TWO
-    assert pace_of(before, (before[0], replace(TWO, step=19))) == ""
-
-
-def test_node_that_the_others_wait_for_in_collectives_is_named_at_once_and_then_seldom() -> None:
-    level = {0: Shares(0.0, 0.3), 1: Shares(0.0, 0.3)}
-    awaited = {0: Shares(0.0, 0.6), 1: Shares(0.0, 0.05, lag=0.55)}
-    known, named_s = health.Stragglers(), []
-    for now_s in range(0, 2000, 5):
-        nodes = replace(ONE, step=now_s), replace(TWO, step=now_s)
-        known, text = health.compare(known, 0, nodes, now_s, level if now_s < 65 else awaited)
-        if text:
-            named_s.append(now_s)
-            assert text == (
-                "slower than the others in the last minute: the others wait for worker:1 (rank 1) "
-                "in collectives, 55% of the time longer than it"
-            )
-    assert named_s[0] == 65
-    assert all(
-        health.SILENCE_S <= later - sooner <= health.SILENCE_S + health.PERIOD_S
-        for sooner, later in pairwise(named_s)
-    )
-
-
-def test_straggler_that_waits_for_rows_itself_is_excused() -> None:
-    waits = {1: Shares(0.5, 0.0, lag=0.5)}
-    known, _ = health.compare(health.Stragglers(), 0, (ONE, TWO), 0.0, {})
-    _, text = health.compare(known, 0, (ONE, TWO), 5.0, waits)
-    assert text.endswith("longer than it, which waits for rows 50% of the time")
-
-
-def test_stragglers_are_named_once_in_a_while() -> None:
-    known, now_s, named_s, steps = health.Stragglers(), 0.0, [], 0
-    while now_s < 2 * health.SILENCE_S:
-        nodes = (replace(ONE, step=steps), TWO)
-        known, text = health.compare(known, 0, nodes, now_s)
-        named_s += [now_s] if text else []
-        now_s, steps = now_s + 10, steps + 10
-    assert named_s == [health.PERIOD_S, health.PERIOD_S + health.SILENCE_S]
 
 
 # What is known of the nodes.

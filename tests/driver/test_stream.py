@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.driver.events import Ended, Event, NodeMoved, Stepped
+from sparkdl.driver.events import Checkpoint, Ended, Event, Stepped
 from sparkdl.driver.lifecycle.transitions import begin
 from sparkdl.driver.stream import Batches, ClusterEvents
 from sparkdl.driver.threads import Changed
@@ -47,9 +47,9 @@ def test_subscriber_hears_its_kinds_and_the_end_as_the_last() -> None:
     events, heard = events_of_cluster(), list[Event]()
     events.subscribe(heard.append, Stepped, Ended)
     events.publish(Stepped)
-    events.publish(NodeMoved, 0, "joined")
+    events.publish(Checkpoint, "/c/1", 1)
     assert events.wants(Stepped)
-    assert not events.wants(NodeMoved)
+    assert not events.wants(Checkpoint)
     events.end()
     events.publish(Stepped)
     assert [type(event) for event in heard] == [Stepped, Ended]
@@ -75,15 +75,15 @@ def test_subscriber_that_fails_is_named_and_harms_nobody(caplog: pytest.LogCaptu
 
 def test_batches_are_taken_in_order_and_all_before_the_end() -> None:
     kept, events = Kept(0.01), events_of_cluster()
-    events.subscribe(kept.put, NodeMoved, Ended)
-    events.publish(NodeMoved, 0, "joined")
+    events.subscribe(kept.put, Checkpoint, Ended)
+    events.publish(Checkpoint, "/c/1", 1)
     kept.start()
     assert kept.has_taken.wait(SOON_S)
-    events.publish(NodeMoved, 0, "left")
+    events.publish(Checkpoint, "/c/2", 2)
     events.end()
     assert kept.is_finished
-    *moved, last = [event for events, _ in kept.batches for event in events]
-    assert [event.phase for event in moved if isinstance(event, NodeMoved)] == ["joined", "left"]
+    *made, last = [event for events, _ in kept.batches for event in events]
+    assert [event.step for event in made if isinstance(event, Checkpoint)] == [1, 2]
     assert isinstance(last, Ended)
     assert kept.batches[-1][1]
 
