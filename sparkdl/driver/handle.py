@@ -24,7 +24,7 @@ from sparkdl.driver.ending import Ending, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import FeedRequest
 from sparkdl.driver.feeds.feeds import Feeds
-from sparkdl.driver.feeds.report import FeedReport, nothing_fed
+from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.runner import LongWait
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
 from sparkdl.driver.show import show_page
@@ -330,7 +330,7 @@ class Cluster:
             TimeoutError: if the time is over first.
         """
         deadline = Deadline.after(timeout_s)
-        unfed = LongWait(self._controller, lambda view: nothing_fed(view.state, view.feeds))
+        unfed = LongWait(self._controller)
         while not self._controller.wait_for(
             lambda view: has_ended(view.state), Deadline.after(min(_LOOK_S, deadline.remaining_s))
         ):

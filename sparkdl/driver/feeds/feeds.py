@@ -21,11 +21,11 @@ from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import READERS, SHUFFLES, FeedRequest
-from sparkdl.driver.feeds.report import FeedReport, no_rows, not_fed
+from sparkdl.driver.feeds.report import FeedReport, no_rows
 from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread, LongWait, nodes_now
 from sparkdl.driver.feeds.transitions import fed_members, feed_targets
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
-from sparkdl.driver.lifecycle.state import failure_of, generation_of
+from sparkdl.driver.lifecycle.state import failure_of
 from sparkdl.driver.show import FeedBar
 from sparkdl.driver.threads import Outcome, begin
 from sparkdl.driver.view import View
@@ -225,7 +225,7 @@ class Feeds:
             try:
                 rows = partial(runner.rows_to_read, name)
                 with FeedBar(name, request.epochs, show, rows) as bar:
-                    in_vain = LongWait(self.controller, partial(self._not_fed, name, request.to))
+                    in_vain = LongWait(self.controller)
 
                     def meanwhile() -> None:
                         self._show_rows(runner, name, bar)
@@ -323,14 +323,6 @@ class Feeds:
         first = self._world().members[0].node.node_id
         now = self.controller.look(lambda view: view.activity.get(first))
         bar.update(rows, now.numbers if now else {}, report is not None)
-
-    def _not_fed(self, name: str, to: str | None, view: View) -> str:
-        """Return the unfed nodes that wait for a feed, in words; empty after a restart."""
-        world = getattr(view.state, "world", None)
-        if world is None or generation_of(view.state):
-            return ""
-        fed = {member.node.node_id for member in fed_members(world, to)}
-        return not_fed(self._spec, name, fed, view.feeds)
 
 
 def listed(data: Any, spec: ClusterSpec, is_wanted: Callable[[], bool] = lambda: True) -> Any:

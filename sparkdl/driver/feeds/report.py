@@ -5,7 +5,7 @@ Runs in: driver
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sparkdl.control.counts import FeedCount
@@ -20,12 +20,10 @@ from sparkdl.driver.feeds.state import (
     Cutting,
     Delivering,
     Feed,
-    LogFetched,
     Reading,
     Run,
     Warn,
 )
-from sparkdl.driver.lifecycle.state import Running, State, generation_of
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ def _why(now: FeedCount, node: str, unread: int, is_stopped: bool, has_left: boo
 
 
 def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
-    """Return the feeds read but never fed, and the fed ones, in words; empty if none is unfed.
+    """Return a text about the feeds read but never fed; empty if there are none.
 
     Args:
         feeds: by node id and feed, what nodes have reported.
@@ -182,82 +180,16 @@ def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount])
             fed.setdefault(feed, []).append(spec.nodes[node_id].name)
         elif not count.closed:
             unfed.setdefault(feed, []).append(spec.nodes[node_id].name)
-    named = ", ".join(f"{feed!r} ({listed(nodes)})" for feed, nodes in unfed.items())
-    others = ", ".join(
-        f"{feed!r} to {listed(nodes)} alone" if feed in unfed else repr(feed)
-        for feed, nodes in sorted(fed.items())
-    )
-    others = others or "nothing"
-    return f"nobody has fed what is read: {named}; being fed is {others}" if unfed else ""
-
-
-def not_fed(
-    spec: ClusterSpec, fed: str, to: Collection[int], feeds: Mapping[tuple[int, str], FeedCount]
-) -> str:
-    """Return a warning if nodes wait for rows while the driver feeds `fed` to other nodes; else "".
-
-    Args:
-        to: the nodes, by id, that are fed.
-        feeds: by node id and feed, what nodes have reported.
-    """
-    waiting: dict[str, list[str]] = {}
-    for (node_id, feed), count in sorted(feeds.items()):
-        is_fed = feed == fed and node_id in to
-        if not is_fed and count.began < 0 and not count.rows_received and not count.closed:
-            waiting.setdefault(feed, []).append(spec.nodes[node_id].name)
-    aside = waiting.pop(fed, [])
-    told = [_of_another_role(spec, fed, to, aside)] if aside else []
-    return ". ".join([*told, *([_of_another_name(fed, waiting)] if waiting else [])])
-
-
-def _of_another_role(spec: ClusterSpec, fed: str, to: Collection[int], waiting: list[str]) -> str:
-    names = listed([spec.nodes[node_id].name for node_id in sorted(to)])
-    return (
-        f"the driver feeds {fed!r} to {names} alone, and {listed(waiting)} reads {fed!r} as well. "
-        "A call feeds one role, the one in role=…, or else the nodes that train: change role=…, or "
-        "feed each role under a name of its own (cluster.feed_async(…, feed=…, role=…))"
-    )
-
-
-def _of_another_name(fed: str, waiting: Mapping[str, list[str]]) -> str:
-    reads = "; ".join(
-        f"{listed(nodes)} reads {feed!r}, which has not been fed{did_you_mean(feed, [fed])}"
-        for feed, nodes in waiting.items()
-    )
-    return (
-        f"the driver feeds {fed!r}, and {reads}. If they are to be one feed, give cluster.feed(…, "
-        "feed=…) and ctx.batches(…, feed=…) the same name; if not, feed both at once: "
-        "cluster.feed_async"
-    )
-
-
-def awaited_by_all(state: State, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
-    """Return the never-fed feeds that all nodes wait for; empty if a node does not wait.
-
-    A node names a feed when user code first waits for it.
-    """
-    if not isinstance(state, Running):
+    if not unfed:
         return ""
-    waiting: dict[int, set[str]] = {}
-    for (node_id, feed), count in feeds.items():
-        if count.began >= 0 or count.rows_received or count.closed:
-            return ""
-        waiting.setdefault(node_id, set()).add(feed)
-    if state.returned or not state.world.finishing <= waiting.keys():
-        return ""
-    return ", ".join(map(repr, sorted(set().union(*waiting.values()))))
-
-
-def nothing_fed(state: State, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
-    """Return a warning if all nodes wait and the driver feeds nothing; else an empty string.
-
-    It is empty after a restart, when nodes may wait for more rows of an earlier call.
-    """
-    named = "" if generation_of(state) else awaited_by_all(state, feeds)
-    return named and (
-        f"all nodes wait for rows of feed {named}, nothing was fed yet, and the driver waits for "
-        "map_fun to return. Call cluster.feed(…) before cluster.wait(), or feed in another thread "
-        "(cluster.feed_async)"
+    named = ", ".join(f"{feed!r} on {listed(nodes)}" for feed, nodes in unfed.items())
+    others = ", ".join(f"{feed!r} to {listed(nodes)}" for feed, nodes in sorted(fed.items()))
+    near = "".join(did_you_mean(feed, fed) for feed in unfed if feed not in fed)
+    return (
+        f"map_fun waits for rows that the driver has not fed: {named}. It has fed "
+        f"{others or 'nothing'}{near or '.'} Give feed= of cluster.feed(…) and of ctx.batches(…) "
+        "the same name, and role= where nodes of another role read; feed several at once with "
+        "cluster.feed_async, and all before cluster.wait()"
     )
 
 
@@ -277,10 +209,14 @@ def gone_beyond(
     )
 
 
-def standstill(state: Delivering | Cutting | Reading, event: LogFetched) -> FeedTimeoutError:
-    """Return the error of a call without progress for the feed timeout."""
+def standstill(state: Delivering | Cutting | Reading, node_id: int) -> FeedTimeoutError:
+    """Return the error of a call without progress for the feed timeout.
+
+    Args:
+        node_id: the slowest node.
+    """
     counts = state.feed.nodes.counts_of(state.run.node_ids)
-    count, name = counts[event.node_id], state.run.name_of(event.node_id)
+    count, name = counts[node_id], state.run.name_of(node_id)
     is_job = isinstance(state, Delivering) and state.is_job_running
     has_rows = state.run.table.has_rows or any(each.rows_received for each in counts.values())
     if is_job and not has_rows:
@@ -291,13 +227,11 @@ def standstill(state: Delivering | Cutting | Reading, event: LogFetched) -> Feed
             "feed in the first case; in the second add executors or cores, or launch with "
             "Startup(placement='detached')"
         )
-    tail = "".join(f"\n  | {line}" for line in event.lines) or " (nothing)"
     return FeedTimeoutError(
         f"feed {state.feed.name!r} made no progress for {state.run.spec.timeout_s:g} s: {name} "
         f"has read {count.given.rows} rows in {count.given.steps} steps, and received "
         f"{count.rows_received}. Raise the feed's timeout if a step may take longer; otherwise "
-        f"see what it waits for{event.unfed and f' ({event.unfed})'}. Last log lines of "
-        f"{name}:{tail}"
+        "see what it waits for (cluster.logs, cluster.stacks, the log's warnings)"
     )
 
 

@@ -5,7 +5,7 @@ Runs in: driver
 Methods of `FeedRunner` that begin with an underscore run on the controller's event loop, where all
 events come one after the other: so the feeds need no lock, and no step sees half of another's
 change. Blocking work does not run there: Spark jobs run in threads of the waiting calls
-(`JobThread`), and a node's log is fetched in a thread of its own. Only `_states`, `_answers` and
+(`JobThread`). Only `_states`, `_answers` and
 `_announced`, which callers wait for, are written under the controller's condition.
 """
 
@@ -15,7 +15,6 @@ import asyncio
 import logging
 import math
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -56,8 +55,6 @@ EVERY = ""
 """In place of a feed's name: all feeds, including ones not used yet."""
 LONG_WAIT_S = 10.0
 """How long nodes may wait for an unfed feed before a warning is logged."""
-_BLAME_LINES = 10
-_FETCH_S = 5.0
 _CANCEL_S = 1.0
 """Cancel again this often: a job that was just being submitted misses the first time."""
 _REST_S = 0.005
@@ -109,14 +106,10 @@ class JobThread:
 
 
 class LongWait:
-    """Warns once if nodes have waited in vain for `LONG_WAIT_S`.
+    """Warns once if nodes have waited for `LONG_WAIT_S` for rows that the driver has not fed."""
 
-    Args:
-        find: describes the nodes' wait in vain; returns an empty string if there is none.
-    """
-
-    def __init__(self, controller: Controller, find: Callable[[View], str]) -> None:
-        self._controller, self._find = controller, find
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
         self._found, self._due = "", Deadline.after(LONG_WAIT_S)
 
     def look(self) -> None:
@@ -128,6 +121,11 @@ class LongWait:
             said = ("Cluster %s: %s", self._controller.spec.cluster_id, found)
             self._controller.soon(_log.warning, *said)
             self._due = Deadline.after(None)
+
+    def _find(self, view: View) -> str:
+        # After a restart nodes may wait for more rows of an earlier call.
+        is_first = not generation_of(view.state)
+        return waits_in_vain(self._controller.spec, view.feeds) if is_first else ""
 
 
 class FeedRunner:
@@ -316,13 +314,6 @@ class FeedRunner:
                 self._cancelled.add((name, job))
                 # Not on the loop: py4j blocks until the JVM answers.
                 self._spawner.submit(partial(self._executor.cancel_feeds, name))
-            case fs.FetchLines(node_id):
-                threading.Thread(
-                    target=self._fetch,
-                    args=(name, node_id),
-                    name=f"sparkdl-blame-{name}",
-                    daemon=True,
-                ).start()
             case fs.Answer():
                 self._answer(action)
             case fs.KeepProblem(error):
@@ -418,14 +409,6 @@ class FeedRunner:
             event = fs.JobBroke(action.job, error, is_of_data, is_cut_off)
         self._cancelled.discard((name, action.job))
         self._controller.soon(self._handle, name, event)
-
-    def _fetch(self, name: str, node_id: int) -> None:
-        lines = self._controller.questions.fetch_log(
-            node_id, _BLAME_LINES, Deadline.after(_FETCH_S)
-        )
-        spec = self._controller.spec
-        unfed = self._controller.look(lambda view: waits_in_vain(spec, view.feeds))
-        self._controller.soon(self._handle, name, fs.LogFetched(node_id, tuple(lines), unfed))
 
 
 def failure_behind(controller: Controller, error: BaseException) -> SparkdlError | None:

@@ -242,23 +242,7 @@ class Opening(_OfRun):
 
 
 @dataclass(frozen=True)
-class _Watched(_OfRun):
-    """A state in which rows must move within the feed timeout.
-
-    Attributes:
-        blamed: the node that stands still; its last log lines are awaited until the deadline.
-    """
-
-    blamed: int | None = None
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether the deadline is that of the feed timeout."""
-        return self.blamed is None
-
-
-@dataclass(frozen=True)
-class Delivering(_Watched):
+class Delivering(_OfRun):
     """A Spark job brings the rows of one epoch; an error waits for the job's end.
 
     Attributes:
@@ -281,21 +265,16 @@ class Delivering(_Watched):
         """Whether the job has been cancelled."""
         return self.gives_up_s < math.inf
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether the deadline is that of the feed timeout."""
-        return not self.is_cancelled and super().is_watched
-
 
 class Explaining(_OfRun):
     """The job has failed, or rows were refused (no error); a node may be about to report why."""
 
 
-class Cutting(_Watched):
+class Cutting(_OfRun):
     """All rows of an epoch are assigned; nodes fetch and count them."""
 
 
-class Reading(_Watched):
+class Reading(_OfRun):
     """The nodes read the rows of all epochs, or of one epoch before the next shuffle."""
 
 
@@ -359,24 +338,11 @@ class JobBroke:
 
 
 @dataclass(frozen=True)
-class LogFetched:
-    """The last lines of a node's log, or none if it did not answer.
-
-    Attributes:
-        unfed: which feeds are read and never fed, in words.
-    """
-
-    node_id: int
-    lines: tuple[str, ...]
-    unfed: str = ""
-
-
-@dataclass(frozen=True)
 class DeadlinePassed:
     """The state's deadline has passed."""
 
 
-Event = NodesSeen | RowsSpooled | Requested | JobEnded | JobBroke | LogFetched | DeadlinePassed
+Event = NodesSeen | RowsSpooled | Requested | JobEnded | JobBroke | DeadlinePassed
 
 
 # actions
@@ -406,13 +372,6 @@ class CancelJob:
     """End the feed's job soon."""
 
     job: int
-
-
-@dataclass(frozen=True)
-class FetchLines:
-    """Ask for the last lines of a node's log."""
-
-    node_id: int
 
 
 @dataclass(frozen=True)
@@ -452,7 +411,7 @@ class ShowEpochs:
     rows: int
 
 
-Action = Send | StartJob | CancelJob | FetchLines | Answer | KeepProblem | Warn | ShowEpochs
+Action = Send | StartJob | CancelJob | Answer | KeepProblem | Warn | ShowEpochs
 S = TypeVar("S", bound=State)
 R = TypeVar("R", bound=Running)
 W = TypeVar("W", Delivering, Cutting, Reading)

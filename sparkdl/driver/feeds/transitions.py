@@ -64,13 +64,11 @@ from sparkdl.driver.feeds.state import (
     Event,
     Explaining,
     Feed,
-    FetchLines,
     Holding,
     Idle,
     JobBroke,
     JobEnded,
     KeepProblem,
-    LogFetched,
     NodesSeen,
     Opening,
     R,
@@ -99,8 +97,6 @@ CANCEL_S = 1.0
 """How often to repeat a cancellation: Spark may not have known the job before."""
 GIVE_UP_S = 60.0
 """How long to wait for the end of a cancelled job."""
-FETCH_S = 6.0
-"""How long to wait for the log of a stalled node."""
 
 
 def step(state: State, event: Event, now_s: float) -> Step[State]:
@@ -660,7 +656,10 @@ def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
     if has_moved:
         quiet_s = now_s + state.run.spec.timeout_s
         state = with_run(state, progress=nodes.progress, quiet_s=quiet_s)
-        if isinstance(state, Delivering | Cutting | Reading) and state.is_watched:
+        is_watched = isinstance(state, Cutting | Reading) or (
+            isinstance(state, Delivering) and not state.is_cancelled
+        )
+        if is_watched:
             state = replace(state, deadline_s=quiet_s)
     return state, []
 
@@ -762,13 +761,10 @@ def _idle_seen(state: Idle, event: NodesSeen, now_s: float) -> Step[Idle]:
 
 
 def _watch(state: W, now_s: float) -> Step[W]:
-    """After the feed timeout without progress, ask for the log of the slowest node."""
+    """End the call after the feed timeout without progress."""
     if now_s < state.deadline_s:
         return state, []
-    if state.blamed is not None:  # its log has not come in time
-        return replace(state, error=standstill(state, LogFetched(state.blamed, ()))), []
-    node_id = _slowest(state.feed, state.run)
-    return replace(state, blamed=node_id, deadline_s=now_s + FETCH_S), [FetchLines(node_id)]
+    return replace(state, error=standstill(state, _slowest(state.feed, state.run))), []
 
 
 def _slowest(feed: Feed, run: Run) -> int:
@@ -776,12 +772,6 @@ def _slowest(feed: Feed, run: Run) -> int:
     # A node with unread rows stands still itself. The others may be waiting for it.
     behind = {n: c for n, c in counts.items() if c.given.rows < c.rows_received and not c.closed}
     return min(behind or counts, key=lambda n: counts[n].given.rows)
-
-
-def _fetched(state: W, event: LogFetched, now_s: float) -> Step[W]:
-    if event.node_id != state.blamed or state.run.is_unwanted:
-        return state, []
-    return replace(state, error=standstill(state, event)), []
 
 
 # small parts
@@ -863,7 +853,6 @@ _IN_ANY: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     Requested: _requested,
     JobEnded: stay,
     JobBroke: stay,
-    LogFetched: stay,
     DeadlinePassed: stay,
 }
 
@@ -872,8 +861,5 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Idle, NodesSeen): _idle_seen,
     (Delivering, JobEnded): _delivering_ended,
     (Delivering, JobBroke): _delivering_broke,
-    (Delivering, LogFetched): _fetched,
-    (Cutting, LogFetched): _fetched,
-    (Reading, LogFetched): _fetched,
 }
 """Every pair of state and event; `stay`: the event is expected, and means no more than a look."""

@@ -203,13 +203,12 @@ def test_feed_ends_early_once_no_node_wants_more(roomy: Lab, feed: str) -> None:
 # what ends a feed, and what it refuses
 
 
-def test_feed_that_nobody_reads_times_out_and_names_the_node_and_its_last_words(
+def test_feed_that_nobody_reads_times_out_and_names_the_node(
     roomy: Lab, feed: str, tmp_path: Path
 ) -> None:
     def stall_in_one(args: list[Any], ctx: NodeContext) -> None:
         name, gate = args
         if ctx.rank == 1:
-            print("waiting for a lock", flush=True)
             gate.wait()
         count(name, ctx)
 
@@ -221,7 +220,6 @@ def test_feed_that_nobody_reads_times_out_and_names_the_node_and_its_last_words(
     story = str(caught.value)
     assert "no progress for 1 s: worker:1 has read 0 rows in 0 steps, and received 50" in story
     assert "Raise the feed's timeout" in story
-    assert story.endswith("  | waiting for a lock")
 
 
 def test_what_cannot_be_fed_is_refused_before_a_row_is_sent(roomy: Lab, feed: str) -> None:
@@ -403,13 +401,12 @@ def test_misspelt_name_of_a_feed_is_told_after_seconds_with_both_names(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
-    waits = r"nobody has fed what is read: 'validation' \(worker:0\); being fed is 'validations'"
     with launch(misspells, "validation", nodes=1) as cluster:
         wait_until_read(cluster, "validation")
-        with pytest.raises(FeedTimeoutError, match=waits):
+        with pytest.raises(FeedTimeoutError, match="made no progress"):
             cluster.feed(range(10), feed="validations", timeout_s=2 * STILL_S)
         cluster.abort()
-    told = "feeds 'validations', and worker:0 reads 'validation', which has not been fed; did you"
+    told = "'validation' on worker:0. It has fed 'validations' to worker:0; did you mean"
     assert caplog.text.count(told) == 1
 
 
@@ -425,7 +422,7 @@ def test_cluster_that_is_waited_for_and_not_fed_is_told_of(
         with pytest.raises(TimeoutError):
             cluster.wait(2 * STILL_S)
         assert [sum(counts) for counts in zip(*cluster.results(SOON_S), strict=True)] == [10, 45]
-    assert caplog.text.count("all nodes wait for rows of feed 'input', nothing was fed yet") == 1
+    assert caplog.text.count("'input' on worker:0, worker:1. It has fed nothing") == 1
 
 
 def test_feed_that_was_never_fed_is_an_error_when_the_feeds_end(

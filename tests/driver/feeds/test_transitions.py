@@ -229,26 +229,23 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     assert of_data.say(fs.JobBroke(1, error, is_of_data=True)) == [CUT_SHORT]
 
 
-def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
+def test_stand_still_is_told_with_the_node_that_is_behind() -> None:
     play = Play()
     play.asked(timeout_s=9.0)
     play.seen({"given": Given(5), "rows_received": 5}, {"given": Given(1), "rows_received": 5})
     assert play.state.deadline_s == 9.0
-    assert play.expire() == [fs.FetchLines(1)]
-    assert play.say(fs.LogFetched(1, ("compiling",))) == [fs.CancelJob(1)]
+    assert play.expire() == [fs.CancelJob(1)]
     assert play.say(fs.JobEnded(1, fed(10))) == [CUT_SHORT]
     *_, answer = play.seen({"cut": EpochCount(0)}, {"cut": EpochCount(0)})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedTimeoutError)
     assert "no progress for 9 s: worker:1 has read 1 rows" in str(answer.value)
-    assert "| compiling" in str(answer.value)
 
 
 def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None:
     play = Play()
     play.asked(timeout_s=9.0)
-    assert play.expire() == [fs.FetchLines(0)]
-    assert play.say(fs.LogFetched(0, ())) == [fs.CancelJob(1)]
+    assert play.expire() == [fs.CancelJob(1)]
     assert play.say(fs.JobEnded(1, fed(0))) == [CUT_SHORT]
     *_, answer = play.seen({"cut": EpochCount(0)}, {"cut": EpochCount(0)})
     assert isinstance(answer, fs.Answer)
@@ -270,14 +267,6 @@ def test_timeout_of_a_call_is_its_own_for_the_driver_and_for_its_feeders(timeout
     assert (start.spec.timeout_s, other.state.deadline_s) == (TIMEOUT_S, TIMEOUT_S)
 
 
-def test_job_that_ends_while_a_node_is_blamed_goes_on() -> None:
-    play = Play()
-    play.asked(timeout_s=9.0)
-    play.expire()
-    assert brought(play, 1, 5, 5)[-1] == sent(FeedCut("input", 0))
-    assert isinstance(play.state, fs.Cutting)
-
-
 def test_nodes_may_take_long_to_fetch_their_rows_as_long_as_some_move() -> None:
     play = Play()
     play.asked(timeout_s=99.0)
@@ -285,8 +274,7 @@ def test_nodes_may_take_long_to_fetch_their_rows_as_long_as_some_move() -> None:
     play.now_s = 98.0
     play.seen({"cut": EpochCount(0, 5), "rows_received": 5}, {"rows_received": 4})
     assert play.state.deadline_s == 98.0 + 99.0
-    assert play.expire() == [fs.FetchLines(0)]
-    assert play.say(fs.LogFetched(0, ())) == [CUT_SHORT]
+    assert play.expire() == [CUT_SHORT]
     end, *_, answer = play.seen({}, {"cut": EpochCount(0, 4)})
     assert end == sent(EpochEnd("input", 0, {0: 5, 1: 4}))
     assert isinstance(answer, fs.Answer)
@@ -885,8 +873,6 @@ class Simulation:
             elif isinstance(action, fs.CancelJob):
                 if action.job in self.jobs:
                     self.jobs[action.job].is_cancelled = True
-            elif isinstance(action, fs.FetchLines):
-                self.take(fs.LogFetched(action.node_id, ()))
             elif isinstance(action, fs.Answer):
                 assert action.ticket not in self.answers, "nobody is answered twice"
                 self.answers[action.ticket] = action.value
