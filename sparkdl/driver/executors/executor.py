@@ -6,8 +6,8 @@ Runs in: driver
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,8 +27,6 @@ class Launch:
     token: str = field(repr=False)
     spec: ClusterSpec
     payload: bytes = field(repr=False)
-    explain: Callable[[BaseException], SparkdlError | None] = lambda error: None
-    """Returns the nodes' failure that caused an inference job to fail, if there is one."""
     is_lost: Callable[[NodeSpec, int], bool] = lambda node, pid: True
     """Whether the agent of a node, by its process id, was connected and is not any more."""
     tls: Tls | None = None
@@ -37,18 +35,6 @@ class Launch:
     """The key by which idle zygotes of an earlier launch are found."""
     on_draining: Callable[[frozenset[str]], object] = lambda executors: None
     """Called with the ids of executors that Spark decommissions."""
-
-
-@contextmanager
-def explained(explain: Callable[[BaseException], SparkdlError | None]) -> Iterator[None]:
-    """Raise the nodes' failure in place of the error that it caused."""
-    try:
-        yield
-    except Exception as error:
-        problem = explain(error)
-        if problem is None:
-            raise
-        raise problem from None
 
 
 class Executor(Protocol):

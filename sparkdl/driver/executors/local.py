@@ -24,7 +24,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.failure import status_in_words
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.driver.executors.executor import Executor, Launch, explained
+from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.infer_task import answers, decode_results
 from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
@@ -61,7 +61,6 @@ class LocalExecutor(Executor):
         self._relaunches: Counter[int] = Counter()
         self._start: Callable[[NodeSpec], None] | None = None
         self._feeds: list[tuple[str, threading.Event, list[Feeder]]] = []
-        self._explain: Callable[[BaseException], SparkdlError | None] = lambda error: None
         self._is_lost: Callable[[NodeSpec, int], bool] = lambda node, pid: True
 
     def driver_host(self) -> str:
@@ -73,7 +72,7 @@ class LocalExecutor(Executor):
 
         For a cluster on Spark it starts the nodes on the driver's machine.
         """
-        spec, self._explain, self._is_lost = launch.spec, launch.explain, launch.is_lost
+        spec, self._is_lost = launch.spec, launch.is_lost
         nodes = spec.nodes[: spec.driver_nodes or None]
         gpus = dict(_with_gpus(spec, nodes))
 
@@ -203,10 +202,9 @@ class LocalExecutor(Executor):
 
     def infer_rows(self, data: Any, spec: FeedSpec) -> Iterator[Any]:
         """Yield one result per row, in order."""
-        with explained(self._explain):
-            for number, partition in enumerate(_partitions(data)):
-                for results in answers(spec, _batches(partition), number):
-                    yield from decode_results(results)
+        for number, partition in enumerate(_partitions(data)):
+            for results in answers(spec, _batches(partition), number):
+                yield from decode_results(results)
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Stop reading partitions, and waiting for nodes: those of one feed, or of all."""

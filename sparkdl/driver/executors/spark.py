@@ -65,8 +65,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from sparkdl.driver.executors.result_rdd import Explain
-
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0
 _LOST_S = 1.0
@@ -93,7 +91,6 @@ class SparkExecutor(Executor):
         self._wanted: queue.SimpleQueue[Sequence[NodeSpec]] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
         self._context = context_of(spark)
-        self._explain: Explain = lambda error: None
         # For parameter servers on the driver's machine, and for tables of this process.
         self._here = LocalExecutor()
         self._has_left_host = False
@@ -119,7 +116,6 @@ class SparkExecutor(Executor):
 
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], object]) -> None:
         """Submit the job whose tasks are the nodes."""
-        self._explain = launch.explain
         if launch.spec.driver_nodes:
             self._here.start(launch, on_broken)
         self._submit(launch, launch.spec.nodes[launch.spec.driver_nodes :], on_broken)
@@ -283,14 +279,11 @@ class SparkExecutor(Executor):
                 f"{NO_RDDS}: give inference a DataFrame and a schema= for its results, for example "
                 "'prediction float'"
             )
-        from sparkdl.driver.executors.result_rdd import ResultRdd
-
         if is_rdd(data):
-            return ResultRdd.of(data.mapPartitions(InferRdd(spec)), self._explain, self._group)
+            return data.mapPartitions(InferRdd(spec))
         if _is_dataframe(data):
             with named_jobs(self._spark, self._group, "scoring"):  # a shuffle is a job of its own
-                answers = encoded(data, spec).rdd.flatMap(_decode_row)
-            return ResultRdd.of(answers, self._explain, self._group)
+                return encoded(data, spec).rdd.flatMap(_decode_row)
         raise ConfigError(f"inference takes a DataFrame or an RDD, not {type(data).__name__}")
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:

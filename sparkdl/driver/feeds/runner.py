@@ -27,7 +27,7 @@ from sparkdl.control.lease import driver_patience_s
 from sparkdl.control.messages import FeedEnd, Spooled
 from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
+from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import EpochsFed, Stepped
 from sparkdl.driver.executors.executor import Executor
@@ -38,7 +38,6 @@ from sparkdl.driver.feeds.transitions import REASON_S, step
 from sparkdl.driver.lifecycle.state import (
     Finished,
     Running,
-    before_stop,
     failure_of,
     feed_problem_of,
     generation_of,
@@ -47,7 +46,7 @@ from sparkdl.driver.lifecycle.state import (
 )
 from sparkdl.driver.threads import Thread, begin
 from sparkdl.driver.view import Call, View
-from sparkdl.feed.transfer.messages import SHUT_DOWN, FeedSpec
+from sparkdl.feed.transfer.messages import FeedSpec
 
 _log = logging.getLogger(__name__)
 
@@ -409,22 +408,6 @@ class FeedRunner:
             event = fs.JobBroke(action.job, error, is_of_data, is_cut_off)
         self._cancelled.discard((name, action.job))
         self._controller.soon(self._handle, name, event)
-
-
-def failure_behind(controller: Controller, error: BaseException) -> SparkdlError | None:
-    """Return the failure of nodes behind a failed inference job, if there is one.
-
-    It waits a moment for the failure to be known: the feeder may have noticed it before the driver.
-    """
-    if not Code.FEED_LOST.is_in(error):
-        return None
-    # A wrong answer is the program's own error: no failure of a node will explain it.
-    if not Code.WRONG_ANSWER.is_in(error):
-        controller.wait_for(lambda view: has_ended(view.state), Deadline.after(REASON_S))
-    failure, state = controller.look(lambda view: (failure_of(view.state), view.state))
-    if failure is None and before_stop(state) is not state:
-        return FeedClosedError(SHUT_DOWN)
-    return failure
 
 
 def nodes_now(view: View, feed: str) -> fs.Nodes:

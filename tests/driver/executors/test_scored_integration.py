@@ -20,7 +20,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import arrow_schema, result_schema
 from sparkdl.values.results import result_columns
 from sparkdl.values.row_codec import encode_rows
-from tests.doubles.sessions import LOCAL, SparkSessions, jobs_of
+from tests.doubles.sessions import LOCAL, SparkSessions
 from tests.driver.executors import map_funs
 from tests.values.test_results import FITTING
 
@@ -100,13 +100,10 @@ def test_results_of_a_dataframe_need_a_schema_and_start_no_job(
 ) -> None:
     frame = spark_local.range(50, numPartitions=3)
     cluster = scorer.answer("dict")
-    group = f"sparkdl {cluster.spec.cluster_id}"
     with pytest.raises(ConfigError, match=r"needs schema=.* Write schema='prediction double' if"):
         cluster.infer(frame)
     alone = cluster.infer_rows(frame).collect()
     assert alone == [{"half": i / 2, "name": f"n{i}"} for i in range(50)]
-    told = {job.description for job in jobs_of(spark_local) if job.group == group}
-    assert told == {f"{group}: nodes", f"{group}: scoring"}
     kept = cluster.infer(frame.where("id < 0"), schema="half double, name string")
     assert kept.dtypes == [("id", "bigint"), ("half", "double"), ("name", "string")]
     assert kept.collect() == []

@@ -212,22 +212,7 @@ def test_attached_nodes_keep_their_slots_and_inference_answers_each_row_in_order
     assert not tracker.getActiveJobsIds()
 
 
-def test_action_on_results_of_inference_raises_what_the_node_raised(
-    spark_local: SparkSession,  # where a task that fails for good does so once, not four times
-) -> None:
-    rows = spark_local.sparkContext.parallelize(range(100), 5)
-    with launch(spark_local, map_funs.fail_at_a_row, nodes=1) as cluster:
-        results = cluster.infer(rows).map(abs)
-        for act in (results.count, results.first):
-            with pytest.raises(NodeFailedError, match="raised ValueError: no such layer") as caught:
-                act()
-            assert caught.value.root_cause.exception_type == "builtins.ValueError"
-        with pytest.raises(NodeFailedError, match="no such layer"):
-            cluster.infer(rows)
-        cluster.abort()
-
-
-def test_action_on_a_dataframe_of_results_says_the_cause_when_the_nodes_have_gone(
+def test_action_on_results_says_the_cause_also_when_the_nodes_have_gone(
     spark_local: SparkSession,
 ) -> None:
     """The error is Spark's own there, and its text is the task's."""
@@ -241,6 +226,8 @@ def test_action_on_a_dataframe_of_results_says_the_cause_when_the_nodes_have_gon
         assert cluster._controller.wait_for(lambda view: is_empty(view.state), deadline)
         with pytest.raises(PythonException, match=r"\[SPARKDL-CLUSTER-FAILED\] .*no such layer"):
             frame.count()
+        with pytest.raises(NodeFailedError, match="no such layer"):
+            cluster.infer(spark_local.range(100).rdd)
         cluster.abort()
 
 
