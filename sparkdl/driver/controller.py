@@ -59,7 +59,6 @@ class Controller:
         executor: where the nodes run.
         log_tail: returns a node's last lines from its log file; used when its agent is lost.
         checkpoint: the checkpoint from which the first world resumes.
-        before: the checkpoint before it, if there is one.
         tls: the certificate of the cluster's servers; `None` without TLS.
 
     Attributes:
@@ -78,11 +77,10 @@ class Controller:
         log_tail: Callable[[str, int], tuple[str, ...]] = lambda node, lines: (),
         checkpoint: CheckpointRef | None = None,
         tls: Tls | None = None,
-        before: CheckpointRef | None = None,
     ) -> None:
         self.spec = spec
         self.changed = Changed()
-        self.view = View(begin(spec, time.monotonic(), checkpoint, before))
+        self.view = View(begin(spec, time.monotonic(), checkpoint))
         # Otherwise no call is ever fed again, and its data need not stay.
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, CoverageStore(keeps))
@@ -291,8 +289,6 @@ class Controller:
         match action:
             case states.Send(agent_id, message):
                 self.server.send(agent_id, message)
-            case states.GoBack():
-                self.checkpoints.coverage.go_back()
             case states.Report(text):
                 _log.info("Cluster %s: %s", self.spec.cluster_id, text)
             case states.Warn(text):

@@ -247,12 +247,10 @@ def _start(
             watch.files.tail if watch.files else lambda node, lines: (),
             resumed.ref if resumed else None,
             tls,
-            resumed.before.ref if resumed and resumed.before else None,
         )
         if resumed:
             # Before any call of `feed`: its number decides which of its rows are covered.
-            before = resumed.before.manifest.feeds if resumed.before else None
-            controller.checkpoints.coverage.restore(resumed.manifest.feeds, before)
+            controller.checkpoints.coverage.restore(resumed.manifest.feeds)
         # Set before any node starts, so that an interrupted launch can end them all.
         ending.controller = controller
         watch.begin(controller)

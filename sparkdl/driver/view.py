@@ -128,12 +128,7 @@ class Seen:
             )
             self.state, self.generation, self.failures, self.is_over = now
         checkpoint = getattr(getattr(before, "roster", None), "checkpoint", None)
-        known = self.checkpoint
-        # A training that goes back to an earlier one has made none.
-        if checkpoint is not None and (
-            known is None
-            or (checkpoint.generation, checkpoint.step) > (known.generation, known.step)
-        ):
+        if checkpoint is not None and checkpoint != self.checkpoint:
             self.checkpoint = checkpoint
             yield Checkpoint(self.cluster, now_s, checkpoint.url, checkpoint.step)
 

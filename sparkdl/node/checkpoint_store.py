@@ -147,15 +147,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint of an earlier job; `ref.generation` is -1.
-
-    Attributes:
-        before: the checkpoint of an earlier step to resume from if this one is of no use.
-    """
+    """A checkpoint of an earlier job; `ref.generation` is -1."""
 
     ref: CheckpointRef
     manifest: Manifest
-    before: Found | None = None
 
 
 class CheckpointStore:
@@ -211,11 +206,11 @@ class CheckpointStore:
                     found.append((manifest.step, manifest.time_s, entry, manifest))
         except OSError as error:
             raise CheckpointError(f"checkpoint_dir={self._url} cannot be read: {error}") from error
-        before: Found | None = None
+        if not found:
+            return None
         # Jobs may have made checkpoints of the same step in this folder: the later one counts.
-        for step, _, entry, manifest in sorted(found, key=lambda each: each[:2])[-2:]:
-            before = Found(CheckpointRef(self.url_of(entry.name), step, -1), manifest, before)
-        return before
+        step, _, entry, manifest = max(found, key=lambda each: each[:2])
+        return Found(CheckpointRef(self.url_of(entry.name), step, -1), manifest)
 
     def manifest(self, name: str) -> Manifest:
         """Return the manifest of the checkpoint called `name`.

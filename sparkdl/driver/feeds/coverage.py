@@ -202,23 +202,14 @@ class CallHistory:
         self._first = 0
         """All calls with smaller numbers are covered."""
         self._restored = FeedCoverage()
-        self._last: int | None = None
-        """How many calls the last checkpoint covers as a whole."""
-        self._safe = 0
-        """The same of the checkpoint before, at which the nodes may have to resume."""
         self._generation = 0
         self._owners: dict[int, tuple[int, int]] = {}
         """Call and epoch of the call, by epoch of this generation."""
         self._next_epoch = 0
 
-    def restore(self, coverage: FeedCoverage, before: FeedCoverage | None = None) -> None:
-        """Start from an earlier run's checkpoint; call it before the first `add`.
-
-        Args:
-            before: the coverage of the checkpoint before, if there is one.
-        """
+    def restore(self, coverage: FeedCoverage) -> None:
+        """Start from an earlier run's checkpoint; call it before the first `add`."""
         self._restored = coverage
-        self._last, self._safe = coverage.calls, (before or coverage).calls
 
     def add(self, request: FeedRequest) -> Call:
         """Enter a call.
@@ -367,23 +358,7 @@ class CallHistory:
             else:
                 call.cover(coverage.rows.get(number, {}))
             call.batches = coverage.batches.get(number, call.batches)
-        self._safe = coverage.calls if self._last is None else self._last
-        self._last = coverage.calls
         self._forget()
-
-    def go_back(self, coverage: FeedCoverage) -> None:
-        """Return to the checkpoint before the last one, which has this coverage."""
-        self.restore(coverage)
-        for number, call in self._calls.items():
-            if call.request.is_micro_batch:
-                continue
-            rows, shape = coverage.rows.get(number, {}), coverage.shapes.get(number)
-            if not call.has_begun and shape is not None:  # of an earlier run: no pass knows it yet
-                call.request, call.shape = _numbered_as(call.request, rows, shape), shape
-            call.whole = call.request.epochs if number < coverage.calls else 0
-            call.covered, call.jobs = {}, {}  # agents have forgotten which rows they hold of a job
-            call.cover(rows)
-            call.batches = coverage.batches.get(number, {})
 
     def _is_passed(self, call: Call, reached: int) -> bool:
         """Whether nodes have passed a call that has no more rows for them, covered or not."""
@@ -395,12 +370,11 @@ class CallHistory:
         for number, call in list(self._calls.items()):
             is_covered = not call.left()
             is_over = call.fed_in == self._generation or call.is_broken or is_covered
-            is_safe = is_covered and number < self._safe
-            if is_over and (call.request.is_micro_batch or not self._keeps or is_safe):
+            if is_over and (call.request.is_micro_batch or not self._keeps or is_covered):
                 # Data of the driver's own may be large, and nothing reads them again.
                 call.request = replace(call.request, data=None, frame=None)
             # In order, since `_first` promises that every call before it is covered.
-            is_done = is_safe and number <= self._first
+            is_done = is_covered and number <= self._first
             if is_done or (is_over and not self._keeps):
                 del self._calls[number]
                 self._owners = {e: o for e, o in self._owners.items() if o[0] != number}
@@ -418,30 +392,17 @@ class CoverageStore:
         self._keeps = keeps
         self._histories: dict[str, CallHistory] = {}
         self._restored: dict[str, FeedCoverage] = {}
-        self._before: dict[str, FeedCoverage] | None = None
-        self._last: dict[str, FeedCoverage] | None = None
 
     def history(self, feed: str) -> CallHistory:
         """Return the history of a feed, a new one when it is first named."""
         if feed not in self._histories:
             self._histories[feed] = CallHistory(feed, self._keeps)
-            if self._last is not None:
-                before = None if self._before is None else self._before.get(feed, FeedCoverage())
-                self._histories[feed].restore(self._restored.get(feed, FeedCoverage()), before)
+            self._histories[feed].restore(self._restored.get(feed, FeedCoverage()))
         return self._histories[feed]
 
-    def restore(
-        self,
-        coverage: Mapping[str, FeedCoverage],
-        before: Mapping[str, FeedCoverage] | None = None,
-    ) -> None:
-        """Start from an earlier run's checkpoint.
-
-        Args:
-            before: the coverage of the checkpoint before, if there is one.
-        """
+    def restore(self, coverage: Mapping[str, FeedCoverage]) -> None:
+        """Start from an earlier run's checkpoint."""
         self._restored = dict(coverage)
-        self._last, self._before = self._restored, None if before is None else dict(before)
 
     def coverage(
         self,
@@ -479,15 +440,8 @@ class CoverageStore:
 
     def cover(self, coverage: Mapping[str, FeedCoverage]) -> None:
         """Note a complete checkpoint with this coverage."""
-        self._before, self._last = self._last, dict(coverage)
         for feed, covered in coverage.items():
             if feed in self._histories:
                 self._histories[feed].cover(covered)
             else:
                 self._restored = {**self._restored, feed: covered}
-
-    def go_back(self) -> None:
-        """Return to the checkpoint before the last one: rows that only the last covers are left."""
-        self.restore(self._before or {})
-        for feed, history in self._histories.items():
-            history.go_back(self._restored.get(feed, FeedCoverage()))

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 
 from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Settings
-from sparkdl.core.world import CheckpointRef
 
 MAX_BACKOFF_S = 30.0
-MAX_STUCK = 2
-"""Failures at one checkpoint until the one before is tried."""
 
 HOPELESS = frozenset(
     {
@@ -51,13 +48,11 @@ class History:
         port_retries: rounds that were started because a port was lost.
         restarts_s: when each restart was, by a monotonic clock.
         cause: the failure that led to the last restart.
-        stuck: worlds in a row that failed at the checkpoint they resumed from, before any step.
     """
 
     port_retries: int = 0
     restarts_s: tuple[float, ...] = ()
     cause: Failure | None = None
-    stuck: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,17 +71,10 @@ class Retry:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start another round of children, at the last checkpoint, which begins after `backoff_s`.
-
-    Attributes:
-        stuck: see `History`.
-        goes_back: at the checkpoint before the last one.
-    """
+    """Start another round of children, at the last checkpoint, which begins after `backoff_s`."""
 
     reason: str
     backoff_s: float = 0.0
-    stuck: int = 0
-    goes_back: bool = False
 
 
 Decision = Fail | Retry | Restart
@@ -97,15 +85,11 @@ def decide(
     history: History,
     settings: Settings,
     now_s: float = 0.0,
-    at: CheckpointRef | None = None,
-    before: CheckpointRef | None = None,
 ) -> Decision:
     """Return what to do about `failures` of one round.
 
     Args:
         now_s: of the clock of `history`.
-        at: the checkpoint from which the world resumed, unless it has made another one.
-        before: the checkpoint before that one, if it is there.
     """
     lost_ports = [failure for failure in failures if failure.kind == "port"]
     if lost_ports and history.port_retries < settings.max_port_retries:
@@ -123,11 +107,7 @@ def decide(
         return Fail(f"on_hang={settings.recovery.on_hang!r}")
     if is_hopeless(cause):
         return Fail("another start would fail the same way: not restarted")
-    stuck = history.stuck if _is_from_outside(cause) else 0
-    if at is not None and not _is_from_outside(cause) and cause.step <= at.step:
-        stuck = history.stuck + 1
-    goes_back = stuck >= MAX_STUCK and before is not None
-    if history.cause is not None and is_same(cause, history.cause) and not goes_back:
+    if history.cause is not None and is_same(cause, history.cause):
         return Fail("failed the same way at the same step twice: not restarted again")
     # A training of weeks may restart often: only the restarts of the window count.
     recent = sum(now_s - at_s <= settings.restart_window_s for at_s in history.restarts_s)
@@ -139,13 +119,7 @@ def decide(
         min(settings.restart_backoff_s * 2 ** (recent - 1), MAX_BACKOFF_S) if recent else 0.0
     )
     reason = f"{number} because {cause.headline().splitlines()[0]}"
-    if goes_back and at is not None and before is not None:
-        reason += (
-            f". This was failure {stuck} at checkpoint {at.url}, before a step of training: "
-            f"resuming from the one before, {before.url}"
-        )
-        stuck = 0
-    return Restart(reason, backoff_s, stuck, goes_back)
+    return Restart(reason, backoff_s)
 
 
 def is_hopeless(failure: Failure) -> bool:

@@ -45,8 +45,7 @@ class Roster:
 
     Attributes:
         history: of the rounds so far.
-        checkpoint: the last one that is complete, or the one before if no world could resume there.
-        before: the complete checkpoint before that one, if there is one.
+        checkpoint: the last one that is complete.
         draining: Spark's ids of executors that it decommissions.
         drain_notices: how often the nodes were asked for a checkpoint for their sake.
     """
@@ -56,14 +55,8 @@ class Roster:
     standbys: tuple[Agent, ...] = ()
     history: History = field(default_factory=History)
     checkpoint: CheckpointRef | None = None
-    before: CheckpointRef | None = None
     draining: frozenset[str] = frozenset()
     drain_notices: int = 0
-
-    def made(self, ref: CheckpointRef) -> Roster:
-        """Return the roster once a checkpoint is complete."""
-        history = replace(self.history, stuck=0)
-        return replace(self, checkpoint=ref, before=self.checkpoint, history=history)
 
     @property
     def resume(self) -> Resume:

@@ -285,12 +285,7 @@ class ForgetTask:
     node: NodeSpec
 
 
-@dataclass(frozen=True)
-class GoBack:
-    """Feed the rows again that only the last checkpoint covers, not the one before it."""
-
-
-Action = GoBack | Send | Report | Warn | Relaunch | Release | ForgetTask
+Action = Send | Report | Warn | Relaunch | Release | ForgetTask
 S = TypeVar("S", bound=State)
 R = TypeVar("R", bound=WithRoster)
 Step = tuple[S, list[Action]]

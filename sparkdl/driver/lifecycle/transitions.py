@@ -24,7 +24,7 @@ from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import CheckpointRef
 from sparkdl.driver.lifecycle import draining
-from sparkdl.driver.lifecycle.policy import Decision, Fail, Restart, Retry, decide
+from sparkdl.driver.lifecycle.policy import Fail, Restart, Retry, decide
 from sparkdl.driver.lifecycle.replacement import (
     continues_without,
     detach,
@@ -52,7 +52,6 @@ from sparkdl.driver.lifecycle.state import (
     Failing,
     Finished,
     Gathering,
-    GoBack,
     LaunchBroke,
     NodesBlamed,
     R,
@@ -77,10 +76,9 @@ def begin(
     spec: ClusterSpec,
     now_s: float,
     checkpoint: CheckpointRef | None = None,
-    before: CheckpointRef | None = None,
 ) -> Gathering:
-    """Return the first state; its world resumes at `checkpoint`, or the one `before` it."""
-    roster = Roster(spec, checkpoint=checkpoint, before=before)
+    """Return the first state; its world resumes at `checkpoint`."""
+    roster = Roster(spec, checkpoint=checkpoint)
     return Gathering(roster, 0, now_s + spec.settings.start_timeout_s)
 
 
@@ -299,7 +297,7 @@ def _settled_s(state: Failing, now_s: float) -> float:
     """Return until when to wait for other failures."""
     settings = state.roster.spec.settings
     cause = min(state.failures, key=lambda failure: failure.order)
-    decision = _decision(state, state.failures, now_s)
+    decision = decide(state.failures, state.roster.history, settings, now_s)
     # A SIGKILL explains a restart: no failure of another node sends one.
     if cause.signal_number == signal.SIGKILL and isinstance(decision, Restart):
         return now_s
@@ -318,7 +316,7 @@ def _running_checkpoint(
     """Note it; nodes that came meanwhile take part from here on."""
     if event.ref.generation != state.world.generation:
         return state, []
-    roster = state.roster.made(event.ref)
+    roster = replace(state.roster, checkpoint=event.ref)
     members = {member.node.node_id for member in state.world.members}
     newcomers = sorted(roster.agents.keys() - members)
     leaving = draining.leaving(state)
@@ -382,7 +380,7 @@ def _failing_returned(state: Failing, event: ChildGaveResult, now_s: float) -> S
 def _failing_checkpoint(state: Failing, event: CheckpointMade, now_s: float) -> Step[Failing]:
     if event.ref.generation != state.world.generation:
         return state, []
-    return replace(state, roster=state.roster.made(event.ref)), []
+    return replace(state, roster=replace(state.roster, checkpoint=event.ref)), []
 
 
 def _failing_settled(
@@ -398,7 +396,7 @@ def _decide(
     roster, world, settings = state.roster, state.world, state.roster.spec.settings
     history = roster.history
     generation = state.world.generation if isinstance(state, Failing) else state.generation
-    decision = _decision(state, failures, now_s)
+    decision = decide(failures, history, settings, now_s)
     if isinstance(decision, Fail):
         returned = state.returned if isinstance(state, Failing) else {}
         end_s = now_s + settings.stay_s
@@ -406,7 +404,7 @@ def _decide(
         cause = min(failures, key=lambda failure: failure.order)
         # Each agent gets this text for its feeders, so it has no lines of the log.
         return failed, _stop_children(roster, generation, replace(cause, log_tail=()).describe())
-    is_held, backs = False, list[Action]()
+    is_held = False
     if isinstance(decision, Retry):
         history = replace(history, port_retries=history.port_retries + 1)
         deadline_s = now_s + settings.start_timeout_s
@@ -415,13 +413,10 @@ def _decide(
     else:
         cause = min(failures, key=lambda failure: failure.order)
         restarts_s = (*history.restarts_s, now_s)
-        history = replace(history, restarts_s=restarts_s, cause=cause, stuck=decision.stuck)
+        history = replace(history, restarts_s=restarts_s, cause=cause)
         is_held = decision.backoff_s > 0
         deadline_s = now_s + (decision.backoff_s if is_held else settings.recovery.wait_s)
         said = Warn(decision.reason)
-        if decision.goes_back and roster.before is not None:
-            backs.append(GoBack())
-            roster = replace(roster, checkpoint=roster.before, before=None)
     gathering = Gathering(
         replace(roster, history=history),
         generation + 1,
@@ -432,16 +427,7 @@ def _decide(
         world,
     )
     rounds = _to_all(roster, NewRound(generation + 1), True)  # a standby may get a seat in it
-    return gathering, [said, *backs, *rounds, *relaunch(gathering)]
-
-
-def _decision(state: Gathering | Failing, failures: tuple[Failure, ...], now_s: float) -> Decision:
-    """Return what to do about failures of the state's world."""
-    roster, at = state.roster, state.roster.checkpoint
-    # A world that has made a checkpoint itself has trained on from the one before.
-    if isinstance(state, Gathering) or at is None or at.generation == state.world.generation:
-        at = None
-    return decide(failures, roster.history, roster.spec.settings, now_s, at, roster.before)
+    return gathering, [said, *rounds, *relaunch(gathering)]
 
 
 def _ending_joined(state: S, event: AgentJoined, now_s: float) -> Step[S]:

@@ -104,44 +104,9 @@ def test_calls_before_the_one_under_way_are_fed_first_and_forgotten_once_covered
     history.cover(FeedCoverage(2))
     assert history.covered_to(2) == history._next_epoch
     assert history.coverage(2, []) == FeedCoverage(2)
-    assert list(history._calls) == [1], "the nodes may go back to the checkpoint before"
-    history.cover(FeedCoverage(2))
     assert history.coverage(2, []) == FeedCoverage(2)
     assert not history._calls
     assert second.request.data is None
-
-
-def test_a_call_that_only_the_last_checkpoint_covers_is_fed_again_if_that_is_of_no_use() -> None:
-    coverage = CoverageStore()
-    history = coverage.history("input")
-    calls = [history.add(FeedRequest(data, epochs=2)) for data in ("a", "b", "c")]
-    for generation in range(3):
-        history.begin(generation)
-        call = history.next()
-        assert call is calls[generation]
-        fed(history, call)
-        rows: EpochRows = {epoch: {0: ((0, 10),)} for epoch in (0, 1)}
-        own: EpochRows = {generation: {0: ((0, 1),)}}
-        parts: dict[int, Mapping[str, EpochRows]] = {0: {"input": rows, "own": own}}
-        coverage.cover(coverage.coverage(generation, parts))
-    assert [call.request.data for call in calls] == [None, None, "c"], "it may be fed again"
-    assert coverage.coverage(2, {})["input"].calls == 3
-    coverage.go_back()
-    history.begin(3)
-    assert history.next() is calls[2]
-    assert [left.epoch for left in calls[2].left()] == [0, 1]
-    now = coverage.coverage(3, {})
-    assert now["input"].calls == 2
-    assert now["own"].rows == {0: {0: {0: ((0, 1),)}, 1: {0: ((0, 1),)}}}
-    later = CoverageStore()
-    later.restore({"input": FeedCoverage(1)}, {"input": FeedCoverage(0, {0: {1: {}}})})
-    history = later.history("input")
-    first = history.add(FeedRequest("a", epochs=3))
-    fed(history, history.add(FeedRequest("b")))
-    assert first.left() == []
-    later.go_back()
-    assert [left.epoch for left in first.left()] == [1, 2]
-    assert first.request.data == "a"
 
 
 def test_a_call_that_nobody_wanted_more_of_is_over_once_rows_behind_it_are_covered() -> None:
@@ -282,8 +247,6 @@ class World:
     sizes: list[tuple[int, ...]]
     epochs: list[int]
     covered: set[Row] = field(default_factory=set)
-    before: set[Row] | None = None
-    """What the checkpoint before covers."""
 
     def rows(self) -> list[Row]:
         return [
@@ -317,7 +280,6 @@ def test_rows_that_are_fed_again_are_exactly_those_that_no_checkpoint_covers(
     world = World([sizes for sizes, _ in calls], [epochs for _, epochs in calls])
     history = CallHistory("input")
     made = [history.add(FeedRequest("data", epochs)) for _, epochs in calls]
-    before, last = b"", b""
     for generation in range(generations):
         assert history.begin(generation) == []
         if data.draw(st.booleans()):  # another run
@@ -326,10 +288,6 @@ def test_rows_that_are_fed_again_are_exactly_those_that_no_checkpoint_covers(
             history.restore(msgspec.json.decode(stored, type=FeedCoverage))
             made = [history.add(FeedRequest("data", epochs)) for _, epochs in calls]
             history.begin(generation)
-            world.before = None
-        elif world.before is not None and data.draw(st.booleans(), "goes back"):
-            history.go_back(msgspec.json.decode(before, type=FeedCoverage))
-            world.covered, world.before = world.before, None
         left_over = [row for row in world.rows() if row not in world.covered]
         got: list[tuple[int, Row]] = []
         while (call := history.next()) is not None:
@@ -353,7 +311,5 @@ def test_rows_that_are_fed_again_are_exactly_those_that_no_checkpoint_covers(
             used = [each for each in used if data.draw(st.booleans())]
         now = history.coverage(generation, as_parts(used, nodes, data))
         if data.draw(st.booleans(), "the checkpoint is complete"):
-            before, last = last, msgspec.json.encode(now)
             history.cover(now)
-            world.before = world.covered if before else None
             world.covered = world.covered | {row for _, row in used}

@@ -8,7 +8,6 @@ import pytest
 
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
-from sparkdl.core.world import CheckpointRef
 from sparkdl.driver.lifecycle.policy import Decision, Fail, History, Restart, Retry, decide
 
 SETTINGS = Settings(max_port_retries=2)
@@ -110,47 +109,6 @@ TABLE: list[tuple[list[Failure], History, Decision]] = [
 @pytest.mark.parametrize(("failures", "history", "decision"), TABLE)
 def test_table(failures: list[Failure], history: History, decision: Decision) -> None:
     assert decide(failures, history, RESTARTS, 1000.0) == decision
-
-
-AT, BEFORE = CheckpointRef("dir/step-5", 5), CheckpointRef("dir/step-2", 2)
-
-
-@pytest.mark.parametrize(
-    ("failure", "stuck", "then", "goes_back"),
-    [
-        (ERROR, 0, 1, False),
-        (ERROR, 1, 0, True),
-        (SEGFAULT, 1, 0, True),
-        (replace(ERROR, step=6), 1, 0, False),  # it has trained on
-        (KILLED, 0, 0, False),  # from outside: it says nothing of the checkpoint
-        (KILLED, 1, 1, False),
-    ],
-)
-def test_second_failure_at_a_checkpoint_goes_back_to_the_one_before(
-    failure: Failure, stuck: int, then: int, goes_back: bool
-) -> None:
-    history = History(0, (990.0,), replace(ERROR, message="another"), stuck)
-    decision = decide([failure], history, RESTARTS, 1000.0, AT, BEFORE)
-    assert isinstance(decision, Restart)
-    assert (decision.stuck, decision.goes_back) == (then, goes_back)
-    said = "failure 2 at checkpoint dir/step-5, before a step of training: resuming from the one "
-    assert (f"{said}before, dir/step-2" in decision.reason) == goes_back
-    # Its own checkpoint: it did not resume there. The first one: there is none before.
-    for at, before in ((None, BEFORE), (AT, None)):
-        other = decide([failure], history, RESTARTS, 1000.0, at, before)
-        assert isinstance(other, Restart)
-        assert not other.goes_back
-
-
-def test_same_failure_at_a_checkpoint_tries_the_one_before_and_then_ends() -> None:
-    history = History(0, (990.0,), ERROR, 1)
-    decision = decide([ERROR], history, RESTARTS, 1000.0, AT, BEFORE)
-    assert isinstance(decision, Restart)
-    assert decision.goes_back
-    assert decide([ERROR], replace(history, stuck=0), RESTARTS, 1000.0, BEFORE) == Fail(AGAIN)
-    used_up = replace(history, restarts_s=(990.0, 991.0, 992.0))
-    spent = decide([ERROR], used_up, RESTARTS, 1000.0, AT, BEFORE)
-    assert spent == Fail("max_restarts=3 are used up")
 
 
 def test_no_restart_waits_longer_than_the_longest_back_off() -> None:

@@ -289,37 +289,6 @@ def test_step(row: Row) -> None:
     assert step(before, event, 10.0) == (after, actions)
 
 
-def test_world_that_fails_twice_at_a_checkpoint_resumes_from_the_one_before() -> None:
-    spec = replace(SPEC, settings=replace(SETTINGS, max_restarts=5))
-    last, before = CheckpointRef("/c/step-7", 7, -1), CheckpointRef("/c/step-5", 5, -1)
-    state: states.State = begin(spec, 0.0, last, before)
-    for agent_id in "abc":
-        state, _ = step(state, joined(agent_id), 0.0)
-    resumed, went_back, now_s = [], [], 10.0
-    for generation in range(4):
-        for agent_id in "abc":
-            state, actions = step(state, offered(agent_id, generation), now_s)
-        assert isinstance(state, states.Running)
-        begins = [a.message for a in actions if isinstance(a, states.Send)]
-        resumed += [b.resume.checkpoint for b in begins if isinstance(b, msg.Begin)][:1]
-        assert resumed[-1] is not None
-        if generation == 2:  # there it trains on
-            made = CheckpointRef("/c/step-6", 6, generation)
-            state, _ = step(state, states.CheckpointMade(made), now_s)
-        at = 0 if generation == 2 else resumed[-1].step
-        cause = replace(failure("b", generation=generation), step=at, message=f"no {generation}")
-        broken = states.ChildBroke("b", msg.ChildFailed(generation, cause))
-        state, _ = step(state, broken, now_s)
-        state, actions = step(state, EXPIRED, now_s := now_s + 10.0)
-        went_back += [generation] if states.GoBack() in actions else []
-        if isinstance(state, states.Gathering) and state.is_held:
-            state, _ = step(state, EXPIRED, now_s := now_s + 60.0)
-    assert resumed == [last, last, before, made]
-    assert went_back == [1]
-    assert isinstance(state, states.Gathering)
-    assert (state.roster.checkpoint, state.roster.before) == (made, before)
-
-
 def expired(before: states.Gathering) -> tuple[states.Failed, list[states.Action]]:
     state, actions = step(before, EXPIRED, 600.0)
     assert isinstance(state, states.Failed)
