@@ -187,7 +187,7 @@ class Overview(Page):
         show_text(self._tiles, _tiles(history))
         self._words.visible = bool(history.bottleneck())
         show_text(self._words, f"<p>{escape(history.bottleneck())}</p>")
-        tables = (_attempts(history), _problems(history), _feeds(history), _epochs(history))
+        tables = (_attempts(history), _problems(history), _feeds(history))
         show_text(self._past, "".join(tables))
 
 
@@ -451,24 +451,6 @@ def _feeds(history: History) -> str:
         lines.append((name, f"{received:,}", times, f"{used:,}", epochs))
     head = "Feed", "Rows received", "Uses per row", "Rows used", "Epochs completed"
     return html_table(f"Feeds of attempt {history.changed.generation + 1}", head, lines)
-
-
-def _epochs(history: History) -> str:
-    """Return a table of how the rows of the last epochs have come, the newest first."""
-    lines = []
-    for generation, fed in reversed(history.epochs):
-        way = "files that nodes read" if fed.way == "files" else "partitions that were fed"
-        ways = [(f"{fed.first + 1}", way)]
-        if fed.last > fed.first:
-            more = f"{fed.first + 2}" + (f" to {fed.last + 1}" if fed.last > fed.first + 1 else "")
-            ways.insert(0, (more, "rows that nodes kept"))
-        at = duration(fed.time_s - history.launched.time_s)
-        lines += [
-            (str(generation + 1), fed.feed, epochs, way, f"{fed.rows:,}", at)
-            for epochs, way in ways
-        ]
-    head = ("Attempt", "Feed", "Epoch", "Its rows come from", "Rows", "Known after")
-    return html_table("Epochs of each attempt", head, lines)
 
 
 def _problems(history: History) -> str:

@@ -35,7 +35,6 @@ from sparkdl.driver.events import (
     Changed,
     Checkpoint,
     Ended,
-    EpochsFed,
     Event,
     Launched,
     Printed,
@@ -81,9 +80,7 @@ class Recorder(Batches):
         """The last sample, if it is not in the file."""
         if dashboard:
             dashboard.add(controller)
-        controller.events.subscribe(
-            self.put, Launched, Changed, Checkpoint, EpochsFed, Sampled, Ended
-        )
+        controller.events.subscribe(self.put, Launched, Changed, Checkpoint, Sampled, Ended)
 
     def _take(self, events: Sequence[Event], is_last: bool) -> None:
         lines = []

@@ -113,22 +113,6 @@ class FeedColumns(msgspec.Struct, frozen=True):
     stage: str = ""
 
 
-class EpochsFed(Event, frozen=True):
-    """Epochs of a feed have come to the nodes: the first one by `way`, the others from their logs.
-
-    Attributes:
-        first, last: their numbers.
-        way: `feeders` of partitions, or `files` that the nodes have read.
-        rows: of each epoch.
-    """
-
-    feed: str
-    first: int
-    last: int
-    way: str
-    rows: int
-
-
 class Sampled(Event, frozen=True):
     """The progress of the nodes, once a second: lists by node id.
 
@@ -211,7 +195,7 @@ class AskStacks(msgspec.Struct, frozen=True, tag=True):
 
 SUFFIX = ".sparkdl.jsonl"
 """The suffix of recorded runs."""
-AnyEvent = Launched | Changed | Checkpoint | EpochsFed | Sampled | Printed | Stacks
+AnyEvent = Launched | Changed | Checkpoint | Sampled | Printed | Stacks
 Ask = AskLog | AskStacks
 _events: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 _asks: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from sparkdl.driver.events import (
     Changed,
     Checkpoint,
-    EpochsFed,
     Event,
     FeedColumns,
     Launched,
@@ -30,7 +29,6 @@ MAX_POINTS = 1000
 _MAX_SPANS = 20_000
 _MAX_EVENTS = 1000
 _MAX_CLUSTERS = 20
-_MAX_EPOCHS = 50
 _RECENT_S = 60.0
 _MAX_RECENT = 61
 _SLOW = 0.7
@@ -211,7 +209,6 @@ class History:
         state: as in `Changed`, but `finished` and `failed` remain when the cluster is stopped
             later.
         problems: of all generations: time, generation, problem.
-        epochs: the last ones, each with its generation; a generation's epochs are numbered from 0.
         epoch_ends: when all nodes had read an epoch: time, generation, epoch (from 1).
         begun: the change to each generation that has begun.
     """
@@ -225,7 +222,6 @@ class History:
         self.problems: deque[tuple[float, int, Problem]] = deque(maxlen=_MAX_EVENTS)
         self.begun: deque[Changed] = deque(maxlen=_MAX_EVENTS)
         self.checkpoints: deque[Checkpoint] = deque(maxlen=_MAX_EVENTS)
-        self.epochs: deque[tuple[int, EpochsFed]] = deque(maxlen=_MAX_EPOCHS)
         self.epoch_ends: deque[tuple[float, int, int]] = deque(maxlen=_MAX_EVENTS)
         self.samples = Samples()
         self.phases = Phases()
@@ -269,8 +265,6 @@ class History:
                     )
             case Checkpoint():
                 self.checkpoints.append(event)
-            case EpochsFed():
-                self.epochs.append((self.changed.generation, event))
             case Printed():
                 self.logs[event.node_id] = event
             case Stacks():

@@ -253,13 +253,3 @@ def test_end_of_an_epoch_is_when_the_last_node_has_read_it_and_each_generation_c
             fed = {"input": feed}
             made.add(replace(sample(begun_s + second, [0] * 3, [0] * 3), feeds=fed))
     assert list(made.epoch_ends) == [(3.0, 0, 1), (13.0, 1, 1)]
-
-
-def test_the_last_epochs_are_kept_with_their_generation() -> None:
-    made = history()
-    for generation in (0, 1):
-        made.add(events.Changed("c", 0.5, "running", generation, places(0, 1, 2)))
-        for epoch in range(30):
-            made.add(events.EpochsFed("c", float(epoch), "input", epoch, epoch, "files", 10))
-    numbers = [(generation, fed.first) for generation, fed in made.epochs]
-    assert numbers == [(0, n) for n in range(10, 30)] + [(1, n) for n in range(30)]

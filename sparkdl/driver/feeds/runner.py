@@ -18,7 +18,7 @@ import queue
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -29,7 +29,7 @@ from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.events import EpochsFed, Stepped
+from sparkdl.driver.events import Stepped
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds import state as fs
 from sparkdl.driver.feeds.coverage import CoverageStore, FeedRequest
@@ -318,8 +318,6 @@ class FeedRunner:
             case fs.KeepProblem(error):
                 _log.error("Feed %r could not be fed again: %s", name, error)
                 self._problem = self._problem or error
-            case fs.ShowEpochs():
-                self._controller.events.publish(EpochsFed, name, *astuple(action))
             case fs.Warn(text):
                 _log.warning("%s", text)
 

@@ -396,22 +396,7 @@ class Warn:
     text: str
 
 
-@dataclass(frozen=True)
-class ShowEpochs:
-    """Publish how epochs have come to the nodes: the first by `way`, later ones from their logs.
-
-    Attributes:
-        way: `feeders` of partitions, or `files` that the nodes have read.
-        rows: of each epoch.
-    """
-
-    first: int
-    last: int
-    way: str
-    rows: int
-
-
-Action = Send | StartJob | CancelJob | Answer | KeepProblem | Warn | ShowEpochs
+Action = Send | StartJob | CancelJob | Answer | KeepProblem | Warn
 S = TypeVar("S", bound=State)
 R = TypeVar("R", bound=Running)
 W = TypeVar("W", Delivering, Cutting, Reading)

@@ -78,7 +78,6 @@ from sparkdl.driver.feeds.state import (
     Run,
     S,
     Send,
-    ShowEpochs,
     StartJob,
     State,
     Step,
@@ -494,8 +493,6 @@ def _look_cutting(
     waits = is_rest and not all(rows.values())
     for epoch in range(run.epoch, stop + 1):
         said.append(_mark(run, epoch, rows, again=epoch < stop, goes_on=waits))
-    way = "files" if isinstance(run.call.request.data, ParquetSource) else "feeders"
-    said.append(ShowEpochs(run.epoch, stop, way, sum(rows.values())))
     epochs = stop + 1 - run.epoch
     # A node that has left reports no count, so count the rows received by it.
     had = {n: _received(feed, run, n) for n in run.table.assigned if n not in rows}

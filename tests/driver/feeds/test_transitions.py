@@ -149,7 +149,6 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
     counted = [{"cut": EpochCount(0, 5), "epoch_rows": 0, "rows_received": 5}] * 2
     assert play.seen(*counted) == [
         sent(EpochEnd("input", 0, {0: 5, 1: 5})),
-        fs.ShowEpochs(0, 0, "feeders", 10),
     ]
     assert isinstance(play.state, fs.Reading)
     assert play.seen({"given": Given(5)}) == []
@@ -169,7 +168,6 @@ def test_epochs_that_all_nodes_hold_are_read_again_without_another_job() -> None
         sent(EpochEnd("input", 0, {0: 2, 1: 2}, again=True)),
         sent(EpochEnd("input", 1, {0: 2, 1: 2}, again=True)),
         sent(EpochEnd("input", 2, {0: 2, 1: 2})),
-        fs.ShowEpochs(0, 2, "feeders", 4),
     ]
     play.seen({"given": Given(6, epochs=3)})
     (answer,) = play.seen({}, {"given": Given(6)})
