@@ -5,16 +5,12 @@ Runs in: driver
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from datetime import date, timedelta
-from itertools import islice
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import types as spark_types
 from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
@@ -49,15 +45,6 @@ _REBASES = (
     "spark.sql.parquet.datetimeRebaseModeInRead",
     "spark.sql.parquet.int96RebaseModeInRead",
 )
-_FOLDERS = (
-    spark_types.StringType,
-    spark_types.ByteType,
-    spark_types.ShortType,
-    spark_types.IntegerType,
-    spark_types.LongType,
-    spark_types.DateType,
-)
-"""Types of partition columns whose values are the same when they come from text."""
 
 
 def scanned_files(
@@ -101,22 +88,15 @@ def _scan(data: DataFrame, is_local: bool) -> Scan:
         raise ConfigError("its rows pass a filter")
     _check_for_nodes(data, found)
     zone = str(data.sparkSession.conf.get("spark.sql.session.timeZone"))
-    columns, folders = [], []
-    for origin, shown in zip(found.origins, data.schema.fields, strict=True):
-        kind = _arrow_type(shown.dataType, zone)
-        name = found.attributes.get(origin.number, {}).get("name", "")
-        if name in found.partitions:
-            if origin.refuses_nulls:
-                raise ConfigError(f"its column {origin.name!r} is made of folders' names")
-            columns.append(ScannedColumn(origin.name, None, kind))
-            folders.append(_folder(found, name))
-        else:
-            columns.append(
-                ScannedColumn(origin.name, found.stored_as(origin), kind, origin.refuses_nulls)
-            )
+    columns = tuple(
+        ScannedColumn(
+            *(origin.name, found.stored_as(origin), _arrow_type(shown.dataType, zone)),
+            origin.refuses_nulls,
+        )
+        for origin, shown in zip(found.origins, data.schema.fields, strict=True)
+    )
     modes = tuple(str(data.sparkSession.conf.get(name)) for name in _REBASES)
-    files = tuple(_files(data.sparkSession, found, folders))
-    return Scan(files, tuple(columns), (modes[0], modes[1]))
+    return Scan(tuple(_files(data.sparkSession, found)), columns, (modes[0], modes[1]))
 
 
 def _check_for_nodes(frame: DataFrame, found: PlannedScan) -> None:
@@ -135,63 +115,21 @@ def _check_for_nodes(frame: DataFrame, found: PlannedScan) -> None:
     hadoop = frame.sparkSession.sparkContext._jsc.hadoopConfiguration()
     if hadoop.get("parquet.crypto.factory.class"):
         raise ConfigError("its files may be encrypted")
-    if shared := {*found.partitions} & found.stored:
-        raise ConfigError(f"{min(shared)!r} is a column of files and of folders")
 
 
-def _folder(found: PlannedScan, name: str) -> tuple[int, DataType]:
-    """Return a partition column's number and type."""
-    place = found.partitions.index(name)
-    json_type = found.relation.partitionSchema().apply(place).dataType().json()
-    kind = _spark_type(name, json.loads(json_type))
-    if not isinstance(kind, _FOLDERS):
-        raise ConfigError(f"{name!r}, which folders say, is of type {kind.simpleString()}")
-    return place, kind
-
-
-def _files(
-    session: Any, found: PlannedScan, folders: Sequence[tuple[int, DataType]]
-) -> Iterator[ScannedFile]:
+def _files(session: Any, found: PlannedScan) -> Iterator[ScannedFile]:
     """Yield the files as Spark listed them when the DataFrame was made."""
     none = session._jvm.PythonUtils.toSeq([])
     directories = found.relation.location().listFiles(none, none)
-    listed = _listed(session, directories)
-    for directory in items(directories):
-        # All files are in one list, in the order of their folders: each folder takes its own part.
-        row, files = directory.values(), [*islice(listed, directory.files().size())]
-        values = tuple(_value(row, place, kind) for place, kind in folders)
-        for path, nbytes, modified_ms in files:
-            yield ScannedFile(path, int(nbytes), int(modified_ms), values)
-
-
-def _listed(session: Any, directories: Any) -> Iterator[tuple[str, str, str]]:
-    """Return path, bytes and milliseconds of the last change of all files of directories."""
     # `flatMap` of iterators: a collection's also takes a CanBuildFrom in Spark 3.5's Scala.
     each = getter(session, f"{_DATASOURCES}.PartitionDirectory", "files")
     files = directories.iterator().flatMap(each).toList()
     # Not a call of py4j for each file, which takes seconds for 10,000 files.
     status = f"{_DATASOURCES}.FileStatusWithMetadata"
     names = ("getPath", "getLen", "getModificationTime")
-    return zip(*(texts(session, files, status, name) for name in names), strict=True)
-
-
-def _value(row: Any, place: int, kind: DataType) -> str | None:
-    """Return a folder's value as text that Arrow casts to it."""
-    if row.isNullAt(place):
-        return None
-    if isinstance(kind, spark_types.StringType):
-        return str(row.getUTF8String(place).toString())
-    if isinstance(kind, spark_types.DateType):
-        return (date(1970, 1, 1) + timedelta(days=row.getInt(place))).isoformat()
-    getters = {"tinyint": row.getByte, "smallint": row.getShort, "int": row.getInt}
-    return str(getters.get(kind.simpleString(), row.getLong)(place))
-
-
-def _spark_type(name: str, json_type: Any) -> DataType:
-    try:
-        return spark_types._parse_datatype_json_value(json_type)
-    except Exception as error:  # noqa: BLE001 (a type of the user's, of which Python knows nothing)
-        raise ConfigError(f"the type of {name!r} is not known: {error}") from None
+    found_by_name = (texts(session, files, status, name) for name in names)
+    for path, nbytes, modified_ms in zip(*found_by_name, strict=True):
+        yield ScannedFile(path, int(nbytes), int(modified_ms))
 
 
 def _arrow_type(kind: DataType, zone: str) -> pa.DataType:

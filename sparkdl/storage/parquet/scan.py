@@ -45,13 +45,11 @@ class ScannedFile:
     Attributes:
         path: with its scheme, not URL-encoded.
         modified_ms: when it had been modified last, since 1970.
-        values: of the partition columns that are wanted, as text; None is null.
     """
 
     path: str
     nbytes: int
     modified_ms: int
-    values: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,13 +57,13 @@ class ScannedColumn:
     """A column of the scan.
 
     Attributes:
-        stored_as: its name in the files; `None` if folders say its values.
+        stored_as: its name in the files.
         kind: its type, as Spark reads it from there.
         refuses_nulls: a null in it is an error.
     """
 
     name: str
-    stored_as: str | None
+    stored_as: str
     kind: pa.DataType
     refuses_nulls: bool = False
 
@@ -120,17 +118,17 @@ def source_of(scan: Scan, is_wanted: Callable[[], bool] = lambda: True) -> Parqu
     found = read_footers(paths, partial(_read_footer, system, listed, scan), is_wanted)
     row_groups = tuple(footer.row_groups for footer in found)
     files = tuple(
-        DataFile(path, footer.row_nbytes, file.values, file.nbytes)
+        DataFile(path, footer.row_nbytes, (), file.nbytes)
         for path, footer, file in zip(paths, found, map(listed.get, paths), strict=True)
         if file is not None
     )
     source = ParquetSource(
         storage,
         pa.schema([(column.name, column.kind) for column in scan.columns]),
-        tuple(column.name for column in scan.columns if column.stored_as is None),
+        (),
         files,
         row_groups,
-        tuple(column.stored_as or "" for column in scan.columns),
+        tuple(column.stored_as for column in scan.columns),
         tuple(column.name for column in scan.columns if column.refuses_nulls),
         # How the rows are numbered, independent of the files' names.
         hashlib.sha256(msgspec.json.encode(row_groups)).hexdigest()[:16],
@@ -147,8 +145,6 @@ def _check_columns(columns: Sequence[ScannedColumn]) -> None:
     names = [column.name for column in columns]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"it has several columns {twice[0]!r}")
-    if all(column.stored_as is None for column in columns):
-        raise ConfigError("none of its columns is in the files")
 
 
 def _read_footer(
@@ -166,9 +162,9 @@ def _read_footer(
         raise ConfigError(f"{path} cannot be read: {error}") from error
     fields = _in_any_case(schema)
     for column in scan.columns:
-        if column.stored_as and (problem := _problem(column, fields, metadata, scan)):
+        if problem := _problem(column, fields, metadata, scan):
             raise ConfigError(f"its column {column.name!r} {problem} in {path}")
-    names = {column.stored_as for column in scan.columns if column.stored_as}
+    names = {column.stored_as for column in scan.columns}
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     return _Found(tuple(group.num_rows for group in groups), row_nbytes(metadata, names))
 
@@ -195,7 +191,6 @@ def _problem(
     Args:
         fields: of the file, by their names in lower case.
     """
-    assert column.stored_as is not None
     same = fields.get(column.stored_as.lower(), [])
     if [field.name for field in same] != [column.stored_as]:
         names = ", ".join(repr(field.name) for field in same)

@@ -228,29 +228,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_what_spark_wrote_is_read_vectors_folders_and_int96_among_it(
+def test_what_spark_wrote_is_read_vectors_and_int96_among_it(
     spark_local: SparkSession, tmp_path: Path
 ) -> None:
     dense = [Vectors.dense([i, 1, -0.0]) for i in range(20)]
     rows = [(i, v if i % 3 else Vectors.sparse(3, [1], [2.0])) for i, v in enumerate(dense)]
     frame = spark_local.createDataFrame(rows, ["id", "v"]).selectExpr(
         *("id", "v", "timestamp_micros(id * 1000001 - 5) as instant", "id % 2 as half"),
-        *("cast(cast(id as decimal(12, 3)) / 7 as decimal(12, 3)) as price",),
-        *("concat('a b/é%', id % 3) as name", "date_add('1500-02-28', cast(id % 2 as int)) as day"),
+        "cast(cast(id as decimal(12, 3)) / 7 as decimal(12, 3)) as price",
     )
-    frame.write.partitionBy("half", "name", "day").parquet(str(tmp_path / "data"))
-    frame = spark_local.read.parquet(str(tmp_path / "data"))
-    found = assert_same(frame)
-    assert len(set(found["name"].to_pylist())) == 3
-    assert {str(kind) for kind in found.schema.types} >= {"date32[day]", "int32", "string"}
-    assert_same(frame.select(f.col("half").alias("h"), "half", "v"))
+    frame.write.partitionBy("half").parquet(str(tmp_path / "data"))
+    assert_same(spark_local.read.parquet(str(tmp_path / "data")).drop("half"))
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda df: df,
-        lambda df: df.select("x", f.col("id").alias("z"), "part").withColumnRenamed("x", "id"),
+        lambda df: df.drop("part"),
+        lambda df: df.select("x", f.col("id").alias("z")).withColumnRenamed("x", "id"),
         lambda df: df.alias("a").select(f.col("a.s").alias("x.y"), "a.id").select("`x.y`", "id"),
         lambda df: df.select(
             f.coalesce("id", f.raise_error(f.lit("null")).cast("long")).alias("i")
@@ -281,7 +276,7 @@ def test_scans_that_nodes_read(spark_local: SparkSession, folder: Path, change: 
         (lambda df: df.select("s.a"), "'a' is computed"),
         (lambda df: df.where("id > 3"), "pass a filter"),
         (lambda df: df.where("part = 1"), "pass a filter"),
-        (lambda df: df.select("part"), "none of its columns is in the files"),
+        (lambda df: df, "'part' is not in the files"),
         (lambda df: df.select("id", "id"), "several columns 'id'"),
         (lambda df: df.sparkSession.range(3), "Range"),
         (lambda df: df.sparkSession.createDataFrame([(1,)], ["id"]), "LogicalRDD"),
@@ -325,11 +320,14 @@ def test_options_schemas_and_caches_that_change_what_spark_reads(
     read, path = spark_local.read, str(folder)
     refused(read.option("datetimeRebaseMode", "LEGACY").parquet(path), "option datetimerebasemode")
     refused(spark_local.read.option("ignoreMissingFiles", "true").parquet(path), "ignoreMissing")
-    refused(spark_local.read.schema("id int").parquet(path), "is int64, which Spark reads as int32")
-    refused(spark_local.read.schema("ID bigint").parquet(path), "'ID' is called 'id'")
-    refused(spark_local.read.schema("new int, id bigint").parquet(path), "'new' is missing")
+    refused(
+        spark_local.read.schema("id int").parquet(path).drop("part"),
+        "is int64, which Spark reads as int32",
+    )
+    refused(spark_local.read.schema("ID bigint").parquet(path).drop("part"), "'ID' is called 'id'")
+    refused(spark_local.read.schema("new int").parquet(path).drop("part"), "'new' is missing")
     refused(spark_local.read.text(path), "not as Parquet")
-    frame = spark_local.read.parquet(path)
+    frame = spark_local.read.parquet(path).drop("part")
     assert frame.count() == 60, "which makes a plan before the cache is there"
     frame.cache()
     try:

@@ -92,9 +92,9 @@ def write(path: Path, rows: int = 10, start: int = 0, **options: Any) -> Scanned
     return listed(path)
 
 
-def listed(path: Path, *values: str | None) -> ScannedFile:
+def listed(path: Path) -> ScannedFile:
     stat = path.stat()
-    return ScannedFile(f"file:{path}", stat.st_size, stat.st_mtime_ns // 1_000_000, values)
+    return ScannedFile(f"file:{path}", stat.st_size, stat.st_mtime_ns // 1_000_000)
 
 
 A = ScannedColumn("a", "a", pa.int64())
@@ -110,20 +110,17 @@ def read(source: ParquetSource, num_nodes: int = 2) -> pa.Table:
     return pa.Table.from_batches(batches, source.schema)
 
 
-def test_columns_are_renamed_and_taken_out_of_folders(tmp_path: Path) -> None:
+def test_columns_are_renamed(tmp_path: Path) -> None:
     files = [write(tmp_path / "b.parquet", 10, 10), write(tmp_path / "a.parquet")]
     columns = (
         ScannedColumn("x", "a", pa.int64()),
         ScannedColumn("a", "t", pa.string()),
-        ScannedColumn("day", None, pa.date32()),
     )
-    files = [replace(f, values=(v,)) for f, v in zip(files, (None, "2026-01-02"), strict=True)]
     source = source_of(Scan(tuple(files), columns))
-    assert source.schema.names == ["x", "a", "day"]
+    assert source.schema.names == ["x", "a"]
     found = read(source).to_pylist()
     assert [row["x"] for row in found] == list(range(20))
     assert [row["a"] for row in found] == [None if i % 4 == 3 else str(i) for i in range(20)]
-    assert [str(row["day"]) for row in found] == ["2026-01-02"] * 10 + ["None"] * 10
 
 
 def test_rows_that_are_numbered_otherwise_are_told_apart(tmp_path: Path) -> None:
@@ -150,10 +147,6 @@ def test_rows_that_are_numbered_otherwise_are_told_apart(tmp_path: Path) -> None
         (
             lambda s: replace(s, columns=(ScannedColumn("n", "a", pa.int32()),)),
             "is int64, which Spark",
-        ),
-        (
-            lambda s: replace(s, columns=(ScannedColumn("d", None, pa.int8()),)),
-            "none of its columns is in the files",
         ),
         (lambda s: replace(s, files=()), "no files"),
         (lambda s: replace(s, files=s.files * 2), "twice"),
