@@ -29,6 +29,7 @@ from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program
 from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.events import Ended, Logged, Report
 from sparkdl.driver.executors.executor import Executor, Launch
+from sparkdl.driver.feeds.runner import failure_behind
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.health import HangWatch
 from sparkdl.driver.lifecycle import state as states
@@ -261,7 +262,7 @@ def _start(
         where.start(
             Launch(
                 *(address.url, token, newest, payload),
-                controller.is_lost,
+                *(partial(failure_behind, controller), controller.is_lost),
                 tls,
                 warm_key(),
                 lambda executors: controller.submit(states.ExecutorsDrain(executors)),

@@ -61,6 +61,7 @@ class LocalExecutor(Executor):
         self._relaunches: Counter[int] = Counter()
         self._start: Callable[[NodeSpec], None] | None = None
         self._feeds: list[tuple[str, threading.Event, list[Feeder]]] = []
+        self._explain: Callable[[SparkdlError], SparkdlError] = lambda error: error
         self._is_lost: Callable[[NodeSpec, int], bool] = lambda node, pid: True
 
     def driver_host(self) -> str:
@@ -72,7 +73,7 @@ class LocalExecutor(Executor):
 
         For a cluster on Spark it starts the nodes on the driver's machine.
         """
-        spec, self._is_lost = launch.spec, launch.is_lost
+        spec, self._explain, self._is_lost = launch.spec, launch.explain, launch.is_lost
         nodes = spec.nodes[: spec.driver_nodes or None]
         gpus = dict(_with_gpus(spec, nodes))
 
@@ -202,9 +203,12 @@ class LocalExecutor(Executor):
 
     def infer_rows(self, data: Any, spec: FeedSpec) -> Iterator[Any]:
         """Yield one result per row, in order."""
-        for number, partition in enumerate(_partitions(data)):
-            for results in answers(spec, _batches(partition), number):
-                yield from decode_results(results)
+        try:
+            for number, partition in enumerate(_partitions(data)):
+                for results in answers(spec, _batches(partition), number):
+                    yield from decode_results(results)
+        except FeederError as error:
+            raise self._explain(error) from None
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Stop reading partitions, and waiting for nodes: those of one feed, or of all."""

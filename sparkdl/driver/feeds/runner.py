@@ -27,7 +27,13 @@ from sparkdl.control.lease import driver_patience_s
 from sparkdl.control.messages import FeedEnd, Spooled
 from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError
+from sparkdl.core.errors import (
+    ConfigError,
+    FeedClosedError,
+    FeedTimeoutError,
+    FeedTypeError,
+    SparkdlError,
+)
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Stepped
 from sparkdl.driver.executors.executor import Executor
@@ -38,6 +44,7 @@ from sparkdl.driver.feeds.transitions import REASON_S, step
 from sparkdl.driver.lifecycle.state import (
     Finished,
     Running,
+    before_stop,
     failure_of,
     feed_problem_of,
     generation_of,
@@ -46,7 +53,7 @@ from sparkdl.driver.lifecycle.state import (
 )
 from sparkdl.driver.threads import Thread, begin
 from sparkdl.driver.view import Call, View
-from sparkdl.feed.transfer.messages import FeedSpec
+from sparkdl.feed.transfer.messages import SHUT_DOWN, FeedSpec
 
 _log = logging.getLogger(__name__)
 
@@ -336,7 +343,11 @@ class FeedRunner:
     def _answer(self, answer: fs.Answer) -> None:
         self._carriers.pop(answer.ticket, None)
         with self._controller.changed:
-            self._answers[answer.ticket] = answer.value
+            value = answer.value
+            if isinstance(value, FeedTimeoutError):
+                unfed = waits_in_vain(self._controller.spec, self._controller.view.feeds)
+                value = FeedTimeoutError(f"{value.args[0]}. {unfed}") if unfed else value
+            self._answers[answer.ticket] = value
             self._controller.changed.notify_all()
 
     def _arm(self, name: str, deadline_s: float) -> None:
@@ -406,6 +417,20 @@ class FeedRunner:
             event = fs.JobBroke(action.job, error, is_of_data, is_cut_off)
         self._cancelled.discard((name, action.job))
         self._controller.soon(self._handle, name, event)
+
+
+def failure_behind(controller: Controller, error: SparkdlError) -> SparkdlError:
+    """Return the failure of nodes behind a failed inference, or the error itself.
+
+    It waits a moment for the failure to be known: the feeder may have noticed it before the driver.
+    """
+    # A wrong answer is the program's own error: no failure of a node will explain it.
+    if not Code.WRONG_ANSWER.is_in(error):
+        controller.wait_for(lambda view: has_ended(view.state), Deadline.after(REASON_S))
+    failure, state = controller.look(lambda view: (failure_of(view.state), view.state))
+    if failure is None and before_stop(state) is not state:
+        return FeedClosedError(SHUT_DOWN)
+    return failure or error
 
 
 def nodes_now(view: View, feed: str) -> fs.Nodes:
