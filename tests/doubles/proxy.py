@@ -43,7 +43,8 @@ class Proxy:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._is_cut = False
-        self._listener = socket.create_server(("127.0.0.1", port))
+        # A short backlog: a network that stalls soon takes no new connections either.
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=4)
         self.uri = parts._replace(netloc=f"127.0.0.1:{self._listener.getsockname()[1]}").geturl()
         self._threads = [threading.Thread(target=self._accept, name="proxy", daemon=True)]
         self._threads[0].start()

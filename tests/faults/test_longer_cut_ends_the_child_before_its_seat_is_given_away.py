@@ -53,10 +53,3 @@ def test_longer_cut_ends_the_child_before_its_seat_is_given_away(
         assert gone_s[0] < lost_s
         cluster.wait(SOON_S)
     assert "nothing came from it" in caught.value.root_cause.message
-
-
-def test_after_a_longer_cut_another_agent_takes_the_seat(network_of_node_1: Network) -> None:
-    network_of_node_1.lease(0.5)
-    with launch(hang_at_first, max_restarts=1) as cluster:
-        network_of_node_1.cut()
-        assert cluster.results(3 * SOON_S) == [1, 1]

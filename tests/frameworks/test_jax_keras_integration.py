@@ -12,7 +12,7 @@ from sparkdl.core.errors import ConfigError, EndOfFeedError
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
 
-pytestmark = [pytest.mark.jax, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.jax, pytest.mark.deep, pytest.mark.timeout(300)]
 
 _SOON_S = 150.0
 ROWS = 32

@@ -12,7 +12,7 @@ from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.deep, pytest.mark.timeout(300)]
 
 _SOON_S = 120.0
 EPOCHS, BATCH, BATCHES = 3, 4, 5

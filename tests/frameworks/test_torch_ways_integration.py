@@ -16,7 +16,7 @@ from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import Lines, launch
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.deep, pytest.mark.timeout(300)]
 
 _SOON_S = 120.0
 STEPS, BATCH, SIZE = 4, 8, 2

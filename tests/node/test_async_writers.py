@@ -52,6 +52,7 @@ def test_async_save_of_pytorch_ends_before_the_checkpoint_or_fails_it(tmp_path: 
 
 
 @pytest.mark.torch
+@pytest.mark.deep
 def test_plugin_of_lightning_ends_before_the_checkpoint_or_fails_it(tmp_path: Path) -> None:
     io = pytest.importorskip("lightning.pytorch.plugins.io")
 
@@ -76,6 +77,7 @@ def test_plugin_of_lightning_ends_before_the_checkpoint_or_fails_it(tmp_path: Pa
 
 
 @pytest.mark.tensorflow
+@pytest.mark.deep
 def test_asynchronous_checkpoint_of_tensorflow_ends_before_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ import pytest
 import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding
-from sparkdl.horovod.spark import run as run_horovod
 from sparkdl.petastorm.spark import SparkDatasetConverter
 
 if TYPE_CHECKING:
@@ -46,16 +45,6 @@ def read(args: dict[str, Any], ctx: Any) -> list[int]:
         return sorted(int(i) for batch in loader for i in batch["id"])
 
 
-def read_of_horovod(converter: SparkDatasetConverter) -> tuple[int, list[int]]:
-    import sparkdl.horovod.torch as hvd
-
-    hvd.init()
-    with converter.make_torch_dataloader(
-        8, num_epochs=1, cur_shard=hvd.rank(), shard_count=hvd.size()
-    ) as loader:
-        return hvd.rank(), sorted(int(i) for batch in loader for i in batch["id"])
-
-
 def test_dataframe_is_written_once_as_float32_and_read_by_rank_everywhere(
     spark_local: SparkSession, cached: Path
 ) -> None:
@@ -81,8 +70,6 @@ def test_dataframe_is_written_once_as_float32_and_read_by_rank_everywhere(
         feeding=Feeding(fed=False),
     )
     assert sorted(shares[0] + shares[1]) == list(range(40))
-    ranks = dict(run_horovod(read_of_horovod, (converter,), num_proc=2, verbose=0))
-    assert ranks == dict(enumerate(shares))
 
     other = sparkdl.make_spark_converter(frame(spark_local, 41))
     assert (len(other), len(list(cached.iterdir()))) == (41, 2)
