@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
-
 from sparkdl.driver import events
 from sparkdl.driver.history import History
 from tests.doubles.lazy import Lazy, needs
@@ -61,43 +59,6 @@ def test_marks_say_when_and_why_a_node_failed_and_name_checkpoints_and_epochs() 
     assert found["end of epoch 1 of attempt 1"][0] == 6000
 
 
-def test_marks_of_a_long_run_stay_few() -> None:
-    axis, made = charts.TimeAxis(), history()
-    for number in range(900):
-        made.add(events.Checkpoint("c", 20.0 + number, "/c", number))
-    axis.update(made)
-    assert 30 < len(axis.marks.data["x"]) < 50
-
-
-def test_all_charts_of_a_page_have_one_axis_of_time_and_as_much_room_beside_them() -> None:
-    axis, made = charts.TimeAxis(), history()
-    plots = [
-        part.root.children[1]
-        for part in (charts.Stream(axis), charts.Chart(axis, "Step", {"step": "s"}))
-    ]
-    axis.update(made)
-    assert len({id(plot.x_range) for plot in plots}) == 1
-    assert len({(plot.min_border_left, plot.min_border_right) for plot in plots}) == 1
-    assert (plots[0].x_range.start, plots[0].x_range.end) == (0, 15_000)
-
-
-def test_time_that_a_reader_has_zoomed_to_stays_until_another_is_chosen() -> None:
-    axis, made = charts.TimeAxis(), history()
-    shown = axis.figure(100).x_range
-    axis.update(made)
-    shown.update(start=2000, end=3000)
-    for second in (100.0, 101.0):
-        made.add(sample(second, [1.0, 1.0]))
-        axis.update(made)
-        assert (shown.start, shown.end, axis.windows.active) == (2000, 3000, None)
-    axis.windows.active = 2
-    axis.update(made)
-    assert (shown.start, shown.end) == (41_000, 101_000)
-    axis.windows.active = 0
-    axis.update(made)
-    assert (shown.start, shown.end) == (0, 101_000)
-
-
 def test_chart_says_the_mean_and_the_spread_of_the_nodes() -> None:
     axis, made = charts.TimeAxis(), history()
     chart = charts.Chart(axis, "<b>loss", {"metric loss": "mean of the nodes"})
@@ -118,27 +79,6 @@ def test_band_of_the_nodes_has_no_width_where_attempts_are_apart() -> None:
     axis.update(made)
     least, most = (axis.points.data[f"{which} metric loss"][-4:] for which in ("least", "most"))
     assert (least, most) == ([2.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 3.0])
-
-
-@pytest.mark.parametrize(
-    ("losses", "is_from_zero", "begins_at_0"),
-    [([0.0, 0.0], False, True), ([700.0, 700.0], False, False), ([700.0, 700.0], True, True)],
-)
-def test_axis_of_zeros_begins_at_0(
-    losses: list[float | None], is_from_zero: bool, begins_at_0: bool
-) -> None:
-    axis, made = charts.TimeAxis(), History("c", 0.0)
-    made.add(events.Launched("c", 0.0, "plain", ("worker:0", "worker:1")))
-    chart = charts.Chart(axis, "loss", {"metric loss": "mean"}, is_from_zero=is_from_zero)
-    made.add(sample(1.0, losses))
-    axis.update(made)
-    chart.update(made)
-    shown = chart.root.children[1].y_range
-    assert (shown.start == 0) is begins_at_0
-    if begins_at_0 and not is_from_zero:
-        made.add(sample(2.0, [-10.0, -10.0]))
-        chart.update(made)
-        assert shown.start < -10, "what falls below 0 later is seen"
 
 
 def test_points_begin_again_with_another_cluster() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -15,7 +14,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.store.held import Appended, AppendRequest
-from tests.doubles.feeds import SOON_S, Arrivals, LocalNode, Running, numbers
+from tests.doubles.feeds import SOON_S, Arrivals, LocalNode, Running, labelled, numbers
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -34,18 +33,6 @@ def _strategies_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
 STORED = Appended.STORED
 
 
-def rows(start: int, stop: int) -> pa.RecordBatch:
-    """Features "x" float32 [rows, 2], labels "y" int64 [rows], names "s"."""
-    flat = np.repeat(np.arange(start, stop, dtype=np.float32), 2)
-    return pa.record_batch(
-        {
-            "x": pa.FixedSizeListArray.from_arrays(pa.array(flat), 2),
-            "y": np.arange(start, stop),
-            "s": [f"name {i}" for i in range(start, stop)],
-        }
-    )
-
-
 def dataset(it: Arrivals, x: Any = None, y: Any = None, batch_size: int = 4) -> tf.data.Dataset:
     from sparkdl.datasets.tensorflow import tf_dataset
 
@@ -60,7 +47,7 @@ def test_elements_have_the_types_of_the_rows() -> None:
     labels = tf.TensorSpec((None,), tf.int64)
     names = tf.TensorSpec((None,), tf.string)
     with Arrivals() as it:
-        it.batch(rows(0, 3))
+        it.batch(labelled(0, 3))
         everything = {"x": features, "y": labels, "s": names}
         assert dataset(it).element_spec == everything
         assert dataset(it, "x").element_spec == features
@@ -71,7 +58,7 @@ def test_elements_have_the_types_of_the_rows() -> None:
 
 def test_peek_at_the_first_batch_loses_no_rows() -> None:
     with Arrivals() as it:
-        it.batch(rows(0, 10))
+        it.batch(labelled(0, 10))
         it.end_epoch(0)
         data = dataset(it, "y")
         for _ in range(2):
@@ -87,7 +74,7 @@ def test_epoch_that_was_read_ahead_to_its_end_is_over_when_its_batches_were_aske
 
     with Arrivals() as it:
         for epoch in range(2):
-            it.batch(rows(0, count), epoch)
+            it.batch(labelled(0, count), epoch)
             it.end_epoch(epoch)
         it.end()
         data = tf_dataset(EpochBatches(it.reader, 4, ("y",)), "y", None, ahead=2)
@@ -245,7 +232,7 @@ def test_text_as_a_label_is_refused_by_name_before_keras_traces(
     model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with Arrivals() as it:
-        it.batch(rows(0, 4))
+        it.batch(labelled(0, 4))
         with pytest.raises(FeedTypeError, match=r"label column 's' holds text.*StringIndexer"):
             if way == "evaluate":
                 model.evaluate(dataset(it, "x", "s").prefetch(1), verbose=0)
@@ -268,7 +255,7 @@ def test_text_that_a_map_indexes_is_a_label() -> None:
     from sparkdl.datasets.tensorflow import text_labels
 
     with Arrivals() as it:
-        it.batch(rows(0, 4))
+        it.batch(labelled(0, 4))
         data = dataset(it, "x", "s")
         assert text_labels(data.prefetch(1)) == ["s"]
         assert text_labels(data.map(lambda x, s: (x, tf.strings.length(s)))) == []
@@ -278,7 +265,7 @@ def test_dataset_is_not_sharded_and_takes_no_rows_in_advance() -> None:
     import tensorflow as tf
 
     with Arrivals() as it:
-        it.batch(rows(0, 3))
+        it.batch(labelled(0, 3))
         options = dataset(it, "x").options()
         off = tf.data.experimental.AutoShardPolicy.OFF
         assert options.experimental_distribute.auto_shard_policy == off
@@ -328,13 +315,15 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
         for epoch in range(3):
             assert (
                 log.append(
-                    rows(epoch * 10, epoch * 10 + 6), Deadline.after(SOON_S), AppendRequest(epoch)
+                    labelled(epoch * 10, epoch * 10 + 6),
+                    Deadline.after(SOON_S),
+                    AppendRequest(epoch),
                 )
                 is STORED
             )
             assert (
                 log.append(
-                    rows(epoch * 10 + 6, epoch * 10 + 10),
+                    labelled(epoch * 10 + 6, epoch * 10 + 10),
                     Deadline.after(SOON_S),
                     AppendRequest(epoch),
                 )
@@ -368,7 +357,7 @@ def test_fit_takes_as_many_steps_as_it_is_told_over_the_ends_of_epochs(
     )
     with Arrivals() as it:
         for epoch in range(4):
-            it.batch(rows(0, 12), epoch)
+            it.batch(labelled(0, 12), epoch)
             it.end_epoch(epoch)
         it.end()
         data = tf_dataset(EpochBatches(it.reader, 4, ("x", "y")), "x", "y", ahead=2)
@@ -393,7 +382,7 @@ def test_keras_warns_of_a_feed_that_is_short_of_steps_and_of_no_epochs_end() -> 
     built = model()
     with Arrivals() as it:
         for epoch in range(3):
-            it.batch(rows(0, 8), epoch)
+            it.batch(labelled(0, 8), epoch)
             it.end_epoch(epoch)
         it.end()
         data = dataset(it, "x", "y")
@@ -412,7 +401,7 @@ def test_fit_follows_a_feed_that_is_larger_than_the_budget() -> None:
         def feed() -> None:
             for epoch in range(2):
                 for start in range(0, 200, 10):
-                    batch = rows(start + epoch, start + epoch + 10)
+                    batch = labelled(start + epoch, start + epoch + 10)
                     assert log.append(batch, Deadline.after(SOON_S), AppendRequest(epoch)) is STORED
                 node.end_epoch(epoch, {0: 200})
 
@@ -482,7 +471,7 @@ def test_other_datasets_and_strategies_of_one_node_are_left_alone(ours: Any) -> 
 def test_position_is_what_was_used_of_what_is_made_ready_in_advance() -> None:
     with Arrivals(tracks=True) as it:
         for epoch in range(2):
-            it.batch(rows(epoch * 10, epoch * 10 + 10), epoch)
+            it.batch(labelled(epoch * 10, epoch * 10 + 10), epoch)
             it.end_epoch(epoch)
         count = 0
         batches = dataset(it, "y").prefetch(2)

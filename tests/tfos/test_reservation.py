@@ -163,24 +163,6 @@ def test_message_that_is_none_is_refused_and_the_server_goes_on(
 # where it listens
 
 
-@pytest.mark.parametrize(
-    ("ports", "expected"), [(None, [0]), ("7077", [7077]), ("7077-7079", [7077, 7078, 7079])]
-)
-def test_ports_are_one_or_a_range(
-    monkeypatch: pytest.MonkeyPatch, ports: str | None, expected: list[int]
-) -> None:
-    if ports:
-        monkeypatch.setenv("TFOS_SERVER_PORT", ports)
-    assert Server(1).get_server_ports() == expected
-
-
-@pytest.mark.parametrize("ports", ["a", "1-2-3", "5-4", "70000"])
-def test_ports_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch, ports: str) -> None:
-    monkeypatch.setenv("TFOS_SERVER_PORT", ports)
-    with pytest.raises(ConfigError, match="TFOS_SERVER_PORT"):
-        Server(1).get_server_ports()
-
-
 def test_host_is_that_of_the_environment_or_this_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Server(1).get_server_ip() == "127.0.0.1"
     monkeypatch.delenv("TFOS_SERVER_HOST")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +9,7 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.store.held import Appended, AppendRequest
-from sparkdl.feed.store.segment import StoredSegment, write_segment
+from sparkdl.feed.store.segment import StoredSegment, segment_nbytes
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import FEED, SOON_S, noting, numbers
 
@@ -57,14 +56,8 @@ def node(limit_nbytes: int = 1 << 20, limit_segments: int = 1000) -> Iterator[No
     assert it.budget.used_nbytes == it.budget.num_segments == 0
 
 
-def nbytes_of(rows: int) -> int:
-    fd, nbytes = write_segment(numbers(0, rows))
-    os.close(fd)
-    return nbytes
-
-
 def test_what_was_read_makes_room_at_once_the_oldest_first() -> None:
-    nbytes = nbytes_of(50)
+    nbytes = segment_nbytes(numbers(0, 50))
     with node(3 * nbytes) as it:
         for start in (0, 50, 100):
             it.bring(0, start, start + 50)

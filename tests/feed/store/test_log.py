@@ -18,7 +18,12 @@ from sparkdl.control.rows import EpochRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.store.held import Appended, AppendRequest, Budget
 from sparkdl.feed.store.log import Log, Provenance
-from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
+from sparkdl.feed.store.segment import (
+    StoredSegment,
+    read_segment,
+    segment_nbytes,
+    write_segment,
+)
 from tests.doubles.feeds import SOON_S, Running, noting, numbers
 from tests.doubles.limits import no_descriptors_left
 
@@ -26,13 +31,7 @@ BATCH = numbers(0, 100)
 STORED = Appended.STORED
 
 
-def nbytes_of(batch: pa.RecordBatch) -> int:
-    fd, nbytes = write_segment(batch)
-    os.close(fd)
-    return nbytes
-
-
-NBYTES = nbytes_of(BATCH)
+NBYTES = segment_nbytes(BATCH)
 
 
 FIRST = AppendRequest()
@@ -306,7 +305,7 @@ def test_bytes_stay_within_the_budget(limit_nbytes: int, steps: list[int | str])
                 continue
             batch = numbers(0, step)
             used = sum(segment.nbytes for segment in held)
-            fits = not held or used + nbytes_of(batch) <= limit_nbytes
+            fits = not held or used + segment_nbytes(batch) <= limit_nbytes
             if fits:
                 assert it.append(batch) is STORED
                 held.append(it.segments[-1])

@@ -17,7 +17,7 @@ from sparkdl.control.messages import Lot
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.store.held import Appended, AppendRequest, Use
-from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
+from sparkdl.feed.store.segment import StoredSegment, read_segment, segment_nbytes
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import FEED, SOON_S, Running, noting, numbers
 from tests.doubles.limits import no_descriptors_left
@@ -28,13 +28,7 @@ APART = 1_000_000
 """Between the first rows of two partitions."""
 
 
-def nbytes_of_batch() -> int:
-    fd, nbytes = write_segment(BATCH)
-    os.close(fd)
-    return nbytes
-
-
-NBYTES = nbytes_of_batch()
+NBYTES = segment_nbytes(BATCH)
 
 
 def memory_files() -> int:

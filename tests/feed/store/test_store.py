@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
@@ -11,7 +10,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError
 from sparkdl.feed.store.held import Appended, AppendRequest
 from sparkdl.feed.store.log import Log
-from sparkdl.feed.store.segment import StoredSegment, write_segment
+from sparkdl.feed.store.segment import StoredSegment, segment_nbytes
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import SOON_S, noting, numbers
 
@@ -74,9 +73,7 @@ def test_closed_store_takes_no_rows_in_any_feed_and_ends_what_waits() -> None:
 
 def test_reopened_store_has_empty_logs_and_its_whole_budget() -> None:
     heard = Heard()
-    fd, nbytes = write_segment(BATCH)
-    os.close(fd)
-    store = heard.store(limit_nbytes=nbytes)
+    store = heard.store(limit_nbytes=segment_nbytes(BATCH))
     assert append(store.log("a")) is Appended.STORED
     store.close("over")
     store.reopen(1)

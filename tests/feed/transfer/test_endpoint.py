@@ -16,7 +16,7 @@ from sparkdl.core.errors import ReadError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.store.held import Appended, AppendRequest
-from sparkdl.feed.store.segment import write_segment
+from sparkdl.feed.store.segment import segment_nbytes, write_segment
 from sparkdl.feed.transfer import endpoint
 from sparkdl.node.link import AgentLink
 from tests.doubles.feeds import (
@@ -32,13 +32,7 @@ from tests.doubles.limits import no_descriptors_left
 BATCH = numbers(0, 100)
 
 
-def nbytes_of_batch() -> int:
-    fd, nbytes = write_segment(BATCH)
-    os.close(fd)
-    return nbytes
-
-
-NBYTES = nbytes_of_batch()
+NBYTES = segment_nbytes(BATCH)
 
 
 def append(node: LocalNode, epoch: int = 0, feed: str = FEED) -> bool:
