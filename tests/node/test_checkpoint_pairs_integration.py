@@ -1,15 +1,16 @@
 """Checkpoints beside whatever else is read: each covers the batches that the model has used.
 
-The rows are {own loop of TensorFlow, of PyTorch, Horovod, transformers}; each pair of {one feed, a
-validation}, {no workers, workers}, {within an epoch, at its end} and {counted by the caller, not
-counted} that is allowed comes up. Keras' fit and Lightning save beside a validation where nodes are
-killed: `test_interrupted_training_on_a_feed…`, `test_trainer_is_fed…`.
+The rows are {Keras' fit, own loop of TensorFlow, of PyTorch, of JAX, Lightning, transformers}; each
+pair of {one feed, a validation}, {no workers, workers}, {within an epoch, at its end} and {counted
+by the caller, not counted} that is allowed comes up. The estimators' own tests save beside a
+validation; `test_trainer_is_fed…` and the like kill nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,86 @@ def tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield found
 
 
+def fit(args: dict[str, Any], ctx: NodeContext) -> Used:
+    import tensorflow as tf
+
+    node = Numbered(ctx)
+    keras: Any = import_module("keras")
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    feed = validation_of(args)
+    model.fit(
+        ctx.dataset(BATCH, x="x", y="y", feed=args["train"]),
+        validation_data=ctx.dataset(BATCH, x="x", y="y", feed=feed) if feed else None,
+        validation_steps=args.get("validation_steps"),
+        epochs=EPOCHS,
+        verbose=0,
+        callbacks=[sparkdl.keras.Checkpoint(node, **args["every"])],  # type: ignore[arg-type]
+    )
+    return node.made
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("every", "validates", "steps"),
+    [
+        ({"every_epochs": 1}, True, [5, 10]),
+        ({"every_steps": 2}, True, [2, 4, 6, 8, 10]),
+        pytest.param({"every_epochs": 1}, False, [5, 10], marks=pytest.mark.deep),
+    ],
+)
+def test_fit_saves_beside_a_validation(
+    tensorflow: Lab, every: dict[str, int], validates: bool, steps: list[int]
+) -> None:
+    name = f"fit-{validates}-{len(steps)}"
+    found = made(tensorflow, fit, name, validates, every=every)
+    assert found == expected(steps, validates, is_saved_first="every_steps" in every)
+
+
+def commit_by_callback(args: dict[str, Any], ctx: NodeContext) -> Used:
+    import sparkdl.horovod.keras as hvd
+
+    hvd.init()
+    keras: Any = import_module("keras")
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    execution = args["steps_per_execution"]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD())
+    model.compile(optimizer, "mse", steps_per_execution=execution)
+    used: Used = []
+
+    class Noted(hvd.elastic.KerasState):
+        def commit(self, batches: Any = None) -> None:
+            found = ctx._link.feeds.batches_used(batches)
+            names = args["train"], f"a-{args['train']}"
+            used.append((found[args["train"]], {n: c for n, c in found.items() if n in names}))
+            super().commit(batches)
+
+    state: Any = Noted(model)
+    state._commits = ctx._checkpoints._last_step or 0  # of the lab's functions before
+    model.fit(
+        ctx.dataset(BATCH, x="x", y="y", feed=args["train"]),
+        validation_data=ctx.dataset(BATCH, x="x", y="y", feed=f"a-{args['train']}"),
+        epochs=EPOCHS,
+        verbose=0,
+        callbacks=[hvd.elastic.CommitStateCallback(state, batches_per_commit=2)],
+    )
+    hvd.shutdown()
+    return used
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(("execution", "steps"), [(1, [2, 4, 5, 6, 8]), (2, [4, 5, 7])])
+def test_horovods_callback_counts_what_fit_has_used(
+    tensorflow: Lab, execution: int, steps: list[int]
+) -> None:
+    name = f"callback-{execution}"
+    found = made(tensorflow, commit_by_callback, name, True, steps_per_execution=execution)
+    # Keras finds the end of the data after it has begun a batch: so the last batch is committed.
+    last = [(10, {"train": 10, "validation": 6}), (10, {"train": 10, "validation": 12})]
+    assert found == [*expected(steps, True), *last]
+
+
 def own_loop(args: dict[str, Any], ctx: NodeContext) -> Used:
     import tensorflow as tf
 
@@ -168,49 +249,6 @@ def test_own_loop_over_a_dataset_saves_beside_a_validation(
     how = {"refused_at": 0, "count": True}
     found = made(tensorflow, own_loop, f"own-{validates}", validates, **how)
     assert found == of_loop(validates)
-
-
-def commit_by_callback(args: dict[str, Any], ctx: NodeContext) -> Used:
-    import sparkdl.horovod.keras as hvd
-
-    hvd.init()
-    keras: Any = import_module("keras")
-    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-    execution = args["steps_per_execution"]
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD())
-    model.compile(optimizer, "mse", steps_per_execution=execution)
-    used: Used = []
-
-    class Noted(hvd.elastic.KerasState):
-        def commit(self, batches: Any = None) -> None:
-            found = ctx._link.feeds.batches_used(batches)
-            names = args["train"], f"a-{args['train']}"
-            used.append((found[args["train"]], {n: c for n, c in found.items() if n in names}))
-            super().commit(batches)
-
-    state: Any = Noted(model)
-    state._commits = ctx._checkpoints._last_step or 0  # of the lab's functions before
-    model.fit(
-        ctx.dataset(BATCH, x="x", y="y", feed=args["train"]),
-        validation_data=ctx.dataset(BATCH, x="x", y="y", feed=f"a-{args['train']}"),
-        epochs=EPOCHS,
-        verbose=0,
-        callbacks=[hvd.elastic.CommitStateCallback(state, batches_per_commit=2)],
-    )
-    hvd.shutdown()
-    return used
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize(("execution", "steps"), [(1, [2, 4, 5, 6, 8]), (2, [4, 5, 7])])
-def test_horovods_callback_counts_what_fit_has_used(
-    tensorflow: Lab, execution: int, steps: list[int]
-) -> None:
-    name = f"callback-{execution}"
-    found = made(tensorflow, commit_by_callback, name, True, steps_per_execution=execution)
-    # Keras finds the end of the data after it has begun a batch: so the last batch is committed.
-    last = [(10, {"train": 10, "validation": 6}), (10, {"train": 10, "validation": 12})]
-    assert found == [*expected(steps, True), *last]
 
 
 # PyTorch
@@ -289,6 +327,59 @@ def test_commit_of_horovod_takes_the_count_that_its_error_asks_for(torch: Lab) -
     assert made(torch, commits, "commits", validates=False) == expected([10], False)
 
 
+def lightning(args: dict[str, Any], ctx: NodeContext) -> Used:
+    import lightning.pytorch as pl
+
+    import sparkdl.lightning
+    from tests.test_lightning import QUIET, _module
+
+    node: Any = Numbered(ctx)
+    trainer = pl.Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        devices=1,
+        num_nodes=NODES,
+        strategy="ddp",
+        num_sanity_val_steps=1,
+        plugins=[sparkdl.lightning.Environment()],
+        callbacks=[sparkdl.lightning.Checkpoint(feed=args["train"], ctx=node, **args["every"])],
+        **QUIET,
+    )
+    data = sparkdl.lightning.FeedDataModule(
+        *(BATCH, "x", "y"),
+        feed=args["train"],
+        validation=validation_of(args),
+        num_workers=args["workers"],
+    )
+    trainer.fit(_module(pl), data)
+    made: Used = node.made
+    return made
+
+
+@pytest.mark.torch
+@needs("lightning")
+@pytest.mark.parametrize(
+    ("every", "workers", "validates"),
+    [
+        ({"every_steps": 3}, 1, True),
+        ({"every_epochs": 1}, 0, True),
+        pytest.param({"every_epochs": 1}, 1, True, marks=pytest.mark.deep),
+        pytest.param({"every_steps": 3}, 0, True, marks=pytest.mark.deep),
+    ],
+)
+def test_lightning_saves_beside_a_validation(
+    torch: Lab, every: dict[str, int], workers: int, validates: bool
+) -> None:
+    """The sanity check looks at rows of the validation before the training."""
+    name = f"lightning-{workers}-{'every_steps' in every}"
+    found = made(torch, lightning, name, validates, every=every, workers=workers)
+    steps = [3, 6, 9] if "every_steps" in every else [5, 10]
+    # An epoch's end is after its validation.
+    assert [(step, {f: n for f, n in used.items() if n}) for step, used in found] == expected(
+        steps, validates
+    )
+
+
 def transformers(args: dict[str, Any], ctx: NodeContext) -> Used:
     import torch as pt
 
@@ -345,6 +436,22 @@ def test_transformers_save_beside_a_validation(torch: Lab, workers: int, tmp_pat
     how = {"folder": str(tmp_path), "workers": workers, "every": 3}
     found = made(torch, transformers, f"trainer-{workers}", True, **how)
     assert found == expected([3, 6, 9, 10], True, is_saved_first=True)
+
+
+# JAX
+
+
+def jax_loop(args: dict[str, Any], ctx: NodeContext) -> Used:
+    batches = partial(ctx.jax_batches, BATCH, "x", "y")
+    names = [name for name in (args["train"], validation_of(args)) if name]
+    return loop(Numbered(ctx), args, *(batches(feed=name) for name in names))
+
+
+@pytest.mark.jax
+@pytest.mark.deep
+def test_own_loop_of_jax_saves_beside_a_validation(tmp_path: Path) -> None:
+    with lab(tmp_path, "jax", NODES, checkpoint_dir=str(tmp_path / "saved")) as nodes:
+        assert made(nodes, jax_loop, "loop", validates=True) == of_loop(True)
 
 
 # Any framework, an evaluator beside it
