@@ -136,21 +136,11 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "values": 2_120,
 }
 
-FORBIDDEN = {  # calls, and what to write instead
-    "time.sleep": "wait on an event, condition or selector with a Deadline",
-    "sys.exit": "return from main, or raise a SparkdlError",
-    "os._exit": "return from main; to end another process: TERM, deadline, KILL",
-    "pickle.load": "decode with msgspec; user code crosses only in Spark's own task payload",
-    "pickle.loads": "decode with msgspec; user code crosses only in Spark's own task payload",
+FORBIDDEN = {  # calls, and what to write instead; ruff knows others (pyproject.toml)
     "cloudpickle.load": "decode with msgspec; user code crosses only in Spark's own task payload",
     "cloudpickle.loads": "decode with msgspec; user code crosses only in Spark's own task payload",
-    "print": "log with logging.getLogger(__name__)",
 }
 FORBIDDEN_BUT = {
-    ("cli.py", "print"): "speaks to a person in a terminal",
-    ("demo*", "print"): "speaks to a person in a terminal",
-    ("ml/scoring/scorer.py", "os._exit"): "Flight's own end would delete the next scorer's socket",
-    ("node/zygote.py", "os._exit"): "an agent must not free, and so copy, the zygote's memory",
     ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
     ("torch_program.py", "cloudpickle.loads"): "what the user's function returned, as pyspark's",
     (
@@ -228,7 +218,7 @@ class Module:
             for alias in node.names:
                 target = f"{self._source(node)}.{alias.name}"
                 yield Import(target, node.lineno, is_lazy, is_for_types)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        elif isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             for statement in node.body:
                 yield from self._imports(statement, is_lazy, is_for_types=True)
             for statement in node.orelse:
@@ -469,17 +459,6 @@ def test_importing_sparkdl_loads_neither_framework_nor_spark() -> None:
     assert not loaded_by("sparkdl") & heavy
 
 
-def test_importing_core_loads_the_standard_library_only(sparkdl: list[Module]) -> None:
-    names = [module.name for module in sparkdl if module.package == "core"]
-    extra = loaded_by(*names) - loaded_by("sys") - sys.stdlib_module_names - {"sparkdl"}
-    assert not extra
-
-
-def test_importing_every_module_loads_no_framework(sparkdl: list[Module]) -> None:
-    names = [module.name for module in sparkdl if not module.name.endswith("__main__")]
-    assert not loaded_by(*names) & set(FRAMEWORKS)
-
-
 # Each rule bites
 
 
@@ -540,12 +519,8 @@ BAD: tuple[tuple[Rule, dict[str, str], str], ...] = (
         {"mlflow__a": "a = 1\n" * 800, "mlflow__b": "b = 1\n" * 800, "core__c": "c = 1\n"},
         "mlflow has 1600 lines, and its ceiling is",
     ),
-    (forbidden_calls_are_not_made, {"a": "import time\ntime.sleep(1)"}, "a.py:2 uses time.sleep"),
-    (forbidden_calls_are_not_made, {"a": "from time import sleep"}, "uses time.sleep"),
-    (forbidden_calls_are_not_made, {"a": "print(1)"}, "uses print"),
-    (forbidden_calls_are_not_made, {"a": "import sys\nsys.exit(1)"}, "uses sys.exit"),
-    (forbidden_calls_are_not_made, {"a": "import os\nos._exit(1)"}, "uses os._exit"),
-    (forbidden_calls_are_not_made, {"a": "import pickle\npickle.loads(b'')"}, "pickle.loads"),
+    (forbidden_calls_are_not_made, {"a": "import cloudpickle\ncloudpickle.loads(b'')"}, "a.py:2 u"),
+    (forbidden_calls_are_not_made, {"a": "from cloudpickle import load"}, "uses cloudpickle.load"),
 )
 
 

@@ -336,7 +336,7 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
         assert left == list(range(20, 30))
 
 
-@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize("library", ["keras", pytest.param("tf_keras", marks=pytest.mark.deep)])
 @pytest.mark.parametrize(
     ("steps", "found"), [(3, [3] * 4), (2, [2] * 5), (4, [4, 4, 4]), (5, [5, 5, 2])]
 )

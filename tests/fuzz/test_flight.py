@@ -272,29 +272,6 @@ def test_any_first_message_of_a_hand_over_is_taken_or_refused(node: Node) -> Non
 # Over the network.
 
 
-def test_any_call_over_the_network_is_answered_or_refused(node: Node) -> None:
-    headers = [(b"authorization", bearer(TOKEN).encode())]
-    options = flight.FlightCallOptions(timeout=SOON_S, headers=headers)
-    count = share(0.003)
-    pieces, batches = altered(PIECES, count, "piece"), broken()
-    with flight.connect(node.server.uri) as client:
-        for header, ticket in zip(
-            altered(PUT, count, "put"), altered(TICKETS, count, "ticket"), strict=True
-        ):
-            batch, piece = next(batches), next(pieces)
-            with suppress(pa.ArrowInvalid):  # what this end would not send
-                batch.validate()
-                with refused_if_bad((header, piece), pa.ArrowException):
-                    writer, _ = client.do_put(
-                        flight.FlightDescriptor.for_command(header), batch.schema, options
-                    )
-                    writer.write_with_metadata(batch, piece)
-                    writer.close()
-            with refused_if_bad(ticket, pa.ArrowException):
-                client.do_get(flight.Ticket(ticket), options).read_all()
-            node.settle()
-
-
 def test_any_bytes_on_the_port_harm_nobody(node: Node) -> None:
     host, _, port = node.server.uri.rpartition("//")[2].rpartition(":")
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
