@@ -95,7 +95,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-np", "--num-proc", dest="num_proc", type=int, default=1, help="how many processes")
     add("-H", "--hosts", help="this machine and its slots, like localhost:4")
-    add("-hostfile", "--hostfile", help="a file with lines like: localhost slots=4")
     add("--min-np", "--min-num-proc", dest="min_num_proc", type=int,
         help="continue with at least this many if lost ones do not come back")  # fmt: skip
     add("--max-np", "--max-num-proc", dest="max_num_proc", type=int,

@@ -138,6 +138,14 @@ _OF_HOROVOD = {
     "use a larger batch for each process, or keras.layers.GroupNormalization",
     "tensorflow.sync_batch_norm": "batch normalization over all processes, in TensorFlow: "
     "use a larger batch for each process, or keras.layers.GroupNormalization",
+    **dict.fromkeys(
+        (
+            *("tensorflow.BroadcastGlobalVariablesHook", "tensorflow.broadcast_global_variables"),
+            *("keras.broadcast_global_variables", "tensorflow.keras.broadcast_global_variables"),
+        ),
+        "for TensorFlow 1: call hvd.broadcast_variables(model.variables, root_rank=0), or use "
+        "BroadcastGlobalVariablesCallback in fit",
+    ),
     "tensorflow.util": _ENGINE,
     "common.util": _ENGINE,
     **dict.fromkeys(

@@ -352,8 +352,6 @@ def refuses() -> dict[str, Any]:
         "predivide": lambda: hvd.DistributedGradientTape(
             tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0
         ),
-        "global variables": lambda: hvd.broadcast_global_variables(0),
-        "session": lambda: hvd.broadcast_object(1, session=object()),
         "old optimizer": lambda: hvd.DistributedOptimizer(
             tf.compat.v1.train.GradientDescentOptimizer(0.1)
         ),

@@ -108,6 +108,7 @@ def test_absent_module_says_so_in_each_form_of_an_import() -> None:
         "from sparkdl.horovod.keras.callbacks import BestModelCheckpoint",
         "from sparkdl.horovod.keras.elastic import UpdateEpochStateCallback",
         "from sparkdl.horovod.tensorflow import PartialDistributedGradientTape",
+        "from sparkdl.horovod.tensorflow import BroadcastGlobalVariablesHook",
         "from sparkdl.horovod.tensorflow import SyncBatchNormalization",
         "from sparkdl.horovod.tensorflow.keras.callbacks import BestModelCheckpoint",
         "from sparkdl.horovod.tensorflow.mpi_ops import rank_op",
@@ -145,7 +146,6 @@ def test_operations_are_found_where_horovod_defines_them() -> None:
         assert its_own | both <= set(vars(module)) | set(module.__all__)
         assert all(getattr(module, name) is not None for name in module.__all__)
         assert all(getattr(module, name) is getattr(face, name) for name in ("init", "Average"))
-        assert module.handle_average_backwards_compatibility(None, False) is face.Sum
         with pytest.raises(AttributeError, match="no attribute 'allreduces'"):
             _ = module.allreduces
 
@@ -173,41 +173,10 @@ def test_operations_are_found_where_horovod_defines_them() -> None:
             f"{_OPTIMIZER} backward_passes_per_step average_aggregated_gradients num_groups groups",
         ),
         ("torch", "broadcast_optimizer_state", "optimizer root_rank model"),
-        ("common.elastic", "run_fn", "func reset"),
-        ("torch.elastic", "run_fn", "func reset"),
-        ("tensorflow.elastic", "run_fn", "func reset"),
-        (
-            "runner",
-            "run",
-            "func args kwargs num_proc min_num_proc max_num_proc slots reset_limit cooldown_range "
-            "hosts hostfile host_discovery_script start_timeout ssh_port ssh_identity_file "
-            "disable_cache output_filename verbose use_gloo use_mpi mpi_args network_interface "
-            "network_interfaces executable np min_np max_np",
-        ),
+        ("runner", "run", "func args kwargs num_proc"),
     ],
 )
 def test_arguments_have_horovods_names_and_order(module: str, name: str, order: str) -> None:
     function = getattr(import_module(f"sparkdl.horovod.{module}"), name)
     wanted = order.split()
     assert [*signature(function).parameters][: len(wanted)] == wanted
-
-
-def test_state_hears_of_hosts_while_it_trains() -> None:
-    elastic = import_module("sparkdl.horovod.common.elastic")
-    told: list[object] = []
-
-    class Listener(elastic.State):  # type: ignore[misc, name-defined]
-        def sync(self) -> None: ...
-
-        def on_hosts_updated(self, timestamp: float, update_res: object = None) -> None:
-            told.append((timestamp, update_res))
-
-    common = import_module("sparkdl.horovod.common")
-    common.init()
-    try:
-        notify = elastic.notification_manager.handle_hosts_updated
-        elastic.run_fn(lambda state: notify(1.0, "added"), common.init)(Listener())
-        notify(2.0, "removed")
-    finally:
-        common.shutdown()
-    assert told == [(1.0, "added")]

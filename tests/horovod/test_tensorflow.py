@@ -213,8 +213,6 @@ _REFUSED = {
     "slices with a factor": "RemovedError: tf.IndexedSlices can be summed and averaged",
     "gradient of max": "no gradient of a reduction by max",
     "predivide": "gradient_predivide_factor divides averages",
-    "global variables": "RemovedError: hvd.broadcast_global_variables is for TensorFlow 1",
-    "session": "RemovedError: sessions are TensorFlow 1's",
     "old optimizer": "RemovedError: GradientDescentOptimizer is an optimizer of TensorFlow 1",
     "no optimizer": "'adam' must be an optimizer of Keras 3 or tf_keras",
     "splits": "splits=[1, 1]",

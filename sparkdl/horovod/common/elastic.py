@@ -52,54 +52,10 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
             state._resume(ctx)
             if ctx.restarts:
                 state.on_reset()
-        notification_manager.register_listener(state)
-        try:
-            state.sync()
-            return func(state, *args, **kwargs)
-        finally:
-            notification_manager.remove_listener(state)
+        state.sync()
+        return func(state, *args, **kwargs)
 
     return wrapper
-
-
-def run_fn(func: Callable[..., T], reset: Callable[[], Any]) -> Callable[..., T]:
-    """Decorate the training function as `run` does.
-
-    Args:
-        reset: accepted; after a failure the processes start again.
-    """
-    return run(func)
-
-
-class WorkerNotificationManager:
-    """The states that learn of a change of hosts; `run` registers its state while it trains.
-
-    Horovod's driver sends such changes. Here a change restarts the training, so listeners are only
-    called by the program itself, through `handle_hosts_updated`.
-    """
-
-    def __init__(self) -> None:
-        self._listeners: dict[int, Any] = {}
-
-    def init(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: no service listens for Horovod's driver."""
-
-    def register_listener(self, listener: Any) -> None:
-        """Call `listener.on_hosts_updated` at each change."""
-        self._listeners[id(listener)] = listener
-
-    def remove_listener(self, listener: Any) -> None:
-        """Stop calling a listener."""
-        self._listeners.pop(id(listener), None)
-
-    def handle_hosts_updated(self, timestamp: float, update_res: Any) -> None:
-        """Notify all listeners of a change."""
-        # A listener may remove itself, or others, when it is called.
-        for listener in tuple(self._listeners.values()):
-            listener.on_hosts_updated(timestamp, update_res)
-
-
-notification_manager = WorkerNotificationManager()
 
 
 class State:
@@ -166,10 +122,7 @@ class State:
                 (folder / _FILE).write_bytes(cloudpickle.dumps(self.snapshot()))
 
     def check_host_updates(self) -> None:
-        """Do nothing: nodes that come are taken in by sparkdl, right after a commit."""
-
-    def on_hosts_updated(self, timestamp: float, update_res: Any = None) -> None:
-        """Do nothing: see `check_host_updates`."""
+        """Do nothing: sparkdl takes in nodes that come, right after a commit."""
 
     def save(self) -> None:
         """Keep the state in memory."""
@@ -216,6 +169,8 @@ class State:
 class ObjectState(State):
     """A state of plain objects, which are its attributes.
 
+    A subclass for a framework says how its objects are kept: `_copied`, `_put`, `_synced`.
+
     Args:
         bcast_object, get_rank: accepted for Horovod's sake, see `State`.
         kwargs: names and first values; anything that can be pickled.
@@ -228,8 +183,10 @@ class ObjectState(State):
         **kwargs: Any,
     ) -> None:
         super().__init__(bcast_object, get_rank)
-        self._saved_state = kwargs
-        self.restore()
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._kept: dict[str, Any] = kwargs
+        self.save()
 
     if TYPE_CHECKING:
 
@@ -238,25 +195,49 @@ class ObjectState(State):
 
     def save(self) -> None:
         """Keep copies of the objects in memory."""
-        self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
+        self._kept = {name: self._copied(name) for name in self._kept}
 
     def restore(self) -> None:
-        """Make the attributes what `save` has kept."""
-        for name, value in self._saved_state.items():
-            setattr(self, name, copy.deepcopy(value))
+        """Make the objects what `save` has kept."""
+        for name, kept in self._kept.items():
+            self._put(name, kept)
 
     def sync(self) -> None:
-        """Make the attributes of all processes those of rank 0, and keep them."""
-        # Kept first: `restore` sets the attributes to what has been kept.
+        """Make the objects of all processes those of rank 0, and keep them."""
+        shared = {name for name in self._kept if self._synced(name)}
         self.save()
-        self._saved_state = group_of().broadcast_object(self._saved_state)
-        self.restore()
+        rest = {name: kept for name, kept in self._kept.items() if name not in shared}
+        for name, kept in group_of().broadcast_object(rest).items():
+            self._kept[name] = kept
+            self._put(name, kept)
 
     def snapshot(self) -> Any:
-        """Return the objects that `save` has kept."""
-        return self._saved_state
+        """Return what `save` has kept."""
+        return self._kept
 
     def load_snapshot(self, snapshot: Any) -> None:
-        """Take the objects over."""
-        self._saved_state = snapshot
+        """Take the objects over.
+
+        Raises:
+            ConfigError: if one of them is not in this state.
+        """
+        if unknown := [name for name in snapshot if name not in self._kept]:
+            raise ConfigError(
+                f"the last commit has the state of {unknown[0]!r}, which this "
+                f"{type(self).__name__} has not (it keeps {[*self._kept]}): give it the same "
+                "attributes, or choose another checkpoint_dir"
+            )
+        self._kept |= snapshot
         self.restore()
+
+    def _copied(self, name: str) -> Any:
+        """Return a copy of an object in the memory of the host."""
+        return copy.deepcopy(getattr(self, name))
+
+    def _put(self, name: str, kept: Any) -> None:
+        """Make an object what `_copied` has returned."""
+        setattr(self, name, copy.deepcopy(kept))
+
+    def _synced(self, name: str) -> bool:
+        """Whether an object travels on its own; it is rank 0's then. Others are pickled."""
+        return False

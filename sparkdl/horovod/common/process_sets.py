@@ -8,7 +8,7 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/common/process_sets.py
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +52,6 @@ class Seat:
         return cls(ctx.rank, tuple(hosts))
 
     @property
-    def size(self) -> int:
-        """How many processes train."""
-        return len(self.hosts)
-
-    @property
     def on_host(self) -> list[int]:
         """The ranks on this process's host."""
         return [rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
@@ -80,7 +75,7 @@ class Seat:
         """The environment variables of Horovod's launchers."""
         numbers = {
             "RANK": self.rank,
-            "SIZE": self.size,
+            "SIZE": len(self.hosts),
             "LOCAL_RANK": self.local_rank,
             "LOCAL_SIZE": len(self.on_host),
             "CROSS_RANK": self.across.index(self.rank),
@@ -91,22 +86,24 @@ class Seat:
 
 @dataclass
 class Place:
-    """This process's seat, and its groups.
+    """This process's seat, and its process sets.
 
     Attributes:
-        groups: by the id of the process set; `None` for sets without this process.
-        ranks: of the process sets, by their ids.
+        sets: ranks and group by the id of the set; the group is `None` for sets without this
+            process.
+        next_id: counted by processes outside of a set as well, so that ids are the same on all.
     """
 
     seat: Seat
-    world: Group
-    groups: dict[int, Group | None] = field(default_factory=dict)
-    ranks: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    sets: dict[int, tuple[tuple[int, ...], Group | None]]
     next_id: int = 1
 
-    def __post_init__(self) -> None:
-        self.groups[0] = self.world
-        self.ranks[0] = tuple(range(self.size))
+    @property
+    def world(self) -> Group:
+        """The group of all processes."""
+        group = self.sets[0][1]
+        assert group is not None, "all processes are in this one"
+        return group
 
     @property
     def rank(self) -> int:
@@ -116,14 +113,7 @@ class Place:
     @property
     def size(self) -> int:
         """How many processes train."""
-        return self.seat.size
-
-    def close(self) -> None:
-        """Let all connections go."""
-        for group in self.groups.values():
-            if group is not None:
-                group.close()
-        self.groups.clear()
+        return len(self.seat.hosts)
 
 
 _PLACE: list[Place] = []
@@ -157,7 +147,7 @@ def enter() -> Place:
 
     ctx = current()
     if ctx is None:
-        place = Place(Seat(0, ("localhost",)), connect(0, 1, lambda value: [value], "", 1.0))
+        seat, world = Seat(0, ("localhost",)), connect(0, 1, lambda value: [value], "", 1.0)
     elif not ctx.member.role.is_trainer:
         raise ConfigError(
             f"{ctx.member.node.name} does not train: call hvd.init() on chief and workers"
@@ -166,10 +156,10 @@ def enter() -> Place:
         trainers: Sequence[Member] = ctx.world.trainers
         host, timeout_s = ctx.member.host, OPERATION_TIMEOUT_S
         world = connect(ctx.rank, len(trainers), ctx.all_gather, host, timeout_s)
-        place = Place(Seat.of(ctx), world)
-    _PLACE[:] = [place]
-    global_process_set.ranks = list(range(place.size))
-    return place
+        seat = Seat.of(ctx)
+    _PLACE[:] = [Place(seat, {0: (world.ranks, world)})]
+    global_process_set.ranks = list(world.ranks)
+    return _PLACE[0]
 
 
 def report_step(step: int) -> None:
@@ -184,7 +174,9 @@ def report_step(step: int) -> None:
 def leave() -> None:
     """Close all groups."""
     while _PLACE:
-        _PLACE.pop().close()
+        for _, group in _PLACE.pop().sets.values():
+            if group is not None:
+                group.close()
     global_process_set.ranks = []
 
 
@@ -224,14 +216,14 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """Return how many processes are in it; `None` while it has no id."""
-        return None if self.process_set_id is None else len(_ranks_of(self))
+        return None if self.process_set_id is None else len(_known(self)[0])
 
     def rank(self) -> int | None:
         """Return the order of this process in it, -1 outside of it; `None` while it has no id."""
         if self.process_set_id is None:
             return None
-        ranks, mine = _ranks_of(self), place().rank
-        return ranks.index(mine) if mine in ranks else -1
+        _, group = _known(self)
+        return -1 if group is None else group.rank
 
     def included(self) -> bool:
         """Whether this process is in it."""
@@ -256,18 +248,15 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         process_set = ProcessSet(process_set)
     here = place()
     ranks = tuple(here.world.members(process_set.ranks))
-    for number, known in here.ranks.items():
+    for number, (known, _) in here.sets.items():
         if known == ranks:
             raise ConfigError(
                 f"Attempted to add a duplicate process set: {process_set}: the set with the id "
                 f"{number} has these ranks. Use that one"
             )
-    number = here.next_id
-    # Counted by processes outside of the set as well, so that ids are the same on all.
+    process_set.process_set_id = here.next_id
     here.next_id += 1
-    here.groups[number] = here.world.subgroup(ranks)
-    here.ranks[number] = ranks
-    process_set.process_set_id = number
+    here.sets[process_set.process_set_id] = ranks, here.world.subgroup(ranks)
     return process_set
 
 
@@ -279,45 +268,15 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """
     here = place()
     number = process_set.process_set_id
-    if not number or number not in here.ranks:
+    if not number or number not in here.sets:
         return False
-    del here.ranks[number]
-    group = here.groups.pop(number)
+    _, group = here.sets.pop(number)
     if group is not None:
         # All have called this then, and none reduces in the set any more.
         group.barrier()
         group.close()
     process_set.process_set_id = None
     return True
-
-
-def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """Return the ranks of all process sets by their ids."""
-    return {number: list(ranks) for number, ranks in place().ranks.items()}
-
-
-def process_set_by_id(process_set_id: int) -> ProcessSet:
-    """Return a process set that is known.
-
-    Raises:
-        ConfigError: if there is none with this id.
-    """
-    if process_set_id == 0:
-        return global_process_set
-    ranks = place().ranks
-    if process_set_id not in ranks:
-        raise ConfigError(
-            f"there is no process set with the id {process_set_id}: give one that "
-            "hvd.add_process_set returned"
-        )
-    process_set = ProcessSet(ranks[process_set_id])
-    process_set.process_set_id = process_set_id
-    return process_set
-
-
-def process_sets() -> list[ProcessSet]:
-    """Return all process sets, by their ids."""
-    return [process_set_by_id(number) for number in sorted(place().ranks)]
 
 
 def group_of(process_set: ProcessSet | None = None) -> Group:
@@ -328,12 +287,10 @@ def group_of(process_set: ProcessSet | None = None) -> Group:
         ConfigError: if this process is not in it.
     """
     process_set = process_set or global_process_set
-    _ranks_of(process_set)
-    here = place()
-    group = here.groups[process_set.process_set_id or 0]
+    _, group = _known(process_set)
     if group is None:
         raise ConfigError(
-            f"rank {here.rank} is not in {process_set}: ask process_set.included() first"
+            f"rank {place().rank} is not in {process_set}: ask process_set.included() first"
         )
     return group
 
@@ -344,18 +301,18 @@ def has_peers(process_set: ProcessSet) -> bool:
     Raises:
         NotInitializedError: before `hvd.init()`, or if the set is not known.
     """
-    ranks = _ranks_of(process_set)
-    return len(ranks) > 1 and place().rank in ranks
+    _, group = _known(process_set)
+    return group is not None and group.size > 1
 
 
-def _ranks_of(process_set: ProcessSet) -> tuple[int, ...]:
-    ranks, number = place().ranks, process_set.process_set_id
-    if number is None or number not in ranks:
+def _known(process_set: ProcessSet) -> tuple[tuple[int, ...], Group | None]:
+    found = place().sets.get(-1 if (number := process_set.process_set_id) is None else number)
+    if found is None:
         raise NotInitializedError(
             f"{process_set} is not known: give it to hvd.init(process_sets=...) or "
             "hvd.add_process_set, on all processes"
         )
-    return ranks[number]
+    return found
 
 
 def root_in(group: Group, root_rank: int) -> int:

@@ -24,7 +24,6 @@ from sparkdl.horovod.tensorflow import mpi_ops
 from sparkdl.horovod.tensorflow import optimizer as _tensorflow
 from sparkdl.horovod.tensorflow.functions import (
     allgather_object,
-    broadcast_global_variables,
     broadcast_object,
     broadcast_variables,
 )
@@ -39,7 +38,6 @@ __all__ = [
     "allreduce",
     "barrier",
     "broadcast",
-    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
     "callbacks",

@@ -19,7 +19,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import advise
 from sparkdl.datasets.keras_epochs import let_epochs_differ
 from sparkdl.frameworks.keras_checkpoint import FeedCount
-from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank, size
+from sparkdl.horovod.common import group_of, rank, size
 from sparkdl.horovod.common.elastic import State
 from sparkdl.horovod.common.process_sets import report_step
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
@@ -42,15 +42,9 @@ class Broadcast:
 
     model: Any
 
-    def __init__(
-        self,
-        root_rank: int,
-        device: str = "",
-        process_set: ProcessSet = global_process_set,
-    ) -> None:
+    def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
         self.root_rank = root_rank
-        self.process_set = process_set
         self.broadcast_done = False
         self._batches = 0
 
@@ -72,7 +66,7 @@ class Broadcast:
     def _send(self) -> None:
         self.broadcast_done = True
         variables = [*self.model.weights, *variables_of(self.model.optimizer)]
-        broadcast_variables(variables, self.root_rank, self.process_set)
+        broadcast_variables(variables, self.root_rank)
 
 
 class MetricAverage:
@@ -84,9 +78,8 @@ class MetricAverage:
         device: accepted for Horovod's sake.
     """
 
-    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
+    def __init__(self, device: str = "") -> None:
         super().__init__()
-        self.process_set = process_set
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average the metrics; all members have the same ones."""
@@ -94,7 +87,7 @@ class MetricAverage:
         names = sorted(logs or {})
         if logs is None or not names:
             return
-        group = group_of(self.process_set)
+        group = group_of()
         if group.size == 1:
             return
         import torch

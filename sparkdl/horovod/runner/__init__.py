@@ -15,7 +15,6 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,71 +25,52 @@ from sparkdl.horovod.spark import runner
 __all__ = ["run"]
 
 
-def run(  # noqa: PLR0913 (Horovod's options)
+_ELASTIC = ("min_num_proc", "max_num_proc", "min_np", "max_np", "reset_limit", "elastic_timeout")
+_IGNORED = (
+    *("slots", "cooldown_range", "ssh_port", "ssh_identity_file", "disable_cache", "use_gloo"),
+    *("mpi_args", "network_interface", "network_interfaces"),
+)
+_REFUSED = ("host_discovery_script", "output_filename", "use_mpi", "executable")
+
+
+def run(
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     num_proc: int | None = 1,
-    min_num_proc: int | None = None,
-    max_num_proc: int | None = None,
-    slots: int | None = None,
-    reset_limit: int | None = None,
-    cooldown_range: Sequence[int] | None = None,
-    hosts: str | None = None,
-    hostfile: str | None = None,
-    host_discovery_script: str | None = None,
-    start_timeout: float | None = None,
-    ssh_port: int | None = None,
-    ssh_identity_file: str | None = None,
-    disable_cache: bool | None = None,
-    output_filename: str | None = None,
-    verbose: int | None = None,
-    use_gloo: bool | None = None,
-    use_mpi: bool | None = None,
-    mpi_args: str | None = None,
-    network_interface: str | None = None,
-    network_interfaces: str | None = None,
-    executable: str | None = None,
+    *,
     np: int | None = None,
-    min_np: int | None = None,
-    max_np: int | None = None,
+    hosts: str | None = None,
     **options: Any,
 ) -> list[Any]:
     """Call `func(*args, **kwargs)` in `num_proc` processes; return the results by rank.
 
     Args:
         num_proc: how many; `np` is its older name.
-        min_num_proc, max_num_proc, reset_limit: of `horovod.spark.run_elastic`; with one of them,
-            or `elastic_timeout`, it runs as that does. `min_np`, `max_np` are their older names.
-        hosts, hostfile: this machine's names and their slots, like `localhost:2`.
-        slots, cooldown_range, ssh_port, ssh_identity_file, disable_cache, network_interface,
-            network_interfaces, mpi_args: accepted; on one machine without MPI they have no effect.
-        start_timeout, verbose, use_gloo: see `horovod.spark.run`.
-        options: further ones of `horovod.spark.run`.
+        hosts: this machine's names and their slots, like `localhost:2`.
+        options: of `horovod.spark.run`; with `min_num_proc`, `max_num_proc`, `reset_limit` or
+            `elastic_timeout` of `horovod.spark.run_elastic`. Those of Horovod's that only other
+            machines or MPI need are accepted without effect.
 
     Raises:
         ConfigError: for other machines, MPI, `output_filename` or `executable`; or if it cannot
             work.
         NodeFailedError: if a process failed; a RuntimeError, as in Horovod.
     """
-    runner.refuse(
-        host_discovery_script=host_discovery_script,
-        output_filename=output_filename,
-        use_mpi=use_mpi,
-        executable=executable,
-    )
+    runner.refuse(**{name: options.pop(name, None) for name in _REFUSED})
+    if hostfile := options.pop("hostfile", None):
+        raise ConfigError(
+            f"hostfile={hostfile!r}: processes are started on this machine alone. Leave it out, "
+            "or use sparkdl.horovod.spark.run"
+        )
     count = np or num_proc or 1
-    check_hosts(hosts, hostfile, count)
-    elastic = {
-        "min_num_proc": min_num_proc or min_np,
-        "max_num_proc": max_num_proc or max_np,
-        "reset_limit": reset_limit,
-        "elastic_timeout": options.pop("elastic_timeout", None),
-    }
-    options = {"executor": "local", "start_timeout": start_timeout, "verbose": verbose, **options}
-    if all(value is None for value in elastic.values()):
-        return runner.run(func, args, kwargs, count, **options)
-    return runner.run_elastic(func, args, kwargs, count, **elastic, **options)
+    check_hosts(hosts, count)
+    options = {"executor": "local", **options}
+    options = {name: value for name, value in options.items() if name not in _IGNORED}
+    if all(options.get(name) is None for name in _ELASTIC):
+        plain = {name: value for name, value in options.items() if name not in _ELASTIC}
+        return runner.run(func, args, kwargs, count, **plain)
+    return runner.run_elastic(func, args, kwargs, count, **options)
 
 
 _log = logging.getLogger(__name__)
@@ -179,73 +159,33 @@ def _check_interpreter(word: str) -> None:
         )
 
 
-_IN_LIST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d+)")
-_IN_FILE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
+_HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d+)")
 
 
-def check_hosts(hosts: str | None, hostfile: str | None, num_proc: int) -> None:
+def check_hosts(hosts: str | None, num_proc: int) -> None:
     """Check that so many processes can run here, as far as anything is said of hosts.
 
     Args:
         hosts: like `localhost:4`.
-        hostfile: path of a file with lines like `localhost slots=4`.
 
     Raises:
         ConfigError: if a host is another machine, has too few slots or is not written so.
     """
-    if hosts and hostfile:
-        raise ConfigError(f"hosts={hosts!r} and hostfile={hostfile!r}: give only one of them")
-    if not (hosts or hostfile):
+    if not hosts:
         return
-    named = _listed(hosts) if hosts else _read(str(hostfile))
-    for host, _ in named:
-        if not is_here(host):
-            raise ConfigError(
-                f"{'hosts' if hosts else 'hostfile'}: {host} is not this machine, and processes "
-                "are started on others by Spark: use sparkdl.horovod.spark.run"
-            )
+    found = [_HOST.fullmatch(part.strip()) for part in hosts.split(",")]
+    if not all(found):
+        raise ConfigError(f"hosts={hosts!r}: write it like localhost:2, or a:2,b:4")
+    named = [(match[1], int(match[2])) for match in found if match]
+    own = ("localhost", "127.0.0.1", "[::1]", socket.gethostname())
+    if others := [host for host, _ in named if host not in own]:
+        raise ConfigError(
+            f"hosts={hosts!r}: {others[0]} is not a name of this machine, and processes are "
+            "started on others by Spark: write localhost, or use sparkdl.horovod.spark.run"
+        )
     slots = sum(count for _, count in named)
     if num_proc > slots:
         raise ConfigError(
             f"Requested more processes ({num_proc}) than there are available slots ({slots}); "
             "raise the slots of the hosts, or ask for fewer"
         )
-
-
-def is_here(host: str) -> bool:
-    """Whether a name or an address is this machine's."""
-    if host in ("localhost", socket.gethostname()):
-        return True
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-    except OSError:  # an unknown name
-        return False
-    # Only an address of this machine can be bound.
-    for family, kind, _, _, address in found:
-        with suppress(OSError), socket.socket(family, kind) as probe:
-            probe.bind(address)
-            return True
-    return False
-
-
-def _listed(hosts: str) -> Sequence[tuple[str, int]]:
-    found = [_IN_LIST.fullmatch(part.strip()) for part in hosts.split(",")]
-    if not all(found):
-        raise ConfigError(f"hosts={hosts!r}: write it like localhost:2, or a:2,b:4")
-    return [(match[1], int(match[2])) for match in found if match]
-
-
-def _read(path: str) -> Sequence[tuple[str, int]]:
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(
-            f"hostfile={path!r} cannot be read: {error}. Give a file with lines like `localhost "
-            "slots=2`"
-        ) from error
-    lines = [line.partition("#")[0].strip() for line in lines]
-    found = [(line, _IN_FILE.match(line)) for line in lines if line]
-    for line, match in found:
-        if not match:
-            raise ConfigError(f"hostfile={path!r}: {line!r} must be written like `a slots=2`")
-    return [(match[1], int(match[2])) for _, match in found if match]

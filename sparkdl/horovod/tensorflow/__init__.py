@@ -5,9 +5,8 @@ Runs in: child
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
-from sparkdl.core.errors import RemovedError
 from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.common import basics
 from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
@@ -27,10 +26,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "BroadcastGlobalVariablesHook":
-        raise RemovedError(
-            "hvd.BroadcastGlobalVariablesHook is for TensorFlow 1: call hvd.broadcast_variables("
-            "model.variables, root_rank=0), or use BroadcastGlobalVariablesCallback in fit"
-        )
-    return missing_name(__name__, name)
+__getattr__ = functools.partial(missing_name, __name__)

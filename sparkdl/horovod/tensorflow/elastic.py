@@ -16,12 +16,12 @@ import numpy as np
 from sparkdl.core.codes import Code
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import HorovodInternalError
-from sparkdl.horovod.common.elastic import ObjectState, State, run_fn
+from sparkdl.horovod.common.elastic import ObjectState, State
 from sparkdl.horovod.common.elastic import run as _run
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
 from sparkdl.horovod.tensorflow.optimizer import build, variables_of
 
-__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run", "run_fn"]
+__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
 T = TypeVar("T")
 
@@ -52,57 +52,53 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     return _run(watched)
 
 
-class _VariablesState(ObjectState):
-    """Some variables, and plain objects."""
+class TensorFlowState(ObjectState):
+    """The state of some variables, and plain objects.
 
-    def __init__(self, **kwargs: Any) -> None:
-        self._values = self._copied()
-        super().__init__(**kwargs)
+    Args:
+        variables: of TensorFlow or Keras.
+        session: accepted for Horovod's sake.
+        kwargs: names and first values of further attributes; anything that can be pickled.
 
-    def save(self) -> None:
-        """Keep copies in memory."""
-        self._values = self._copied()
-        super().save()
+    Raises:
+        ConfigError: without variables.
+    """
 
-    def restore(self) -> None:
-        """Make the variables and the objects what `save` has kept."""
-        for variable, value in zip(self._variables(), self._values, strict=True):
-            variable.assign(value)
-        super().restore()
+    def __init__(
+        self, variables: Iterable[Any] | None = None, session: None = None, **kwargs: Any
+    ) -> None:
+        found = list(variables or ())
+        if not found:
+            raise ConfigError(
+                "give TensorFlowState the variables to keep: TensorFlow 2 has no list of them all"
+            )
+        super().__init__(variables=found, **kwargs)
 
-    def sync(self) -> None:
-        """Make the state of all processes that of rank 0, and keep it."""
-        broadcast_variables(self._variables(), root_rank=0)
-        super().sync()
+    def _copied(self, name: str) -> Any:
+        if name != "variables":
+            return super()._copied(name)
+        return [np.array(variable) for variable in self.variables]
 
-    def snapshot(self) -> Any:
-        """Return what `save` has kept."""
-        return {"variables": self._values, "objects": super().snapshot()}
-
-    def load_snapshot(self, snapshot: Any) -> None:
-        """Take it over.
-
-        Raises:
-            ConfigError: if the training has other variables by now.
-        """
-        own = [value.shape for value in self._values]
-        found = [value.shape for value in snapshot["variables"]]
+    def _put(self, name: str, kept: Any) -> None:
+        if name != "variables":
+            super()._put(name, kept)
+            return
+        own, found = ([tuple(each.shape) for each in values] for values in (self.variables, kept))
         if own != found:
             raise ConfigError(
                 f"the last commit has variables of the shapes {found}, and this training {own}: "
                 "choose another checkpoint_dir for another model"
             )
-        self._values = snapshot["variables"]
-        super().load_snapshot(snapshot["objects"])
+        for variable, value in zip(self.variables, kept, strict=True):
+            variable.assign(value)
 
-    def _variables(self) -> list[Any]:
-        raise NotImplementedError
+    def _synced(self, name: str) -> bool:
+        if name == "variables":
+            broadcast_variables(self.variables, root_rank=0)
+        return name == "variables"
 
-    def _copied(self) -> list[np.ndarray]:
-        return [np.array(variable) for variable in self._variables()]
 
-
-class TensorFlowKerasState(_VariablesState):
+class TensorFlowKerasState(TensorFlowState):
     """The state of a model of Keras, its optimizer, and plain objects.
 
     Args:
@@ -125,33 +121,4 @@ class TensorFlowKerasState(_VariablesState):
         if self.optimizer is not None:
             # Now, so that all processes have the same variables to restore and to broadcast.
             build(self.optimizer, model.trainable_variables)
-        super().__init__(**kwargs)
-
-    def _variables(self) -> list[Any]:
-        return [*self.model.weights, *variables_of(self.optimizer)]
-
-
-class TensorFlowState(_VariablesState):
-    """The state of some variables, and plain objects.
-
-    Args:
-        variables: of TensorFlow or Keras.
-        session: accepted for Horovod's sake.
-        kwargs: names and first values of further attributes; anything that can be pickled.
-
-    Raises:
-        ConfigError: without variables.
-    """
-
-    def __init__(
-        self, variables: Iterable[Any] | None = None, session: None = None, **kwargs: Any
-    ) -> None:
-        self.variables = list(variables or ())
-        if not self.variables:
-            raise ConfigError(
-                "give TensorFlowState the variables to keep: TensorFlow 2 has no list of them all"
-            )
-        super().__init__(**kwargs)
-
-    def _variables(self) -> list[Any]:
-        return self.variables
+        super().__init__([*model.weights, *variables_of(self.optimizer)], **kwargs)

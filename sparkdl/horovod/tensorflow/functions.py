@@ -8,18 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sparkdl.core.errors import RemovedError
-from sparkdl.horovod.common import (
-    ProcessSet,
-    global_process_set,
-    group_of,
-)
+from sparkdl.horovod.common import ProcessSet, global_process_set, group_of
 from sparkdl.horovod.common.process_sets import root_in
 from sparkdl.horovod.tensorflow.exchange import broadcast_all, members
 
 __all__ = [
     "allgather_object",
-    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
@@ -64,11 +58,13 @@ def broadcast_object(
 ) -> Any:
     """Return the object of `root_rank`; anything that can be pickled.
 
+    Args:
+        session: accepted; TensorFlow 2 has no sessions.
+
     Raises:
         ConfigError: if no member has that rank.
         CollectiveError: if members are lost or late.
     """
-    _no_session(session)
     group = group_of(process_set)
     return group.broadcast_object(obj, root_in(group, root_rank), name)
 
@@ -80,7 +76,6 @@ def broadcast_object_fn(
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
     """Return `broadcast_object` without its other arguments."""
-    _no_session(session)
     return lambda obj: broadcast_object(obj, root_rank, None, name, process_set)
 
 
@@ -95,25 +90,4 @@ def allgather_object(
     Raises:
         CollectiveError: if members are lost or late.
     """
-    _no_session(session)
     return group_of(process_set).all_gather_object(obj, name)
-
-
-def _no_session(session: Any) -> None:
-    if session is not None:
-        raise RemovedError(
-            "sessions are TensorFlow 1's, and sparkdl.horovod works in TensorFlow 2 only: leave "
-            "session out"
-        )
-
-
-def broadcast_global_variables(root_rank: int) -> None:
-    """Raise: there are no global variables in TensorFlow 2.
-
-    Raises:
-        RemovedError: always.
-    """
-    raise RemovedError(
-        "hvd.broadcast_global_variables is for TensorFlow 1: call hvd.broadcast_variables("
-        "model.variables, root_rank=0) instead"
-    )

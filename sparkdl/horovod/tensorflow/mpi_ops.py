@@ -19,11 +19,7 @@ from typing import Any
 from sparkdl.collectives.transport import Op, Reduction
 from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.core.namesakes import missing_name
-from sparkdl.horovod.common import (
-    basics,
-    group_of,
-    op_of,
-)
+from sparkdl.horovod.common import basics, group_of
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
 from sparkdl.horovod.common.basics import (
     Average,
@@ -48,18 +44,12 @@ from sparkdl.horovod.tensorflow.functions import broadcast_variables
 
 OPERATIONS = (
     *("Compression", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_"),
-    *("group_of", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join"),
+    *("grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join"),
     "reducescatter",
 )
-__all__ = [
-    *basics.__all__,
-    *OPERATIONS,
-    "handle_average_backwards_compatibility",
-]
+__all__ = [*basics.__all__, *OPERATIONS]
 
 __getattr__ = functools.partial(missing_name, __name__)
-handle_average_backwards_compatibility = op_of
-"""The operation that `op` and the older `average` ask for together."""
 
 
 def allgather(

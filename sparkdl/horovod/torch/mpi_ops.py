@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import missing_name
-from sparkdl.horovod.common import basics, group_of, op_of
+from sparkdl.horovod.common import basics, group_of
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
 from sparkdl.horovod.common.basics import (
     Average,
@@ -60,15 +60,9 @@ OPERATIONS = (
     *("grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "join"),
     *("poll", "reducescatter", "reducescatter_async", "synchronize"),
 )
-__all__ = [
-    *basics.__all__,
-    *OPERATIONS,
-    "handle_average_backwards_compatibility",
-]
+__all__ = [*basics.__all__, *OPERATIONS]
 
 __getattr__ = functools.partial(missing_name, __name__)
-handle_average_backwards_compatibility = op_of
-"""The operation that `op` and the older `average` ask for together."""
 
 Codec = type[Compressor]
 P = ParamSpec("P")

@@ -239,8 +239,9 @@ def join(device: int = -1) -> int:
         ConfigError: if there is an optimizer of a process set, which would wait for ever.
     """
     world = group_of()
-    sets = [group for group in place().groups.values() if group is not None and group is not world]
-    if any(group in _OPTIMIZERS for group in sets):  # those of before a shutdown do not count
+    sets = [group for _, group in place().sets.values() if group is not None]
+    # Those of before a shutdown do not count.
+    if any(group in _OPTIMIZERS for group in sets if group is not world):
         raise ConfigError(
             "hvd.join() cannot be called with an optimizer of a process set. Give all processes "
             "the same number of batches instead"

@@ -1,18 +1,96 @@
-"""`ElasticSampler`: rows of a data set shared out among the processes, also after a restart.
+"""`hvd.elastic` for PyTorch: a state and a sampler that are there again after a restart.
 
 Runs in: child
 
-https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/elastic/sampler.py
+https://horovod.readthedocs.io/en/v0.28.1/elastic_include.html
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Iterator, Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.horovod.common import rank, size
+from sparkdl.horovod.common.elastic import ObjectState, State, run
+from sparkdl.horovod.torch.functions import (
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    mapped,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
+
+
+class TorchState(ObjectState):
+    """The state of a training with PyTorch.
+
+    Args:
+        model: kept by its `state_dict`.
+        optimizer: likewise.
+        kwargs: further attributes. Samplers, schedulers, and whatever else has `state_dict` and
+            `load_state_dict`, are kept by these; all others as they are.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(model=model, optimizer=optimizer, **kwargs)
+
+    def reset(self) -> None:
+        """Share out the samplers' remaining indices again."""
+        for name in self._kept:
+            value = getattr(self, name)
+            if callable(getattr(value, "reset", None)) and hasattr(value, "num_replicas"):
+                value.reset()
+
+    def _copied(self, name: str) -> Any:
+        value = getattr(self, name)
+        # Of tensors on the CPU: a GPU's memory holds them already.
+        return mapped(value.state_dict(), _on_cpu) if _has_state(value) else copy.deepcopy(value)
+
+    def _put(self, name: str, kept: Any) -> None:
+        if _has_state(value := getattr(self, name)):
+            # A copy, because PyTorch's optimizers go on with the tensors that they are given.
+            value.load_state_dict(copy.deepcopy(kept))
+        else:
+            super()._put(name, kept)
+
+    def _synced(self, name: str) -> bool:
+        import torch
+
+        value = getattr(self, name)
+        if isinstance(value, torch.optim.Optimizer):
+            broadcast_optimizer_state(value)
+        elif isinstance(value, torch.nn.Module):
+            state = value.state_dict()
+            rest = {k: v for k, v in state.items() if not isinstance(v, torch.Tensor)}
+            broadcast_parameters({k: v for k, v in state.items() if k not in rest})
+            if rest := broadcast_object(rest):
+                value.load_state_dict({**value.state_dict(), **rest})
+        else:
+            return False
+        return True
+
+
+def _has_state(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _on_cpu(value: Any) -> Any:
+    import torch
+
+    is_tensor = isinstance(value, torch.Tensor)
+    return value.detach().to("cpu", copy=True) if is_tensor else copy.deepcopy(value)
 
 
 class ElasticSampler:
