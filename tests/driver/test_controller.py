@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import queue
 import resource
@@ -20,7 +19,6 @@ from websockets.sync.client import ClientConnection, connect
 
 from sparkdl.control import messages as msg
 from sparkdl.control.auth import bearer
-from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.counts import FeedCount, Given
 from sparkdl.core import errors
 from sparkdl.core.deadline import Deadline
@@ -168,16 +166,6 @@ def test_the_world_begins_when_all_have_offered_and_everyone_is_told(play: Play)
     assert state.world == begin.world
 
 
-def test_nodes_that_do_not_come_in_time_are_named_and_the_others_stopped() -> None:
-    with playing(3, Settings(start_timeout_s=0.2)) as play:
-        agent = play.agent(1)
-        play.until_is(states.Failed)
-        error = play.controller.look(lambda view: failure_of(view.state))
-        assert type(error) is errors.ReservationTimeoutError
-        assert "1 of 3 nodes came up within 0.2 s; missing: worker:0, worker:2." in str(error)
-        assert agent.hears() == msg.StopChild(0)
-
-
 def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None:
     node = plan_nodes(2)[0]
     assert not play.controller.is_lost(node, 40), "it is coming up"
@@ -219,18 +207,7 @@ def test_an_event_out_of_place_is_logged_and_changes_nothing(
     assert play.controller.look(lambda view: view.state) == before
 
 
-# The stop.
-
-
 # Feeds, broadcasts, logs.
-
-
-def test_a_broadcast_reaches_the_nodes_it_is_for(play: Play) -> None:
-    agents = play.world()
-    play.controller.broadcast(msg.FeedEnd(("a",)), {1})
-    play.controller.broadcast(msg.FeedEnd(()), {0, 1, 99})
-    assert agents[0].hears() == msg.FeedEnd(())
-    assert [agents[1].hears() for _ in range(2)] == [msg.FeedEnd(("a",)), msg.FeedEnd(())]
 
 
 def test_a_broadcast_for_another_world_reaches_nobody(play: Play) -> None:
@@ -327,31 +304,6 @@ def test_logs_of_earlier_attempts_come_before_those_of_the_child_that_runs(play:
                           "now", "and now")  # fmt: skip
 
 
-def test_node_that_cannot_start_is_the_launchs_error(play: Play) -> None:
-    address = play.controller.server.address
-    assert address is not None
-    refused = msg.Refused("FrameworkMissingError", "no torch on exec-7")
-    asyncio.run(CoordinatorClient.say(address.url, TOKEN, SOON_S, refused))
-    play.until_is(states.Failed)
-    problem = play.controller.look(lambda view: failure_of(view.state))
-    assert isinstance(problem, errors.FrameworkMissingError)
-    assert str(problem) == "no torch on exec-7"
-
-
-def test_lines_of_the_children_are_handed_on_with_the_nodes_name() -> None:
-    lines: queue.Queue[LogLine] = queue.Queue()
-    with playing(on_log=lines.put) as play:
-        agents = play.world()
-        twin = play.agent(0, "twin", offers=False)
-        twin.say(msg.LogLines(("of nobody",)))
-        agents[1].say(msg.LogLines(("a", "b")))
-        assert lines.get(timeout=SOON_S) == LogLine("worker:1", "a")
-        assert lines.get(timeout=SOON_S) == LogLine("worker:1", "b")
-        agents[0].say(msg.LogLines(("of a file",), is_shown=False))
-        agents[0].say(msg.LogLines(("c",)))
-        assert lines.get(timeout=SOON_S) == LogLine("worker:0", "c")
-
-
 # Its thread.
 
 
@@ -366,26 +318,6 @@ def test_close_ends_connections_and_thread_and_may_be_repeated(play: Play) -> No
     assert threads() == []
     assert all(agent.hears_the_end() for agent in agents)
     play.controller.close()
-
-
-def test_a_closed_controller_takes_everything_and_does_nothing(play: Play) -> None:
-    play.world()
-    play.controller.close()
-    before = play.controller.look(lambda view: view.state)
-    play.controller.submit(states.StopAsked(0.0, 0.0))
-    play.controller.broadcast(msg.FeedEnd(()), {0, 1})
-    assert play.controller.questions.fetch_log(0, 5, Deadline.after(SOON_S)) == ()
-    assert play.controller.look(lambda view: view.state) is before
-
-
-def test_a_controller_that_never_started_leaves_nothing() -> None:
-    controller = Controller(
-        ClusterSpec("test", plan_nodes(1)),
-        TOKEN,
-        Mock(spec_set=Executor),
-    )
-    controller.close()
-    controller.close()
 
 
 def test_a_controller_without_a_port_leaves_nothing() -> None:

@@ -17,9 +17,7 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
-    ConfigError,
     NodeFailedError,
-    NodeLostError,
     ResultError,
     ShutdownTimeoutError,
 )
@@ -29,14 +27,8 @@ from sparkdl.driver.lifecycle.state import has_ended
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
-from tests.doubles.map_funs import die, double, hang, wait_for_end
-from tests.doubles.nodes import SOON_S, Lines, all_gone, launch, processes, use_settings
-
-
-def endless() -> Any:
-    while True:
-        yield 1
-
+from tests.doubles.map_funs import double, hang, wait_for_end
+from tests.doubles.nodes import SOON_S, all_gone, launch, processes, use_settings
 
 # results
 
@@ -149,54 +141,6 @@ def test_root_cause_comes_first_with_all_that_is_known_of_it(
             cluster.shutdown()
         assert [cluster.logs(rank) for rank in (0, 1)] == logs, "and the agents"
     assert all_gone([process for pair in them.values() for process in (pair.agent, pair.child)])
-
-
-@pytest.mark.parametrize(
-    ("how", "kind", "code", "text"),
-    [
-        ("os._exit", "exit", 3, "ended with exit code 3"),
-        pytest.param("segfault", "signal", None, "by SIGSEGV", marks=pytest.mark.deep),
-        ("agent", "lost", None, "was lost"),
-    ],
-)
-def test_death_of_a_node_ends_the_feed_and_the_wait_for_results(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
-    kind: str,
-    code: int | None,
-    text: str,
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
-    gate = Gate.at(tmp_path / "gate")
-
-    def train(args: str, ctx: NodeContext) -> None:
-        feed = ctx.get_data_feed()
-        if ctx.rank == 1:
-            feed.next_batch(10)
-            gate.wait()
-            die(args)
-        while not feed.should_stop():
-            feed.next_batch(10)
-
-    with (
-        launch(train, how, feeding=Feeding(memory_nbytes=1 << 20)) as cluster,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        feeding = pool.submit(cluster.feed, endless())
-        waiting = pool.submit(cluster.wait)
-        gate.open()
-        for future in (feeding, waiting):
-            with pytest.raises(NodeFailedError, match=text) as caught:
-                future.result(SOON_S)
-            cause = caught.value.root_cause
-            assert (cause.node, cause.kind) == ("worker:1", kind)
-            assert cause.exit_code == code
-            assert isinstance(caught.value, NodeLostError) == (kind == "lost")
-        if how == "segfault":
-            assert "Segmentation fault" in "".join(cause.log_tail), "the stack is in the log"
-        assert cluster.status() == "Failed"
-        cluster.abort()
 
 
 # clusters that have ended by themselves
@@ -367,30 +311,6 @@ def test_first_node_alone_is_printed_by_default_where_a_person_reads_it(
     assert "rank" not in capsys.readouterr().out
     (kept,) = tmp_path.glob("*/worker-1.log")
     assert "rank 1" in kept.read_text(encoding="utf-8"), "files have the lines of all nodes"
-
-
-def test_lines_come_while_map_fun_runs_and_progress_bars_as_their_last_state(
-    tmp_path: Path,
-) -> None:
-    gate, lines = Gate.at(tmp_path / "gate"), Lines()
-
-    def speak(args: Gate, ctx: NodeContext) -> None:
-        print("one")
-        for percent in range(0, 101, 10):
-            print(f"\r{percent:3d} %", end="")
-        print("\ntwo")
-        args.wait()
-        print("three")
-
-    with launch(speak, gate, nodes=1, observe=Observe(on_log=lines)) as cluster:
-        lines.wait_for("two")
-        assert lines.of("worker:0") == ["one", "100 %", "two"]
-        assert cluster.logs(0) == ["one", "100 %", "two"]
-        assert cluster.logs(0, lines=1) == ["two"]
-        with pytest.raises(ConfigError, match=r"rank=1: must be at least 0 and at most 0"):
-            cluster.logs(1)
-        gate.open()
-        lines.wait_for("three")
 
 
 def test_reports_of_what_is_not_finite_are_told_as_they_are(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from sparkdl.driver import events
-from sparkdl.driver.history import MAX_POINTS, Clusters, History, Series
+from sparkdl.driver.history import MAX_POINTS, Clusters, History
 
 NAMES = ("worker:0", "worker:1", "worker:2")
 
@@ -63,15 +63,6 @@ def test_time_left_is_that_of_the_feed_that_takes_longest() -> None:
     assert made.left_s() == (300 - 20) / 10
     made.add(events.Changed("c", 4.0, "finished", 0))
     assert math.isnan(made.left_s())
-
-
-def test_counts_that_begin_anew_are_no_negative_rate() -> None:
-    made = history()
-    made.add(sample(1.0, [50] * 3, [50] * 3))
-    made.add(events.Changed("c", 1.5, "running", 1, places(0, 1, 2), reason="worker:1 was killed"))
-    made.add(sample(2.0, [9] * 3, [0] * 3))
-    made.add(sample(3.0, [0] * 3, [0] * 3))
-    assert all(math.isnan(rate) or rate >= 0 for rate in made.samples.series.columns["rows in"])
 
 
 def waiting(stage: str, rows: float | None, time_s: float = 1.0) -> events.Sampled:
@@ -210,14 +201,6 @@ def test_a_day_of_64_nodes_is_kept_in_bounded_room() -> None:
     assert made.samples.series.columns["time_s"][-1] > 23.9 * 3600
     assert {len(column) for column in made.samples.series.columns.values()} == {points}
     assert len(made.checkpoints) <= 1000
-
-
-def test_a_column_that_comes_late_has_no_values_before() -> None:
-    series = Series()
-    series.add(1.0, {"a": 1.0})
-    series.add(2.0, {"b": 2.0})
-    assert math.isnan(series.columns["b"][0])
-    assert math.isnan(series.columns["a"][1])
 
 
 def test_newest_cluster_is_shown_unless_another_is_named_and_few_are_kept() -> None:

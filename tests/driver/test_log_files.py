@@ -123,25 +123,6 @@ def test_a_full_disk_warns_once_and_lines_are_kept_again_when_there_is_room(
     assert f"are missing in {tmp_path}: [Errno 27] File too large" in warning.getMessage()
 
 
-def test_a_full_disk_harms_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    gate = Gate.at(tmp_path / "gate")
-
-    def speak(args: Gate, ctx: NodeContext) -> str:
-        args.wait()
-        print("x" * 100)
-        return "well"
-
-    with (
-        launch(speak, gate, nodes=1, observe=Observe(log_dir=str(tmp_path / "full"))) as cluster,
-        full_disk(),
-    ):
-        gate.open()
-        assert cluster.results(SOON_S) == ["well"]
-        cluster.shutdown()
-        assert cluster.logs(0) == ["x" * 100]
-    assert "The training is not affected" in caplog.text
-
-
 def test_a_slow_disk_keeps_nobody_waiting_and_the_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

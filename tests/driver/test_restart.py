@@ -30,22 +30,6 @@ def fail_first(args: str, ctx: NodeContext) -> list[int]:
     return [ctx.rank, ctx.generation, ctx.restarts, int(os.environ["SPARKDL_AGENT_PID"])]
 
 
-def test_child_that_dies_has_all_nodes_begin_anew_in_the_same_agents(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    words = "was killed by SIGKILL"
-    with launch(fail_first, "SIGKILL", max_restarts=3) as cluster:
-        agents = sorted(node.agent.pid for node in processes(nodes=2).values())
-        results = cluster.results(3 * SOON_S)
-        assert "restart 1 because worker:1" in cluster.status()
-        assert words in cluster.status()
-    assert [result[:3] for result in results] == [[0, 1, 1], [1, 1, 1]]
-    assert sorted(result[3] for result in results) == agents
-    (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    assert "restart 1 of 3 because worker:1" in warning
-    assert words in warning
-
-
 def test_agent_that_is_killed_is_replaced_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

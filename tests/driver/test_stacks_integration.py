@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -48,44 +46,6 @@ def stand_still(args: str, ctx: NodeContext) -> int:
         ctx.report(step=step, loss=0.5)
     threading.Event().wait()  # which goes on waiting when the signal for the stacks comes
     return -1
-
-
-class Told(logging.Handler):
-    """Hears the warning of a training that stands still."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-        self.is_there = threading.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if "no step, no row" in record.getMessage():
-            self.records.append(record)
-            self.is_there.set()
-
-
-@pytest.fixture
-def told() -> Iterator[Told]:
-    logger, handler = logging.getLogger("sparkdl"), Told()
-    logger.addHandler(handler)
-    yield handler
-    logger.removeHandler(handler)
-
-
-def test_training_that_stands_still_is_told_of_with_all_stacks(told: Told) -> None:
-    with launch(
-        stand_still, recovery=Recovery(hang_timeout_s=1.0), feeding=Feeding(fed=False)
-    ) as cluster:
-        assert told.is_there.wait(SOON_S)
-        (found,) = told.records
-        assert found.levelno == logging.WARNING
-        assert "behind: worker:1 (rank 1) at step 1; ahead: worker:0 (rank 0) at step 2" in (
-            found.getMessage()
-        )
-        assert "Stacks of worker:0:" in found.getMessage()
-        assert found.getMessage().count("in stand_still") == 2
-        assert cluster.status() == "Running"
-        cluster.abort()
 
 
 def test_training_that_stands_still_fails_if_wanted_and_names_who_is_behind() -> None:

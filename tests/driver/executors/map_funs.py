@@ -45,13 +45,6 @@ def steps_of_epochs(args: Any, ctx: NodeContext) -> list[list[int]]:
     return [[len(batch["id"]) for batch in batches] for _ in range(args["epochs"])]
 
 
-def kill_yourself_at_rank_1(args: Any, ctx: NodeContext) -> None:
-    """Die without a word on rank 1; wait elsewhere."""
-    if ctx.rank == 1:
-        os.kill(os.getpid(), 9)
-    threading.Event().wait()
-
-
 def where(args: Any, ctx: NodeContext) -> dict[str, Any]:
     """Return what a node knows of itself."""
     return {
@@ -81,13 +74,6 @@ def score(args: str, ctx: NodeContext) -> None:
         results = [RESULTS[how["kind"]](row) for row in rows]
         for start in range(0, len(results), how["answer"]):
             feed.batch_results(results[start : start + how["answer"]])
-
-
-def forget(args: Any, ctx: NodeContext) -> None:
-    """Answer only the first row of each batch."""
-    feed = ctx.get_data_feed(train_mode=False)
-    while not feed.should_stop():
-        feed.batch_results([row.id for row in feed.next_batch(7)][:1])
 
 
 RESULTS: dict[str, Any] = {

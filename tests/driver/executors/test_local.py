@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import LaunchError, NodeFailedError, ReservationTimeoutError
-from sparkdl.core.options import Feeding, Roles, Startup
+from sparkdl.core.errors import LaunchError, NodeFailedError
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.executors import local
 from sparkdl.driver.executors.local import LocalExecutor
@@ -51,12 +51,6 @@ def test_agent_that_cannot_start_fails_the_launch_with_its_words(interpreter: Pa
     write_script(interpreter, "echo no such library >&2; exit 3")
     with pytest.raises(LaunchError, match="of worker:0 ended with exit code 3: no such library"):
         launch(hang, nodes=1)
-
-
-def test_agent_that_never_comes_is_named_when_the_time_is_over(interpreter: Path) -> None:
-    write_script(interpreter, "exec cat >/dev/null")
-    with pytest.raises(ReservationTimeoutError, match=r"0 of 2 .* missing: worker:0, worker:1"):
-        launch(hang, startup=Startup(timeout_s=0.3))
 
 
 def test_agent_that_dies_early_fails_the_launch_or_the_cluster(

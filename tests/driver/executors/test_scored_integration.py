@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PythonException
@@ -145,56 +144,3 @@ def test_misfit_names_the_column_and_the_value(spark_local: SparkSession, scorer
     with pytest.raises(PythonException, match="'p' is declared as float, and a result is a str"):
         cluster.infer(frame, schema="p float").collect()
     assert cluster.infer(frame.limit(5), schema="p float").count() == 5  # the cluster lives
-
-
-def test_many_batches_and_other_sizes_do_not_shift(
-    spark_local: SparkSession, scorer: Scorer
-) -> None:
-    spark_local.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "64")
-    try:
-        frame = spark_local.range(2000, numPartitions=4)
-        cluster = scorer.answer("tuple", read=50, answer=33)
-        rows = cluster.infer(frame, schema="n long, s string").collect()
-    finally:
-        spark_local.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-    assert [tuple(row) for row in rows] == [(i, i, str(i)) for i in range(2000)]
-
-
-def test_too_few_results_are_an_error(spark_local: SparkSession) -> None:
-    with (
-        sparkdl.launch(
-            spark_local,
-            map_funs.forget,
-            nodes=1,
-            framework="plain",
-            feeding=sparkdl.Feeding(timeout_s=1.0),
-        ) as cluster,
-        pytest.raises(PythonException, match=r"of 20 rows of inference partition .* answered"),
-    ):
-        cluster.infer(spark_local.range(20, numPartitions=1), schema="p long").collect()
-
-
-@pytest.mark.deep  # with one process a host tests/ml/test_scorer_integration.py does
-def test_task_that_spark_repeats_is_answered_again_from_its_start(
-    spark_cluster: SparkSession, tmp_path: Path
-) -> None:
-    frame = spark_cluster.range(400, numPartitions=2)
-    with scoring(spark_cluster, tmp_path) as scorer:
-        scored = scorer.answer("scalar").infer(frame, schema="p double")
-        once = scored.mapInArrow(_FailOnce(), scored.schema)
-        rows = once.collect()
-    assert [tuple(row) for row in rows] == [(i, i / 2) for i in range(400)]
-    assert math.isclose(sum(row.p for row in rows), sum(range(400)) / 2)
-
-
-class _FailOnce:
-    """Fails in the first attempt at each partition, once rows have come."""
-
-    def __call__(self, batches: Any) -> Any:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        for batch in batches:
-            if context is not None and context.attemptNumber() == 0:
-                raise ArithmeticError("the first attempt fails")
-            yield batch

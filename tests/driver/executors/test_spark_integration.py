@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -54,12 +53,6 @@ def java_in(folder: str) -> psutil.Process:
         for process in psutil.process_iter(["name", "cwd"])
         if process.info["name"] == "java" and process.info["cwd"] == folder
     )
-
-
-def wait_until_gone(pids: set[int]) -> None:
-    alive = {pid for pid in pids if psutil.pid_exists(pid)}
-    _gone, left = psutil.wait_procs([psutil.Process(pid) for pid in alive], GONE_S)
-    assert not left
 
 
 def node_processes(lines: Lines, world: int = 0) -> tuple[int, set[int], set[int]]:
@@ -128,17 +121,6 @@ def test_nodes_on_a_standalone_cluster_get_an_executor_each(spark_standalone: Sp
         cluster.abort()
 
 
-def test_rows_that_nobody_reads_are_counted_on_spark_and_told_with_the_nodes(
-    spark_local: SparkSession, caplog: pytest.LogCaptureFixture
-) -> None:
-    with launch(spark_local, map_funs.where) as cluster:
-        cluster.wait(60)
-        assert cluster.feed(spark_local.range(1000, numPartitions=4)).rows_unused == 1000
-        rows = spark_local.sparkContext.parallelize(range(300), 3)
-        assert cluster.feed(rows, epochs=2).rows_unused == 300
-    assert "1000 rows were not used: map_fun has returned on worker:0; map_fun" in caplog.text
-
-
 def test_spark_makes_small_batches_for_a_feed_unless_the_session_says_how_large(
     spark_local: SparkSession,
 ) -> None:
@@ -162,22 +144,6 @@ def test_spark_makes_small_batches_for_a_feed_unless_the_session_says_how_large(
             spark_local.conf.unset(limit)
         assert cluster.results(60)[0]["total"] == 2 * 2000
     assert spark_local.sparkContext.getLocalProperty(limit) is None
-
-
-def test_filter_that_no_row_passes_and_an_empty_rdd_are_errors_of_the_feed(
-    spark_local: SparkSession,
-) -> None:
-    nothing = spark_local.range(100, numPartitions=2).where("id > 100")
-    with launch(spark_local, map_funs.count_rows, nodes=1) as cluster:
-        for data in (nothing, spark_local.sparkContext.emptyRDD(), nothing.rdd):
-            with pytest.raises(ConfigError, match="the data have no rows, so there is nothing to"):
-                cluster.feed(data)
-        twice = spark_local.range(10).selectExpr("id as `a.b`", "id").toDF("v", "v")
-        with pytest.raises(ConfigError, match="several columns 'v'; its columns are v, v"):
-            cluster.feed(twice)
-        odd = spark_local.range(10).selectExpr("id", "id as `a.b`", "id as `c``d`", "id as ID")
-        assert cluster.feed(odd).rows_used == 10, "it can be fed again, whatever the names"
-        assert cluster.results(60)[0]["total"] == 45
 
 
 def test_tables_of_the_driver_are_fed_without_a_job_each_row_once_an_epoch(
@@ -249,62 +215,11 @@ def test_detached_nodes_give_their_slots_back_and_take_the_same_steps_on_uneven_
         assert sum(first[epoch]) + sum(second[epoch]) in (1001, 1002)  # one row may be given twice
 
 
-def workers_of(spark: SparkSession) -> set[int]:
-    """Return the process ids of as many Python workers of Spark's as there are slots."""
-
-    def pids(batches: Any) -> Any:
-        import pyarrow as pa
-
-        for _ in batches:
-            yield pa.RecordBatch.from_pydict({"pid": [os.getpid()]})
-
-    slots = spark.sparkContext.defaultParallelism
-    rows = spark.range(slots, numPartitions=slots).mapInArrow(pids, "pid long").collect()
-    return {row.pid for row in rows}
-
-
-def test_workers_that_carried_nodes_stay_for_later_jobs_with_what_they_have_imported(
-    spark_local: SparkSession,
-) -> None:
-    before = workers_of(spark_local)
-    with launch(
-        spark_local,
-        map_funs.where,
-        feeding=Feeding(fed=False),
-        startup=Startup(placement="attached"),
-    ) as cluster:
-        cluster.results()
-    assert all(map(psutil.pid_exists, before))
-
-
-def test_two_clusters_at_once_do_not_mix(spark_local: SparkSession) -> None:
-    one_node = {"nodes": 1, "startup": Startup(placement="attached")}
-    with (
-        launch(spark_local, map_funs.count_rows, **one_node) as first,
-        launch(spark_local, map_funs.count_rows, **one_node) as second,
-    ):
-        first.feed(spark_local.range(10))
-        second.feed(spark_local.range(20))
-        assert first.results(60)[0]["rows"] == 10
-        assert second.results(60)[0]["rows"] == 20
-
-
 def test_too_few_slots_name_the_setting(spark_local: SparkSession) -> None:
     with pytest.raises(
         ConfigError, match=r"9 nodes need 9 task slots.*master local\[9\] .*executor='local'"
     ):
         launch(spark_local, map_funs.where, nodes=9)
-
-
-def test_killed_child_is_reported_and_the_context_lives(spark_cluster: SparkSession) -> None:
-    with (
-        pytest.raises(NodeFailedError, match=r"worker:1 .* was killed by SIGKILL") as raised,
-        launch(spark_cluster, map_funs.kill_yourself_at_rank_1) as cluster,
-    ):
-        cluster.feed(spark_cluster.range(100))
-    assert raised.value.root_cause.rank == 1
-    assert spark_cluster.range(3).count() == 3
-    check_feeding(spark_cluster)  # a second cluster after a failed one
 
 
 def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> None:

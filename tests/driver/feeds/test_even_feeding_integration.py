@@ -11,7 +11,6 @@ import pytest
 
 from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.options import Roles
-from sparkdl.driver.feeds import transitions
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
@@ -143,30 +142,6 @@ def test_terminate_of_one_worker_ends_an_endless_feed_and_all_take_part_in_the_n
             assert used_once([node[epoch] for node in results], 96)
 
 
-@pytest.mark.parametrize("tail", TAILS)
-def test_feed_that_broke_within_an_epoch_leaves_nodes_in_step(
-    disk: Lab, feed: str, tail: Tail, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transitions, "REASON_S", 0.1)  # no node has anything to explain
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for x in range(2000):
-            yield {"x": x, "f": bytes(8 * WIDE)}
-        raise ValueError("in the data")
-
-    with Meetings() as meetings:
-        disk.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})
-        with pytest.raises(ValueError, match="in the data"):
-            disk.cluster.feed(rows(), 1, feed, STEP_S)
-        report = disk.cluster.feed(parts(50, 7, 40), 2, feed, STEP_S)
-        results = disk.ended(feed)
-    assert report.rows_unused == 0 or tail == "carry"
-    first, second = steps_of(results)
-    assert first == second
-    if tail in ("short", "pad"):
-        assert used_once([node[-1] for node in results], 97)
-
-
 def slow_once(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
     """Wait in the first step until the test lets go, then train."""
     batches = ctx.batches(8, ["x"], args["feed"], even=True, tail=args["tail"])
@@ -194,24 +169,6 @@ def test_feed_that_timed_out_names_node_and_step_and_the_cluster_is_fed_again(
     assert report.rows_unused == 0
     first, second = steps_of(results)
     assert first == second
-    assert used_once([node[-1] for node in results], 65)
-
-
-def test_feed_that_timed_out_between_two_epochs_from_the_log_leaves_nodes_in_step(
-    roomy: Lab, feed: str
-) -> None:
-    """One node has not left an epoch yet when the other has begun the next one."""
-    with Meetings() as meetings, Meetings(2) as held:
-        ports = {"port": meetings.port, "held": held.port}
-        roomy.begin(train, {**ports, "feed": feed, "tail": "short", "pause": [2, 8]})
-        with pytest.raises(FeedTimeoutError):
-            roomy.cluster.feed(parts(100, 33), 50, feed, STILL_S)
-        meet(held.port)
-        roomy.cluster.feed(parts(60, 5), 2, feed, STEP_S)
-        results = roomy.ended(feed)
-    first, second = steps_of(results)
-    assert first == second
-    assert len(first) == 4 + 2
     assert used_once([node[-1] for node in results], 65)
 
 
@@ -275,22 +232,3 @@ def test_evaluator_is_fed_beside_the_workers() -> None:
         assert evaluating.result(SOON_S).rows == {"evaluator:0": 10}
         assert cluster.feed(range(100), timeout_s=STEP_S).rows == {"worker:0": 100}
         assert cluster.results(SOON_S)[0] == [100, sum(range(100))]
-
-
-@pytest.mark.parametrize("tail", ["short", pytest.param("drop", marks=DEEP)])
-@pytest.mark.parametrize("sizes", ["skewed", "one", "many"])
-def test_three_nodes_are_level(trio: Lab, feed: str, tail: Tail, sizes: str) -> None:
-    count = sum(SIZES[sizes])
-    with Meetings(3) as meetings:
-        trio.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})
-        report = trio.cluster.feed(parts(*SIZES[sizes]), 3, feed, STEP_S)
-        results = trio.ended(feed)
-    assert (report.epochs, report.rows_fed, report.rows_unused) == (3, 3 * count, 0)
-    assert len({len(epoch) for node in results for epoch in node}) == 1
-    assert report.rows_padded == 0
-    if tail == "short":
-        assert max(report.rows.values()) - min(report.rows.values()) <= 3, "a row an epoch"
-        for epoch in range(3):
-            assert used_once([node[epoch] for node in results], count)
-    else:
-        assert report.rows_dropped == 3 * (count % 24)

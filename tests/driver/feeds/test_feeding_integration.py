@@ -23,10 +23,8 @@ from sparkdl.core.errors import (
     FeedTimeoutError,
     NodeFailedError,
 )
-from sparkdl.driver.feeds import transitions
 from sparkdl.driver.handle import Cluster
 from sparkdl.node.context import NodeContext
-from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.gates import Gate
 from tests.doubles.labs import Lab
 from tests.doubles.map_funs import count_rows, double
@@ -106,46 +104,6 @@ def test_data_without_rows_are_an_error_of_the_driver(
     assert column(roomy.ended(feed), 1) == 7
 
 
-def test_call_that_failed_before_a_row_came_is_no_epoch_of_the_nodes(
-    roomy: Lab, feed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transitions, "REASON_S", 0.1)  # no node has anything to explain
-
-    def rows_of_epochs(feed: str, ctx: NodeContext) -> list[int]:
-        batches, rows = ctx.batches(10, feed=feed), list[int]()
-        while ctx.has_epoch(feed):
-            rows.append(sum(len(batch["value"]) for batch in batches))
-        return rows
-
-    def broken() -> Iterator[int]:
-        raise OSError("the disk is gone")
-        yield 0
-
-    roomy.begin(rows_of_epochs, feed)
-    for data, error in (([], ConfigError), (broken(), OSError), (iter([]), ConfigError)):
-        with pytest.raises(error):
-            roomy.cluster.feed(data, epochs=3 if data == [] else 1, feed=feed)
-    roomy.cluster.feed(range(20), epochs=2, feed=feed)
-    with pytest.raises(ConfigError):
-        roomy.cluster.feed([], feed=feed)
-    assert roomy.ended(feed) == [[10, 10]] * 2
-
-
-def test_epochs_that_no_node_reads_are_unused_and_a_warning_says_how_many_were(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def two(args: None, ctx: NodeContext) -> int:
-        batches = ctx.batches(10)
-        return sum(len(batch["value"]) for _ in range(2) for batch in batches)
-
-    with launch(two) as cluster:
-        report = cluster.feed(range(200), epochs=5)
-        assert (report.epochs, report.rows_used, report.rows_unused) == (2, 400, 600)
-        assert cluster.results(SOON_S) == [200, 200]
-    assert "600 rows were not used: map_fun has returned on worker:0" in caplog.text
-    assert "Used were 2 of 5 epochs" in caplog.text
-
-
 def test_end_of_one_feed_does_not_cut_another(disk: Lab, feed: str, tmp_path: Path) -> None:
     def leave_one(args: list[Any], ctx: NodeContext) -> int:
         name, other, *gates = args
@@ -169,21 +127,6 @@ def test_end_of_one_feed_does_not_cut_another(disk: Lab, feed: str, tmp_path: Pa
 
 
 # rows that nobody wants
-
-
-def test_rows_for_a_node_that_returned_early_are_counted_as_unused() -> None:
-    def some(args: None, ctx: NodeContext) -> int:
-        feed, rows = ctx.get_data_feed(), 0
-        while not feed.should_stop() and not (ctx.rank == 1 and rows):
-            rows += len(feed.next_batch(10))
-        return rows
-
-    with launch(some) as cluster:
-        report = cluster.feed(range(1000))
-        kept, left = cluster.results(SOON_S)
-    assert left == 10
-    assert report.rows_unused == report.rows["worker:1"] - 10 > 0
-    assert kept + left + report.rows_unused == 1000
 
 
 def test_feed_ends_early_once_no_node_wants_more(roomy: Lab, feed: str) -> None:
@@ -256,52 +199,6 @@ def test_shutdown_ends_a_running_feed_and_later_ones() -> None:
             cluster.feed([1])
         with pytest.raises(FeedClosedError, match="has been shut down"):
             cluster.infer([1])
-
-
-# lost ports
-
-
-def lose_port_once(args: list[Any], ctx: NodeContext) -> list[int]:
-    """In the first round lose the port, having met the test at a gate; in the second, train."""
-    gate, rows_before = args
-    if ctx.generation == 0 and ctx.rank == ctx.num_workers - 1:
-        if rows_before:
-            ctx.get_data_feed().next_batch(rows_before)
-        gate.wait()
-        raise OSError("address already in use")
-    return [*count_rows(args, ctx), ctx.generation, ctx.member.port]
-
-
-def test_feed_begins_anew_when_a_node_loses_its_port(tmp_path: Path) -> None:
-    gate = Gate.at(tmp_path / "gate")
-    with (
-        launch(lose_port_once, [gate, 10], framework=LOSES_PORTS) as cluster,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        ports = [member.port for member in cluster.world.members]
-        feeding = pool.submit(cluster.feed, range(1000), 2)
-        gate.open()
-        report = feeding.result(2 * SOON_S)
-        assert (report.rows_fed, report.rows_unused) == (2000, 0)
-        assert cluster.feed(range(100)).rows_fed == 100
-        results = cluster.results(SOON_S)
-        now = [member.port for member in cluster.world.members]
-    assert column(results, 0) == 2100
-    assert [result[2] for result in results] == [1, 1]
-    assert [result[3] for result in results] == now
-    assert not set(now) & set(ports)
-
-
-def test_end_of_the_feed_reaches_the_children_of_a_later_round(tmp_path: Path) -> None:
-    gate = Gate.at(tmp_path / "gate")
-    with (
-        launch(lose_port_once, [gate, 0], 1, framework=LOSES_PORTS) as cluster,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        results = pool.submit(cluster.results)
-        with gate.wait_until_reached():
-            cluster.end_feeds()
-        assert [result[:3] for result in results.result(2 * SOON_S)] == [[0, 0, 1]]
 
 
 # inference

@@ -13,13 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import sparkdl
-from sparkdl.core.errors import ConfigError, FeedTimeoutError, ReadError
-from sparkdl.core.options import Feeding, Roles
+from sparkdl.core.errors import ConfigError, ReadError
+from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
 from sparkdl.storage.parquet.source import list_files
-from tests.doubles.gates import Gate
 from tests.doubles.labs import Lab, lab
-from tests.doubles.nodes import SOON_S, launch
 
 if TYPE_CHECKING:
     pass
@@ -126,17 +124,6 @@ def test_files_may_be_named_in_every_way(roomy: Lab, feed: str, tmp_path: Path) 
     assert Counter(first + second) == Counter([*range(500)] * 5)
 
 
-def test_paths_that_name_nothing_are_refused_before_anything_is_read(
-    roomy: Lab, feed: str, tmp_path: Path
-) -> None:
-    roomy.begin(read_all, feed)
-    with pytest.raises(ConfigError, match="no Parquet file found"):
-        roomy.cluster.feed(tmp_path / "nothing.parquet", feed=feed)
-    with pytest.raises(ConfigError, match="must be a list of names"):
-        roomy.cluster.feed(sparkdl.parquet(tmp_path, columns="x"), feed=feed)
-    assert roomy.ended(feed) == [[], []]
-
-
 def test_vanished_file_is_an_error_that_names_node_and_file_and_ends_only_this_feed(
     roomy: Lab, feed: str, tmp_path: Path
 ) -> None:
@@ -166,43 +153,6 @@ def test_terminate_ends_the_reading(little: Lab, feed: str, tmp_path: Path) -> N
     assert little.cluster.feed(more, 2, feed).epochs == 2
     fed = Counter(x for node in little.ended(feed) for x in node if x >= 5000)
     assert fed == Counter([*range(5000, 5020)] * 2)
-
-
-def test_rows_that_a_node_which_has_returned_was_not_granted_go_to_the_others(
-    tmp_path: Path,
-) -> None:
-    def leave_early(args: None, ctx: NodeContext) -> list[int]:
-        if ctx.rank == 1:
-            batch = ctx.get_data_feed(input_mapping={"x": "x"}).next_batch(10)
-            return [int(x) for x in batch["x"]]
-        return read_all("input", ctx)
-
-    folder = write(tmp_path / "data", rows=300, width=200)
-    with launch(leave_early, feeding=Feeding(memory_nbytes=LITTLE, disk_nbytes=0)) as cluster:
-        report = cluster.feed(folder, epochs=2)
-        kept, left = cluster.results(SOON_S)
-    assert (report.epochs, report.passes) == (2, 2)
-    assert len(left) == 10
-    assert set(kept) == set(range(1200)), "the second pass"
-    assert max(Counter(kept).values()) == 2
-    assert len(kept) + len(left) + report.rows_unused == 2 * 1200
-    assert report.rows_unused < 590, "what was granted, and not half of the rows"
-
-
-def test_feed_that_nobody_reads_times_out(little: Lab, feed: str, tmp_path: Path) -> None:
-    def late(args: list[Any], ctx: NodeContext) -> list[int]:
-        name, *gates = args
-        gates[ctx.rank].wait()
-        return read_all(name, ctx)
-
-    gates = [Gate.at(tmp_path / str(rank)) for rank in range(2)]
-    folder = write(tmp_path / "data", rows=300, width=200)
-    little.begin(late, [feed, *gates])
-    with pytest.raises(FeedTimeoutError, match="worker:0 has read 0 rows"):
-        little.cluster.feed(folder, feed=feed, timeout_s=1.0)
-    for gate in gates:
-        gate.open()
-    little.ended(feed)
 
 
 # asked for by user code
@@ -255,59 +205,6 @@ def test_steps_that_all_nodes_can_take_are_known_without_a_driver(own: Lab, tmp_
 
     own.begin(full_steps, str(write(tmp_path / "data", files=1, rows=95)))
     assert own.results() == [[16] * 4] * 2
-
-
-def test_evaluator_reads_all_rows(tmp_path: Path) -> None:
-    def own(args: Any, ctx: NodeContext) -> int:
-        rows = sum(len(batch["x"]) for batch in ctx.parquet(args[0], 16, epochs=1))
-        assert rows == 1000
-        if ctx.job_name == "evaluator":
-            args[1].open()
-        else:
-            args[1].wait()
-        return rows
-
-    args = (str(write(tmp_path / "data")), Gate.at(tmp_path / "gate"))
-    with launch(own, args, roles=Roles(evaluator=True), feeding=Feeding(fed=False)) as cluster:
-        assert cluster.results(SOON_S)[0] == 1000
-
-
-def test_files_that_are_not_there_are_an_error_in_map_fun(own: Lab, tmp_path: Path) -> None:
-    def read(args: str, ctx: NodeContext) -> None:
-        next(iter(ctx.parquet(args, 16)))
-
-    own.begin(read, str(tmp_path / "*.parquet"))
-    with pytest.raises(ConfigError, match="no Parquet file found"):
-        own.results()
-
-
-def test_files_without_rows_are_an_error_in_map_fun(own: Lab, tmp_path: Path) -> None:
-    def read(args: str, ctx: NodeContext) -> None:
-        list(ctx.parquet(args, 16, epochs=1))
-
-    pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "part.parquet")
-    own.begin(read, str(tmp_path))
-    with pytest.raises(ConfigError, match=r"the files of .* have no rows, so there is nothing to"):
-        own.results()
-
-
-def test_damaged_file_is_an_error_in_map_fun_of_the_node_that_reads_it(
-    own: Lab, tmp_path: Path
-) -> None:
-    def read(args: str, ctx: NodeContext) -> str | int:
-        try:
-            return sum(len(batch["x"]) for batch in ctx.parquet(args, 16, epochs=1))
-        except ReadError as error:
-            return str(error)
-
-    folder = write(tmp_path / "data", rows=300)
-    damaged = folder / "part-3.parquet"
-    content = damaged.read_bytes()
-    damaged.write_bytes(bytes(200) + content[200:])
-    own.begin(read, str(folder))
-    rows, problem = own.results()
-    assert rows == 600
-    assert "part-3.parquet" in problem
 
 
 def test_cluster_that_reads_its_own_data_is_not_fed(own: Lab) -> None:

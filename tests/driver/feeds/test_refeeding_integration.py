@@ -46,17 +46,6 @@ def kill(node: str) -> None:
     processes()[node].child.kill()
 
 
-def test_call_under_way_goes_on_in_the_next_generation_behind_the_calls_before_it() -> None:
-    with launch(read_all, {"dies_after": 90}, max_restarts=1) as cluster:
-        assert cluster.feed(range(100)).rows_fed == 100
-        report = cluster.feed(range(100, 300), epochs=2)
-        assert (report.rows_fed, report.rows_used, report.epochs) == (400, 400, 2)
-        assert report.rows_unused == 0
-        assert cluster.feed(range(300, 310)).rows_fed == 10
-        results = cluster.results(3 * SOON_S)
-    assert all_rows(results) == sorted([*range(310), *range(100, 300)])
-
-
 def test_rows_are_fed_again_when_no_call_is_under_way_and_the_end_waits_for_them(
     tmp_path: Path,
 ) -> None:
@@ -89,22 +78,6 @@ def train(args: dict[str, Any], ctx: NodeContext) -> list[int]:
             if ctx.rank == ctx.num_workers - 1 and step == args["dies_at"].get(ctx.generation):
                 os.kill(os.getpid(), signal.SIGKILL)
     return rows
-
-
-@pytest.mark.deep  # those that are in step: test_rows_integration.py
-def test_after_restarts_nodes_that_are_not_in_step_have_had_each_row_once_an_epoch(
-    tmp_path: Path,
-) -> None:
-    args = {"batch": 8, "how": {"even": False}, "every": 3, "dies_at": {0: 16, 1: 33}}
-    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 2}
-    with launch(train, args, **options) as cluster:
-        first = cluster.feed([table(0, 70), table(70, 131)], epochs=3)
-        second = cluster.feed(range(131, 307))
-        results = cluster.results(3 * SOON_S)
-        assert "restart 2" in cluster.status()
-    assert first.rows_fed == 3 * 131
-    assert second.rows_fed == 176
-    assert all_rows(results) == sorted([*(3 * list(range(131))), *range(131, 307)])
 
 
 def test_call_that_a_checkpoint_covers_as_nodes_begin_anew_tells_of_its_rows(

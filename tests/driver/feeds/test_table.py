@@ -38,23 +38,6 @@ def test_level_is_the_same_as_giving_each_row_to_the_lowest_node(
     assert level(num_rows, totals) == pour_one_by_one(num_rows, totals)
 
 
-@given(st.integers(0, 10**12), TOTALS)
-def test_level_gives_every_row_away(num_rows: int, totals: list[int]) -> None:
-    shares = level(num_rows, totals)
-    assert sum(shares) == (num_rows if totals else 0)
-    assert all(share >= 0 for share in shares)
-
-
-def test_level_fills_the_lowest_first_and_spreads_the_rest() -> None:
-    assert level(7, [10, 0, 0]) == [0, 4, 3]
-    assert level(5, [2, 1, 0]) == [0, 2, 3]
-
-
-def test_level_refuses_negative_rows() -> None:
-    with pytest.raises(ValueError, match="cannot be negative"):
-        level(-1, [0])
-
-
 def lot(number: int, start: int, rows: int, partition: int = 0) -> Lot:
     return Lot(number, partition, start, 0, rows, rows)
 
