@@ -234,10 +234,9 @@ class LastLines(Message, frozen=True):
 
 
 class LogTail(Message, frozen=True):
-    """The answer to `FetchLog`: lines of the child of `generation`."""
+    """The answer to `FetchLog`: the child's last lines."""
 
     request: int
-    generation: int
     lines: tuple[str, ...]
 
 

@@ -228,8 +228,8 @@ class Controller:
                 self.questions.keep(node_id, generation, lines)
             case msg.LogLines() if node_id is not None:
                 self.events.publish(events.Logged, self._name(node_id), message)
-            case msg.LogTail(number, generation, lines):
-                self.questions.answer(agent_id, number, (generation, lines))
+            case msg.LogTail(number, lines):
+                self.questions.answer(agent_id, number, lines)
             case msg.Stacks(number, text):
                 self.questions.answer(agent_id, number, text)
 

@@ -225,7 +225,7 @@ class Dashboard:
         deadline = Deadline.after(_ANSWER_S)
         answer: AnyEvent
         if isinstance(asked, AskLog):
-            lines = controller.questions.fetch_logs(asked.node_id, asked.lines, deadline)
+            lines = controller.questions.fetch_log(asked.node_id, asked.lines, deadline)
             answer = Printed(asked.cluster, controller.events.now_s(), asked.node_id, lines)
         else:
             answer = Stacks(

@@ -370,9 +370,8 @@ class Cluster:
     def logs(self, rank: int, lines: int = 100) -> list[str]:
         """Return the last lines that a node's child has printed; also after its end.
 
-        After a restart the lines of earlier attempts come first, each under a line with the
-        attempt's number: the last 1,000 of each. The lines of a node that was lost with its agent
-        are lost too, unless `Observe(log_dir=…)` keeps them.
+        Lines from before a restart, and those of a node that was lost with its agent, are in the
+        files of `Observe(log_dir=…)` alone.
 
         Args:
             rank: the node's rank in `world`.
@@ -380,7 +379,7 @@ class Cluster:
         if not 0 <= rank < self.world.size:
             raise ConfigError(f"rank={rank}: must be at least 0 and at most {self.world.size - 1}")
         node_id = self.world.members[rank].node.node_id
-        return list(self._controller.questions.fetch_logs(node_id, lines, Deadline.after(_FETCH_S)))
+        return list(self._controller.questions.fetch_log(node_id, lines, Deadline.after(_FETCH_S)))
 
     def stacks(self) -> dict[str, str]:
         """Return what all threads of the nodes' children are doing now, by node name.

@@ -16,8 +16,6 @@ from sparkdl.driver.lifecycle.state import agents_of, before_stop, generation_of
 from sparkdl.driver.threads import Changed
 from sparkdl.driver.view import View
 
-MAX_LINES = 1000
-"""Lines kept of a node's ended children."""
 Lines = tuple[str, ...]
 Question = Callable[[int], ToAgent]
 """Makes the message from the number that its answers will carry."""
@@ -48,22 +46,23 @@ class Questions:
         self._numbers = count()
         self._answers: dict[int, dict[str, Any]] = {}
         """By the question's number and the agent."""
-        self._last: dict[int, dict[int, Lines]] = {}
-        """The last lines of ended children, by node id and generation."""
+        self._last: dict[int, tuple[int, Lines]] = {}
+        """Generation and last lines of the child that ended last, by node id."""
 
     def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> Lines:
         """Return the last lines of a node's child; the stored ones if the node is gone."""
-        attempts = self._attempts(node_id, lines, deadline)
-        return attempts[max(attempts)][-lines:] if attempts and lines > 0 else ()
-
-    def fetch_logs(self, node_id: int, lines: int, deadline: Deadline) -> Lines:
-        """Return the last lines of all children of a node, under a heading for each if several."""
-        attempts = self._attempts(node_id, lines, deadline)
-        found: list[str] = []
-        for number, printed in sorted(attempts.items()):
-            heading = f"sparkdl: attempt {number + 1} (generation {number})"
-            found += [heading, *printed] if len(attempts) > 1 else printed
-        return tuple(found[-lines:]) if lines > 0 else ()
+        answer = self._ask([node_id], lambda number: FetchLog(number, lines), deadline).get(node_id)
+        if answer is not None:
+            return tuple(answer[-lines:]) if lines > 0 else ()
+        with self._changed:
+            generation, kept = self._last.get(node_id, (-1, ()))
+            now = generation_of(before_stop(self._view.state)) or 0
+        if generation < now:
+            # The agent is lost with its unsent lines. The file has those of all the node's
+            # children.
+            names = [node.name for node in self._nodes if node.node_id == node_id]
+            kept = (self._written(names[0], lines) if names else ()) or kept
+        return kept[-lines:] if lines > 0 else ()
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
         """Return by node name the stacks of its child, or why they are unknown."""
@@ -82,28 +81,9 @@ class Questions:
                 self._changed.notify_all()
 
     def keep(self, node_id: int, generation: int, lines: Lines) -> None:
-        """Take the last lines of a child that has ended; the oldest children's go."""
+        """Take the last lines of a child that has ended."""
         with self._changed:
-            kept = self._last.setdefault(node_id, {})
-            kept[generation] = lines
-            while len(kept) > 1 and sum(map(len, kept.values())) > MAX_LINES:
-                del kept[min(kept)]
-
-    def _attempts(self, node_id: int, lines: int, deadline: Deadline) -> dict[int, Lines]:
-        """Return the last lines of a node's children, by generation."""
-        answer = self._ask([node_id], lambda number: FetchLog(number, lines), deadline).get(node_id)
-        with self._changed:
-            kept = dict(self._last.get(node_id, {}))
-            generation = generation_of(before_stop(self._view.state)) or 0
-        if answer is not None:
-            now, printed = answer
-            return {number: last for number, last in kept.items() if number < now} | {now: printed}
-        if kept and max(kept) >= generation:
-            return kept
-        # The agent is lost with its unsent lines. The file has those of all the node's children.
-        names = [node.name for node in self._nodes if node.node_id == node_id]
-        written = self._written(names[0], lines) if names else ()
-        return {generation: written} if written else kept
+            self._last[node_id] = generation, lines
 
     def _ask(self, node_ids: Iterable[int], question: Question, deadline: Deadline) -> Any:
         """Ask the agents of some nodes; return the answers in time, by node id."""

@@ -72,7 +72,7 @@ class Observation:
         match question:
             case FetchLog(request, lines):
                 tail = process.log.tail(lines)
-                self._report(LogTail(request, self._child.generation, tail))
+                self._report(LogTail(request, tail))
             case FetchStacks(request):
                 loop = asyncio.get_running_loop()
                 process.stacks.ask(loop, process.pid, lambda it: self._report(Stacks(request, it)))

@@ -35,7 +35,6 @@ from sparkdl.driver.launch import hand_on
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of
 from sparkdl.driver.options import LogLine
-from sparkdl.driver.questions import MAX_LINES
 from sparkdl.driver.view import View
 
 HOST, TOKEN = "127.0.0.1", "the-token"
@@ -255,7 +254,7 @@ def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: P
     assert play.controller.questions.fetch_log(0, 5, Deadline.after(0.05)) == ()
     asked = agents[0].hears()
     assert isinstance(asked, msg.FetchLog)
-    agents[0].say(msg.LogTail(asked.request, 0, ("too late",)))
+    agents[0].say(msg.LogTail(asked.request, ("too late",)))
     agents[0].say(msg.ChildReturned(0, b""))
     play.until(lambda view: bool(getattr(view.state, "returned", ())))
 
@@ -272,36 +271,6 @@ def test_the_last_lines_of_a_child_outlive_its_agent_and_the_cluster(play: Play)
     for lines, kept in ((2, ("two", "three")), (9, ("one", "two", "three")), (0, ())):
         assert play.controller.questions.fetch_log(0, lines, Deadline.after(SOON_S)) == kept
     assert play.controller.questions.fetch_log(1, 5, Deadline.after(SOON_S)) == ()
-
-
-def test_logs_of_earlier_attempts_come_before_those_of_the_child_that_runs(play: Play) -> None:
-    agents = play.world()
-    answers: queue.Queue[tuple[str, ...]] = queue.Queue()
-
-    def fetched(generation: int, limit: int = 9) -> tuple[str, ...]:
-        def fetch() -> None:
-            answers.put(play.controller.questions.fetch_logs(0, limit, Deadline.after(SOON_S)))
-
-        thread = threading.Thread(target=fetch)
-        thread.start()
-        asked = agents[0].hears()
-        assert isinstance(asked, msg.FetchLog)
-        agents[0].say(msg.LogTail(asked.request, generation, ("now", "and now")))
-        thread.join()
-        return answers.get_nowait()
-
-    assert fetched(0) == ("now", "and now"), "one attempt has no heading"
-    agents[0].say(msg.LastLines(0, ("now", "and now", "the end")))
-    assert fetched(0) == ("now", "and now"), "it is the same child, which has just ended"
-    headings = [f"sparkdl: attempt {n + 1} (generation {n})" for n in range(2)]
-    both = (headings[0], "now", "and now", "the end", headings[1], "now", "and now")
-    assert fetched(1) == both
-    assert fetched(1, 4) == ("the end", headings[1], "now", "and now")
-    agents[0].say(msg.LastLines(1, ("long",) * MAX_LINES))
-    agents[0].say(msg.LastLines(2, ("again",)))
-    assert fetched(3) == (headings[0].replace("1 (generation 0", "3 (generation 2"), "again",
-                          headings[0].replace("1 (generation 0", "4 (generation 3"),
-                          "now", "and now")  # fmt: skip
 
 
 # Its thread.
