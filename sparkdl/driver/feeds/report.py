@@ -6,7 +6,7 @@ Runs in: driver
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES, ReadShare, encode
@@ -103,13 +103,14 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
     if (unused or (is_cut and names.keys() <= left_by)) and not (
         call.request.is_micro_batch and not run.is_unwanted  # more of the stream is to come
     ):
-        stopped = feed.nodes.stopped(run.members)
-        reasons = [
-            _why(after[node_id], name, unread[node_id], node_id in stopped, node_id in left_by)
+        enough = [
+            name
             for node_id, name in names.items()
-            if unread[node_id] or node_id in left_by
+            if node_id in left_by or after[node_id].closed_to >= run.first
         ]
-        why = listed(reasons, "; ") or "no node wanted them"
+        why = "nodes keep them for an epoch to come (tail='carry')"
+        if enough:
+            why = f"map_fun has returned or called terminate() on {listed(enough)}"
         least = "at least " * is_cut
         warning = f"Feed {feed.name!r}: {least}{unused} rows were not used: {why}"
         if is_short and epochs < call.request.epochs > 1:
@@ -121,22 +122,6 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
         *(unused, run.passes, run.covered, run.moved + run.table.rows_moved, total("again")),
     )
     return result, warning
-
-
-def warn_of_unused(
-    feed: Feed, run: Run, result: FeedReport, warning: str
-) -> tuple[Feed, list[Action]]:
-    """Return the warning of `report`; only once in a generation if nodes used no row of a call.
-
-    Nodes that have stopped read nothing of the next calls either.
-    """
-    generation = run.spec.generation
-    if not warning or (result.rows_used == run.covered and feed.unread_in == generation):
-        return feed, []
-    if result.rows_used == run.covered:
-        warning += ". Later calls of which no node reads a row are in their reports only"
-        feed = replace(feed, unread_in=generation)
-    return feed, [Warn(warning)]
 
 
 def no_rows(feed: str) -> ConfigError:
@@ -153,18 +138,6 @@ def covered_report(call: Call) -> FeedReport:
     return FeedReport(
         call.request.epochs, steps=dict(call.batches), rows_used=covered, rows_covered=covered
     )
-
-
-def _why(now: FeedCount, node: str, unread: int, is_stopped: bool, has_left: bool) -> str:
-    """Return why a node has not read all rows, in words."""
-    received = f", which left {unread} unread that it had received" if unread else ""
-    if is_stopped:
-        return f"{node} was stopped, because the nodes that finish the job had returned{received}"
-    if has_left:
-        return f"map_fun has returned on {node}{received}"
-    if now.closed_to >= now.cut.epoch >= 0:
-        return f"map_fun has called terminate() on {node}{received}"
-    return f"{node} keeps {unread} of them for an epoch to come (tail='carry')"
 
 
 def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount]) -> str:

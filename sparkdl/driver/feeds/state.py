@@ -63,11 +63,6 @@ class Nodes:
         counts = self.counts_of(node_ids)
         return frozenset(n for n, count in counts.items() if count.closed or n in self.over)
 
-    def stopped(self, members: Iterable[Member]) -> frozenset[int]:
-        """Return the nodes stopped because all job-finishing nodes have returned."""
-        ids = (m.node.node_id for m in members if not m.role.finishes_job)
-        return frozenset(ids) - self.over if self.has_finished else frozenset()
-
     def staying(self, node_ids: Iterable[int]) -> dict[int, FeedCount]:
         """Return the counts of the nodes that take more rows."""
         gone = self.gone(node_ids)
@@ -98,7 +93,6 @@ class Feed:
         answer_s: how long nodes may take to answer; a frozen agent counts as lost before.
         requests: the waiting requests, in order. The first may be in progress.
         last_job: the number of the last Spark job.
-        unread_in: the generation in which a call was warned of because no node read a row of it.
     """
 
     history: CallHistory
@@ -108,7 +102,6 @@ class Feed:
     nodes: Nodes = Nodes()
     requests: tuple[FeedAsked, ...] = ()
     last_job: int = 0
-    unread_in: int = -1
 
     @property
     def name(self) -> str:

@@ -51,7 +51,6 @@ from sparkdl.driver.feeds.report import (
     standstill,
     warn_of_lost,
     warn_of_reader,
-    warn_of_unused,
 )
 from sparkdl.driver.feeds.state import (
     Action,
@@ -612,7 +611,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
         feed, said = _broke(feed, run.call, error)
         return Idle(feed), said
     result, warning = report(feed, run)
-    feed, said = warn_of_unused(feed, run, result, warning)
+    said = [Warn(warning)] if warning else []
     feed.history.fed(run.call, run.is_unwanted)
     head = feed.requests[0] if feed.requests else None
     # Otherwise the rows were fed again after a restart, and no call waits for them.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sparkdl.control.counts import EpochCount, FeedCount, Given
-from sparkdl.core.spec import EVALUATOR, WORKER, ClusterSpec, NodeSpec, plan_nodes
+from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import (
@@ -72,16 +71,12 @@ def told_of(world: World, refused: int, expected: dict[int, int], **nodes: Any) 
 @pytest.mark.parametrize(
     ("now", "over", "why"),
     [
-        (FeedCount("f"), [0], "map_fun has returned on worker:0, which left 7 unread"),
-        (
-            FeedCount("f", closed_to=4, cut=EpochCount(4)),
-            [],
-            "called terminate() on worker:0, which left 7",
-        ),
-        (FeedCount("f"), [], "worker:0 keeps 7 of them for an epoch to come"),
+        (FeedCount("f"), [0], "map_fun has returned or called terminate() on worker:0"),
+        (FeedCount("f", closed_to=4, cut=EpochCount(4)), [], "or called terminate() on worker:0"),
+        (FeedCount("f"), [], "nodes keep them for an epoch to come"),
     ],
 )
-def test_warning_says_which_node_has_not_read_rows_and_why(
+def test_warning_says_which_node_wants_no_more_rows(
     now: FeedCount, over: list[int], why: str
 ) -> None:
     world = build_world(0, {node: Address("h", 1, "") for node in SPEC.nodes})
@@ -89,16 +84,3 @@ def test_warning_says_which_node_has_not_read_rows_and_why(
     assert "Feed 'f': 9 rows were not used" in warning
     assert why in warning
     assert "worker:1" not in warning
-
-
-def test_evaluator_that_was_stopped_is_not_said_to_have_returned() -> None:
-    address = Address("a", 1, "")
-    nodes = {NodeSpec(0, WORKER, 0): address, NodeSpec(1, EVALUATOR, 0): address}
-    world = build_world(0, nodes)
-    assert not Nodes(world=world).stopped(world.members), "the job goes on"
-    finished = Nodes(world=world, has_finished=True, over=frozenset({0}))
-    stopped = finished.stopped(world.members)
-    assert stopped == {1}
-    assert not replace(finished, over=frozenset({0, 1})).stopped(world.members), "it has returned"
-    warning = told_of(world, 3, {1: 0}, has_finished=True, over=frozenset({0}))
-    assert "3 rows were not used: evaluator:0 was stopped, because the nodes that" in warning
