@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from argparse import Namespace
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
@@ -108,50 +107,23 @@ def check_arity(function: Callable[..., Any]) -> None:
 
 def culprits(map_fun: Callable[..., Any], args: Any = None) -> list[str]:
     """Name the values that cannot be pickled, of `map_fun`'s variables and of `args`."""
-    named = [(f"the variable {name!r}", value) for name, value in _captured(map_fun)]
+    function = map_fun.func if isinstance(map_fun, partial) else map_fun
+    named: list[tuple[str, Any]] = []
+    if inspect.isfunction(function):
+        with suppress(ValueError):  # of a variable that is not assigned yet
+            found = inspect.getclosurevars(function)
+            named += [
+                (f"the variable {n!r}", v) for n, v in {**found.globals, **found.nonlocals}.items()
+            ]
     if not _can_pickle(args):
-        entries = [(name, value) for name, value in _entries(args) if not _can_pickle(value)]
-        named += [(f"the argument {name!r}", value) for name, value in entries or [("args", args)]]
+        entries = args if isinstance(args, Mapping) else getattr(args, "__dict__", {})
+        wrong = [(name, value) for name, value in entries.items() if not _can_pickle(value)]
+        named += [(f"the argument {name!r}", value) for name, value in wrong or [("args", args)]]
     return [
         f"{name} ({type(value).__module__}.{type(value).__qualname__})"
         for name, value in named
         if not _can_pickle(value)
     ]
-
-
-def _captured(map_fun: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    if isinstance(map_fun, partial):
-        yield from [*_entries(map_fun.args), *map_fun.keywords.items()]
-        yield from _captured(map_fun.func)
-    elif inspect.ismethod(map_fun):
-        yield from _entries(map_fun.__self__)
-        yield from _captured(map_fun.__func__)
-    elif inspect.isfunction(map_fun):
-        cells = zip(map_fun.__code__.co_freevars, map_fun.__closure__ or (), strict=True)
-        for name, cell in cells:
-            with suppress(ValueError):  # not assigned yet
-                yield name, cell.cell_contents
-        namespace = map_fun.__globals__
-        for name in sorted(_names(map_fun.__code__) & namespace.keys()):
-            yield name, namespace[name]
-    else:
-        yield from _entries(map_fun)
-
-
-def _names(code: CodeType) -> set[str]:
-    """Return the names that a function uses, in the functions inside it as well."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*map(_names, inner))
-
-
-def _entries(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return [(str(key), item) for key, item in value.items()]
-    if isinstance(value, Namespace) or hasattr(value, "__dict__"):
-        return list(vars(value).items())
-    if isinstance(value, (list, tuple)):
-        return [(f"args[{i}]", item) for i, item in enumerate(value)]
-    return []
 
 
 def _can_pickle(value: Any) -> bool:
