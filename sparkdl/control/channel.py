@@ -210,13 +210,11 @@ class Checkpointed(LocalMessage, frozen=True):
     Args:
         feeds: what user code has used, by feed, epoch and segment.
         problem: why the part could not be written instead; empty if it was.
-        batches: how many batches those rows were, by feed.
     """
 
     step: int
     feeds: dict[str, EpochRows]
     problem: str = ""
-    batches: dict[str, int] = {}
 
 
 class Raised(LocalMessage, frozen=True):

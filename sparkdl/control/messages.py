@@ -262,14 +262,12 @@ class CheckpointPart(Message, frozen=True):
     Args:
         feeds: by feed, the rows used since the child started, and those before, from the agent.
         problem: why the part could not be written instead; empty if it was.
-        batches: by feed, how many batches user code has used since the child started.
     """
 
     generation: int
     step: int
     feeds: dict[str, EpochRows]
     problem: str = ""
-    batches: dict[str, int] = {}
 
 
 class CheckpointDone(Message, frozen=True):

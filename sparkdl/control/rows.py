@@ -50,13 +50,11 @@ class FeedCoverage(msgspec.Struct, frozen=True):
             first one listed are covered as a whole. Micro-batches of streams have numbers below
             zero; a later run does not know them.
         shapes: the known partitions and rows of the calls in `rows`.
-        batches: by call, how many batches each node has used, by its name.
     """
 
     calls: int = 0
     rows: dict[int, EpochRows] = {}
     shapes: dict[int, CallShape] = {}
-    batches: dict[int, dict[str, int]] = {}
 
 
 def merge_rows(parts: Iterable[Mapping[int, Iterable[Range]]]) -> PartRows:

@@ -74,8 +74,7 @@ class Checkpoints:
         if missing:
             return leader, CheckpointCommit(self._generation, step, missing=missing)
         used = {node: part.feeds for node, part in parts.items()}
-        batches = {names[node]: part.batches for node, part in parts.items()}
-        feeds = self.coverage.coverage(self._generation, used, batches)
+        feeds = self.coverage.coverage(self._generation, used)
         self._parts = {s: p for s, p in self._parts.items() if s > step}
         # Covered only once the leader has made the checkpoint complete: it may fail to.
         self._committing[step] = feeds

@@ -227,11 +227,11 @@ class Agent:
                 # For users who read only the log.
                 self._child.process.log.add(failure.traceback.rstrip())
                 self.handle(states.ChildReportedEnd(channel.Raised(failure, raised_s)))
-            case channel.Checkpointed(step, feeds, problem, batches):
+            case channel.Checkpointed(step, feeds, problem):
                 # Otherwise the child is being ended, and its part would belong to no generation.
                 if self._begun is not None:
                     covered = self._feeds.coverage(feeds)
-                    part = messages.CheckpointPart(self._begun, step, covered, problem, batches)
+                    part = messages.CheckpointPart(self._begun, step, covered, problem)
                     self._report(part)
             case messages.ChildRunning() | messages.CheckpointDone() | messages.Gather():
                 if self._begun == message.generation:  # or the child is being ended

@@ -134,7 +134,7 @@ class Checkpoints:
         store = self._store
         self._check(step)
         # Taken before the block, in which user code may read on.
-        feeds, used = self._link.feeds.positions(batches), self._link.feeds.batches_used(batches)
+        feeds = self._link.feeds.positions(batches)
         name = CheckpointName(step, self._spec.cluster_id, self._generation)
         if self._leads and self._last_step is None:
             # Leftovers of failed checkpoints only take space: they must not fail this one.
@@ -162,7 +162,7 @@ class Checkpoints:
             raise
         finally:
             self._is_open = False
-        self._link.send(Checkpointed(step, feeds, batches=used))
+        self._link.send(Checkpointed(step, feeds))
         self._link.draining.clear()
         self._made = (name, None)
         if self._leads:

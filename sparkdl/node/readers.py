@@ -109,11 +109,6 @@ class FeedReaders:
         asked = self._asked(batches)
         return {feed: self._readers[feed].position(count) for feed, count in asked.items()}
 
-    def batches_used(self, batches: int | Mapping[str, int] | None) -> dict[str, int]:
-        """Return how many batches of each feed `positions` covers; raises what that does."""
-        asked = self._asked(batches)
-        return {feed: self._readers[feed].batches_used(count) for feed, count in asked.items()}
-
     def _asked(self, batches: int | Mapping[str, int] | None) -> dict[str, int | None]:
         with self._lock:
             readers = dict(self._readers)

@@ -58,10 +58,20 @@ class Numbered:
     ) -> Iterator[Path]:
         with self._ctx.checkpoint(self._first + step, batches) as folder:
             (folder / f"used-{self._ctx.rank}").touch()
-            used = self._ctx._link.feeds.batches_used(batches)
+            used = batches_used(self._ctx, batches)
             yield folder
         new = {feed: n for feed, n in used.items() if feed not in self._before}
         self.made.append((step, new))
+
+
+def batches_used(ctx: NodeContext, batches: Any) -> dict[str, int]:
+    """Return how many batches of each feed a checkpoint covers."""
+    feeds, used = ctx._link.feeds, {}
+    for feed, count in feeds._asked(batches).items():
+        reader = feeds._readers[feed]
+        given = reader._cursor.consumed.used() if count is None else count
+        used[feed] = min(given, reader.steps)
+    return used
 
 
 def rows(batches: int) -> list[dict[str, Any]]:
@@ -166,7 +176,7 @@ def commit_by_callback(args: dict[str, Any], ctx: NodeContext) -> Used:
 
     class Noted(hvd.elastic.KerasState):
         def commit(self, batches: Any = None) -> None:
-            found = ctx._link.feeds.batches_used(batches)
+            found = batches_used(ctx, batches)
             names = args["train"], f"a-{args['train']}"
             used.append((found[args["train"]], {n: c for n, c in found.items() if n in names}))
             super().commit(batches)

@@ -61,9 +61,6 @@ class Link:
         self.feeds = self
         self.draining = DrainNotice(self.send)
 
-    def batches_used(self, batches: Any) -> dict[str, int]:
-        return {}
-
     def positions(self, batches: Any) -> dict[str, Any]:
         return {}
 

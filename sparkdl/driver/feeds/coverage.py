@@ -15,10 +15,8 @@ order. A fully covered epoch is skipped; of a partly covered one only the other 
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import structs
@@ -39,7 +37,6 @@ READERS = ("auto", "spark", "nodes")
 """Choices for reading a DataFrame that only scans Parquet files."""
 SHUFFLES = (None, "global")
 """Choices for redistributing all rows over all nodes in each epoch."""
-NONE_USED: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -88,9 +85,6 @@ class Call:
         has_begun: some generation has been fed rows of it.
         jobs: the name of the last job that brought each epoch's rows.
         is_broken: feeding it failed; it is not tried again.
-        batches: the number of covered batches that each node has used, by its name.
-        batches_before: those of earlier generations.
-        began_at: each node's count of the feed's batches when this generation began the call.
     """
 
     number: int
@@ -104,9 +98,6 @@ class Call:
     has_begun: bool = False
     jobs: dict[int, str] = field(default_factory=dict)
     is_broken: bool = False
-    batches: dict[str, int] = field(default_factory=dict)
-    batches_before: dict[str, int] = field(default_factory=dict)
-    began_at: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -235,7 +226,6 @@ class CallHistory:
             if any(rows.values()) or before.numbering == request.shape.numbering:
                 call.shape = agreed(self._feed, before, request.shape)
             call.cover(rows)
-            call.batches = call.batches_before = self._restored.batches.get(number, {})
         self._calls[number] = call
         return call
 
@@ -251,7 +241,6 @@ class CallHistory:
         self._owners, self._next_epoch = {}, 0
         for call in self._calls.values():
             call.has_ended_early = False
-            call.batches_before, call.began_at = call.batches, {}
         # Spark has committed a micro-batch that the nodes have read, and does not bring it again.
         lost = [c for c in self._calls.values() if c.request.is_micro_batch and c.fed_in >= 0]
         for call in lost:
@@ -289,17 +278,13 @@ class CallHistory:
         call.is_broken = True
         self._forget()
 
-    def coverage(
-        self, generation: int, parts: Iterable[EpochRows], used: Mapping[str, int] = NONE_USED
-    ) -> FeedCoverage:
+    def coverage(self, generation: int, parts: Iterable[EpochRows]) -> FeedCoverage:
         """Return the coverage of a checkpoint, including that of the last one.
 
         Args:
             generation: the generation whose epochs are in `parts`.
             parts: the rows that each node has used, by epoch.
-            used: how many batches each node has used in `generation`, by its name.
         """
-        batches = self._batches(used if generation == self._generation else {})
         found: dict[int, list[EpochRows]] = {}
         reached = -1
         # Epochs are numbered in each generation: those of another one name other rows.
@@ -329,17 +314,7 @@ class CallHistory:
                 # Covered as a whole, behind a call that is not: the epoch behind its last one says
                 # so.
                 rows_by_call[number] = {call.request.epochs: {}}
-        by_call = {number: by_node for number, by_node in batches.items() if by_node}
-        return FeedCoverage(first, rows_by_call, shapes, by_call)
-
-    def _batches(self, used: Mapping[str, int]) -> dict[int, dict[str, int]]:
-        """Divide the nodes' batches among the calls, by the counts at which the calls began."""
-        up_to, found = dict(used), {}
-        for call in reversed(self._calls.values()):
-            since = {n: max(0, up_to[n] - call.began_at[n]) for n in up_to if n in call.began_at}
-            found[call.number] = dict(Counter(call.batches_before) + Counter(since))
-            up_to = {n: min(count, call.began_at.get(n, count)) for n, count in up_to.items()}
-        return found
+        return FeedCoverage(first, rows_by_call, shapes)
 
     def covered_to(self, generation: int) -> int:
         """Return the first epoch of a generation that the last checkpoint does not fully cover."""
@@ -357,7 +332,6 @@ class CallHistory:
                 call.whole = call.request.epochs
             else:
                 call.cover(coverage.rows.get(number, {}))
-            call.batches = coverage.batches.get(number, call.batches)
         self._forget()
 
     def _is_passed(self, call: Call, reached: int) -> bool:
@@ -405,10 +379,7 @@ class CoverageStore:
         self._restored = dict(coverage)
 
     def coverage(
-        self,
-        generation: int,
-        parts: Mapping[int, Mapping[str, EpochRows]],
-        used: Mapping[str, Mapping[str, int]] = NONE_USED,
+        self, generation: int, parts: Mapping[int, Mapping[str, EpochRows]]
     ) -> dict[str, FeedCoverage]:
         """Return the coverage of a checkpoint of these parts, by feed.
 
@@ -417,15 +388,13 @@ class CoverageStore:
 
         Args:
             parts: by node id, by feed: rows used in `generation`.
-            used: by node name, by feed: batches used in `generation`.
         """
         feeds = {feed for part in parts.values() for feed in part}
         covered = {}
         for feed in sorted({*feeds, *self._histories, *self._restored}):
             found = [part[feed] for part in parts.values() if feed in part]
             if feed in self._histories:
-                batches = {node: of[feed] for node, of in used.items() if feed in of}
-                covered[feed] = self._histories[feed].coverage(generation, found, batches)
+                covered[feed] = self._histories[feed].coverage(generation, found)
             else:
                 before = self._restored.get(feed, FeedCoverage())
                 rows = merge_epochs([before.rows.get(0, {}), *found])

@@ -34,8 +34,8 @@ class FeedReport:
         epochs: epochs fed completely. If the nodes wanted no more before the end, epochs used
             completely.
         rows: rows delivered, by node name, since the last restart.
-        steps: batches given to user code, by node name, including those covered by the checkpoint
-            at which training resumed; 0 if it reads row by row.
+        steps: batches given to user code, by node name, since the last restart; 0 if it reads row
+            by row.
         rows_used: rows that user code was given, `rows_covered` among them.
         rows_padded: rows given a second time to fill a step, see `tail` of `ctx.batches`. Like
             `rows_dropped` and `passes` it counts since the last restart.
@@ -115,9 +115,9 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
         warning = f"Feed {feed.name!r}: {least}{unused} rows were not used: {why}"
         if is_short and epochs < call.request.epochs > 1:
             warning += f". Used were {epochs} of {call.request.epochs} epochs"
-    steps = {n: call.batches_before.get(n, 0) + given[i].steps for i, n in names.items()}
+    steps = {name: given[node_id].steps for node_id, name in names.items()}
     result = FeedReport(
-        *(epochs, rows, {**call.batches_before, **steps}),
+        *(epochs, rows, steps),
         *(run.covered + total("rows"), total("padded"), total("dropped")),
         *(unused, run.passes, run.covered, run.moved + run.table.rows_moved, total("again")),
     )
@@ -135,9 +135,7 @@ def no_rows(feed: str) -> ConfigError:
 def covered_report(call: Call) -> FeedReport:
     """Return the report of a call whose rows are all covered by a checkpoint, perhaps a new one."""
     covered = call.rows_covered
-    return FeedReport(
-        call.request.epochs, steps=dict(call.batches), rows_used=covered, rows_covered=covered
-    )
+    return FeedReport(call.request.epochs, rows_used=covered, rows_covered=covered)
 
 
 def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount]) -> str:

@@ -196,7 +196,6 @@ def _begin(
         partitions=call.shape.partitions,
     )
     before = feed.nodes.counts_of(_ids(members))
-    call.began_at = {m.node.name: before[m.node.node_id].given.steps for m in members}
     run = Run(
         *(call, left, first, spec, members, before, call.rows_covered),
         *(first, feed.nodes.progress, now_s + timeout_s),

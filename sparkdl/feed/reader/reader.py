@@ -459,12 +459,6 @@ class FeedReader:
         with self._changed:
             return self._cursor.consumed.position(batches)
 
-    def batches_used(self, batches: int | None) -> int:
-        """Return how many batches `position` covers; 0 where user code reads row by row."""
-        with self._changed:
-            consumed = self._cursor.consumed
-            return min(consumed.used() if batches is None else batches, self.steps)
-
     def report(self) -> None:
         """Report what has not been reported yet: no more is read for a while."""
         with self._changed:

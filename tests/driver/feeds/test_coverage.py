@@ -36,27 +36,6 @@ def ended(history: CallHistory) -> CallHistory:
 # by hand
 
 
-def test_batches_count_once_however_often_nodes_begin_anew() -> None:
-    history = CallHistory("input")
-    first, second = history.add(FeedRequest("a")), history.add(FeedRequest("b"))
-    first.began_at, second.began_at = {"worker:0": 0}, {"worker:0": 5}
-    assert history.coverage(0, [], {"worker:0": 4}).batches == {0: {"worker:0": 4}}
-    covered = history.coverage(0, [], {"worker:0": 8})
-    assert covered.batches == {0: {"worker:0": 5}, 1: {"worker:0": 3}}
-    history.cover(covered)
-    ended(history)
-    assert history.coverage(1, [], {"worker:0": 2}).batches == covered.batches, "not begun again"
-    second.began_at = {"worker:0": 1}
-    for used, total in ((3, 5), (4, 6)):
-        covered = history.coverage(1, [], {"worker:0": used})
-        assert covered.batches[1] == {"worker:0": total}
-        history.cover(covered)
-    later = CallHistory("input")
-    later.restore(FeedCoverage(1, {1: {0: {}}}, {}, {1: {"worker:0": 6}}))
-    later.add(FeedRequest("a"))
-    assert later.add(FeedRequest("b")).batches_before == {"worker:0": 6}
-
-
 def test_a_call_goes_on_in_the_next_generation_with_the_rows_that_no_checkpoint_covers() -> None:
     history = CallHistory("input")
     call = history.add(FeedRequest("data", epochs=3))

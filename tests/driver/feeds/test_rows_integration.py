@@ -81,9 +81,6 @@ def test_final_model_has_each_row_once_an_epoch_however_often_nodes_die(
             report = cluster.feed(data, epochs=2)
             assert report.rows_fed == 2 * ROWS
         results = cluster.results(3 * SOON_S)
-    if not is_own:
-        steps = {f"worker:{rank}": result["step"] for rank, result in enumerate(results)}
-        assert report.steps == steps, "those that died behind their checkpoint count once"
     learnt = Counter(row for result in results for row in result["model"])
     if options["tail"] == "carry":  # the last rows fill no step
         assert sum(learnt.values()) == 2 * ROWS - 2 * ROWS % 18
