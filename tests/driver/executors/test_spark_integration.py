@@ -55,6 +55,12 @@ def java_in(folder: str) -> psutil.Process:
     )
 
 
+def wait_until_gone(pids: set[int]) -> None:
+    alive = {pid for pid in pids if psutil.pid_exists(pid)}
+    _gone, left = psutil.wait_procs([psutil.Process(pid) for pid in alive], GONE_S)
+    assert not left
+
+
 def node_processes(lines: Lines, world: int = 0) -> tuple[int, set[int], set[int]]:
     """Wait until two children of a world, or of a later one, have printed where they are.
 
