@@ -80,18 +80,6 @@ class Announcement(NamedTuple):
 WORDS = struct.Struct(f"<{len(Announcement._fields)}q")
 
 
-@dataclass(frozen=True)
-class Agreed:
-    """All members' announcements, by rank, and the data sent with them.
-
-    Attributes:
-        data: of each member; empty where there is none, or too much of it for an announcement.
-    """
-
-    calls: Sequence[Announcement]
-    data: Sequence[bytes]
-
-
 def objection(calls: Sequence[Announcement]) -> str | None:
     """Return the reason why the members' announcements do not match, or `None` if they do."""
     active = [call for call in calls if call.kind != Kind.JOIN]

@@ -8,6 +8,7 @@ done, or raises within the group's timeout. Other frameworks lend their tensors 
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +18,6 @@ from weakref import WeakMethod
 
 from sparkdl.collectives.agreement import (
     WORDS,
-    Agreed,
     Announcement,
     Call,
     Kind,
@@ -27,7 +27,6 @@ from sparkdl.collectives.agreement import (
 from sparkdl.collectives.seal import open_sealed, sealed
 from sparkdl.collectives.serial import SerialExecutor
 from sparkdl.collectives.transport import (
-    SMALL_NBYTES,
     Alone,
     Op,
     Reduction,
@@ -35,7 +34,6 @@ from sparkdl.collectives.transport import (
     bytes_of,
     dtypes,
     even_splits,
-    joined,
     reduced,
     row_nbytes,
     scale_,
@@ -66,8 +64,7 @@ class Group(SerialExecutor):
     """The members of one process set. Its operations take their turn, see `SerialExecutor`.
 
     Before each operation the members exchange 64 bytes that announce it. A mismatch therefore
-    raises an error with each member's call, and members that have joined contribute zeros. Small
-    data travels with these bytes.
+    raises an error with each member's call, and members that have joined contribute zeros.
 
     Args:
         rank: of this member, within the group.
@@ -123,19 +120,14 @@ class Group(SerialExecutor):
         numel, dtype = flat.numel(), dtypes().index(flat.dtype)
         what = f"all_reduce({how}, {what}, {flat.dtype})"
         call = Call(Kind.ALL_REDUCE, what, numel, dtype, 0, flat.is_cuda, how.op.is_sum)
-        is_scaled = how.prescale != 1.0 and self._is_small(flat)  # a refused tensor stays as it is
-        agreed = self._agree(call, scale_(flat.clone(), how.prescale) if is_scaled else flat)
-        parts = joined(agreed, flat.nbytes)
-        if parts is None:
-            return self.reduce_now_(flat, how)
-        if numel:
-            wide = widened(parts.view(flat.dtype).view(-1, numel))
-            flat.view(-1).copy_(self._finished_(reduced(wide, how.op), how))
-        return flat
+        self._agree(call)
+        return self.reduce_now_(flat, how)
 
     @_operation
     def reduce_now_(self, flat: torch.Tensor, how: Reduction) -> torch.Tensor:
         """Do what `all_reduce_` does, when the members have agreed on it already."""
+        if not flat.numel():  # all know it, so none enters gloo
+            return flat
         scale_(flat, how.prescale)
         wide = widened(flat)
         with self._wire.named_errors("all_reduce"):
@@ -154,15 +146,10 @@ class Group(SerialExecutor):
         shape = list(tensor.shape[1:])
         what = f"{what}, {tensor.dtype} [rows, {shape}]"
         call = Call(Kind.ALL_GATHER, what, extra=len(tensor), on_device=tensor.is_cuda)
-        agreed = self._agree(call, tensor)
-        counts = [each.extra for each in agreed.calls]
+        counts = [each.extra for each in self._agree(call)]
         nbytes = [count * row_nbytes(tensor) for count in counts]
         out = tensor.new_empty((sum(counts), *shape))
-        parts = joined(agreed, nbytes)
-        if parts is not None:
-            bytes_of(out).copy_(parts)
-        # All know that there are no rows, so then none enters gloo.
-        elif out.numel():
+        if out.numel():
             with self._wire.named_errors("all_gather"):
                 self._wire.gather(bytes_of(tensor), bytes_of(out), nbytes)
         return out, counts
@@ -178,23 +165,11 @@ class Group(SerialExecutor):
         if not 0 <= root < self.size:
             raise ConfigError(f"root={root}: must be a rank of the group, 0 to {self.size - 1}")
         what = f"{what}, {tensor.dtype} {list(tensor.shape)}, from rank {root}"
-        call = Call(Kind.BROADCAST, what, on_device=tensor.is_cuda)
-        data = bytes_of(tensor)
-        agreed = self._agree(call, data if self.rank == root else None)
-        self._spread(data, agreed.data[root], root)
-        return tensor
-
-    def _spread(self, data: torch.Tensor, came: bytes, root: int) -> None:
-        """Fill bytes with the root's, unless they came with its announcement."""
-        import torch
-
-        if not data.numel():
-            return
-        if len(came) == data.numel():
-            data.copy_(torch.frombuffer(bytearray(came), dtype=torch.uint8))
-        else:
+        self._agree(Call(Kind.BROADCAST, what, on_device=tensor.is_cuda))
+        if tensor.numel():
             with self._wire.named_errors("broadcast"):
-                self._wire.broadcast(data, root)
+                self._wire.broadcast(bytes_of(tensor), root)
+        return tensor
 
     @_operation
     def all_to_all(
@@ -209,20 +184,19 @@ class Group(SerialExecutor):
         Raises:
             ConfigError: if the splits do not fit the rows.
         """
-        import torch
-
         tensor = _rows(tensor)
         sent = even_splits(len(tensor), self.size, splits)
         shape = list(tensor.shape[1:])
         what = f"{what}, {tensor.dtype} [rows, {shape}]"
-        call = Call(Kind.ALL_TO_ALL, what, on_device=tensor.is_cuda)
+        self._agree(Call(Kind.ALL_TO_ALL, what, on_device=tensor.is_cuda))
         # A member must know how many rows each of the others sends it.
-        agreed = self._agree(call, torch.tensor(sent), is_needed=True)
-        counts = [torch.frombuffer(bytearray(d), dtype=torch.int64) for d in agreed.data]
-        got = [int(each[self.rank]) for each in counts]
+        row = struct.Struct(f"<{self.size}q")
+        with self._wire.named_errors("all_to_all"):
+            counts = [row.unpack(each) for each in self._wire.announce(row.pack(*sent), True)]
+        got = [each[self.rank] for each in counts]
         out = tensor.new_empty((sum(got), *shape))
         # All members know all counts, so either all enter gloo or none does.
-        if any(map(torch.any, counts)):
+        if any(map(any, counts)):
             with self._wire.named_errors("all_to_all"):
                 self._wire.exchange(tensor, out, sent, got)
         return out, got
@@ -287,15 +261,15 @@ class Group(SerialExecutor):
         """
         stood_in, since_ns = 0, time.time_ns()
         while True:
-            agreed = self._agree(Call(Kind.JOIN, "join()", extra=stood_in, since_ns=since_ns))
-            active = [call for call in agreed.calls if call.kind != Kind.JOIN]
+            calls = self._agree(Call(Kind.JOIN, "join()", extra=stood_in, since_ns=since_ns))
+            active = [call for call in calls if call.kind != Kind.JOIN]
             if not active:
-                return last_to_join(agreed.calls)
+                return last_to_join(calls)
             stood_in += 1
-            if objection(agreed.calls) is None:
-                self._join_in(active[0], agreed)
+            if objection(calls) is None:
+                self._join_in(active[0])
 
-    def _join_in(self, call: Announcement, agreed: Agreed) -> None:
+    def _join_in(self, call: Announcement) -> None:
         import torch
 
         if call.kind == Kind.STEP:
@@ -307,40 +281,22 @@ class Group(SerialExecutor):
             join_step()
             return
         device, dtype = "cuda" if call.on_device else "cpu", dtypes()[call.dtype]
-        if joined(agreed, call.numel * dtype.itemsize) is None:
-            zeros = torch.zeros(call.numel, dtype=dtype, device=device)
-            self.reduce_now_(zeros, Reduction(Op.SUM))
+        zeros = torch.zeros(call.numel, dtype=dtype, device=device)
+        self.reduce_now_(zeros, Reduction(Op.SUM))
 
-    def _is_small(self, tensor: torch.Tensor) -> bool:
-        return not tensor.is_cuda and tensor.nbytes * self.size <= SMALL_NBYTES
-
-    def _agree(
-        self, call: Call, data: torch.Tensor | None = None, is_needed: bool = False
-    ) -> Agreed:
+    def _agree(self, call: Call) -> list[Announcement]:
         """Compare this call with the other members' announcements; return these, by rank.
-
-        Args:
-            data: sent with the announcement if it is small, or `is_needed` there.
 
         Raises:
             MismatchError: if the calls do not match; on all members except joined ones, with each
                 member's call.
         """
-        announcement = call.announcement()
-        mine = message = WORDS.pack(*announcement)
-        if data is not None and (is_needed or self._is_small(data)):
-            message += bytes_of(data).numpy().tobytes()
-        what = call.kind.name.lower()
-        with self._wire.named_errors(what):
-            everyone = self._wire.announce(message)
-        parts = [each[WORDS.size :] for each in everyone]
-        # The common case, without decoding: all members have announced the same words.
-        if all(each.startswith(mine) for each in everyone):
-            return Agreed([announcement] * self.size, parts)
-        calls = [Announcement(*WORDS.unpack_from(each)) for each in everyone]
+        with self._wire.named_errors(call.kind.name.lower()):
+            everyone = self._wire.announce(WORDS.pack(*call.announcement()))
+        calls = [Announcement(*WORDS.unpack(each)) for each in everyone]
         if (why := objection(calls)) is not None:
             self._refuse(call, why)
-        return Agreed(calls, parts)
+        return calls
 
     def _refuse(self, call: Call, why: str) -> None:
         # Short, because all texts together must fit into the buffers of a socket.
@@ -378,13 +334,11 @@ class Group(SerialExecutor):
 
         data = bytearray(sealed(value, self._key) if self.rank == root else b"")
         call = Call(Kind.BROADCAST, f"{what}, object, from rank {root}", extra=len(data))
-        mine = torch.frombuffer(data, dtype=torch.uint8) if data else None
-        agreed = self._agree(call, mine)
-        if mine is not None:
-            whole = mine
-        else:
-            whole = torch.empty(agreed.calls[root].extra, dtype=torch.uint8)
-        self._spread(whole, agreed.data[root], root)
+        calls = self._agree(call)
+        data = data or bytearray(calls[root].extra)
+        whole = torch.frombuffer(data, dtype=torch.uint8)
+        with self._wire.named_errors("broadcast"):
+            self._wire.broadcast(whole, root)
         return value if self.rank == root else open_sealed(whole.numpy().tobytes(), self._key)
 
     def subgroup(self, ranks: Sequence[int]) -> Group | None:

@@ -16,16 +16,12 @@ from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collectives.agreement import Agreed, Kind
 from sparkdl.collectives.announcer import Announcer
 from sparkdl.core.errors import CollectiveError, ConfigError
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
-
-SMALL_NBYTES = 32 << 10
-"""Limit for all members: at most half of it is in flight, and fits any socket's buffers."""
 
 
 class Op(Enum):
@@ -218,27 +214,6 @@ class Transport:
 def row_nbytes(tensor: torch.Tensor) -> int:
     """Return how many bytes each row has."""
     return int(tensor.element_size() * math.prod(tensor.shape[1:]))
-
-
-def joined(agreed: Agreed, nbytes: int | Sequence[int]) -> torch.Tensor | None:
-    """Return the bytes that came with the announcements; `None` if not all did.
-
-    Args:
-        nbytes: of each member; or of each that has not joined.
-    """
-    import torch
-
-    data = agreed.data
-    if isinstance(nbytes, int):
-        data = [d for c, d in zip(agreed.calls, data, strict=True) if c.kind != Kind.JOIN]
-        nbytes = [nbytes] * len(data)
-    if [*map(len, data)] != nbytes:
-        return None
-    # PyTorch warns of memory that cannot be written to, as that of `bytes`.
-    whole = bytearray().join(data)
-    return (
-        torch.frombuffer(whole, dtype=torch.uint8) if whole else torch.empty(0, dtype=torch.uint8)
-    )
 
 
 def shares(rows: int, size: int) -> list[int]:

@@ -25,8 +25,6 @@ from tests.horovod.together import together
 pytestmark = pytest.mark.torch
 
 SIZE = 3
-MANY = 1400
-"""Rows of 8 bytes, of all members, that are too many to go the way of announcements; not of 4."""
 _TIMEOUT_S = 60.0
 OPS: dict[str, Callable[..., Any]] = {"sum": np.sum, "average": np.mean, "max": np.max}
 REDUCES, SHARES, GATHERS, EXCHANGES, SENDS, WAITS, JOINS = (
@@ -89,7 +87,7 @@ ACTS = st.builds(
     st.sampled_from([REDUCES, REDUCES, REDUCES, SHARES, GATHERS, EXCHANGES, SENDS, WAITS]),
     st.sampled_from([*OPS]),
     st.sampled_from(["float64", "float32", "int64"]),
-    st.sampled_from([0, 1, 2, 4, MANY, MANY + 1]),
+    st.sampled_from([0, 1, 2, 4]),
     st.integers(0, SIZE - 1),
     st.sampled_from(["", "a", "b"]),
     st.booleans(),

@@ -52,32 +52,11 @@ def exchange(args: None, ctx: NodeContext) -> dict[str, Any]:
     ]
     assert group.broadcast_object(Op.MAX if ctx.rank == 1 else None, 1) is Op.MAX
     assert group.broadcast_object("x" * 50_000 if ctx.rank == 1 else None, 1) == "x" * 50_000
-    found["exchanges"] = exchanges_of_little(group)
     found |= narrow(group)
     refused(group)
     group.barrier()
     found |= lost(group, ctx)
     return {name: lowered(value) for name, value in found.items()}
-
-
-def exchanges_of_little(group: Any) -> list[int]:
-    """Return how many exchanges of announcements each operation takes."""
-    little, announcer = tensor(np.ones(3)), group._wire._announcer
-    operations: tuple[Any, ...] = (
-        lambda: group.all_reduce_(little),
-        lambda: group.all_gather(little),
-        lambda: group.broadcast_(little, 0),
-        lambda: group.all_to_all(little),
-        lambda: group.reduce_scatter(little),
-        lambda: group.all_gather_object(group.rank),
-        lambda: group.broadcast_object(group.rank),
-    )
-    found = []
-    for operate in operations:
-        before = announcer._count
-        operate()
-        found.append(announcer._count - before)
-    return found
 
 
 def lowered(value: Any) -> Any:
@@ -155,7 +134,6 @@ def test_members_have_what_numpy_computes_and_end_when_one_is_lost() -> None:
         np.testing.assert_array_equal(found["whole"], np.sign(wide) * (np.abs(wide) // SIZE))
         np.testing.assert_array_equal(found["scaled much"], np.tile(stack.sum(0) * 2, (900, 1)))
         assert found["words"] == [0, 1, 2]
-        assert found["exchanges"] == [1] * 7, "what little there is comes with the announcement"
         assert found["large objects"] == [500, 5000, 50_000]
         total, whole, exchanged, got = found["narrow"]
         np.testing.assert_allclose(total, stack.mean(0), rtol=2**-7)
