@@ -20,6 +20,7 @@ from sparkdl.horovod.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
     mapped,
+    on_cpu,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class TorchState(ObjectState):
     def _copied(self, name: str) -> Any:
         value = getattr(self, name)
         # Of tensors on the CPU: a GPU's memory holds them already.
-        return mapped(value.state_dict(), _on_cpu) if _has_state(value) else copy.deepcopy(value)
+        return mapped(value.state_dict(), on_cpu) if _has_state(value) else copy.deepcopy(value)
 
     def _put(self, name: str, kept: Any) -> None:
         if _has_state(value := getattr(self, name)):
@@ -84,13 +85,6 @@ class TorchState(ObjectState):
 
 def _has_state(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
-def _on_cpu(value: Any) -> Any:
-    import torch
-
-    is_tensor = isinstance(value, torch.Tensor)
-    return value.detach().to("cpu", copy=True) if is_tensor else copy.deepcopy(value)
 
 
 class ElasticSampler:

@@ -7,13 +7,13 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/functions.py
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import ProcessSet, global_process_set, group_of
+from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank
 from sparkdl.horovod.common.operations import fill
 from sparkdl.horovod.common.process_sets import root_in
 
@@ -115,44 +115,18 @@ def broadcast_optimizer_state(
         ConfigError: if `root_rank` is not in the process set.
         CollectiveError: if a process was lost, or did not come in time.
     """
-    import torch
-
-    group = group_of(process_set)
-    is_root = group.ranks[group.rank] == root_rank
-    device = next((p.device for g in optimizer.param_groups for p in g["params"]), None)
-    tensors: list[torch.Tensor] = []
-
-    def outlined(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        tensors.append(value.detach())
-        return _Place(tuple(value.shape), value.dtype, value.is_cuda)
-
-    def allocated(value: Any) -> Any:
-        if not isinstance(value, _Place):
-            return value
-        # The number of a GPU is the root's own; here it may be another.
-        place = device if value.is_on_gpu else "cpu"
-        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=place))
-        return tensors[-1]
-
-    # The state without its tensors, which travel by themselves and are not pickled.
-    state = mapped(optimizer.state_dict(), outlined) if is_root else None
+    state = mapped(optimizer.state_dict(), on_cpu) if rank() == root_rank else None
     state = broadcast_object(state, root_rank, None, process_set)
-    if not is_root:
-        state = mapped(state, allocated)
-    group.run(partial(fill, group, tensors, root_rank))
-    if not is_root:
+    if rank() != root_rank:
         optimizer.load_state_dict(state)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Stands for a tensor, which travels by itself."""
+def on_cpu(value: Any) -> Any:
+    """Return a copy; a tensor's is on the CPU: a GPU's memory holds the tensor already."""
+    import torch
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    is_on_gpu: bool
+    is_tensor = isinstance(value, torch.Tensor)
+    return value.detach().to("cpu", copy=True) if is_tensor else copy.deepcopy(value)
 
 
 def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:

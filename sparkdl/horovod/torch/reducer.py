@@ -28,72 +28,50 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """Gradients in a row, and behind them a 1 for each that this process has.
+    """Gradients in a row. Where a process has none it sends zeros; sparse ones become dense.
 
     Args:
         params: whose gradients they are.
-        is_sparse: of each, whether a process has had a sparse one: where this one has none of its
-            own, it gets a sparse one too.
     """
 
-    def __init__(
-        self, params: Sequence[torch.nn.Parameter], is_sparse: Sequence[bool] | None = None
-    ) -> None:
+    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
         import torch
 
         self.params = list(params)
-        self._is_sparse = list(is_sparse or [False] * len(self.params))
-        sizes = [param.numel() for param in self.params]
+        self._sizes = [param.numel() for param in self.params]
         like = self.params[0]
-        self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
-        self.waits_for = len(sizes)
-        self._has = [0.0] * len(sizes)
-        self._sizes = [*sizes, len(sizes)]
-        *rows, self._presence = self.flat.split(self._sizes)
-        shaped = zip(rows, self.params, strict=True)
-        self._rows = [row.view(param.shape) for row, param in shaped]
+        self.flat = torch.zeros(sum(self._sizes), dtype=like.dtype, device=like.device)
+        self.waits_for = len(self.params)
+        self._rows = self._shaped(self.flat)
+
+    def _shaped(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        rows = zip(flat.split(self._sizes), self.params, strict=True)
+        return [row.view(param.shape) for row, param in rows]
 
     def fill(self, place: int, grad: torch.Tensor | None) -> None:
         """Put a gradient in."""
-        import torch
-
         if grad is None:
             self._rows[place].zero_()
         else:
             self._rows[place].copy_(grad.to_dense() if grad.is_sparse else grad)
-        self._has[place] = float(grad is not None)
         self.waits_for -= 1
-        if not self.waits_for:
-            # Written once, with the last gradient: single elements would be a kernel each on a GPU.
-            self._presence.copy_(torch.tensor(self._has))
 
-    def spread(self, reduced: torch.Tensor, can_be_absent: bool) -> None:
-        """Put reduced gradients where they are from; where no process has one, none."""
+    def spread(self, reduced: torch.Tensor) -> None:
+        """Put reduced gradients where they are from."""
         import torch
 
-        *rows, presence = reduced.split(self._sizes)
-        is_there = [True] * len(rows)
-        # Reading `presence` waits for the GPU, so only where a gradient may be missing.
-        if can_be_absent and any(param.grad is None for param in self.params):
-            is_there = (presence > 0).tolist()
         grads, results = [], []
-        places = zip(self.params, rows, is_there, self._is_sparse, strict=True)
-        for param, row, there, was_sparse in places:
-            grad, result = param.grad, row.view(param.shape)
-            if grad is None and not there:
-                continue
-            if was_sparse if grad is None else grad.is_sparse:
-                param.grad = result.to_sparse(1)
-            elif grad is None:
+        for param, result in zip(self.params, self._shaped(reduced), strict=True):
+            if param.grad is None or param.grad.is_sparse:
                 # A copy, because the bucket is filled again in the next step.
                 param.grad = result.to(param.dtype, copy=True)
             else:
-                grads.append(grad)
+                grads.append(param.grad)
                 results.append(result)
         if grads:
             # One kernel for many gradients, as PyTorch's optimizers do.
             torch._foreach_copy_(grads, results)
-        self.waits_for = len(rows)
+        self.waits_for = len(self.params)
 
 
 @dataclass(frozen=True)
@@ -203,11 +181,11 @@ class Reducer:
             if not self._is_planned:
                 self._agree()
             for number in range(len(self._params)):
-                # Parameters without a gradient in this step: the other processes may have one.
+                # Parameters without a gradient here: the other processes may have one.
                 if number not in self._filled:
                     self._fill(number)
             for bucket, future in zip(self._buckets, self._futures, strict=True):
-                bucket.spread(future.result(), self._options.call.how.op.is_sum)
+                bucket.spread(future.result())
         self.reset()
 
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
@@ -288,11 +266,6 @@ class Reducer:
                 for name, param in zip(self._names, self._params, strict=True)
             ],
             "order": self._order,
-            "sparse": [
-                number
-                for number, param in enumerate(self._params)
-                if param.grad is not None and param.grad.is_sparse
-            ],
         }
         everyone = self._group.all_gather_object(mine)
         for rank, other in enumerate(everyone):
@@ -305,12 +278,8 @@ class Reducer:
                 )
         # The first process that has an order decides: all buckets must be the same.
         order: list[int] = next((other["order"] for other in everyone if other["order"]), [])
-        sparse = {number for other in everyone for number in other["sparse"]}
         planned = plan([slot_of(param) for param in self._params], order)
-        self._buckets = [
-            Bucket([self._params[number] for number in bucket], [n in sparse for n in bucket])
-            for bucket in planned
-        ]
+        self._buckets = [Bucket([self._params[number] for number in bucket]) for bucket in planned]
         self._places = {
             number: (which, place)
             for which, bucket in enumerate(planned)
