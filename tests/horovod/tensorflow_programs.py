@@ -5,7 +5,6 @@ Runs in: child
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -24,15 +23,6 @@ def everything(args: Any, ctx: NodeContext) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     return {case.__name__: case() for case in CASES} | {"joins": joins()}
-
-
-def missing_names(asked: list[tuple[str, str]], ctx: NodeContext) -> list[tuple[str, str]]:
-    """Return those modules and names that are not there."""
-    return [
-        (module, name)
-        for module, name in asked
-        if getattr(import_module(module), name, None) is None
-    ]
 
 
 def begin() -> Any:

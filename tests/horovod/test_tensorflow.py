@@ -23,7 +23,6 @@ from tests.horovod.keras_programs import (
     keras_3,
     tf_keras,
 )
-from tests.horovod.tables import ROWS, framework_of
 from tests.horovod.together import together
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.torch]
@@ -240,13 +239,6 @@ def test_eager_errors_are_those_of_tensorflow(ranks: list[dict[str, Any]]) -> No
 
 def test_member_that_has_joined_takes_part_with_zeros(ranks: list[dict[str, Any]]) -> None:
     assert both(ranks, "joins") == [[[6.0], 1], [[6.0, 3.0], 1]]
-
-
-def test_names_are_there_as_the_tables_say(pair: Lab) -> None:
-    names = [(module, name) for module, name, verdict in ROWS if verdict != "refused"]
-    asked = [each for each in names if framework_of(*each) in ("tensorflow", "keras")]
-    assert asked
-    assert together(pair, tensorflow_programs.missing_names, asked) == [[], []]
 
 
 # Keras: plain `fit`, as one process with larger batches

@@ -196,7 +196,13 @@ def turn() -> Any:
 
 @functools.cache
 def _turn() -> Any:
-    return counter("CPU:0")
+    import tensorflow as tf
+
+    def make() -> Any:
+        with tf.device("CPU:0"):
+            return tf.Variable(0, trainable=False, dtype=tf.int32, name="sparkdl_exchanges")
+
+    return outside_of_functions(make)
 
 
 def with_rows(tensor: Any) -> Any:
@@ -242,17 +248,6 @@ def outside_of_functions(make: Callable[[], T]) -> T:
 
     result: T = made()
     return result
-
-
-def counter(device: str) -> Any:
-    """Return a new variable that counts exchanges."""
-    import tensorflow as tf
-
-    def make() -> Any:
-        with tf.device(device):
-            return tf.Variable(0, trainable=False, dtype=tf.int32, name="sparkdl_exchanges")
-
-    return outside_of_functions(make)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Runs in: child
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +39,6 @@ class Reduction:
         if self.predivide_factor != 1.0 and how is not op_of(Average):
             raise ConfigError("gradient_predivide_factor divides averages: use op=hvd.Average")
 
-    @property
-    def moves(self) -> bool:
-        """Whether there is anybody to exchange gradients with."""
-        return has_peers(self.process_set)
-
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients reduced over the members; `None` stays `None`.
 
@@ -53,13 +48,14 @@ class Reduction:
         import tensorflow as tf
 
         results = list(gradients)
-        if not self.moves:
+        if not has_peers(self.process_set):
             return results
         if self.sparse_as_dense:
             results = [tf.convert_to_tensor(g) if is_sparse(g) else g for g in results]
         shared = [i for i, gradient in enumerate(results) if gradient is not None]
         with tf.name_scope("horovod"):
-            for bucket in self._buckets(shared, results):
+            for places in plan([Slot(nbytes_of(results[i])) for i in shared]):
+                bucket = [shared[place] for place in places]
                 reduced = grouped_allreduce(
                     [results[i] for i in bucket],
                     compression=self.compression,
@@ -71,11 +67,6 @@ class Reduction:
                 for i, gradient in zip(bucket, reduced, strict=True):
                     results[i] = gradient
         return results
-
-    def _buckets(self, shared: list[int], gradients: Sequence[Any]) -> Iterator[list[int]]:
-        """Yield the groups of gradients that travel together, in order."""
-        for bucket in plan([Slot(nbytes_of(gradients[i])) for i in shared]):
-            yield [shared[n] for n in bucket]
 
 
 def is_sparse(gradient: Any) -> bool:
@@ -122,13 +113,7 @@ def DistributedGradientTape(  # noqa: N802, PLR0913 (Horovod's name and argument
 
     if not isinstance(gradtape, tf.GradientTape):
         raise ConfigError(f"{gradtape!r} must be a tf.GradientTape")
-    how = Reduction(
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        process_set,
-    )
+    how = Reduction(compression, sparse_as_dense, op, gradient_predivide_factor, process_set)
     kind = type(gradtape)
     tape: Any = object.__new__(type(kind.__name__, (kind,), {"gradient": _gradient}))
     vars(tape).update(vars(gradtape))

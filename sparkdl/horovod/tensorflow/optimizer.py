@@ -60,13 +60,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
     Raises:
         RemovedError: for an optimizer of TensorFlow 1.
     """
-    how = Reduction(
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        process_set,
-    )
+    how = Reduction(compression, sparse_as_dense, op, gradient_predivide_factor, process_set)
     passes = Passes(backward_passes_per_step, average_aggregated_gradients)
     return distributed(optimizer, how, passes)
 
@@ -156,9 +150,6 @@ def _apply(
     if trainable_variables is None:
         trainable_variables = self._trainable_variables
     variables = list(trainable_variables)
-    if self._sparkdl.passes.count > 1:
-        # Before `tf.cond`, in whose branches no variable can be made.
-        build(self, variables)
     _reduce_and(self, gradients, variables, lambda reduced: stock(self, reduced, variables))
 
 
@@ -173,9 +164,6 @@ def _apply_gradients(
     if is_reduced or not pairs:
         return stock(self, pairs, *args, **kwargs)
     gradients, variables = (list(part) for part in zip(*pairs, strict=True))
-    if self._sparkdl.passes.count > 1:
-        # As above, before `tf.cond`.
-        build(self, variables)
 
     def step(reduced: list[Any]) -> None:
         stock(self, list(zip(reduced, variables, strict=True)), *args, **kwargs)
@@ -188,14 +176,10 @@ def _reduce_and(
     optimizer: Any, gradients: list[Any], variables: list[Any], step: Callable[[list[Any]], Any]
 ) -> None:
     settings = optimizer._sparkdl
-
-    def last(totals: list[Any]) -> None:
-        step(settings.how.reduce(totals))
-
-    if settings.passes.count == 1:
-        last(gradients)
-    else:
-        settings.passes.add(gradients, last)
+    if settings.passes.count > 1:
+        # Before `tf.cond`, in whose branches no variable can be made.
+        build(optimizer, variables)
+    settings.passes.add(gradients, lambda totals: step(settings.how.reduce(totals)))
 
 
 def _library_of(optimizer: Any) -> str:
@@ -277,6 +261,9 @@ class Passes:
         """
         import tensorflow as tf
 
+        if self.count == 1:
+            step(list(gradients))
+            return
         there = [g if g is None else tf.convert_to_tensor(g) for g in gradients]
         if self._done is None:
             self._make_variables(there)
