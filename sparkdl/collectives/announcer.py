@@ -3,54 +3,32 @@
 Runs in: child
 
 gloo passes each operation to a separate thread and back, which takes milliseconds on a busy
-machine. Here the calling thread itself writes and reads. In each of log2(size) rounds a member
-sends all its bytes to one other member and receives as many from another: few connections a member,
-and no member leaves before all have come. See Bruck et al., "Efficient Algorithms for All-to-All
-Communications in Multiport Message-Passing Systems", IEEE TPDS 8 (11), 1997.
+machine. Here the calling thread itself writes and reads. Each member sends to rank 0, which answers
+all of them with what all have sent: so no member leaves before all have come.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
-import selectors
 import socket
 import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from sparkdl.core.deadline import Deadline
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_HEAD = struct.Struct("<QIB")
-"""Before the messages of a round: which exchange, how many bytes, and whether it is an answer."""
-_NBYTES = struct.Struct("<I")
-"""Before each message."""
 _HELLO = struct.Struct("<i32s")
 _HELLO_S = 1.0
-"""For the rest of a hello that has begun to come."""
-_AHEAD_NBYTES = 64 << 10
+"""For a hello to come, once a connection has been made."""
 _LAST_S = 0.001
-"""A last wait after the deadline, to read data that has arrived already."""
-
-
-class Round(NamedTuple):
-    """As many messages go to member `target` as come from member `source`."""
-
-    target: int
-    source: int
-    messages: int
-
-
-def rounds(rank: int, size: int) -> list[Round]:
-    """Return what a member does in each round.
-
-    Before that of step s it knows what s members have said, itself and those behind it.
-    """
-    steps = [1 << power for power in range((size - 1).bit_length())]
-    return [Round((rank - s) % size, (rank + s) % size, min(s, size - s)) for s in steps]
+"""A last wait after the deadline, for what has arrived already."""
 
 
 class Announcer:
@@ -71,11 +49,9 @@ class Announcer:
         self, rank: int, size: int, store: Store, host: str, key: bytes, timeout_s: float
     ) -> None:
         self._rank, self._size, self._timeout_s = rank, size, timeout_s
-        self._rounds = rounds(rank, size)
-        self._to: dict[int, socket.socket] = {}
-        self._from: dict[int, socket.socket] = {}
-        self._ahead: dict[int, bytes] = {}
-        self._count = 0
+        self._sockets: list[socket.socket] = []
+        self._ranks: dict[Connection, int] = {}
+        self._peer = 0
         self._is_closed = False
         try:
             self._connect(store, host, key)
@@ -85,59 +61,44 @@ class Announcer:
 
     def _connect(self, store: Store, host: str, key: bytes) -> None:
         deadline, nonce = Deadline.after(self._timeout_s), secrets.token_bytes(16)
-        with _listener() as listener:
-            port = listener.getsockname()[1]
-            store.set(f"announcer {self._rank}", f"{nonce.hex()} {port} {host}")
-            for each in self._rounds:
-                told = store.get(f"announcer {each.target}").decode()
-                self._to[each.target] = self._greet(told, key, deadline)
-            self._let_in(listener, nonce, key, deadline)
+        if self._rank == 0:
+            with _listener() as listener:
+                store.set("announcer", f"{nonce.hex()} {listener.getsockname()[1]} {host}")
+                self._let_in(listener, nonce, key, deadline)
+        else:
+            told, port, there = store.get("announcer").decode().split(" ", 2)
+            link = socket.create_connection((there, int(port)), max(_LAST_S, deadline.remaining_s))
+            # Sealed with rank 0's nonce: a recorded hello opens no other connection.
+            link.sendall(_HELLO.pack(self._rank, _seal(self._rank, bytes.fromhex(told), key)))
+            self._add(0, link)
         # Else a member could end at once, and the store and gloo's connections with it, while
         # another one still connects.
-        self.exchange(bytes(1))
+        self.exchange(b"")
 
     def _let_in(
         self, listener: socket.socket, nonce: bytes, key: bytes, deadline: Deadline
     ) -> None:
-        """Accept the members that send to this one; silent connections do not delay them."""
-        missing, silent = {each.source for each in self._rounds}, set[socket.socket]()
-        # A connection may be gone between `select` and `accept`, which would then wait for ever.
-        listener.settimeout(_HELLO_S)
-        with selectors.DefaultSelector() as selector:
-            selector.register(listener, selectors.EVENT_READ, listener)
+        """Accept the other members."""
+        missing = set(range(1, self._size))
+        while missing:
+            listener.settimeout(max(_LAST_S, deadline.remaining_s))
             try:
-                while missing:
-                    ready = selector.select(deadline.remaining_s)
-                    if not ready and deadline.has_passed:
-                        raise TimeoutError(f"ranks {sorted(missing)} have not connected")
-                    for link in (item.data for item, _ in ready):
-                        if link is listener:
-                            came, _ = listener.accept()
-                            selector.register(came, selectors.EVENT_READ, came)
-                            silent.add(came)
-                            continue
-                        selector.unregister(link)
-                        silent.remove(link)
-                        rank = _greeted_by(link, nonce, key)
-                        if rank is not None and rank in missing:
-                            missing.remove(rank)
-                            self._from[rank] = link
-                        else:
-                            link.close()
-            finally:
-                for link in silent:
-                    link.close()
+                link, _ = listener.accept()
+            except TimeoutError:
+                raise TimeoutError(f"ranks {sorted(missing)} have not connected") from None
+            rank = _greeted_by(link, nonce, key)
+            if rank in missing:
+                missing.remove(rank)
+                self._add(rank, link)
+            else:
+                link.close()
 
-    def _greet(self, told: str, key: bytes, deadline: Deadline) -> socket.socket:
-        """Connect with a member at the address that it has published."""
-        nonce, port, host = told.split(" ", 2)
-        link = socket.create_connection((host, int(port)), max(_LAST_S, deadline.remaining_s))
+    def _add(self, rank: int, link: socket.socket) -> None:
         # Nagle's algorithm would hold a small message back until the one before is acknowledged.
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.settimeout(self._timeout_s)
-        # Sealed with the other member's nonce: a recorded hello opens no other connection.
-        link.sendall(_HELLO.pack(self._rank, _seal(self._rank, bytes.fromhex(nonce), key)))
-        return link
+        link.settimeout(None)
+        self._sockets.append(link)
+        self._ranks[Connection(link.dup().detach())] = rank
 
     def exchange(self, mine: bytes, is_answer: bool = False) -> list[bytes]:
         """Return what the members have called this with, by rank.
@@ -145,7 +106,7 @@ class Announcer:
         After an error the connections are closed, and other members need not wait.
 
         Args:
-            mine: of any length; all of one exchange must fit into the buffers of a socket.
+            mine: of any length.
             is_answer: whether the exchange before asks for this one; the same on all.
 
         Raises:
@@ -154,52 +115,57 @@ class Announcer:
         """
         if self._is_closed:
             raise OSError("the connections were closed, or an exchange was interrupted")
-        deadline = Deadline.after(self._timeout_s)
-        known = [_NBYTES.pack(len(mine)) + mine]
-        self._count += 1
-        peer = self._rank
         try:
-            for target, source, messages in self._rounds:
-                data = b"".join(known[:messages])
-                peer = target
-                # All write before they read, so a round must fit into the buffers of a socket.
-                self._to[target].sendall(_HEAD.pack(self._count, len(data), is_answer) + data)
-                peer = source
-                known += self._heard(source, is_answer, deadline)
+            whole = self._exchanged(bytes([is_answer]) + mine)
+            found = msgspec.msgpack.decode(whole, type=list[bytes])
+            if any(each[0] != is_answer for each in found):
+                raise OSError(
+                    "a member has not finished what all had agreed on, and does something else"
+                )
         except BaseException as error:  # an interrupt as well: half an exchange has no next one
             self.close()
-            if isinstance(error, ConnectionError):  # in the words of gloo
-                text = f"sparkdl.collectives: the connection with rank {peer} was closed by peer"
-                raise ConnectionResetError(text) from error
+            if isinstance(error, (EOFError, ConnectionError)):  # in the words of gloo
+                text = f"the connection with rank {self._peer} was closed by peer"
+                raise ConnectionResetError(f"sparkdl.collectives: {text}") from error
             raise
-        first = self._size - self._rank  # `known` begins with this member's
-        return [message[_NBYTES.size :] for message in known[first:] + known[:first]]
+        return [each[1:] for each in found]
 
-    def _heard(self, source: int, is_answer: bool, deadline: Deadline) -> list[bytes]:
-        """Return the messages of a round from a member, each behind its length."""
-        link, data = self._from[source], self._ahead.pop(source, b"")
-        data = _read(link, data, _HEAD.size, deadline)
-        count, nbytes, theirs = _HEAD.unpack_from(data)
-        if (count, theirs) != (self._count, is_answer):
-            raise OSError(
-                "a member has not finished what all had agreed on, and does something else"
-            )
-        data = _read(link, data, end := _HEAD.size + nbytes, deadline)
-        if data[end:]:  # of its next exchange
-            self._ahead[source] = data[end:]
-        messages, at = [], _HEAD.size
-        while at < end:
-            start, at = at, at + _NBYTES.size + _NBYTES.unpack_from(data, at)[0]
-            messages.append(data[start:at])
-        return messages
+    def _exchanged(self, mine: bytes) -> bytes:
+        if self._rank:
+            self._send(mine)
+            return self._heard()[0]
+        heard = {0: mine, **self._heard()}
+        whole = msgspec.msgpack.encode([heard[rank] for rank in range(self._size)])
+        self._send(whole)
+        return whole
+
+    def _send(self, message: bytes) -> None:
+        for link, rank in self._ranks.items():
+            self._peer = rank
+            link.send_bytes(message)
+
+    def _heard(self) -> dict[int, bytes]:
+        """Return a message from each connection; one that is closed meanwhile is an error."""
+        deadline, found = Deadline.after(self._timeout_s), dict[int, bytes]()
+        while len(found) < len(self._ranks):
+            ready = wait([*self._ranks], max(_LAST_S, deadline.remaining_s))
+            if not ready:
+                raise TimeoutError(f"ranks {sorted({*self._ranks.values()} - {*found})} wait")
+            for link, rank in self._ranks.items():
+                if link in ready:
+                    self._peer = rank
+                    found[rank] = link.recv_bytes()
+        return found
 
     def close(self) -> None:
         """Close the connections, for processes that have inherited them by a fork as well."""
         self._is_closed = True
-        for link in (*self._to.values(), *self._from.values()):
+        for link in self._sockets:
             with suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
             link.close()
+        for own in self._ranks:
+            own.close()
 
 
 def _listener() -> socket.socket:
@@ -216,23 +182,12 @@ def _seal(rank: int, nonce: bytes, key: bytes) -> bytes:
 
 def _greeted_by(link: socket.socket, nonce: bytes, key: bytes) -> int | None:
     """Return the rank of the member that has connected; `None` for a stranger."""
+    link.settimeout(_HELLO_S)
     try:
-        # Not a byte more: what follows belongs to the first exchange.
-        hello = _read(link, b"", _HELLO.size, Deadline.after(_HELLO_S), ahead=0)
-    except OSError:
+        hello = b""
+        while len(hello) < _HELLO.size and (part := link.recv(_HELLO.size - len(hello))):
+            hello += part
+        rank, seal = _HELLO.unpack(hello)
+    except (OSError, struct.error):
         return None
-    rank, seal = _HELLO.unpack(hello)
     return rank if hmac.compare_digest(seal, _seal(rank, nonce, key)) else None
-
-
-def _read(
-    link: socket.socket, data: bytes, nbytes: int, deadline: Deadline, ahead: int = _AHEAD_NBYTES
-) -> bytes:
-    """Return `nbytes` bytes, and up to `ahead` more; `data` are the first of them."""
-    while len(data) < nbytes:
-        link.settimeout(max(_LAST_S, deadline.remaining_s))
-        part = link.recv(nbytes - len(data) + ahead)
-        if not part:
-            raise ConnectionResetError("closed")
-        data += part
-    return data

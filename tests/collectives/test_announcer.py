@@ -13,22 +13,10 @@ from typing import Any
 
 import pytest
 
-from sparkdl.collectives.announcer import Announcer, rounds
+from sparkdl.collectives.announcer import Announcer
 
 KEY = b"the members' secret"
 SOON_S = 20.0
-
-
-@pytest.mark.parametrize("size", range(1, 18))
-def test_rounds_tell_everybody_everything(size: int) -> None:
-    known = {rank: [rank] for rank in range(size)}
-    plans = [rounds(rank, size) for rank in range(size)]
-    for turn in zip(*plans, strict=True):
-        sent = {(rank, each.target): known[rank][: each.messages] for rank, each in enumerate(turn)}
-        for rank, each in enumerate(turn):
-            known[rank] = known[rank] + sent.pop((each.source, rank))
-        assert not sent, "what one sends, another waits for"
-    assert known == {rank: [(rank + i) % size for i in range(size)] for rank in range(size)}
 
 
 def connected(size: int, timeout_s: float = SOON_S, keys: dict[int, bytes] | None = None) -> Any:
@@ -46,15 +34,14 @@ def connected(size: int, timeout_s: float = SOON_S, keys: dict[int, bytes] | Non
 
 
 class Late:
-    """The store of rank 3, which asks last for the address of a member."""
+    """The store of rank 3, which asks last for the address of rank 0."""
 
     def __init__(self, store: Any, has_left: threading.Event) -> None:
         self._store, self._has_left = store, has_left
         self.set = store.set
 
     def get(self, key: str) -> bytes:
-        if key == "announcer 1":  # not that of rank 0: the two have no connection
-            assert not self._has_left.wait(0.3), "rank 0 did not wait for rank 3"
+        assert not self._has_left.wait(0.3), "the others did not wait for rank 3"
         return bytes(self._store.get(key))
 
 
@@ -144,8 +131,8 @@ def test_strangers_are_not_let_in_and_keep_nobody_waiting() -> None:
     connect, store = connected(2)
     with ThreadPoolExecutor(1) as pool, ExitStack() as ends:
         first = pool.submit(connect, 0)
-        _, port, _ = store.get("announcer 0").decode().split(" ", 2)
-        for _ in range(9):
+        _, port, _ = store.get("announcer").decode().split(" ", 2)
+        for _ in range(2):
             ends.enter_context(socket.create_connection(("localhost", int(port)), SOON_S))
         for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(36), b"\1\0\0\0" + bytes(32)):
             with socket.create_connection(("localhost", int(port)), SOON_S) as stranger:
@@ -162,4 +149,5 @@ def test_strangers_are_not_let_in_and_keep_nobody_waiting() -> None:
 def test_member_with_another_key_is_a_stranger() -> None:
     connect, _ = connected(2, timeout_s=0.5, keys={1: b"another"})
     errors = at_once([partial(connect, 0), partial(connect, 1)])
-    assert all(isinstance(error, TimeoutError) for error in errors), errors
+    assert isinstance(errors[0], TimeoutError), errors
+    assert isinstance(errors[1], OSError), errors
