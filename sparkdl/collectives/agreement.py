@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -31,12 +30,11 @@ class Kind(IntEnum):
     STEP = 7
 
 
-@dataclass(frozen=True)
-class Call:
-    """One operation, as a member announces it.
+class Call(NamedTuple):
+    """One operation, as a member announces it: whole numbers of 64 bits.
 
     Attributes:
-        what: the arguments that must be the same on all members, in words.
+        digest: of the arguments that must be the same on all members.
         numel: how many numbers to reduce; members that have joined contribute as many zeros.
         dtype: of these, an index into `transport.dtypes()`.
         extra: a number that may differ: rows to gather; for `JOIN`, the operations it has stood in
@@ -46,41 +44,27 @@ class Call:
         since_ns: when the member joined, by its own clock.
     """
 
-    kind: Kind
-    what: str
+    kind: int
+    digest: int
     numel: int = 0
     dtype: int = 0
     extra: int = 0
-    on_device: bool = False
-    is_sum: bool = True
+    on_device: int = False
+    is_sum: int = True
     since_ns: int = 0
 
-    def announcement(self) -> Announcement:
-        """Return what the other members are sent of it."""
-        # Python's own `hash` of a text differs between processes.
-        digest = hashlib.blake2b(self.what.encode(), digest_size=8).digest()
-        number = int.from_bytes(digest, "little", signed=True)
-        rest = (self.extra, self.on_device, self.is_sum, self.since_ns)
-        return Announcement(self.kind, number, self.numel, self.dtype, *rest)
+
+def digest(what: str) -> int:
+    """Return a number for the arguments of an operation, in words."""
+    # Python's own `hash` of a text differs between processes.
+    data = hashlib.blake2b(what.encode(), digest_size=8).digest()
+    return int.from_bytes(data, "little", signed=True)
 
 
-class Announcement(NamedTuple):
-    """A `Call` as whole numbers of 64 bits; `digest` stands for the words."""
-
-    kind: int
-    digest: int
-    numel: int
-    dtype: int
-    extra: int
-    on_device: int
-    is_sum: int
-    since_ns: int
+WORDS = struct.Struct(f"<{len(Call._fields)}q")
 
 
-WORDS = struct.Struct(f"<{len(Announcement._fields)}q")
-
-
-def objection(calls: Sequence[Announcement]) -> str | None:
+def objection(calls: Sequence[Call]) -> str | None:
     """Return the reason why the members' announcements do not match, or `None` if they do."""
     active = [call for call in calls if call.kind != Kind.JOIN]
     if len({(call.kind, call.digest, call.numel, call.dtype) for call in active}) > 1:
@@ -92,7 +76,7 @@ def objection(calls: Sequence[Announcement]) -> str | None:
     return "only sums and averages can be reduced while a member has joined"
 
 
-def last_to_join(calls: Sequence[Announcement]) -> int:
+def last_to_join(calls: Sequence[Call]) -> int:
     """Return the rank of the member that joined last; all members compute the same one.
 
     It has stood in for the fewest operations; among several, it is the last by the clocks.

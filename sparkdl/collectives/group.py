@@ -18,9 +18,9 @@ from weakref import WeakMethod
 
 from sparkdl.collectives.agreement import (
     WORDS,
-    Announcement,
     Call,
     Kind,
+    digest,
     last_to_join,
     objection,
 )
@@ -119,8 +119,8 @@ class Group(SerialExecutor):
         """
         numel, dtype = flat.numel(), dtypes().index(flat.dtype)
         what = f"all_reduce({how}, {what}, {flat.dtype})"
-        call = Call(Kind.ALL_REDUCE, what, numel, dtype, 0, flat.is_cuda, how.op.is_sum)
-        self._agree(call)
+        is_sum, on_device = how.op.is_sum, flat.is_cuda
+        self._agree(Kind.ALL_REDUCE, what, numel, dtype, on_device=on_device, is_sum=is_sum)
         return self.reduce_now_(flat, how)
 
     @_operation
@@ -145,8 +145,8 @@ class Group(SerialExecutor):
         tensor = _rows(tensor)
         shape = list(tensor.shape[1:])
         what = f"{what}, {tensor.dtype} [rows, {shape}]"
-        call = Call(Kind.ALL_GATHER, what, extra=len(tensor), on_device=tensor.is_cuda)
-        counts = [each.extra for each in self._agree(call)]
+        calls = self._agree(Kind.ALL_GATHER, what, extra=len(tensor))
+        counts = [each.extra for each in calls]
         nbytes = [count * row_nbytes(tensor) for count in counts]
         out = tensor.new_empty((sum(counts), *shape))
         if out.numel():
@@ -165,7 +165,7 @@ class Group(SerialExecutor):
         if not 0 <= root < self.size:
             raise ConfigError(f"root={root}: must be a rank of the group, 0 to {self.size - 1}")
         what = f"{what}, {tensor.dtype} {list(tensor.shape)}, from rank {root}"
-        self._agree(Call(Kind.BROADCAST, what, on_device=tensor.is_cuda))
+        self._agree(Kind.BROADCAST, what)
         if tensor.numel():
             with self._wire.named_errors("broadcast"):
                 self._wire.broadcast(bytes_of(tensor), root)
@@ -188,7 +188,7 @@ class Group(SerialExecutor):
         sent = even_splits(len(tensor), self.size, splits)
         shape = list(tensor.shape[1:])
         what = f"{what}, {tensor.dtype} [rows, {shape}]"
-        self._agree(Call(Kind.ALL_TO_ALL, what, on_device=tensor.is_cuda))
+        self._agree(Kind.ALL_TO_ALL, what)
         # A member must know how many rows each of the others sends it.
         row = struct.Struct(f"<{self.size}q")
         with self._wire.named_errors("all_to_all"):
@@ -212,7 +212,7 @@ class Group(SerialExecutor):
         """
         tensor = _rows(tensor)
         what = f"{what}, {how}, {tensor.dtype} {list(tensor.shape)}"
-        self._agree(Call(Kind.REDUCE_SCATTER, what, on_device=tensor.is_cuda))
+        self._agree(Kind.REDUCE_SCATTER, what)
         sent = shares(len(tensor), self.size)
         mine = sent[self.rank]
         parts = tensor.new_empty((self.size, mine, *tensor.shape[1:]))
@@ -227,7 +227,7 @@ class Group(SerialExecutor):
     @_operation
     def barrier(self) -> None:
         """Wait until all members have called this."""
-        self._agree(Call(Kind.BARRIER, ""))
+        self._agree(Kind.BARRIER, "")
 
     def register_step(self, join_step: WeakMethod[Callable[[], None]]) -> int:
         """Return the number of an operation of several reductions, for `step`.
@@ -246,7 +246,7 @@ class Group(SerialExecutor):
         Args:
             is_sum: whether zeros of a member that has joined do no harm.
         """
-        self._agree(Call(Kind.STEP, f"step {number}: {what}", extra=number, is_sum=is_sum))
+        self._agree(Kind.STEP, f"step {number}: {what}", extra=number, is_sum=is_sum)
 
     @_operation
     def join(self) -> int:
@@ -261,7 +261,7 @@ class Group(SerialExecutor):
         """
         stood_in, since_ns = 0, time.time_ns()
         while True:
-            calls = self._agree(Call(Kind.JOIN, "join()", extra=stood_in, since_ns=since_ns))
+            calls = self._agree(Kind.JOIN, "join()", extra=stood_in, since_ns=since_ns)
             active = [call for call in calls if call.kind != Kind.JOIN]
             if not active:
                 return last_to_join(calls)
@@ -269,7 +269,7 @@ class Group(SerialExecutor):
             if objection(calls) is None:
                 self._join_in(active[0])
 
-    def _join_in(self, call: Announcement) -> None:
+    def _join_in(self, call: Call) -> None:
         import torch
 
         if call.kind == Kind.STEP:
@@ -284,29 +284,34 @@ class Group(SerialExecutor):
         zeros = torch.zeros(call.numel, dtype=dtype, device=device)
         self.reduce_now_(zeros, Reduction(Op.SUM))
 
-    def _agree(self, call: Call) -> list[Announcement]:
+    def _agree(self, kind: Kind, what: str, *numbers: int, **others: int) -> list[Call]:
         """Compare this call with the other members' announcements; return these, by rank.
+
+        Args:
+            what: the arguments that must be the same on all members, in words.
+            numbers, others: of the `Call`.
 
         Raises:
             MismatchError: if the calls do not match; on all members except joined ones, with each
                 member's call.
         """
-        with self._wire.named_errors(call.kind.name.lower()):
-            everyone = self._wire.announce(WORDS.pack(*call.announcement()))
-        calls = [Announcement(*WORDS.unpack(each)) for each in everyone]
+        call = Call(kind, digest(what), *numbers, **others)
+        with self._wire.named_errors(kind.name.lower()):
+            everyone = self._wire.announce(WORDS.pack(*call))
+        calls = [Call(*WORDS.unpack(each)) for each in everyone]
         if (why := objection(calls)) is not None:
-            self._refuse(call, why)
+            self._refuse(kind, what, why)
         return calls
 
-    def _refuse(self, call: Call, why: str) -> None:
+    def _refuse(self, kind: Kind, what: str, why: str) -> None:
         # Short, because all texts together must fit into the buffers of a socket.
-        text = f"{call.kind.name.lower()} {call.what}".encode()[:256]
-        with self._wire.named_errors(call.kind.name.lower()):
+        text = f"{kind.name.lower()} {what}".encode()[:256]
+        with self._wire.named_errors(kind.name.lower()):
             told = self._wire.announce(text, is_answer=True)
         lines = [
             f"  rank {rank}: {said.decode(errors='replace')}" for rank, said in enumerate(told)
         ]
-        if call.kind is not Kind.JOIN:  # one that has joined did nothing wrong
+        if kind is not Kind.JOIN:  # one that has joined did nothing wrong
             raise MismatchError("\n".join([f"the members called different things; {why}:", *lines]))
 
     def all_gather_object(self, value: Any, name: str | None = None) -> list[Any]:
@@ -333,8 +338,8 @@ class Group(SerialExecutor):
         import torch
 
         data = bytearray(sealed(value, self._key) if self.rank == root else b"")
-        call = Call(Kind.BROADCAST, f"{what}, object, from rank {root}", extra=len(data))
-        calls = self._agree(call)
+        what = f"{what}, object, from rank {root}"
+        calls = self._agree(Kind.BROADCAST, what, extra=len(data))
         data = data or bytearray(calls[root].extra)
         whole = torch.frombuffer(data, dtype=torch.uint8)
         with self._wire.named_errors("broadcast"):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.collectives.agreement import Call, Kind, last_to_join, objection
+from sparkdl.collectives.agreement import Call, Kind, digest, last_to_join, objection
 
-SUM = Call(Kind.ALL_REDUCE, "sum of [3]", numel=3)
-MAX = Call(Kind.ALL_REDUCE, "max of [3]", numel=3, is_sum=False)
-GATHER = Call(Kind.ALL_GATHER, "rows", extra=1)
-MORE = Call(Kind.ALL_GATHER, "rows", extra=2)
-STEP = Call(Kind.STEP, "step 0", extra=0)
+SUM = Call(Kind.ALL_REDUCE, digest("sum of [3]"), numel=3)
+MAX = Call(Kind.ALL_REDUCE, digest("max of [3]"), numel=3, is_sum=False)
+GATHER = Call(Kind.ALL_GATHER, digest("rows"), extra=1)
+MORE = Call(Kind.ALL_GATHER, digest("rows"), extra=2)
+STEP = Call(Kind.STEP, digest("step 0"), extra=0)
 
 
 def joined(stood_in: int = 0, since_ns: int = 0) -> Call:
-    return Call(Kind.JOIN, "join()", extra=stood_in, since_ns=since_ns)
+    return Call(Kind.JOIN, digest("join()"), extra=stood_in, since_ns=since_ns)
 
 
 @pytest.mark.parametrize(
@@ -22,19 +22,17 @@ def joined(stood_in: int = 0, since_ns: int = 0) -> Call:
     [(SUM, SUM), (GATHER, MORE), (SUM, joined(), SUM), (joined(), STEP), (joined(), joined(2))],
 )
 def test_members_that_call_alike_go_on(calls: tuple[Call, ...]) -> None:
-    assert objection([call.announcement() for call in calls]) is None
+    assert objection(calls) is None
 
 
 @pytest.mark.parametrize("calls", [(SUM, MAX), (SUM, GATHER), (joined(), SUM, GATHER)])
 def test_members_that_call_different_things_do_not(calls: tuple[Call, ...]) -> None:
-    assert "all must call the same" in str(objection([call.announcement() for call in calls]))
+    assert "all must call the same" in str(objection(calls))
 
 
 @pytest.mark.parametrize("call", [MAX, GATHER])
 def test_only_sums_go_on_without_those_that_have_joined(call: Call) -> None:
-    assert "only sums and averages" in str(
-        objection([call.announcement(), joined().announcement()])
-    )
+    assert "only sums and averages" in str(objection([call, joined()]))
 
 
 @pytest.mark.parametrize(
@@ -49,4 +47,4 @@ def test_only_sums_go_on_without_those_that_have_joined(call: Call) -> None:
 def test_last_to_join_has_stood_in_least_then_came_latest(
     calls: tuple[Call, ...], last: int
 ) -> None:
-    assert last_to_join([call.announcement() for call in calls]) == last
+    assert last_to_join(calls) == last

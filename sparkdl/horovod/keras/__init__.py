@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from inspect import Signature, signature
 from typing import Any
 
-from sparkdl.collectives.transport import Op
 from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.common import basics
 from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
-from sparkdl.horovod.common.basics import Average, ProcessSet, global_process_set
 from sparkdl.horovod.common.compression import Compression, Compressor
 from sparkdl.horovod.keras import callbacks, elastic
 from sparkdl.horovod.keras.callbacks import library_named
@@ -48,20 +46,24 @@ __all__ = [
 ]
 
 __getattr__ = functools.partial(missing_name, __name__)
-_ARGUMENTS = signature(_tensorflow.DistributedOptimizer).parameters
 
 
-def in_order(function: Callable[..., Any], *first: str) -> Callable[..., Any]:
-    """Return an optimizer of `sparkdl.horovod.tensorflow` whose arguments begin with these.
+def in_order(function: Callable[..., Any], *first: str, **renamed: str) -> Callable[..., Any]:
+    """Return a function of `sparkdl.horovod.tensorflow` whose arguments begin with these.
 
     Horovod's modules have the same arguments, each in an order of its own.
+
+    Args:
+        renamed: the function's names for some of them.
     """
-    names = dict.fromkeys([*first, *_ARGUMENTS])
-    own = Signature([_ARGUMENTS[name] for name in names])
+    known = signature(function).parameters
+    rest = [name for name in known if name not in (*first, *renamed.values())]
+    own = Signature([known[renamed.get(n, n)].replace(name=n) for n in (*first, *rest)])
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return function(**own.bind(*args, **kwargs).arguments)
+        given = own.bind(*args, **kwargs).arguments
+        return function(**{renamed.get(name, name): value for name, value in given.items()})
 
     call.__signature__ = own  # type: ignore[attr-defined]
     return call
@@ -72,52 +74,14 @@ _FIRST = (
     *("gradient_predivide_factor", "op"),
 )
 DistributedOptimizer = in_order(_tensorflow.DistributedOptimizer, *_FIRST, "num_groups", "groups")
-
-
-def allreduce(
-    value: Any,
-    name: str | None = None,
-    average: bool | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    op: Op | str | None = None,
-    compression: type[Compressor] = Compression.none,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return a value reduced over all members, as a tensor.
-
-    Args:
-        value: a tensor, or what TensorFlow makes one of; of the same shape on all members.
-    """
-    factors = (prescale_factor, postscale_factor)
-    return mpi_ops.allreduce(value, average, "", "", compression, op, *factors, name, process_set)
-
-
-def allgather(
-    value: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Return the rows of all members, by rank, as a tensor."""
-    return mpi_ops.allgather(value, name, process_set=process_set)
-
-
-def broadcast(
-    value: Any,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return the value of `root_rank`, as a tensor."""
-    return mpi_ops.broadcast(value, root_rank, name, process_set=process_set)
-
-
-def reducescatter(
-    value: Any,
-    name: str | None = None,
-    op: Op | str = Average,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return this member's share of the rows of the reduced value, as a tensor."""
-    return mpi_ops.reducescatter(value, op=op, name=name, process_set=process_set)
+allreduce = in_order(
+    mpi_ops.allreduce,
+    *("value", "name", "average", "prescale_factor", "postscale_factor", "op", "compression"),
+    value="tensor",
+)
+allgather = in_order(mpi_ops.allgather, "value", "name", value="tensor")
+broadcast = in_order(mpi_ops.broadcast, "value", "root_rank", "name", value="tensor")
+reducescatter = in_order(mpi_ops.reducescatter, "value", "name", "op", value="tensor")
 
 
 def load(
