@@ -4,8 +4,8 @@ Runs in: child
 
 As in PyTorch's DistributedDataParallel (https://dl.acm.org/doi/10.14778/3415478.3415530) a bucket
 is reduced during the backward pass, as soon as its gradients are there. The backward pass begins
-with the last layers, so buckets are made from the last gradient to the first until their order is
-known. The first bucket is small, so that the reduction begins early.
+with the last layers, so buckets are made from the last gradient to the first. The first bucket is
+small, so that the reduction begins early.
 """
 
 from __future__ import annotations
@@ -31,18 +31,12 @@ class Slot:
     kind: str = ""
 
 
-def plan(slots: Sequence[Slot], order: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
-    """Return the buckets in the order in which they are reduced, by the numbers of parameters.
-
-    Args:
-        slots: of all parameters.
-        order: the order in which gradients became ready; missing parameters come last, in reverse.
-    """
-    rest = [number for number in reversed(range(len(slots))) if number not in set(order)]
+def plan(slots: Sequence[Slot]) -> tuple[tuple[int, ...], ...]:
+    """Return the buckets in the order in which they are reduced, by the numbers of parameters."""
     buckets: list[list[int]] = []
     unfilled: dict[str, list[int]] = {}
     filled: dict[str, int] = {}
-    for number in [*order, *rest]:
+    for number in reversed(range(len(slots))):
         slot = slots[number]
         limit = FIRST_NBYTES if len(buckets) == 1 else NBYTES
         if slot.kind not in unfilled or filled[slot.kind] + slot.nbytes > limit:

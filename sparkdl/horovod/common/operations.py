@@ -206,8 +206,7 @@ REDUCE_SCATTER = Row("reducescatter", _scatter, _scatter_gradient)
 def fill(group: Group, tensors: Tensors, root_rank: int) -> None:
     """Fill tensors with the root's; small ones of one dtype and device travel together."""
     root = root_in(group, root_rank)
-    slots = [slot_of(tensor) for tensor in tensors]
-    for bucket in plan(slots, range(len(slots))):
+    for bucket in plan([slot_of(tensor) for tensor in tensors]):
         part = [tensors[number] for number in bucket]
         row = flat(part, in_place=True)
         group.broadcast_(row, root, f"of {[list(tensor.shape) for tensor in part]}")

@@ -144,7 +144,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
         process_set: which processes; on others the optimizer is as it was.
 
     Raises:
-        ConfigError: for duplicate names, parameters without a name, or conflicting options.
+        ConfigError: for duplicate names, parameters without a name, or conflicting options; if the
+            processes have different parameters.
         RemovedError: for `op=hvd.Adasum`.
         NotInitializedError: before `hvd.init()`.
     """
@@ -246,10 +247,6 @@ def join(device: int = -1) -> int:
             "the same number of batches instead"
         )
     mine = _OPTIMIZERS.get(world, [])
-    for _, weak in mine:
-        reducer = weak()
-        if reducer is not None and not reducer.is_replaced:
-            reducer.prepare_to_join()
     # In their threads, because all of them and the world wait for the others at the same time.
     waits = [group.submit(group.join) for group, _ in mine]
     last = world.join()

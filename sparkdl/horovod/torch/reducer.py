@@ -2,9 +2,9 @@
 
 Runs in: child
 
-Gradients travel in the order in which they became ready in the first backward pass. Buckets are
-reduced in an order that all processes share, each as soon as it and those before it are complete,
-in a group of the optimizer's own: it does not matter what else is reduced meanwhile.
+Buckets are reduced from the last parameter to the first, the order of a backward pass, each as soon
+as it and those before it are complete, in a group of the optimizer's own: it does not matter what
+else is reduced meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 from sparkdl.collectives.group import Group
-from sparkdl.core.errors import CollectiveError, ConfigError
+from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common.buckets import plan
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
 from sparkdl.horovod.common.operations import Call, slot_of
@@ -94,6 +94,9 @@ class Reducer:
     Args:
         named: names and parameters, the same on all processes.
         group: of the processes, for this reducer alone.
+
+    Raises:
+        ConfigError: if the processes have different parameters.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class Reducer:
         self._group = group
         self._options = options
         group.register_step(WeakMethod(self._join_step))
-        self._is_planned = False
+        self._check_same()
         self._buckets: list[Bucket] = []
         self._places: dict[int, tuple[int, int]] = {}
         self._passes = options.passes
@@ -136,7 +139,6 @@ class Reducer:
         self._passes = self._passes if passes is None else passes
         self._left = [self._passes] * len(self._params)
         self._filled: set[int] = set()
-        self._order: list[int] = []  # of the first backward pass, until the buckets are planned
         self._futures = []
         self._next = 0
         self._has_begun = False
@@ -173,13 +175,10 @@ class Reducer:
 
         Raises:
             CollectiveError: if a process was lost, or did not come in time.
-            ConfigError: if the processes have different parameters.
         """
         import torch
 
         with torch.no_grad():
-            if not self._is_planned:
-                self._agree()
             for number in range(len(self._params)):
                 # Parameters without a gradient here: the other processes may have one.
                 if number not in self._filled:
@@ -202,18 +201,25 @@ class Reducer:
             self._left[number] -= 1
             if self._left[number] == 0:
                 with torch.no_grad():
-                    self._ready(number)
+                    self._fill(number)
 
         return hook
 
-    def _ready(self, number: int) -> None:
-        if self._is_planned:
-            self._fill(number)
-        else:
-            self._order.append(number)
+    def _plan(self) -> None:
+        """Make the buckets, once: not before the first step, as models may move to a GPU."""
+        if self._buckets:
+            return
+        planned = plan([slot_of(param) for param in self._params])
+        self._buckets = [Bucket([self._params[number] for number in bucket]) for bucket in planned]
+        self._places = {
+            number: (which, place)
+            for which, bucket in enumerate(planned)
+            for place, number in enumerate(bucket)
+        }
 
     def _fill(self, number: int) -> None:
         """Put a gradient into its bucket; start buckets that are complete, in their order."""
+        self._plan()
         which, place = self._places[number]
         self._buckets[which].fill(place, self._params[number].grad)
         self._filled.add(number)
@@ -244,45 +250,22 @@ class Reducer:
         """Take part in a step with zeros, in the group's thread."""
         import torch
 
-        if not self._is_planned:
-            raise CollectiveError(
-                "this process has joined before its first step; then hvd.join() cannot stand in "
-                "for it"
-            )
+        self._plan()
         for bucket in self._buckets:
             narrow, _ = self._options.compression.compress(torch.zeros_like(bucket.flat))
             self._group.reduce_now_(narrow, self._options.call.how)
 
-    def prepare_to_join(self) -> None:
-        """Agree with the others on the buckets, if there was no step yet."""
-        if not self._is_planned:
-            self._agree()
-
-    def _agree(self) -> None:
-        """Plan the buckets, by what all have met in their first backward pass."""
-        mine: dict[str, Any] = {
-            "params": [
-                f"{name} {list(param.shape)} {param.dtype}"
-                for name, param in zip(self._names, self._params, strict=True)
-            ],
-            "order": self._order,
-        }
-        everyone = self._group.all_gather_object(mine)
-        for rank, other in enumerate(everyone):
-            different = set(other["params"]).symmetric_difference(mine["params"])
-            if other["params"] != mine["params"]:
+    def _check_same(self) -> None:
+        """Raise `ConfigError` if the processes have different parameters."""
+        mine = [
+            f"{name} {list(param.shape)} {param.dtype}"
+            for name, param in zip(self._names, self._params, strict=True)
+        ]
+        for rank, other in enumerate(self._group.all_gather_object(mine)):
+            if other != mine:
+                different = sorted(set(other).symmetric_difference(mine))
                 raise ConfigError(
                     f"rank {self._group.ranks[rank]} does not train the same parameters, or not "
-                    f"in the same order: {sorted(different)[:4] or 'the order differs'}. Make the "
+                    f"in the same order: {different[:4] or 'the order differs'}. Make the "
                     "optimizer of the same parameters on all ranks"
                 )
-        # The first process that has an order decides: all buckets must be the same.
-        order: list[int] = next((other["order"] for other in everyone if other["order"]), [])
-        planned = plan([slot_of(param) for param in self._params], order)
-        self._buckets = [Bucket([self._params[number] for number in bucket]) for bucket in planned]
-        self._places = {
-            number: (which, place)
-            for which, bucket in enumerate(planned)
-            for place, number in enumerate(bucket)
-        }
-        self._is_planned = True
