@@ -159,7 +159,6 @@ FORBIDDEN_BUT = {
     ): "the user's function, from the Spark task's payload",
     ("collectives/seal.py", "cloudpickle.loads"): "sealed with the group's secret",
     ("horovod/spark/task.py", "cloudpickle.loads"): "what the user's function returned, in Horovod",
-    ("horovod/spark/keras/models.py", "cloudpickle.loads"): "the user's model, from its store",
     ("horovod/common/elastic.py", "cloudpickle.loads"): "the user's state, from its checkpoint",
 }
 

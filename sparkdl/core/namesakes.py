@@ -77,26 +77,26 @@ _OF_HOROVOD = {
     "sparkdl.horovod.run on this machine",
     "runner": f"{_ENGINE}: call sparkdl.horovod.run, or in a shell `sparkdl run -np 2 python "
     "train.py`",
-    "spark.conf": _ON_SPARK,
     **dict.fromkeys(
         (
             *("spark.common.cache", "spark.common.data_loader", "spark.common.serialization"),
             *("spark.data_loaders", "spark.keras.bare", "spark.keras.datamodule"),
             *("spark.keras.optimizer", "spark.keras.tensorflow", "spark.keras.util"),
-            *("spark.lightning.datamodule", "spark.lightning.util"),
-            *("spark.torch.datamodule", "spark.torch.util"),
-            *("spark.common.util.data_type_to_str", "spark.common.util.get_output_cols"),
-            *("spark.common.util.host_hash", "spark.common.util.is_databricks"),
-            *("spark.common.util.pyarrow_to_spark_data_type", "spark.common.util.to_petastorm_fn"),
+            *("spark.lightning.datamodule", "spark.lightning.util", "spark.common.util"),
+            *("spark.torch.datamodule", "spark.torch.util", "spark.common.datamodule"),
         ),
-        "a part of Horovod's own estimators: those of sparkdl.horovod.spark read Parquet by "
-        "sparkdl.horovod.spark.common.datamodule.ParquetDataModule",
+        "a part of Horovod's own estimators: those of sparkdl.horovod.spark feed the rows of a "
+        "DataFrame, and fit_on_parquet those of Parquet files",
     ),
-    "spark.driver": _ON_SPARK,
-    "spark.gloo_run": _ON_SPARK,
-    "spark.mpi_run": _ON_SPARK,
+    "spark.common.backend.Backend": "a base class for launchers of your own, and processes are "
+    "started in one way alone: use num_proc, or SparkBackend(num_proc)",
+    **dict.fromkeys(
+        ("spark.common.store.AbstractFilesystemStore", "spark.common.store.Store"),
+        "a part of Horovod's stores: they have train_path, val_path, runs_path, read and write",
+    ),
     **dict.fromkeys(
         (
+            *("spark.conf", "spark.driver", "spark.gloo_run", "spark.mpi_run"),
             *("spark.runner._get_indices_in_rank_order", "spark.runner._launch_job"),
             *("spark.runner._make_mapper", "spark.runner._make_spark_thread"),
             *("spark.runner._notify_and_register_task_addresses", "spark.runner._task_fn"),

@@ -40,16 +40,15 @@ def as_config(value: Any) -> Any:
     return keras.saving.serialize_keras_object(value)
 
 
-def _from_config(value: Any) -> Any:
+def from_config(value: Any) -> Any:
+    """Return what `as_config` was given, from its configuration."""
     if isinstance(value, list):
-        return [_from_config(each) for each in value]
+        return [from_config(each) for each in value]
     if isinstance(value, dict) and not _is_config(value):
-        return {name: _from_config(each) for name, each in value.items()}
-    if not isinstance(value, dict):
-        return value
+        return {name: from_config(each) for name, each in value.items()}
     import keras
 
-    return keras.saving.deserialize_keras_object(value)
+    return keras.saving.deserialize_keras_object(value) if isinstance(value, dict) else value
 
 
 def _is_config(value: Any) -> bool:
@@ -126,10 +125,10 @@ class Recipe:
         _check_names("metrics", self.metrics, keras.metrics)
         _check_names("optimizer", self.optimizer, keras.optimizers)
         model.compile(
-            keras.optimizers.get(_from_config(self.optimizer)),
-            _from_config(self.loss),
+            keras.optimizers.get(from_config(self.optimizer)),
+            from_config(self.loss),
             loss_weights=self.loss_weights,
-            metrics=_from_config(self.metrics),
+            metrics=from_config(self.metrics),
         )
 
 

@@ -321,9 +321,9 @@ class HasParams(Params):
     have as well answer to Spark's names, too (`labelCol`), which its meta estimators use.
     """
 
-    def __init_subclass__(cls, params: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init_subclass__(cls, params: Sequence[str | Row] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for row in map(TABLE.__getitem__, params):
+        for row in (TABLE[each] if isinstance(each, str) else each for each in params):
             # As Spark ML's own classes do: each stage copies it, with itself as the parent.
             param = Param(Params._dummy(), row.name, row.doc, row.converted)
             setattr(cls, row.name, param)

@@ -1,4 +1,4 @@
-"""The base classes of Horovod's estimators and models: `fit` and `transform`.
+"""The base classes of Horovod's estimators and models: they translate to those of `sparkdl.ml`.
 
 Runs in: driver
 
@@ -9,38 +9,82 @@ from __future__ import annotations
 
 import time
 import uuid
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_all_start_methods
-from pathlib import Path
-from types import SimpleNamespace
+from math import prod
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 from pyspark.ml import Estimator, Model
-from pyspark.ml.linalg import VectorUDT
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import (
-    BooleanType,
-    DataType,
-    DoubleType,
-    IntegralType,
-    StructField,
-    StructType,
-)
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from sparkdl.core.errors import ConfigError, InferenceError
-from sparkdl.core.scratch import scratch_folder
-from sparkdl.horovod.spark.common import util
+from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.driver.executors.sessions import session_of
 from sparkdl.horovod.spark.common.backend import SparkBackend
 from sparkdl.horovod.spark.common.params import EstimatorParams, ModelParams
-from sparkdl.horovod.spark.common.work import Work
+from sparkdl.horovod.spark.common.store import Store
 from sparkdl.ml.estimators.persistence import Contents, Saved, packed_code, unpacked_code
-from sparkdl.ml.estimators.training import warn_of_no_numbers
-from sparkdl.ml.scoring.predict import predict
+from sparkdl.ml.estimators.source import Signature
+from sparkdl.ml.estimators.training import check_columns, column
 
-_SCORE_ROWS = 256
+_SAMPLE_ROWS = 100
+"""So many rows show the types of what `transformation_fn` returns."""
+_SHARES = 1_000_000
+"""Into so many shares rows fall by their hash."""
+_MARK = "sparkdl_validates"
+_INPUT = "sparkdl_input_"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint of a run.
+
+    Attributes:
+        folder: a path if it is on local disks, otherwise a URL.
+    """
+
+    store: Store
+    folder: str
+    suffix: str
+
+    def read(self) -> bytes | None:
+        """Return its content; None if the run has none yet."""
+        return self.store.read(self._name)
+
+    def write(self, content: bytes) -> None:
+        """Replace its content."""
+        self.store.write(self._name, content)
+
+    @property
+    def _name(self) -> str:
+        name = self.store.checkpoint_filename.removesuffix(self.suffix)
+        return f"{self.folder}/{name}{self.suffix}"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fit, as a framework's estimator of `sparkdl.ml` takes it.
+
+    Attributes:
+        rows: the columns that are trained with.
+        features: the columns of the model's inputs, in their order; likewise `labels`.
+        settings: parameters of the estimator by name.
+        checkpoint: None if the run is not kept.
+        common: parameters of Horovod's model by name.
+    """
+
+    rows: DataFrame
+    features: list[str]
+    labels: list[str]
+    num_proc: int
+    settings: dict[str, Any]
+    checkpoint: Checkpoint | None
+    common: dict[str, Any]
 
 
 class _Saved(Saved):
@@ -71,169 +115,249 @@ class _Saved(Saved):
 
 
 class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
-    """Fits a model to a DataFrame, in processes that a backend runs."""
+    """Fits a model to a DataFrame, by an estimator of `sparkdl.ml`."""
 
     _prefix = ""
-    _unused: tuple[str, ...] = ()
-    """Horovod's parameters for all frameworks that this one does not use."""
+    _suffix = ""
+    """The end of a checkpoint's name."""
+    _is_float = False
+    """Whether all numbers come as `float`, as Horovod gives them to PyTorch."""
 
     def fit_on_parquet(
         self, params: Mapping[Any, Any] | None = None, dataset_idx: int | None = None
     ) -> Any:
-        """Fit to Parquet files that are in the store, without a DataFrame.
+        """Fit to the Parquet files in `store.train_path`.
 
-        They are in `store.get_train_data_path(dataset_idx)`, and if `validation` is set in
-        `store.get_val_data_path(dataset_idx)`.
+        If `validation` is set, those in `store.val_path` are the rows to validate with.
 
         Args:
             params: parameters for this fit.
+            dataset_idx: refused: give the store the paths of the files.
 
         Raises:
-            ConfigError: if there are none, or something cannot work.
+            ConfigError: if something cannot work.
             NodeFailedError: if a process failed.
         """
-        chosen = self.copy(dict(params)) if params else self
-        chosen._check_params()
-        backend = chosen._get_or_create_backend()
-        columns = chosen.getLabelCols(), chosen.getFeatureCols(), chosen.getSampleWeightCol()
-        found = util.get_simple_meta_from_parquet(chosen._store(), *columns, dataset_idx)
-        return chosen._fit_on_prepared_data(backend, *found, dataset_idx)
+        chosen = self.copy(dict(params)) if params else self.copy()
+        store, spark = chosen.getStore(), session_of(None)
+        if store is None:
+            raise ConfigError("store is not set: give store=Store.create(folder)")
+        if dataset_idx is not None:
+            raise ConfigError(
+                f"dataset_idx={dataset_idx}: must be None. Give Store.create(train_path=…) the "
+                "folder itself"
+            )
+        rows = spark.read.parquet(store.train_path)
+        if chosen.getValidation():
+            validating = spark.read.parquet(store.val_path).withColumn(_MARK, f.lit(True))
+            rows = rows.withColumn(_MARK, f.lit(False)).unionByName(validating)
+            chosen.setValidation(_MARK)
+        return chosen._fit(rows)
 
     def _fit(self, df: DataFrame) -> Any:
         self._check_params()
-        backend = self._get_or_create_backend()
-        store = self._store()
-        with util.prepare_data(
-            backend.num_processes(),
-            store,
-            df,
-            label_columns=self.getLabelCols(),
-            feature_columns=self.getFeatureCols(),
-            validation=self.getValidation(),
-            sample_weight_col=self.getSampleWeightCol(),
-            partitions_per_process=self.getPartitionsPerProcess(),
-            verbose=self.getVerbose(),
-        ) as index:
-            return self._fit_on_prepared_data(backend, *util.prepared(store, index), index)
+        names = [*self.getFeatureCols(), *self.getLabelCols()]
+        names += [weight] if (weight := self.getSampleWeightCol()) else []
+        mark = self._mark(df)
+        if (function := self.getTransformationFn()) is not None:
+            marked = df if mark is None else df.withColumn(_MARK, mark)
+            df = transformed(marked, function, is_marked=mark is not None)
+            mark = None if mark is None else column(_MARK)
+        check_columns(df.columns, names)
+        kinds = {field.name: type(field.dataType) for field in df.schema.fields}
+        features, labels = _distinct(self.getFeatureCols()), _distinct(self.getLabelCols())
+        chosen = [
+            self._plain(df, name).alias(alias)
+            for alias, name in {
+                **dict(zip(labels, self.getLabelCols(), strict=True)),
+                **dict(zip(features, self.getFeatureCols(), strict=True)),
+            }.items()
+        ]
+        if weight and weight not in (*features, *labels):
+            chosen.append(self._plain(df, weight))
+        chosen += [] if mark is None else [mark.alias(_MARK)]
+        num_proc = self._num_proc()
+        run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}_{uuid.uuid4().hex[:6]}"
+        common = {
+            "feature_columns": self.getFeatureCols(),
+            "label_columns": self.getLabelCols(),
+            "run_id": run_id,
+            "_metadata": {name: _about(kinds[name]) for name in names},
+        }
+        settings = self._settings(num_proc, labels, mark is not None)
+        checkpoint = self._checkpoint(run_id)
+        fit = Fit(df.select(*chosen), features, labels, num_proc, settings, checkpoint, common)
+        return self._fitted(fit)
 
-    def _store(self) -> Any:
-        store = self.getStore()
-        if store is None:
-            raise ConfigError("store is not set: give store=Store.create(folder)")
-        return store
+    def _fitted(self, fit: Fit) -> Any:
+        """Train; return Horovod's model."""
+        raise NotImplementedError
 
-    def _get_or_create_backend(self) -> Any:
-        backend = self.getBackend()
+    def _plain(self, df: DataFrame, name: str) -> Column:
+        """Return a column without vectors, in the numbers that the framework is given."""
+        kind, found = df.schema[name].dataType, column(name)
+        if isinstance(kind, VectorUDT):
+            found = vector_to_array(found, "float32" if self._is_float else "float64")
+        elif self._is_float:
+            found = found.cast(_floats(kind))
+        return found.alias(name)
+
+    def _mark(self, df: DataFrame) -> Column | None:
+        """Return the condition that marks validation rows, if it is not left to the feed."""
+        share = self.getValidation()
+        if isinstance(share, str):
+            check_columns(df.columns, [share])
+            is_bool = isinstance(df.schema[share].dataType, t.BooleanType)
+            return f.coalesce(column(share) if is_bool else column(share) > 0, f.lit(False))
+        if not share or self.getTransformationFn() is None:
+            return None
+        # Of the rows as they were: a transformation may be random, and Spark runs it twice.
+        hashed = f.xxhash64(f.lit(self.getRandomSeed() or 0), *_without_vectors(df))
+        return f.pmod(hashed, f.lit(_SHARES)) < int(share * _SHARES)
+
+    def _settings(self, num_proc: int, labels: list[str], is_marked: bool) -> dict[str, Any]:
+        found = {
+            "num_workers": num_proc,
+            "batch_size": self.getBatchSize(),
+            "epochs": self.getEpochs(),
+            "seed": self.getRandomSeed(),
+            "shuffle": self.getShuffle() and self.getShufflingBufferSize() != 0,
+            "verbose": 2 if self.getVerbose() else 0,
+            "label_col": labels if len(labels) > 1 else labels[0],
+            "weight_col": self.getSampleWeightCol(),
+            "validation_indicator_col": _MARK if is_marked else None,
+            "validation_split": None if is_marked else self.getValidation(),
+            "num_gpus": None if self.getUseGpu() else 0,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _num_proc(self) -> int:
+        backend, num_proc = self.getBackend(), self.getNumProc()
         if backend is None:
-            return SparkBackend(self.getNumProc(), verbose=self.getVerbose())
-        if self.getNumProc() is not None:
+            return SparkBackend(num_proc).num_processes()
+        if not isinstance(backend, SparkBackend):
+            raise ConfigError(
+                f"backend is a {type(backend).__name__}: must be a SparkBackend. Set num_proc"
+            )
+        if num_proc is not None:
             raise ConfigError(
                 'At most one of parameters "backend" and "num_proc" may be specified: leave out '
                 "num_proc, which the backend has"
             )
-        return backend
+        return backend.num_processes()
 
-    def _has_checkpoint(self, run_id: str) -> bool:
-        path = self._checkpoint_path(run_id)
-        return path is not None and bool(self._store().exists(path))
-
-    def _checkpoint_path(self, run_id: str) -> str | None:
-        folder = self._store().get_checkpoint_path(run_id)
-        return folder and f"{folder}/{self._store().get_checkpoint_filename()}"
+    def _checkpoint(self, run_id: str) -> Checkpoint | None:
+        store = self.getStore()
+        if store is None or not store.save_runs:
+            return None
+        return Checkpoint(store, store.folder(run_id), self._suffix)
 
     def _check_params(self) -> None:
-        """Check what can be checked before any rows are written."""
+        """Check parameters before anything takes time."""
         if self.getModel() is None:
             raise ConfigError("Model parameter is required: give model=")
         for name in ("feature_cols", "label_cols"):
             if not self.getOrDefault(name):
                 raise ConfigError(f"{name} is not set: name the columns, {name}=[…]")
-        util.check_validation(self.getValidation())
-        if self.getOrDefault("data_module") is not None:
+        self.check_no_refused()
+        share = self.getValidation()
+        if not isinstance(share, str | float) and share:
             raise ConfigError(
-                f"data_module={self.getOrDefault('data_module')!r}: must be None, because Parquet "
-                "files are read in one way alone. Leave it out, and use transformation_fn"
+                f'Param validation must be of type "float" or "str", found: {type(share)}'
             )
-        if self.getShufflingBufferSize() is not None:
-            warnings.warn(
-                "shuffle_buffer_size is deprecated, use shuffle", DeprecationWarning, stacklevel=2
-            )
-        if idle := [name for name in self._unused if self.isSet(name)]:
-            warnings.warn(
-                f"{type(self).__name__} does not use {', '.join(idle)}: leave out what has no "
-                "effect",
-                stacklevel=2,
-            )
-        method = self.getMpStartMethod()
-        if method is not None and method not in get_all_start_methods():
-            raise ConfigError(
-                f"mp_start_method={method!r} must be one of {', '.join(get_all_start_methods())}"
-            )
-        for name in ("epochs", "batch_size"):
-            if self.getOrDefault(name) < 1:
-                raise ConfigError(f"{name}={self.getOrDefault(name)} must be at least 1")
+        if isinstance(share, float) and not 0 <= share < 1:
+            raise ConfigError(f"Validation split {share} must be in the range: [0, 1)")
 
-    def _check_metadata_compatibility(self, metadata: util.Metadata) -> None:
-        """Check that the columns fit the model."""
 
-    def _fit_on_prepared_data(
-        self,
-        backend: Any,
-        train_rows: int,
-        val_rows: int,
-        metadata: util.Metadata,
-        avg_row_size: float,
-        dataset_idx: int | None = None,
-    ) -> Any:
-        self._check_metadata_compatibility(metadata)
-        store = self._store()
-        unique = uuid.uuid4().hex
-        run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}_{unique[:6]}"
-        # Unique, because runs may have one name, and two fits may run at once.
-        folder = f"{store.get_runs_path()}/_model-{unique}"
-        has_val = self.getValidation() is not None and self.getValidation() != 0.0
-        columns = [*self.getFeatureCols(), *self.getLabelCols()]
-        columns += filter(None, [self.getSampleWeightCol()])
-        train, val = util.sources(store, dataset_idx, columns, has_val)
-        if train.num_rows != train_rows:
-            raise ConfigError(
-                f"the store has {train.num_rows} training rows, and {train_rows} were prepared: "
-                "another program writes into it; give each program a store of its own"
-            )
-        dirs = store.get_train_data_path(dataset_idx), store.get_val_data_path(dataset_idx)
-        apart = {"model", "optimizer", "store", "backend"}
-        params = {p.name: self.getOrDefault(p) for p in self.params if p.name not in apart}
-        work = Work(store, run_id, folder, dirs, train, val, SimpleNamespace(**params))
-        try:
-            with scratch_folder() as scratch:
-                self._write_start(scratch / "start", run_id)
-                work.send(scratch / "start", "start")
-            results = backend.run(self._trainer(work), env=self._env())
-            warn_of_no_numbers(_losses(results[0]))
-            with work.received("result") as file:
-                return self._create_model(results[0], file, run_id, metadata)
-        finally:
-            # The models in it have been read by now, or nobody will read them.
-            store.delete(folder)
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return a name for each of several uses of columns."""
+    return [
+        name if name not in names[:place] else f"{name}#{place}" for place, name in enumerate(names)
+    ]
 
-    def _env(self) -> dict[str, str]:
-        return {}
 
-    def _write_start(self, file: Path, run_id: str) -> None:
-        """Write the model as the processes begin with it."""
-        raise NotImplementedError
+def _floats(kind: t.DataType) -> t.DataType:
+    if isinstance(kind, t.ArrayType):
+        return t.ArrayType(_floats(kind.elementType))
+    return t.FloatType() if isinstance(kind, t.NumericType | t.BooleanType) else kind
 
-    def _trainer(self, work: Work) -> Callable[[], Any]:
-        """Return what each process calls; rank 0 returns the history."""
-        raise NotImplementedError
 
-    def _create_model(self, history: Any, file: Path, run_id: str, metadata: util.Metadata) -> Any:
-        """Return the fitted stage.
+def _about(kind: type[Any]) -> dict[str, Any]:
+    return {"spark_data_type": DenseVector if kind in (VectorUDT, t.ArrayType) else kind}
 
-        Args:
-            file: what rank 0 sent as `result`.
-        """
-        raise NotImplementedError
+
+def _without_vectors(df: DataFrame) -> list[Column]:
+    return [
+        vector_to_array(column(field.name)).alias(field.name)
+        if isinstance(field.dataType, VectorUDT)
+        else column(field.name)
+        for field in df.schema.fields
+    ]
+
+
+def transformed(df: DataFrame, function: Callable[[Any], Any], is_marked: bool) -> DataFrame:
+    """Return the rows that a function of a pandas DataFrame makes of others, batch by batch.
+
+    Arrays and vectors are numpy arrays there. The first rows show what types it returns.
+
+    Args:
+        is_marked: whether rows are marked as validation rows, and results are to be, too.
+
+    Raises:
+        FeedTypeError: if these cannot be columns of Spark.
+    """
+    plain = df.select(*_without_vectors(df))
+    call = Transformation(function, is_marked)
+    sample: Any = plain.limit(_SAMPLE_ROWS).toPandas()
+    if sample.empty:
+        return plain
+    try:
+        schema = pa.Table.from_pandas(call.of(sample), preserve_index=False).schema
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise FeedTypeError(
+            f"transformation_fn returned columns that Spark cannot have: {error}"
+        ) from error
+    return plain.mapInPandas(call, from_arrow_schema(schema))
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """Calls the user's function in a task of Spark."""
+
+    function: Callable[[Any], Any]
+    is_marked: bool = False
+
+    def __call__(self, frames: Iterator[Any]) -> Iterator[Any]:
+        """Yield what it makes of each batch."""
+        return (self.of(frame) for frame in frames if len(frame))
+
+    def of(self, frame: Any) -> Any:
+        """Return what it makes of one batch, with lists in place of arrays of arrays."""
+        import pandas as pd
+
+        if not self.is_marked:
+            return self._of_part(frame)
+        # Training and validation rows apart: it may return others than it was given.
+        parts = {mark: part.drop(columns=_MARK) for mark, part in frame.groupby(_MARK)}
+        return pd.concat([self._of_part(p).assign(**{_MARK: m}) for m, p in parts.items()])
+
+    def _of_part(self, frame: Any) -> Any:
+        import numpy as np
+        import pandas as pd
+
+        arrays = [name for name in frame if isinstance(frame[name].iloc[0], list | np.ndarray)]
+        given = {name: [np.array(list(value)) for value in frame[name]] for name in arrays}
+        found = self.function(frame.assign(**given))
+        return pd.DataFrame({name: _cells(found[name]) for name in found})
+
+
+def _cells(values: Any) -> Any:
+    import numpy as np
+
+    plain = np.asarray(values)
+    if plain.ndim == 1 and plain.dtype != object:
+        return plain
+    return [value.tolist() if hasattr(value, "tolist") else value for value in values]
 
 
 class HorovodModel(Model, ModelParams, _Saved):
@@ -243,84 +367,88 @@ class HorovodModel(Model, ModelParams, _Saved):
     numbers.
     """
 
+    _is_float = False
+
     def _transform(self, df: DataFrame) -> DataFrame:
         if self.getModel() is None:
             raise ConfigError("model is not set: call setModel(model) before transform")
-        labels, names = self.getLabelColumns(), self.getOutputCols()
+        labels, names, features = (
+            self.getLabelColumns(),
+            self.getOutputCols(),
+            self.getFeatureColumns(),
+        )
         if len(labels) != len(names):
             raise ConfigError(
                 f"outputCols={names} must have one name for each label: {', '.join(labels)}"
             )
-        widths, call = self._scoring(df)
-        if len(widths) < len(names):
+        check_columns(df.columns, features)
+        fed = [f"{_INPUT}{place}" for place in range(len(features))]
+        plain = [self._plain(df, name).alias(at) for at, name in zip(fed, features, strict=True)]
+        stage = self._stage(df.select(*plain))
+        outputs = stage._signature.outputs
+        if len(outputs) < len(names):
             raise ConfigError(
-                f"the model has {len(widths)} outputs, and needs one for each label: "
+                f"the model has {len(outputs)} outputs, and needs one for each label: "
                 f"{', '.join(labels)}"
             )
         metadata = self._get_metadata() or {}
-        kinds = [metadata[name]["spark_data_type"] if name in metadata else DoubleType
-                 for name in labels]  # fmt: skip
-        fields = [
-            StructField(name, util.model_type(kind, width), nullable=True)
-            for name, kind, width in zip(names, kinds, widths, strict=False)
-        ]
-        make = Scoring(call, self.getFeatureColumns(), fields)
-        # A column may feed several inputs, and goes to the workers once.
-        features = list(dict.fromkeys(self.getFeatureColumns()))
-        return predict(df, make, features, StructType(fields), batch_size=_SCORE_ROWS)
+        kinds = [metadata.get(name, {}).get("spark_data_type", t.DoubleType) for name in labels]
+        types: dict[str, str] = {}
+        for name, kind, output in zip(names, kinds, outputs, strict=False):
+            width = None if output.shape is None else prod(n or 0 for n in output.shape[1:])
+            if width == 1 and kind not in (DenseVector, SparseVector):
+                types[name] = "double"
+            elif output.shape is not None and len(output.shape) == 2:
+                types[name] = "vector"
+        stage.setInputMapping(inputs_by_column(fed, stage._signature, features))
+        mapping = dict(zip((tensor.name for tensor in outputs), names, strict=False))
+        stage.setOutputMapping(mapping).setOutputTypes(types).setKeep(df.columns)
+        found: DataFrame = stage.transform(df.select("*", *plain))
+        casts = {
+            name: _as_label(column(name), kind())
+            for name, kind in zip(names, kinds, strict=True)
+            if types.get(name) == "double"
+        }
+        return found.withColumns(casts) if casts else found
 
-    def _scoring(self, df: DataFrame) -> tuple[list[int], Callable[[], Callable[..., list[Any]]]]:
-        """Return the numbers of each output, and what makes the function that computes them."""
+    def _plain(self, df: DataFrame, name: str) -> Column:
+        kind = df.schema[name].dataType
+        if isinstance(kind, VectorUDT):
+            return vector_to_array(column(name), "float32" if self._is_float else "float64")
+        return column(name).cast(_floats(kind)) if self._is_float else column(name)
+
+    def _stage(self, inputs: DataFrame) -> Any:
+        """Return the model of `sparkdl.ml`, with known outputs.
+
+        Args:
+            inputs: the columns of its inputs, in their order.
+        """
         raise NotImplementedError
 
 
-def _losses(history: Any) -> list[float]:
-    """Return the losses by epoch of Keras or PyTorch; Lightning's history has the last values."""
-    if isinstance(history, Mapping):
-        losses = history.get("loss", ())
-        return list(losses) if isinstance(losses, (list, tuple)) else [losses]
-    return [epoch["train"]["loss"] for epoch in history or ()]
+def inputs_by_column(
+    columns: Sequence[str], signature: Signature, names: Sequence[str]
+) -> dict[str, str]:
+    """Return the model's input for each column, by their order.
 
+    Args:
+        names: of the columns, for the error.
 
-def _column(kind: DataType, output: Any, rows: int) -> Any:
-    """Return an output of the model [rows, …] as a column of this type."""
-    array = np.asarray(output)
-    if array.shape[:1] != (rows,):
-        raise InferenceError(
-            f"the model gave {list(array.shape)} for {rows} rows: its first dimension must be the "
-            "rows"
-        )
-    if isinstance(kind, VectorUDT):
-        return array.reshape(rows, -1).astype(np.float64)
-    if not isinstance(kind, BooleanType | IntegralType):
-        return array.reshape(rows)
-    # Rounded, because a cast would cut 0.99 to 0.
-    return np.rint(array.reshape(rows)).astype(bool if isinstance(kind, BooleanType) else np.int64)
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """Makes, in a worker of Spark, the function that scores batches of columns.
-
-    Attributes:
-        make: returns a function of the inputs that returns the outputs.
+    Raises:
+        ConfigError: if there are too few columns, or too many.
     """
+    inputs = [tensor.name for tensor in (*signature.inputs, *signature.optional)]
+    if not len(signature.inputs) <= len(columns) <= len(inputs):
+        raise ConfigError(
+            f"Feature column count {len(columns)} must equal model inputs count "
+            f"{len(signature.inputs)}: the columns are {', '.join(names)}, the inputs "
+            f"{', '.join(inputs)}"
+        )
+    return dict(zip(columns, inputs, strict=False))
 
-    make: Callable[[], Callable[..., list[Any]]]
-    features: list[str]
-    results: list[StructField]
 
-    def __call__(self) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """Load the model; return the function."""
-        call = self.make()
-
-        def score(columns: Mapping[str, Any]) -> dict[str, Any]:
-            inputs = [columns[name] for name in self.features]
-            outputs = call(*inputs)
-            rows = len(inputs[0])
-            return {
-                field.name: _column(field.dataType, output, rows)
-                for field, output in zip(self.results, outputs, strict=False)
-            }
-
-        return score
+def _as_label(values: Column, kind: t.DataType) -> Column:
+    if isinstance(kind, t.BooleanType | t.IntegralType):
+        # Rounded, because a cast would cut 0.99 to 0.
+        values = f.rint(values)
+    return values if isinstance(kind, t.DoubleType) else values.cast(kind)

@@ -1,4 +1,4 @@
-"""The parameters of Horovod's estimators and models, with setters and getters made from tables.
+"""The parameters of Horovod's estimators and models, and what becomes of each.
 
 Runs in: driver
 
@@ -8,110 +8,105 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/common/params.py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param import TypeConverters
 
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.spelling import did_you_mean
-
-
-class Row(NamedTuple):
-    """One parameter; `accessor` names its setter and getter where `BatchSize` is not the rule."""
-
-    name: str
-    default: Any
-    doc: str
-    convert: Callable[[Any], Any] | None = None
-    accessor: str = ""
-
-    @property
-    def verb(self) -> str:
-        """The suffix of the setter's and getter's names."""
-        words = self.name.strip("_").split("_")
-        return self.accessor or "".join(word.title() for word in words)
-
+from sparkdl.ml.estimators.params import HasParams, Row
 
 _int, _text, _bool = TypeConverters.toInt, TypeConverters.toString, TypeConverters.toBoolean
 _texts = TypeConverters.toListString
+_ACCESSORS = {
+    "inmemory_cache_all": "InMemoryCacheAll",
+    "num_gpus": "NumGPUs",
+    "outputCols": "OutputCols",
+    "shuffle_buffer_size": "ShufflingBufferSize",
+    "train_reader_num_workers": "TrainReaderNumWorker",
+    "val_reader_num_workers": "ValReaderNumWorker",
+}
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def row(name: str, doc: str, default: Any = None, convert: Callable[[Any], Any] = _as_it_is) -> Row:
+    """Return a parameter with the setter and getter that Horovod has for it."""
+    words = name.strip("_").split("_")
+    accessor = _ACCESSORS.get(name) or "".join(word.title() for word in words)
+    return Row(name, default, convert, doc, accessor)
+
 
 ESTIMATOR = (
-    Row("num_proc", None, "number of processes; Spark's default parallelism if it is not set",
-        _int),
-    Row("backend", None, "what runs the processes; instead of num_proc"),
-    Row("store", None, "where the data, checkpoints and logs are kept"),
-    Row("data_module", None, "refused: the files are read in one way alone"),
-    Row("model", None, "the model to train"),
-    Row("optimizer", None, "the optimizer"),
-    Row("loss", None, "the loss, or a list with one for each label"),
-    Row("loss_weights", None, "one weight for each label", TypeConverters.toListFloat),
-    Row("metrics", [], "metrics to compute besides the loss"),
-    Row("feature_cols", None, "columns for the model's inputs, in their order", _texts),
-    Row("label_cols", None, "columns for the model's outputs, in their order", _texts),
-    Row("continuous_cols", None, "accepted, without effect", _texts),
-    Row("categorical_cols", None, "accepted, without effect", _texts),
-    Row("sample_weight_col", None, "column of the rows' weights", _text),
-    Row("validation", None, "part of the rows, [0, 1), chosen at random; or the column whose rows "
-        "with 1 or true are those"),
-    Row("callbacks", [], "the framework's callbacks"),
-    Row("batch_size", 32, "rows of a batch of a process, at most", _int),
-    Row("val_batch_size", None, "the same for validation; batch_size if it is not set", _int),
-    Row("epochs", 1, "passes over the training rows", _int),
-    Row("train_steps_per_epoch", None, "batches of an epoch; all rows if it is not set", _int),
-    Row("validation_steps_per_epoch", None, "batches of a validation; all rows if it is not set",
-        _int),
-    Row("verbose", 1, "0 for no progress on the standard output", _int),
-    Row("random_seed", None, "of the framework's numbers and of the order of the rows", _int),
-    Row("shuffle", True, "whether training rows come in random order", _bool),
-    Row("shuffle_buffer_size", None, "deprecated: 0 is shuffle=False", _int, "ShufflingBufferSize"),
-    Row("partitions_per_process", 10, "Parquet files for each process, at most", _int),
-    Row("run_id", None, "name of the run in the store; a run that has a checkpoint there is "
-        "continued", _text),
-    Row("transformation_fn", None, "function of a batch as a pandas DataFrame, before each step"),
-    Row("label_shapes", None, "shape of a batch of each label"),
-    Row("gradient_compression", None, "hvd.Compression of the gradients"),
-    Row("compress_sparse_cols", False, "accepted: Parquet compresses the zeros of vectors", _bool),
-    Row("inmemory_cache_all", False, "whether each process keeps its rows in memory", _bool,
-        "InMemoryCacheAll"),
-    Row("use_gpu", True, "whether to train on GPUs where there are any", _bool),
-    Row("mp_start_method", None, "how multiprocessing starts processes", _text),
-    Row("train_reader_num_workers", 2, "accepted, without effect", _int, "TrainReaderNumWorker"),
-    Row("val_reader_num_workers", 2, "accepted, without effect", _int, "ValReaderNumWorker"),
-    Row("reader_pool_type", "thread", "accepted, without effect", _text),
-)  # fmt: skip
-
+    row("num_proc", "number of processes; Spark's default parallelism if unset", None, _int),
+    row("backend", "a SparkBackend, instead of num_proc"),
+    row("store", "where checkpoints are kept, and the files of fit_on_parquet are"),
+    row("model", "the model to train"),
+    row("optimizer", "the optimizer"),
+    row("loss", "the loss, or a list with one for each label"),
+    row("loss_weights", "one weight for each label", None, TypeConverters.toListFloat),
+    row("metrics", "metrics to compute besides the loss", []),
+    row("feature_cols", "columns for the model's inputs, in their order", None, _texts),
+    row("label_cols", "columns for the model's outputs, in their order", None, _texts),
+    row("sample_weight_col", "column of the rows' weights", None, _text),
+    row("validation", "share of the rows, [0, 1), or the column that marks rows by 1 or true"),
+    row("callbacks", "the framework's callbacks", []),
+    row("batch_size", "rows of a batch of a process", 32, _int),
+    row("epochs", "passes over the training rows", 1, _int),
+    row("verbose", "0 for no progress on the standard output", 1, _int),
+    row("random_seed", "of initial weights and of the order of the rows", None, _int),
+    row("shuffle", "whether training rows come in random order", True, _bool),
+    row("shuffle_buffer_size", "0 is shuffle=False; others have no effect", None, _int),
+    row("run_id", "name of the run in the store; one with a checkpoint continues", None, _text),
+    row("transformation_fn", "function of rows as a pandas DataFrame, before the training"),
+    row("use_gpu", "whether to train on GPUs where there are any", True, _bool),
+)
 MODEL = (
-    Row("history", None, "what the training measured"),
-    Row("model", None, "the trained model"),
-    Row("feature_columns", None, "columns for the model's inputs, in their order", _texts),
-    Row("label_columns", None, "the labels it was trained with", _texts, "LabelColumns"),
-    Row("run_id", None, "name of the run in the store", _text),
-    Row("_metadata", None, "types and sizes of the columns, see util._get_metadata"),
-    Row("outputCols", None, "columns of the results; by default <label>__output", _texts,
-        "OutputCols"),
-)  # fmt: skip
+    row("history", "the metrics of the training"),
+    row("model", "the trained model"),
+    row("feature_columns", "columns for the model's inputs, in their order", None, _texts),
+    row("label_columns", "the labels it was trained with", None, _texts),
+    row("run_id", "name of the run in the store", None, _text),
+    row("_metadata", "column to {'spark_data_type': the class of its type}"),
+    row("outputCols", "columns of the results; by default <label>__output", None, _texts),
+)
+_HINTS = (
+    *("compress_sparse_cols", "continuous_cols", "categorical_cols", "gradient_compression"),
+    *("inmemory_cache_all", "mp_start_method", "partitions_per_process", "reader_pool_type"),
+    *("train_reader_num_workers", "val_reader_num_workers", "val_batch_size"),
+    *("tensorflow_dataset_prefetch_buffer_size", "num_gpus", "loader_num_epochs"),
+    *("debug_data_loader", "train_async_data_loader_queue_size", "transformation_edit_fields"),
+    *("val_async_data_loader_queue_size", "transformation_removed_fields"),
+)
+_STEPS = "an epoch is a pass over the rows, fit(df.sample(…)) makes it shorter"
+_REFUSED = {
+    "backend_env": "set spark.executorEnv.NAME of the Spark session",
+    "backward_passes_per_step": "1 alone: multiply batch_size by it",
+    "data_module": "rows reach the processes in one way alone: use transformation_fn",
+    "label_shapes": "labels have the shapes of the outputs: let the loss reshape them",
+    "loss_constructors": "give loss=, it is pickled to the processes",
+    "terminate_on_nan": "add the callback EarlyStopping('loss', check_finite=True)",
+    "train_minibatch_fn": "the loop is sparkdl's: use sparkdl.TorchEstimator(train_fn=…)",
+    "train_steps_per_epoch": _STEPS,
+    "validation_steps_per_epoch": _STEPS,
+}
+OTHERS = (
+    *(row(name, "accepted, without effect") for name in _HINTS),
+    *(row(name, f"refused: {advice}") for name, advice in _REFUSED.items()),
+)
+"""Parameters of Horovod's readers and loops, which the feed has no use for."""
 
 
-class HorovodParams(Params):
-    """Gives a class the parameters of a table, which its constructor takes by keyword."""
+class HorovodParams(HasParams):
+    """Takes parameters by keyword, as Horovod's stages do."""
 
     _rows: tuple[Row, ...] = ()
 
     def __init_subclass__(cls, params: Sequence[Row] = (), **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
+        super().__init_subclass__(params=params, **kwargs)
         cls._rows = (*cls._rows, *params)
-        for row in params:
-            param = Param(Params._dummy(), row.name, row.doc, row.convert)
-            accessors = {
-                row.name: param,
-                f"set{row.verb}": _setter(row),
-                f"get{row.verb}": _getter(row),
-            }
-            for name, value in accessors.items():
-                if name not in vars(cls):
-                    setattr(cls, name, value)
-        own = [Parameter(r.name, Parameter.KEYWORD_ONLY, default=r.default) for r in cls._rows]
-        cls.__signature__ = Signature(own)  # type: ignore[attr-defined]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()
@@ -124,42 +119,25 @@ class HorovodParams(Params):
         Raises:
             TypeError: for an unknown name, or a value of another type.
         """
-        names = [row.name for row in self._rows]
+        names = [param.name for param in self.params]
         for name in kwargs:
             if name not in names:
-                near = did_you_mean(name, names)
                 raise TypeError(
                     f"{type(self).__name__} has no parameter {name!r}; it has "
-                    f"{', '.join(names)}{near}"
+                    f"{', '.join(names)}{did_you_mean(name, names)}"
                 )
         return self._set(**{name: value for name, value in kwargs.items() if value is not None})
 
-    if TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any: ...
-
-
-def _setter(row: Row) -> Callable[..., Any]:
-    def set_param(self: Any, value: Any) -> Any:
-        if value is None:
-            self.clear(getattr(self, row.name))
-            return self
-        return self._set(**{row.name: value})
-
-    set_param.__name__, set_param.__doc__ = f"set{row.verb}", f"Set `{row.name}`: {row.doc}."
-    return set_param
-
-
-def _getter(row: Row) -> Callable[..., Any]:
-    def get_param(self: Any) -> Any:
-        return self.getOrDefault(row.name)
-
-    get_param.__name__, get_param.__doc__ = f"get{row.verb}", f"Return `{row.name}`: {row.doc}."
-    return get_param
-
-
-class EstimatorParams(HorovodParams, params=ESTIMATOR):
+class EstimatorParams(HorovodParams, params=[*ESTIMATOR, *OTHERS]):
     """The parameters of all estimators."""
+
+    def check_no_refused(self) -> None:
+        """Raise a ConfigError if a parameter is set that would change the result elsewhere."""
+        for name, advice in _REFUSED.items():
+            value = self.getOrDefault(name)
+            if value not in (None, False) and (name, value) != ("backward_passes_per_step", 1):
+                raise ConfigError(f"{name}={value!r} is not supported: {advice}")
 
 
 class ModelParams(HorovodParams, params=MODEL):
@@ -175,4 +153,4 @@ class ModelParams(HorovodParams, params=MODEL):
         return self.setLabelColumns(value)
 
     def _get_metadata(self) -> Any:
-        return self.getOrDefault(self._metadata)
+        return self.getOrDefault("_metadata")

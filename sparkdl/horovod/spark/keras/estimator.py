@@ -1,104 +1,83 @@
 """`KerasEstimator` and `KerasModel`, as Horovod has them.
 
-Runs in: driver
+Runs in: driver, child
 
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/keras/estimator.py
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
+import copy
+from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
-import cloudpickle
-import numpy as np
-from pyspark.ml.param import TypeConverters
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.scratch import scratch_folder
-from sparkdl.horovod.spark.common import util
-from sparkdl.horovod.spark.common.estimator import HorovodEstimator, HorovodModel
-from sparkdl.horovod.spark.common.params import EstimatorParams as EstimatorParams
-from sparkdl.horovod.spark.common.params import Row
-from sparkdl.horovod.spark.common.work import Work
-from sparkdl.horovod.spark.keras.models import (
-    KerasScoring,
-    OptimizerState,
-    known_objects,
-    library_of,
-    shapes_of,
+from sparkdl.horovod.keras.callbacks import Broadcast, MetricAverage, Schedule, Warmup, number
+from sparkdl.horovod.spark.common.estimator import (
+    Checkpoint,
+    Fit,
+    HorovodEstimator,
+    HorovodModel,
+    inputs_by_column,
 )
-from sparkdl.horovod.spark.keras.remote import KerasTrainer
-from sparkdl.ml.estimators.keras_objects import loaded, named_objects, saved
+from sparkdl.horovod.spark.common.params import row
+from sparkdl.ml.estimators import keras_estimator as ml
+from sparkdl.ml.estimators.keras_model import Recipe, as_config, from_config, inputs_of
+from sparkdl.ml.estimators.keras_objects import loaded, objects_in, saved, scope
+from sparkdl.ml.estimators.source import Signature
+from sparkdl.ml.scoring import model as scoring
+from sparkdl.ml.scoring.tensorflow import keras_predictor
+from sparkdl.node.context import current
 
-_log = logging.getLogger(__name__)
-_CUSTOM = Row("custom_objects", {}, "classes and functions that Keras does not know, by name")
-OWN = (
-    _CUSTOM,
-    Row("checkpoint_callback", None, "what saves the model; after each epoch, if it is not set"),
-    Row("backend_env", None, "variables to set in each process"),
-    Row(
-        "tensorflow_dataset_prefetch_buffer_size",
-        None,
-        "accepted: batches are always made ready ahead",
-        TypeConverters.toInt,
-    ),
-)
-_SUFFIXES = (".keras", ".h5")
+_CUSTOM = row("custom_objects", "classes and functions that Keras does not know, by name", {})
+_CONFIGS = ("optimizer", "loss", "metrics")
 
 
 class _KerasSaved:
-    """Models travel as `.keras` files with their custom objects; optimizers as their values."""
+    """Models travel as `.keras` files; optimizers, losses and metrics as their configurations."""
 
     @classmethod
     def _packed(cls, values: dict[str, Any]) -> dict[str, Any]:
-        found = dict(values)
+        found = {n: as_config(named(x)) if n in _CONFIGS else x for n, x in values.items()}
+        objects = dict(values.get("custom_objects") or {})
+        for name in _CONFIGS:
+            objects |= objects_in(named(values.get(name)))
         if (model := values.get("model")) is not None:
-            library = library_of(model)
-            known = known_objects(*map(values.get, ("custom_objects", "optimizer")))
-            content, objects = saved(model, known)
-            found["model"] = library, {**known, **objects}, content
-            if values.get("optimizer") is not None:
-                found["optimizer"] = OptimizerState.of(values["optimizer"], library)
-        return found
+            content, own = saved(model, objects)
+            found["model"], objects = content, {**objects, **own}
+        return {**found, "custom_objects": objects}
 
     @classmethod
     def _unpacked(cls, values: dict[str, Any]) -> dict[str, Any]:
-        found = dict(values)
-        if "model" in values:
-            library, known, content = values["model"]
-            model = found["model"] = loaded(content, known, library, compiles=True)
-            if isinstance(state := values.get("optimizer"), OptimizerState):
-                optimizer = found["optimizer"] = state.optimizer(library, known)
-                state.restore(optimizer, model.trainable_variables)
+        objects = values["custom_objects"]
+        with scope(objects):
+            found = {n: from_config(x) if n in _CONFIGS else x for n, x in values.items()}
+        if content := values.get("model"):
+            found["model"] = loaded(content, objects, compiles=True)
         return found
 
 
-class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
-    """Fits a Keras model to a DataFrame, in processes that average their gradients.
+class KerasEstimator(
+    _KerasSaved,
+    HorovodEstimator,
+    params=[_CUSTOM, row("checkpoint_callback", "a ModelCheckpoint: save_best_only counts")],
+):
+    """Fits a Keras model to a DataFrame, by `sparkdl.KerasEstimator`.
 
     The learning rate is multiplied by the number of processes. `fit` returns a `KerasModel` with
-    Keras' history: a list of numbers for each measure. Models of Keras 3 on TensorFlow and of
-    tf_keras; they must know the shapes of their inputs.
+    Keras' history: a list of numbers for each metric. The model must know the shapes of its inputs.
 
     Args:
         kwargs: parameters by name, see `explainParams()`.
     """
 
-    _prefix = "keras"
-
-    def get_model_shapes(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the shapes of the model's inputs and outputs, -1 where any size is possible."""
-        model = self.getModel()
-        return shapes_of(model.inputs), shapes_of(model.outputs)
+    _prefix, _suffix = "keras", ".keras"
 
     def _check_params(self) -> None:
         super()._check_params()
-        library_of(self.getModel())
         if self.getLoss() is None:
             raise ConfigError("Loss parameter is required for the model to compile: give loss=")
         if not (self.getOptimizer() or getattr(self.getModel(), "optimizer", None)):
@@ -106,106 +85,158 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=OWN):
                 "Optimizer must be provided either as a parameter or as part of a compiled "
                 "model: give optimizer="
             )
-        if getattr(self.getCheckpointCallback(), "save_weights_only", False):
+
+    def _fitted(self, fit: Fit) -> KerasModel:
+        import keras
+
+        optimizer = keras.optimizers.get(self.getOptimizer() or self.getModel().optimizer)
+        # Of numbers alone: a schedule is not multiplied.
+        rate = optimizer.get_config()["learning_rate"]
+        rate = None if isinstance(rate, dict) else float(rate) * fit.num_proc
+        compiled = {
+            "optimizer": optimizer,
+            "loss": named(self.getLoss()),
+            "loss_weights": self.getLossWeights(),
+            "metrics": named(self.getMetrics()) or None,
+        }
+        estimator = ml.KerasEstimator(custom_objects=self.getCustomObjects(), **fit.settings)
+        for name, value in compiled.items():
+            if value is not None:
+                estimator._set(**{name: value})
+        last = fit.checkpoint.read() if fit.checkpoint else None
+        if last is None:
+            estimator.setModel(self.getModel())
+        else:
+            # With the state of its optimizer, which a new compilation would not have.
+            estimator.clear(estimator.loss)
+            model = loaded(last, estimator.getCustomObjects(), compiles=True)
+            estimator.setModel(model)
+        objects = estimator.getCustomObjects()
+        callbacks = translated(self.getCallbacks(), rate)
+        callbacks += _best(self.getCheckpointCallback(), self.getEpochs())
+        if fit.checkpoint:
+            callbacks.append(_saver(fit.checkpoint, objects, fit.num_proc))
+        logs = f"{fit.checkpoint.folder}/logs" if fit.checkpoint else None
+        estimator.setCallbacks(OnNode(callbacks, logs))
+        if rate is not None:
+            estimator.setLearningRate(rate)
+        signature = Signature(inputs_of(self.getModel()), ())
+        names = self.getFeatureCols()
+        estimator.setInputMapping(inputs_by_column(fit.features, signature, names))
+        fitted = estimator.fit(fit.rows)
+        model = fitted.getModel()
+        again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+        model.compile(**{**compiled, "optimizer": again})
+        # Or Keras could not load it from a file.
+        again.build(model.trainable_variables)
+        return KerasModel(history=fitted.history, model=model, custom_objects=objects, **fit.common)
+
+
+def named(value: Any) -> Any:
+    """Return functions with a name, by which Keras finds them: a lambda has none."""
+    if isinstance(value, list | tuple):
+        return [named(each) for each in value]
+    if isinstance(value, dict):
+        return {name: named(each) for name, each in value.items()}
+    if not isinstance(value, FunctionType) or value.__name__ != "<lambda>":
+        return value
+    code = value.__code__
+    name = f"lambda_{code.co_firstlineno}_{abs(hash(code)) % 10**6}"
+    return FunctionType(code, value.__globals__, name, value.__defaults__, value.__closure__)
+
+
+def _best(saver: Any, epochs: int) -> list[Any]:
+    """Return the callback that keeps the weights of the best epoch, if a ModelCheckpoint asks."""
+    import keras
+
+    if not getattr(saver, "save_best_only", False):
+        return []
+    # Some versions of Keras keep the mode, others the comparison that follows from it.
+    mode = getattr(saver, "mode", None) or ("max" if saver.monitor_op(1, 0) else "min")
+    stopping = keras.callbacks.EarlyStopping(
+        saver.monitor, patience=epochs, mode=mode, restore_best_weights=True
+    )
+    return [stopping]
+
+
+@dataclass(frozen=True)
+class OnNode:
+    """Gives a node its callbacks: TensorBoard's is the chief's, and writes into the run."""
+
+    callbacks: list[Any]
+    logs: str | None
+
+    def __call__(self) -> list[Any]:
+        """Return them."""
+        import keras
+
+        boards = [e for e in self.callbacks if isinstance(e, keras.callbacks.TensorBoard)]
+        for each in boards if self.logs else ():
+            each.log_dir = self.logs
+        return [e for e in self.callbacks if _is_chief() or e not in boards]
+
+
+def _is_chief() -> bool:
+    ctx = current()
+    return ctx is not None and ctx.is_chief
+
+
+def translated(callbacks: Any, rate: float | None) -> list[Any]:
+    """Return Keras' callbacks without Horovod's that a strategy makes superfluous.
+
+    Args:
+        rate: with which Horovod's schedules begin.
+
+    Raises:
+        ConfigError: for a warm-up, which asks Horovod for the number of processes.
+    """
+    found = []
+    for each in callbacks:
+        if isinstance(each, Warmup):
             raise ConfigError(
-                "checkpoint_callback has save_weights_only=True: the estimator needs whole models"
+                "callbacks has a LearningRateWarmupCallback, which works in horovod.spark.run "
+                "alone: give a keras.callbacks.LearningRateScheduler"
             )
+        if isinstance(each, Schedule) and rate is not None:
+            each = copy.copy(each)
+            each.initial_lr = rate
+        found += [] if isinstance(each, Broadcast | MetricAverage) else [each]
+    return found
 
-    def _check_metadata_compatibility(self, metadata: util.Metadata) -> None:
-        inputs, outputs = self.get_model_shapes()
-        # A label may be the number of a class, whatever size the output has.
-        shapes = inputs, [[-1, -1]] * len(outputs), self.getLabelShapes()
-        util.check_shape_compatibility(
-            metadata, self.getFeatureCols(), self.getLabelCols(), *shapes
-        )
 
-    def _env(self) -> dict[str, str]:
-        own = {} if library_of(self.getModel()) == "keras" else {"TF_USE_LEGACY_KERAS": "1"}
-        return {**own, **(self.getBackendEnv() or {})}
+def _saver(checkpoint: Checkpoint, objects: dict[str, Any], num_proc: int) -> Any:
+    """Return the callback that saves the model after each epoch, at the rate of one process."""
+    import keras
 
-    def _checkpoint_path(self, run_id: str) -> str | None:
-        folder = self._store().get_checkpoint_path(run_id)
-        return folder and f"{folder}/{self._checkpoint_name()}"
+    class Saver(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            optimizer = self.model.optimizer
+            is_number = not isinstance(optimizer.get_config()["learning_rate"], dict)
+            rate = number(optimizer.learning_rate) if is_number else None
+            if rate is not None:
+                # Another number of processes can thus continue the run.
+                optimizer.learning_rate = rate / num_proc
+            content = saved(self.model, objects)[0]  # on all nodes
+            if rate is not None:
+                optimizer.learning_rate = rate
+            if _is_chief():
+                checkpoint.write(content)
 
-    def _checkpoint_name(self) -> str:
-        """Return the checkpoint's file name, whose suffix gives Keras its format."""
-        name: str = self._store().get_checkpoint_filename()
-        return name if name.endswith(_SUFFIXES) else f"{name}.keras"
-
-    def _write_start(self, file: Path, run_id: str) -> None:
-        model, library = self.getModel(), library_of(self.getModel())
-        optimizer = self.getOptimizer() or getattr(model, "optimizer", None)
-        if self._has_checkpoint(run_id):
-            model = self._load_model_from_checkpoint(run_id)
-            optimizer = model.optimizer
-        state = OptimizerState.of(optimizer, library)
-        known = self._known()
-        content, objects = saved(model, known)
-        # In one pickle, so that the processes see which functions are the same.
-        start = content, {**known, **objects}, state, self.getLoss(), self.getMetrics()
-        with file.open("wb") as out:
-            cloudpickle.dump(start, out)
-
-    def _known(self) -> dict[str, Any]:
-        """Return the classes and functions of the model and the parameters, by name."""
-        given = self.getCustomObjects(), self.getLoss(), self.getMetrics(), self.getOptimizer()
-        with named_objects(self.getModel()) as objects:
-            return {**known_objects(*given), **objects}
-
-    def _load_model_from_checkpoint(self, run_id: str) -> Any:
-        path = self._checkpoint_path(run_id)
-        assert path is not None, "_has_checkpoint"
-        if self.getVerbose():
-            util.say(f"Resuming training from last checkpoint: {path}")
-        library = library_of(self.getModel())
-        with scratch_folder() as folder:
-            local = folder / self._checkpoint_name()
-            self._store().download(path, local)
-            return loaded(local, self._known(), library, compiles=True)
-
-    def _trainer(self, work: Work) -> Callable[[], Any]:
-        library = library_of(self.getModel())
-        return KerasTrainer(work, library, *self.get_model_shapes(), self._checkpoint_name())
-
-    def _create_model(self, history: Any, file: Path, run_id: str, metadata: util.Metadata) -> Any:
-        path = file.rename(file.with_name(self._checkpoint_name()))
-        known, library = self._known(), library_of(self.getModel())
-        try:
-            model = loaded(path, known, library, compiles=True)
-        except ConfigError as error:
-            # The weights are worth more than the optimizer's state.
-            model = loaded(path, known, library)
-            _log.warning("The trained model is not compiled: %s", error)
-        return KerasModel(
-            history=history,
-            model=model,
-            feature_columns=self.getFeatureCols(),
-            label_columns=self.getLabelCols(),
-            custom_objects=known,
-            run_id=run_id,
-            _metadata=metadata,
-            _floatx=import_module(library).backend.floatx(),
-        )
+    return Saver()
 
 
 class KerasModel(
-    _KerasSaved,
-    HorovodModel,
-    params=(_CUSTOM, Row("_floatx", None, "Keras' default dtype", TypeConverters.toString)),
+    _KerasSaved, HorovodModel, params=[_CUSTOM, row("_floatx", "accepted, without effect")]
 ):
     """Adds the outputs of a Keras model to a DataFrame.
 
-    `getModel()` returns the model, `getHistory()` what its training measured.
+    `getModel()` returns the model, `getHistory()` the metrics of its training.
 
     Args:
         kwargs: parameters by name, see `explainParams()`.
     """
 
-    def _get_floatx(self) -> str | None:
-        found: str | None = self.getOrDefault("_floatx")
-        return found
-
-    def _scoring(self, df: DataFrame) -> tuple[list[int], Callable[[], Callable[..., list[Any]]]]:
+    def _stage(self, inputs: DataFrame) -> Any:
         model = self.getModel()
-        scoring = KerasScoring.of(model, self.getCustomObjects())
-        return [abs(int(np.prod(shape))) for shape in shapes_of(model.outputs)], scoring
+        content = Recipe(b"", objects=self.getCustomObjects()).packed(model)
+        return scoring.KerasModel(content, keras_predictor(model).signature)

@@ -1,6 +1,6 @@
 """`TorchEstimator` and `TorchModel` for PyTorch Lightning, as Horovod has them.
 
-Runs in: driver
+Runs in: driver, child
 
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/lightning/estimator.py
 """
@@ -8,45 +8,37 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/lightning/estimato
 from __future__ import annotations
 
 import copy
-import io
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pyspark.ml.param import TypeConverters
-
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.spark.common import util
-from sparkdl.horovod.spark.common.params import EstimatorParams as EstimatorParams
-from sparkdl.horovod.spark.common.params import Row
-from sparkdl.horovod.spark.common.work import Work
-from sparkdl.horovod.spark.lightning.remote import LightningTrainer
+from sparkdl.horovod.spark.common.estimator import Fit, HorovodEstimator, inputs_by_column
+from sparkdl.horovod.spark.common.params import row
 from sparkdl.horovod.spark.torch import estimator as torch_estimator
-from sparkdl.horovod.spark.torch.modules import save_start
+from sparkdl.horovod.spark.torch.modules import dumped, loaded, multiply_rates, state_of
 from sparkdl.lightning import TRAINERS
+from sparkdl.ml.estimators import torch_estimator as ml
+from sparkdl.ml.scoring.torch import module_signature
 
-_int, _bool = TypeConverters.toInt, TypeConverters.toBoolean
-_SUFFIX = ".ckpt"
 MIN_PL_VERSION = "2.0.0"
 """By which programs for Horovod ask whether Lightning is new enough."""
-OWN = (
-    Row("trainer_args", None, "arguments of Lightning's Trainer, before those of the estimator"),
-    Row("num_gpus", None, "accepted: a process has one GPU, where there are any", _int, "NumGPUs"),
-    Row("logger", None, "Lightning's logger; TensorBoard's in the store, if it is not set"),
-    Row("log_every_n_steps", 50, "steps between two lines of the log", _int),
-    Row("loader_num_epochs", None, "accepted, without effect"),
-    Row("terminate_on_nan", False, "whether a loss that is no number ends the training", _bool),
-    Row("profiler", None, "Lightning's profiler"),
-    Row("debug_data_loader", False, "accepted, without effect", _bool),
-    Row("train_async_data_loader_queue_size", None, "accepted, without effect"),
-    Row("val_async_data_loader_queue_size", None, "accepted, without effect"),
-    Row("transformation_edit_fields", None, "accepted: the columns of transformation_fn decide"),
-    Row("transformation_removed_fields", None, "accepted, likewise"),
-)
+_TRAINER = ("logger", "log_every_n_steps", "profiler")
+"""Parameters that are arguments of the `Trainer`."""
 
 
-class TorchEstimator(torch_estimator.TorchEstimator, params=OWN):
-    """Fits a `LightningModule` to a DataFrame, in processes that average their gradients.
+class TorchEstimator(
+    HorovodEstimator,
+    params=[
+        torch_estimator.SHAPES,
+        row("trainer_args", "arguments of Lightning's Trainer"),
+        *(row(name, f"the Trainer's {name}") for name in _TRAINER),
+    ],
+):
+    """Fits a `LightningModule` to a DataFrame, by `sparkdl.LightningEstimator`.
 
     Batches are dicts of tensors by column. Learning rates are multiplied by the number of
     processes. `fit` returns a `TorchModel`, whose history holds the metrics logged last.
@@ -55,18 +47,16 @@ class TorchEstimator(torch_estimator.TorchEstimator, params=OWN):
         kwargs: parameters by name, see `explainParams()`.
     """
 
-    _unused = (
-        *("backward_passes_per_step", "gradient_compression", "loss_constructors", "metrics"),
-        "train_minibatch_fn",
-    )
+    _prefix, _suffix = "lightning", ".ckpt"
 
-    def _check_training(self) -> None:
+    def _check_params(self) -> None:
+        super()._check_params()
         if self._package() is None:
             raise ConfigError(
                 f"the model is a {type(self.getModel()).__name__}, and no LightningModule: make "
                 "one of it, or use sparkdl.horovod.spark.torch.TorchEstimator"
             )
-        for name in ("optimizer", "loss", "loss_weights"):
+        for name in ("optimizer", "loss", "loss_weights", "metrics"):
             if self.getOrDefault(name):
                 raise ConfigError(
                     f"Parameter `{name}` cannot be specified with a `LightningModule`: it has "
@@ -80,46 +70,128 @@ class TorchEstimator(torch_estimator.TorchEstimator, params=OWN):
                 return next((p for p in TRAINERS if kind.__module__.startswith(f"{p}.")), None)
         return None
 
-    def _has_checkpoint(self, run_id: str) -> bool:
-        return bool(self._store().get_checkpoints(run_id, _SUFFIX))
-
-    def _read_checkpoint(self, run_id: str) -> bytes | None:
-        paths = self._store().get_checkpoints(run_id, _SUFFIX)
-        if not paths:
-            return None
-        if self.getVerbose():
-            util.say(f"Resuming training from last checkpoint: {paths[-1]}")
-        return bytes(self._store().fs.cat_file(paths[-1]))
-
-    def _write_start(self, file: Path, run_id: str) -> None:
-        import torch
-
-        module = self.getModel()
-        states: list[Any] = []
-        if self._has_checkpoint(run_id) and (content := self._read_checkpoint(run_id)):
-            last = torch.load(io.BytesIO(content), "cpu", weights_only=False)
-            module = copy.deepcopy(module)
-            module.load_state_dict(last["state_dict"])
-            states = last["optimizer_states"]
-        save_start(file, model=module, states=states)
-
-    def _trainer(self, work: Work) -> Callable[[], Any]:
-        return LightningTrainer(work, str(self._package()))
-
-    def _create_model(self, history: Any, file: Path, run_id: str, metadata: util.Metadata) -> Any:
-        import torch
-
+    def _fitted(self, fit: Fit) -> TorchModel:
         module = copy.deepcopy(self.getModel())
-        module.load_state_dict(torch.load(file, "cpu", weights_only=False))
-        return TorchModel(
-            history=history,
-            model=module.eval(),
-            feature_columns=self.getFeatureCols(),
-            input_shapes=self.getInputShapes(),
-            label_columns=self.getLabelCols(),
-            run_id=run_id,
-            _metadata=metadata,
+        names = self.getFeatureCols()
+        mapping = inputs_by_column(fit.features, module_signature(module), names)
+        module.__class__ = stepping(type(module), mapping, fit.labels, self.getSampleWeightCol())
+        last = loaded(fit.checkpoint.read()) if fit.checkpoint else None
+        if last is not None:
+            module.load_state_dict(last["state_dict"])
+        states = last["optimizer_states"] if last is not None else []
+        given = {name: self.getOrDefault(name) for name in _TRAINER if self.isSet(name)}
+        settings = dict(fit.settings)
+        if len(fit.labels) > 1:
+            settings["label_col"] = {name: name for name in fit.labels}
+        estimator = ml.LightningEstimator(
+            module,
+            callbacks=[*self.getCallbacks(), _run(str(self._package()), states, fit)],
+            trainer_args={**given, **(self.getTrainerArgs() or {})},
+            input_mapping=mapping,
+            **settings,
         )
+        fitted = estimator.fit(fit.rows)
+        trained = fitted.getModel().eval()
+        trained.__class__ = type(self.getModel())
+        values = {
+            name: [value for value in each if value is not None]
+            for name, each in fitted.history.items()
+        }
+        return TorchModel(
+            history={name: each[-1] for name, each in values.items() if each},
+            model=trained,
+            input_shapes=self.getInputShapes(),
+            **fit.common,
+        )
+
+
+def stepping(
+    kind: type[Any], features: Mapping[str, str], labels: Sequence[str], weight: str | None
+) -> type[Any]:
+    """Return a subclass of a module's class, whose steps get batches as dicts by column.
+
+    Args:
+        features: column to the parameter of `forward`.
+    """
+
+    def by_column(batch: Any) -> dict[str, Any]:
+        inputs, label, *weights = batch
+        found = {
+            name: inputs[at] if isinstance(inputs, Mapping) else inputs
+            for name, at in features.items()
+        }
+        found.update(label if isinstance(label, Mapping) else {labels[0]: label})
+        return {**found, weight: weights[0]} if weight else found
+
+    def step(name: str) -> Any:
+        own = getattr(kind, name)
+
+        def call(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            return own(self, by_column(batch), *args, **kwargs)
+
+        return call
+
+    # Lightning validates if the class has a step of its own for it.
+    has = [name for name in ("training_step", "validation_step") if _is_own(kind, name)]
+    return type(kind.__name__, (kind,), {name: step(name) for name in has})
+
+
+def _is_own(kind: type[Any], name: str) -> bool:
+    home = next(each for each in kind.__mro__ if name in vars(each))
+    return home.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
+
+
+def _run(package: str, states: Sequence[Any], fit: Fit) -> Any:
+    """Return the callback that sets the rates of several processes, and saves after each epoch.
+
+    At the end it takes the weights that the user's `ModelCheckpoint` found best.
+    """
+    checkpoint, factor = fit.checkpoint, fit.num_proc
+
+    class Run(import_module(package).Callback):  # type: ignore[misc]
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            self._folder = tempfile.mkdtemp()
+            _place_checkpoints(trainer, self._folder)
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            for optimizer, state in zip(trainer.optimizers, states, strict=False):
+                optimizer.load_state_dict(state)
+            _multiply_rates(trainer, factor)
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if checkpoint is not None and trainer.is_global_zero:
+                own = [state_of(optimizer, 1 / factor) for optimizer in trainer.optimizers]
+                content = {"state_dict": pl_module.state_dict(), "optimizer_states": own}
+                checkpoint.write(dumped(content))
+
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.is_global_zero:
+                _take_best(trainer, pl_module)
+
+    return Run()
+
+
+def _place_checkpoints(trainer: Any, folder: str) -> None:
+    for each in trainer.checkpoint_callbacks:
+        if getattr(each, "dirpath", "") is None:
+            each.dirpath = folder
+
+
+def _take_best(trainer: Any, module: Any) -> None:
+    if best := getattr(trainer.checkpoint_callback, "best_model_path", ""):
+        module.load_state_dict(loaded(Path(best).read_bytes())["state_dict"])
+
+
+def _multiply_rates(trainer: Any, factor: int) -> None:
+    for optimizer in trainer.optimizers:
+        multiply_rates(optimizer.param_groups, factor)
+    for config in trainer.lr_scheduler_configs:
+        if (rates := getattr(config.scheduler, "base_lrs", None)) is not None:
+            # Schedulers have noted the rates before they were multiplied.
+            config.scheduler.base_lrs = [rate * factor for rate in rates]
 
 
 class TorchModel(torch_estimator.TorchModel):

@@ -1,86 +1,44 @@
-"""Modules and optimizers of PyTorch between driver and processes, and modules that score rows.
+"""Horovod's optimizers, losses and metrics as `sparkdl.TorchEstimator` takes them.
 
-Runs in: driver, child, feeder
+Runs in: driver, child
 """
 
 from __future__ import annotations
 
+import copy
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.spark.common.estimator import Checkpoint
 
 if TYPE_CHECKING:
     import torch
 
-Shape = Sequence[int]
-
-
-def save_start(file: Path, **values: Any) -> None:
-    """Write objects of PyTorch, their classes too where others cannot import them.
-
-    Raises:
-        ConfigError: if one cannot be pickled.
-    """
-    import torch
-
-    try:
-        torch.save(values, file, pickle_module=cloudpickle)
-    except Exception as error:
-        raise ConfigError(
-            f"the model or its optimizer cannot be pickled: {error}. Create what cannot travel in "
-            "the module's methods, when it is first used"
-        ) from error
-
-
-def load_start(file: Path) -> dict[str, Any]:
-    """Return what `save_start` wrote; it runs what the pickle says."""
-    import torch
-
-    found: dict[str, Any] = torch.load(file, "cpu", weights_only=False)
-    return found
-
-
-def packed_module(module: Any) -> Any:
-    """Return a module as it can be pickled: TorchScript as its bytes."""
-    import torch
-
-    if not isinstance(module, torch.jit.ScriptModule):
-        return module
-    buffer = io.BytesIO()
-    # pickle refuses TorchScript.
-    torch.jit.save(module, buffer)
-    return buffer.getvalue()
-
-
-def unpacked_module(packed: Any) -> Any:
-    """Undo `packed_module`."""
-    import torch
-
-    return torch.jit.load(io.BytesIO(packed)) if isinstance(packed, bytes) else packed
+_CLASSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss")
+"""The losses of PyTorch that take the number of a class for each row."""
 
 
 @dataclass(frozen=True)
-class OptimizerState:
-    """An optimizer without its parameters, so that it can be made again for another copy of them.
+class OptimizerMaker:
+    """Makes an optimizer again, of another copy of the parameters.
 
     Attributes:
         kind: its class.
         groups: for each parameter group the places of its parameters among the model's.
         state: its `state_dict()`.
+        factor: of the learning rates.
     """
 
     kind: type[torch.optim.Optimizer]
     groups: list[list[int]]
     state: dict[str, Any]
+    factor: float = 1.0
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> OptimizerState:
+    def of(cls, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> OptimizerMaker:
         """Take an optimizer's state.
 
         Raises:
@@ -100,9 +58,9 @@ class OptimizerState:
             )
         return cls(type(optimizer), groups, optimizer.state_dict())
 
-    def optimizer_for(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer for a copy of the model."""
-        params = list(model.parameters())
+    def __call__(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the optimizer of these parameters."""
+        params = list(parameters)
         # In PyTorch's state the groups have numbers in the place of parameters.
         saved: list[dict[str, Any]] = self.state["param_groups"]
         groups = [
@@ -116,6 +74,7 @@ class OptimizerState:
         made = self.kind(groups, **rate)
         # Momenta and counts of steps, so that the training goes on and does not begin.
         made.load_state_dict(self.state)
+        multiply_rates(made.param_groups, self.factor)
         return made
 
 
@@ -127,77 +86,162 @@ def multiply_rates(groups: Sequence[dict[str, Any]], factor: float) -> None:
                 group[name] = group[name] * factor
 
 
-def shaped(rows: torch.Tensor, shape: Shape | None) -> torch.Tensor:
-    """Return rows [rows, …] in the shape that the user gave for a batch, or for a row."""
-    if shape is None:
-        return rows
-    if -1 not in shape and rows.numel() != _product(shape):
-        shape = (-1, *shape)
-    return rows.reshape(tuple(shape))
+def state_of(optimizer: Any, factor: float) -> dict[str, Any]:
+    """Return an optimizer's state with its rates times a factor."""
+    state: dict[str, Any] = optimizer.state_dict()
+    groups = [dict(group) for group in state["param_groups"]]
+    multiply_rates(groups, factor)
+    return {**state, "param_groups": groups}
 
 
-def row_shape(shape: Shape) -> tuple[int, ...]:
-    """Return the shape of a batch of any number of rows."""
-    return tuple(shape) if shape and shape[0] == -1 else (-1, *shape)
+def dumped(value: Any) -> bytes:
+    """Return a checkpoint as `torch.save` writes it."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
 
 
-def _product(shape: Shape) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
+def loaded(content: bytes | None) -> Any:
+    """Return what `dumped` was of; it runs what the pickle says. None for None."""
+    import torch
 
-
-def as_list(outputs: Any) -> list[Any]:
-    """Return a model's outputs as a list."""
-    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+    return content and torch.load(io.BytesIO(content), "cpu", weights_only=False)
 
 
 @dataclass(frozen=True)
-class TorchScoring:
-    """Loads a module, and returns a function that scores with it.
+class Saver:
+    """The callback that saves model and optimizer after each epoch, at the rate of one process."""
+
+    checkpoint: Checkpoint
+    num_proc: int
+
+    def __call__(self, epoch: Any) -> None:
+        """Save, on the chief."""
+        if epoch.ctx.is_chief:
+            state = state_of(epoch.optimizer, 1 / self.num_proc)
+            content = {"model": epoch.model.state_dict(), "optimizer": state}
+            self.checkpoint.write(dumped(content))
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The weighted sum of the losses of all labels.
 
     Attributes:
-        content: what `packed_module` gave, as `torch.save` writes it.
-        shapes: of a batch of each input, None as the column is.
+        functions: one for each label.
+        weights: of the labels; equal ones, of the sum 1, if it is not given.
+        names: of the labels.
+        reduction: `mean`, or `none` for the losses of the rows.
     """
 
-    content: bytes
-    shapes: tuple[tuple[int, ...] | None, ...]
+    functions: Sequence[Callable[..., Any]]
+    weights: Sequence[float] | None
+    names: Sequence[str]
+    reduction: str = "mean"
 
-    @classmethod
-    def of(cls, module: Any, shapes: Sequence[Shape | None]) -> TorchScoring:
-        """Take a module as it is now."""
-        import torch
+    def __call__(self, output: Any, label: Any) -> Any:
+        """Return the loss of a batch, or the losses of its rows."""
+        weights = self.weights or [1.0 / len(self.names)] * len(self.names)
+        pairs = zip(weights, self.functions, matched(output, label, self.names), strict=True)
+        return sum(weight * _loss(each, *pair, self.reduction) for weight, each, pair in pairs)
 
-        buffer = io.BytesIO()
-        torch.save(packed_module(module), buffer, pickle_module=cloudpickle)
-        return cls(
-            buffer.getvalue(),
-            tuple(None if shape is None else row_shape(shape) for shape in shapes),
+    def to(self, device: Any) -> Losses:
+        """Move losses that have weights."""
+        for each in self.functions:
+            if hasattr(each, "to"):
+                each.to(device)
+        return self
+
+
+def _loss(function: Any, output: Any, label: Any, reduction: str) -> Any:
+    import torch
+
+    if type(function).__name__ in _CLASSES and label.shape != output.shape:
+        label = label.reshape(len(label), *output.shape[2:]).long()
+    if reduction == "mean":
+        return function(output, label)
+    if isinstance(function, torch.nn.Module) and hasattr(function, "reduction"):
+        function = copy.copy(function)
+        function.reduction = "none"
+        found = function(output, label)
+    else:
+        found = function(output, label, reduction="none")
+    return found.reshape(len(found), -1).mean(1)
+
+
+@dataclass(frozen=True)
+class LabelMetric:
+    """A metric of one label."""
+
+    function: Callable[..., Any]
+    place: int
+    names: Sequence[str]
+
+    def __call__(self, output: Any, label: Any) -> Any:
+        """Return its value for a batch."""
+        return self.function(*matched(output, label, self.names)[self.place])
+
+
+def metrics_by_name(metrics: Sequence[Any], names: Sequence[str]) -> dict[str, LabelMetric]:
+    """Return metrics by `group_<number>_<label>`.
+
+    Args:
+        metrics: functions; or lists with one for all labels, or one for each.
+    """
+    found = {}
+    for number, group in enumerate(metrics):
+        for place, function in enumerate(for_each(group, len(names))):
+            found[f"group_{number}_{names[place]}"] = LabelMetric(function, place, names)
+    return found
+
+
+def history_of(found: Mapping[str, Sequence[float]], metrics: Sequence[str]) -> list[Any]:
+    """Return a history as Horovod has it: an entry for each epoch."""
+    groups: dict[str, list[str]] = {}
+    for name in metrics:
+        groups.setdefault(name.split("_")[1], []).append(name)
+
+    def part(prefix: str, epoch: int) -> dict[str, Any]:
+        own = [{n: found[f"{prefix}{n}"][epoch] for n in names} for names in groups.values()]
+        return {"loss": found[f"{prefix}loss"][epoch], "all_metrics": own}
+
+    parts = {"train": "", **({"validation": "val_"} if "val_loss" in found else {})}
+    return [
+        {"epoch": epoch, **{name: part(prefix, epoch) for name, prefix in parts.items()}}
+        for epoch in range(len(found["loss"]))
+    ]
+
+
+def matched(output: Any, label: Any, names: Sequence[str]) -> list[tuple[Any, Any]]:
+    """Return output and label for each name, labels in the outputs' shapes where these fit.
+
+    Raises:
+        ConfigError: if there are fewer outputs than labels.
+    """
+    outputs = list(output) if isinstance(output, list | tuple) else [output]
+    labels = list(label) if isinstance(label, list | tuple) else [label]
+    if len(outputs) < len(names):
+        raise ConfigError(
+            f"the model has {len(outputs)} outputs, and needs one for each label: "
+            f"{', '.join(names)}"
         )
-
-    def __call__(self) -> Callable[..., list[Any]]:
-        """Load it; on the GPU that Spark gave the task, if any."""
-        import torch
-
-        module = unpacked_module(torch.load(io.BytesIO(self.content), "cpu", weights_only=False))
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        module.eval().to(device)
-
-        def score(*columns: Any) -> list[Any]:
-            inputs = [
-                shaped(torch.tensor(column), shape).to(device)
-                for column, shape in zip(columns, self.shapes, strict=True)
-            ]
-            with torch.inference_mode():
-                outputs = as_list(module(*map(_as_float, inputs)))
-            # numpy has no bfloat16.
-            return [output.float().cpu().numpy() for output in outputs]
-
-        return score
+    return [
+        (output, label.reshape(output.shape) if output.numel() == label.numel() else label)
+        for output, label in zip(outputs, labels, strict=False)
+    ]
 
 
-def _as_float(values: torch.Tensor) -> torch.Tensor:
-    """Return values as the training had them: `float32`."""
-    return values.float()
+def for_each(value: Any, count: int) -> list[Any]:
+    """Return a value for each of `count` labels: one for all of them, or a list.
+
+    Raises:
+        ConfigError: if there are more or fewer.
+    """
+    found = list(value) if isinstance(value, list | tuple) else [value]
+    if len(found) == 1:
+        return found * count
+    if len(found) != count:
+        raise ConfigError(f"List {found} must be length {count} (found: {len(found)})")
+    return found

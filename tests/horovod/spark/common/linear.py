@@ -1,75 +1,32 @@
-"""Rows of a linear function in a store, and backends: this process, and the nodes of a lab.
+"""Rows of a linear function.
 
 Runs in: the process of pytest
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from pyspark.ml.linalg import Vectors
 
-from sparkdl.horovod.spark.common.backend import Backend
-from sparkdl.horovod.spark.common.store import FilesystemStore
-from sparkdl.node.context import NodeContext
-from tests.doubles.labs import Lab
-from tests.horovod.together import together
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
-ROWS = 40
 WEIGHTS = np.array([2.0, -1.0])
 
 
-class InThisProcess(Backend):
-    """Calls the function here, as a user's own backend does elsewhere."""
-
-    def run(
-        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, env: Any = None
-    ) -> list[Any]:
-        """See `Backend.run`."""
-        return [fn(*args, **(kwargs or {}))]
-
-    def num_processes(self) -> int:
-        """See `Backend.num_processes`."""
-        return 1
+def rows_of(spark: SparkSession) -> DataFrame:
+    """Return rows: a vector, labels as a float and as a whole number, a weight, a mark."""
+    x = np.random.default_rng(0).normal(size=(80, 2))
+    rows = [
+        (Vectors.dense(v), float(v @ WEIGHTS), i % 3, 1.0, int(i % 5 == 0)) for i, v in enumerate(x)
+    ]
+    frame = spark.createDataFrame(rows, ["x", "y", "n", "w", "is_val"])
+    return frame.selectExpr("x", "cast(y as float) y", "cast(n as int) n", "w", "is_val")
 
 
-@dataclass(frozen=True)
-class InLab(Backend):
-    """Calls the function on the nodes of a lab."""
-
-    lab: Lab
-
-    def run(
-        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, env: Any = None
-    ) -> list[Any]:
-        """See `Backend.run`."""
-        return together(self.lab, _Call(partial(fn, *args, **(kwargs or {}))))
-
-    def num_processes(self) -> int:
-        """See `Backend.num_processes`."""
-        return self.lab.size
-
-
-@dataclass(frozen=True)
-class _Call:
-    function: Callable[[], Any]
-
-    def __call__(self, args: Any, ctx: NodeContext) -> Any:
-        return self.function()
-
-
-def fill(store: FilesystemStore, folder: Path) -> FilesystemStore:
-    """Write rows into a store, as `fit` leaves them: a vector, a label, a weight."""
-    x = np.random.default_rng(0).normal(size=(ROWS, 2))
-    vectors = pa.array(list(x), pa.list_(pa.float64()))
-    table = pa.table({"x": vectors, "y": x @ WEIGHTS, "w": np.ones(ROWS)})
-    pq.write_table(table, folder / "part.parquet")
-    for path in (store.get_train_data_path(), store.get_val_data_path()):
-        store.upload(folder / "part.parquet", f"{path}/part.parquet")
-    return store
+def with_wrong_rows(frame: DataFrame) -> DataFrame:
+    """Return these rows, and some of the weight 0 with wrong labels, to train on."""
+    wrong = frame.where("is_val = 0").limit(12)
+    return frame.union(wrong.selectExpr("x", "cast(y + 100 as float) y", "n", "0D w", "is_val"))

@@ -1,0 +1,172 @@
+"""Horovod's `KerasEstimator` and `KerasModel` on Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.linalg import SparseVector, Vectors, VectorUDT
+from pyspark.sql.types import FloatType, IntegerType
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.spark.common.backend import SparkBackend
+from sparkdl.horovod.spark.common.store import Store
+from tests.horovod.spark.common.linear import WEIGHTS, rows_of, with_wrong_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.torch]
+
+
+def linear(outputs: int = 1) -> Any:
+    import keras
+
+    keras.utils.set_random_seed(0)
+    x = keras.Input([2])
+    found = [keras.layers.Dense(1)(x) for _ in range(outputs)]
+    return keras.Model(x, found[0] if outputs == 1 else found)
+
+
+def estimator(**options: Any) -> Any:
+    import keras
+
+    from sparkdl.horovod.spark.keras import KerasEstimator
+
+    given = {
+        "num_proc": 1,
+        "model": options.get("model") or linear(),
+        "optimizer": keras.optimizers.SGD(0.05, momentum=0.5),
+        "loss": "mse",
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "batch_size": 8,
+        "epochs": 3,
+        "verbose": 0,
+        "random_seed": 1,
+        **options,
+    }
+    return KerasEstimator(**{name: value for name, value in given.items() if value is not None})
+
+
+def test_model_is_fitted_scores_and_leaves_a_checkpoint(
+    spark_ml: SparkSession, tmp_path: Path
+) -> None:
+    import keras
+
+    frame = rows_of(spark_ml)
+    made = estimator(
+        num_proc=2,
+        store=Store.create(str(tmp_path)),
+        run_id="run",
+        epochs=8,
+        validation="is_val",
+        sample_weight_col="w",
+        metrics=["mae"],
+    )
+    model = made.fit(with_wrong_rows(frame))
+    history = model.getHistory()
+    assert {"loss", "mae", "val_loss", "val_mae"} <= set(history)
+    assert len(history["loss"]) == 8
+    assert history["val_loss"][-1] < 0.05 < history["loss"][0]
+    assert np.allclose(model.getModel().get_weights()[0][:, 0], WEIGHTS, atol=0.1)
+    assert model.getModel().compiled
+    assert model.getRunId() == "run"
+    scored = model.transform(frame)
+    assert isinstance(scored.schema["y__output"].dataType, FloatType)
+    assert all(abs(row.y__output - row.y) < 0.5 for row in scored.collect())
+    kept = keras.models.load_model(tmp_path / "runs" / "run" / "checkpoint.keras")
+    assert np.allclose(kept.get_weights()[0], model.getModel().get_weights()[0])
+    assert float(kept.optimizer.learning_rate) == pytest.approx(0.05)
+    # The run goes on where it was.
+    assert made.fit(frame).getHistory()["loss"][0] < history["loss"][1]
+
+
+def test_lambdas_and_lists_for_several_labels(spark_ml: SparkSession, tmp_path: Path) -> None:
+    import keras
+
+    frame = rows_of(spark_ml)
+    made = estimator(
+        model=linear(2),
+        loss=[lambda y, p: keras.ops.mean(keras.ops.abs(y - p), -1), "mse"],
+        loss_weights=[1.0, 0.5],
+        label_cols=["y", "n"],
+        backend=SparkBackend(1),
+        num_proc=None,
+        validation=0.25,
+        callbacks=[keras.callbacks.TerminateOnNaN()],
+        checkpoint_callback=keras.callbacks.ModelCheckpoint("best.keras", save_best_only=True),
+    )
+    path = str(tmp_path / "saved")
+    Pipeline(stages=[made]).write().save(path)
+    loaded: Any = Pipeline.load(path).getStages()[0]
+    model = loaded.setBackend(SparkBackend(1)).fit(frame)
+    assert model.getHistory()["val_loss"][-1] < model.getHistory()["val_loss"][0]
+    scored = model.transform(frame)
+    assert isinstance(scored.schema["n__output"].dataType, IntegerType)
+    PipelineModel([model]).write().save(f"{path}-model")
+    same: Any = PipelineModel.load(f"{path}-model").stages[0]
+    found = same.setOutputCols(["a", "b"]).transform(frame).select("a", "b").collect()
+    expected = scored.select("y__output", "n__output").collect()
+    assert [tuple(row) for row in found] == [tuple(row) for row in expected]
+    with pytest.raises(ConfigError, match=r"must have one name for each label: y, n"):
+        same.setOutputCols(["a"]).transform(frame)
+
+
+def test_rows_are_read_from_parquet_and_transformed(spark_ml: SparkSession, tmp_path: Path) -> None:
+    frame = rows_of(spark_ml)
+    store = Store.create(str(tmp_path), save_runs=False)
+    frame.where("is_val = 0").write.parquet(store.train_path)
+    frame.where("is_val = 1").write.parquet(store.val_path)
+
+    def doubled(rows: Any) -> Any:
+        rows["z"] = [values * 2 for values in rows["x"]]
+        return rows
+
+    made = estimator(store=store, feature_cols=["z"], transformation_fn=doubled, validation=0.1)
+    model = made.fit_on_parquet({made.epochs: 12})
+    assert np.allclose(model.getModel().get_weights()[0][:, 0], WEIGHTS / 2, atol=0.1)
+    assert len(model.getHistory()["val_loss"]) == 12
+    assert not (tmp_path / "runs").exists()
+
+
+def test_loaded_model_scores_sparse_vectors(spark_ml: SparkSession) -> None:
+    import keras
+
+    from sparkdl.horovod.spark.keras import KerasModel
+
+    net = keras.Sequential([keras.Input([3]), keras.layers.Rescaling(2.0)])
+    model = KerasModel(model=net, feature_columns=["v"], label_columns=["l"], _floatx="float32")
+    vectors = [(SparseVector(3, {1: 2.0}),), (Vectors.dense(1, 0, 3),)]
+    found = model.transform(spark_ml.createDataFrame(vectors, ["v"]))
+    assert isinstance(found.schema["l__output"].dataType, VectorUDT)
+    assert [list(row.l__output) for row in found.collect()] == [[0, 4, 0], [2, 0, 6]]
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(spark_ml: SparkSession) -> None:
+    from sparkdl.horovod.keras.callbacks import classes
+
+    frame = rows_of(spark_ml)
+    warmup = classes("keras")["LearningRateWarmupCallback"](0.1)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"loss": None}, "Loss parameter is required"),
+        ({"optimizer": None}, "Optimizer must be provided"),
+        ({"feature_cols": None}, "feature_cols is not set"),
+        ({"feature_cols": ["x", "w"]}, "column count 2 must equal model inputs count 1"),
+        ({"feature_cols": ["q"]}, "no column 'q'"),
+        ({"backend": object(), "num_proc": None}, "must be a SparkBackend"),
+        ({"backend": SparkBackend(1)}, 'At most one of parameters "backend" and "num_proc"'),
+        ({"validation": 1.5}, r"must be in the range: \[0, 1\)"),
+        ({"validation": 3}, 'must be of type "float" or "str"'),
+        ({"train_steps_per_epoch": 3}, "train_steps_per_epoch=3 is not supported: an epoch is"),
+        ({"data_module": object}, "data_module=.* is not supported: .*transformation_fn"),
+        ({"callbacks": [warmup]}, "LearningRateWarmupCallback, which works in horovod.spark.run"),
+    ]
+    for options, text in cases:
+        with pytest.raises(ConfigError, match=text):
+            estimator(**options).fit(frame)
+    with pytest.raises(ConfigError, match="store is not set"):
+        estimator().fit_on_parquet()

@@ -1,0 +1,208 @@
+"""Programs written for Horovod's estimators, as its examples are; only the import is sparkdl's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.ml.feature import OneHotEncoder
+from pyspark.ml.linalg import Vectors
+from pyspark.sql.functions import udf
+from pyspark.sql.types import DoubleType
+
+from sparkdl.horovod.spark.common.backend import SparkBackend
+from sparkdl.horovod.spark.common.store import Store
+from tests.doubles.lazy import Lazy, needs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+nn: Any = Lazy("torch.nn")
+functional: Any = Lazy("torch.nn.functional")
+
+
+def images(spark: SparkSession) -> DataFrame:
+    """Return images of 4 x 4 as sparse vectors, of three classes, and the classes as vectors."""
+    draws = np.random.default_rng(0)
+    rows = []
+    for number in range(120):
+        label = number % 3
+        places = sorted({label * 5, *map(int, draws.integers(0, 16, 2))})
+        values = [1.0 if place == label * 5 else 0.2 for place in places]
+        rows.append((float(label), Vectors.sparse(16, places, values)))
+    frame = spark.createDataFrame(rows, ["label", "features"])
+    encoder = OneHotEncoder(inputCols=["label"], outputCols=["label_vec"], dropLast=False)
+    return encoder.fit(frame).transform(frame)
+
+
+def backend(num_proc: int) -> SparkBackend:
+    return SparkBackend(
+        num_proc=num_proc,
+        stdout=sys.stdout,
+        stderr=sys.stderr,
+        prefix_output_with_timestamp=True,
+    )
+
+
+def accuracy(scored: DataFrame) -> float:
+    argmax = udf(lambda vector: float(np.argmax(vector)), returnType=DoubleType())
+    scored = scored.withColumn("label_pred", argmax(scored.label_prob))
+    evaluator = MulticlassClassificationEvaluator(
+        predictionCol="label_pred", labelCol="label", metricName="accuracy"
+    )
+    return evaluator.evaluate(scored)
+
+
+@pytest.mark.tensorflow
+def test_keras_program_with_one_hot_labels(spark_ml: SparkSession, tmp_path: Path) -> None:
+    import keras
+
+    import sparkdl.horovod.spark.keras as hvd
+
+    keras.utils.set_random_seed(1)
+    frame = images(spark_ml)
+    model = keras.Sequential()
+    model.add(keras.Input((4, 4, 1)))  # a layer's input_shape is a warning of Keras 3
+    model.add(keras.layers.Conv2D(4, kernel_size=(2, 2), activation="relu"))
+    model.add(keras.layers.Flatten())
+    model.add(keras.layers.Dropout(0.1))
+    model.add(keras.layers.Dense(3, activation="softmax"))
+    keras_estimator = hvd.KerasEstimator(
+        backend=backend(1),
+        store=Store.create(str(tmp_path)),
+        run_id="run",
+        model=model,
+        optimizer=keras.optimizers.Adam(0.05),
+        loss=keras.losses.categorical_crossentropy,
+        metrics=["accuracy"],
+        feature_cols=["features"],
+        label_cols=["label_vec"],
+        batch_size=16,
+        epochs=6,
+        random_seed=1,
+        inmemory_cache_all=True,
+        verbose=1,
+        callbacks=[keras.callbacks.TensorBoard(profile_batch=5)],
+    )
+    keras_model = keras_estimator.fit(frame).setOutputCols(["label_prob"])
+    assert accuracy(keras_model.transform(frame)) > 0.9
+    assert keras_model.getHistory()["accuracy"][-1] > 0.8
+    assert list((tmp_path / "runs" / "run" / "logs").rglob("*tfevents*"))
+
+
+@pytest.mark.torch
+def test_pytorch_program_with_a_lambda_as_loss(spark_ml: SparkSession, tmp_path: Path) -> None:
+    import torch
+    from torch import optim
+
+    import sparkdl.horovod.spark.torch as hvd
+
+    torch.manual_seed(1)
+    frame = images(spark_ml)
+
+    class Net(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 4, kernel_size=2)
+            self.last = nn.Linear(36, 3)
+
+        def forward(self, features: Any) -> Any:
+            x = functional.relu(self.conv(features.float()))
+            return functional.log_softmax(self.last(x.view(-1, 36)), -1)
+
+    model = Net()
+    loss = nn.NLLLoss()
+    torch_estimator = hvd.TorchEstimator(
+        backend=backend(2),
+        store=Store.create(str(tmp_path)),
+        model=model,
+        optimizer=optim.SGD(model.parameters(), lr=0.1, momentum=0.5),
+        loss=lambda input, target: loss(input, target.long()),
+        input_shapes=[[-1, 1, 4, 4]],
+        feature_cols=["features"],
+        label_cols=["label"],
+        batch_size=16,
+        epochs=10,
+        validation=0.1,
+        backward_passes_per_step=1,
+        verbose=1,
+    )
+    torch_model = torch_estimator.fit(frame).setOutputCols(["label_prob"])
+    assert accuracy(torch_model.transform(frame)) > 0.9
+    last = torch_model.getHistory()[-1]
+    assert last["epoch"] == 9
+    assert last["validation"]["loss"] < 1
+
+
+@pytest.mark.deep
+@pytest.mark.torch
+@needs("pytorch_lightning")
+def test_lightning_program_with_callbacks(spark_ml: SparkSession, tmp_path: Path) -> None:
+    import torch
+    from pytorch_lightning import LightningModule
+    from pytorch_lightning.callbacks import Callback
+    from pytorch_lightning.callbacks.early_stopping import EarlyStopping
+    from pytorch_lightning.callbacks.model_checkpoint import ModelCheckpoint
+    from torch import optim
+
+    import sparkdl.horovod.spark.lightning as hvd
+    from sparkdl.horovod.spark.lightning.estimator import MIN_PL_VERSION
+
+    assert MIN_PL_VERSION
+    torch.manual_seed(1)
+    frame = images(spark_ml)
+
+    class Net(LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(16, 3)
+
+        def forward(self, x: Any) -> Any:
+            return functional.log_softmax(self.last(x.float().reshape((-1, 16))), -1)
+
+        def configure_optimizers(self) -> Any:
+            return optim.SGD(self.parameters(), lr=0.2)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = functional.nll_loss(self(batch["features"]), batch["label"].long())
+            self.log("train_loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            loss = functional.nll_loss(self(batch["features"]), batch["label"].long())
+            self.log("val_loss", loss)
+
+    class Worsens(Callback):  # type: ignore[misc]
+        """Spoils the weights after the third epoch: an earlier epoch is the best one."""
+
+        def on_train_epoch_start(self, trainer: Any, model: Any) -> None:
+            if trainer.current_epoch >= 3:
+                torch.nn.init.constant_(model.last.bias, 50.0 * trainer.current_epoch)
+                model.last.bias.data[1:] = 0
+
+    torch_estimator = hvd.TorchEstimator(
+        backend=backend(2),
+        store=Store.create(str(tmp_path)),
+        model=Net(),
+        input_shapes=[[-1, 1, 4, 4]],
+        feature_cols=["features"],
+        label_cols=["label"],
+        batch_size=8,
+        epochs=12,
+        validation=0.2,
+        verbose=1,
+        callbacks=[
+            Worsens(),
+            ModelCheckpoint(monitor="val_loss", mode="min", save_top_k=1),
+            EarlyStopping(monitor="val_loss", min_delta=0.001, patience=3, mode="min"),
+        ],
+        profiler=None,
+    )
+    torch_model = torch_estimator.fit(frame).setOutputCols(["label_prob"])
+    assert accuracy(torch_model.transform(frame)) > 0.9
+    assert abs(torch_model.getModel().last.bias[0].item()) < 10
+    assert {"train_loss", "val_loss"} <= set(torch_model.getHistory())

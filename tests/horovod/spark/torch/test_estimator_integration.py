@@ -1,0 +1,132 @@
+"""Horovod's `TorchEstimator` and `TorchModel` on Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql.types import FloatType, IntegerType
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.spark.common.store import Store
+from tests.horovod.spark.common.linear import WEIGHTS, rows_of, with_wrong_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.torch
+
+
+def estimator(model: Any = None, **options: Any) -> Any:
+    import torch
+
+    from sparkdl.horovod.spark.torch import TorchEstimator
+
+    torch.manual_seed(0)
+    model = model or torch.nn.Linear(2, 1)
+    given = {
+        "num_proc": 1,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5),
+        "loss": lambda output, label: torch.nn.functional.mse_loss(output, label),
+        "input_shapes": [[-1, 2]],
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "batch_size": 8,
+        "epochs": 3,
+        "verbose": 0,
+        "random_seed": 1,
+        **options,
+    }
+    return TorchEstimator(**{name: value for name, value in given.items() if value is not None})
+
+
+def test_module_is_fitted_scores_and_leaves_a_checkpoint(
+    spark_ml: SparkSession, tmp_path: Path
+) -> None:
+    import torch
+
+    frame = rows_of(spark_ml)
+    made = estimator(
+        num_proc=2,
+        store=Store.create(str(tmp_path)),
+        run_id="run",
+        epochs=8,
+        loss=torch.nn.MSELoss(),
+        validation="is_val",
+        sample_weight_col="w",
+        metrics=[[torch.nn.functional.l1_loss]],
+    )
+    model = made.fit(with_wrong_rows(frame))
+    history = model.getHistory()
+    assert [entry["epoch"] for entry in history] == list(range(8))
+    assert history[-1]["train"]["loss"] < history[0]["train"]["loss"]
+    assert history[-1]["validation"]["all_metrics"][0]["group_0_y"] < 0.2
+    assert np.allclose(model.getModel().weight.detach().numpy(), WEIGHTS, atol=0.1)
+    scored = model.transform(frame)
+    assert isinstance(scored.schema["y__output"].dataType, FloatType)
+    assert all(abs(row.y__output - row.y) < 0.5 for row in scored.collect())
+    kept = torch.load(tmp_path / "runs" / "run" / "checkpoint")
+    assert kept["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.05)
+    assert torch.equal(kept["model"]["weight"], model.getModel().weight)
+    # The run goes on where it was.
+    assert made.fit(frame).getHistory()[0]["train"]["loss"] < history[1]["train"]["loss"]
+
+
+def test_several_labels_saved_stages_and_a_transformation(
+    spark_ml: SparkSession, tmp_path: Path
+) -> None:
+    import torch
+
+    class Two(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def forward(self, x: Any, w: Any) -> Any:
+            return self.layer(x), torch.stack([w, w + 1], 1)
+
+    frame = rows_of(spark_ml)
+    made = estimator(
+        Two(),
+        feature_cols=["x", "w"],
+        label_cols=["n", "z"],
+        input_shapes=None,
+        loss=[torch.nn.functional.mse_loss, torch.nn.L1Loss()],
+        transformation_fn=lambda rows: rows.assign(z=[x * 2 for x in rows["x"]]),
+    )
+    path = str(tmp_path / "saved")
+    Pipeline(stages=[made]).write().save(path)
+    loaded: Any = Pipeline.load(path).getStages()[0]
+    model = loaded.fit(frame)
+    assert model.getHistory()[-1]["train"]["loss"] > 0
+    scored = model.transform(frame)
+    assert isinstance(scored.schema["n__output"].dataType, IntegerType)
+    assert isinstance(scored.schema["z__output"].dataType, VectorUDT)
+    PipelineModel([model]).write().save(f"{path}-model")
+    same: Any = PipelineModel.load(f"{path}-model").stages[0]
+    found = same.setOutputCols(["a", "b"]).transform(frame).select("a", "b").collect()
+    expected = scored.select("n__output", "z__output").collect()
+    assert [tuple(row) for row in found] == [tuple(row) for row in expected]
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(spark_ml: SparkSession) -> None:
+    frame = rows_of(spark_ml)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"optimizer": None}, "optimizer is not set"),
+        ({"loss": None}, "loss is not set"),
+        ({"loss_weights": [1.0, 2.0]}, "loss_weights needs to be a list with the same length"),
+        ({"callbacks": [print]}, "callbacks must be empty"),
+        ({"backward_passes_per_step": 2}, "backward_passes_per_step=2 .* multiply batch_size"),
+        ({"train_minibatch_fn": print}, "train_minibatch_fn=.* is not supported"),
+        ({"input_shapes": [[-1, 2], [-1]]}, "input_shapes has 2 shapes, and needs one for each"),
+        ({"input_shapes": [[-1, 3]]}, "column 'x' holds 2 values"),
+        ({"feature_cols": ["x", "w"]}, "column count 2 must equal model inputs count 1"),
+    ]
+    for options, text in cases:
+        with pytest.raises(ConfigError, match=text):
+            estimator(**options).fit(frame)
