@@ -49,12 +49,12 @@ def read_example(data: bytes) -> dict[str, Feature]:
     return features_of(example_class().FromString(data).features)
 
 
-def chunk(records: Iterable[bytes], gap: int = 4) -> Chunk:
-    """Return records that lie one after another, `gap` bytes between them."""
+def chunk(records: Iterable[bytes]) -> Chunk:
+    """Return records that lie one after another, four bytes between them."""
     found, places, at = list(records), [], 0
     for record in found:
         places.append(at)
-        at += len(record) + gap
+        at += len(record) + 4
     return Chunk("file", found, places)
 
 

@@ -76,11 +76,10 @@ def item(
     epoch: int = 0,
     exchange: str = "",
     is_last: bool = False,
-    feed: str = FEED,
 ) -> Item:
     """Return a segment as it reaches a child."""
     fd, nbytes = write_segment(batch)
-    return Item(Segment(feed, number, epoch, batch.num_rows, nbytes, exchange, is_last), fd)
+    return Item(Segment(FEED, number, epoch, batch.num_rows, nbytes, exchange, is_last), fd)
 
 
 def noting(segments: list[StoredSegment]) -> Callable[[StoredSegment, int], None]:
@@ -211,7 +210,6 @@ class LocalNode(Sent):
         self,
         node_id: int = 0,
         limit_nbytes: int = 1 << 28,
-        timeout_s: float = SOON_S,
         tracks: bool = False,
         tls: Tls | None = None,
         keeps: bool = False,
@@ -227,7 +225,7 @@ class LocalNode(Sent):
         self.driver: LevelDriver | None = LevelDriver([self])
         self.sent: list[Local] = []
         self.lacking: list[str] = []
-        self._limit_nbytes, self._timeout_s, self._tracks = limit_nbytes, timeout_s, tracks
+        self._limit_nbytes, self._tracks = limit_nbytes, tracks
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="local-node")
 
@@ -271,11 +269,9 @@ class LocalNode(Sent):
         """Return the child's reader of a feed."""
         return self.link.feeds.reader(feed)
 
-    def end_epoch(
-        self, epoch: int, rows: dict[int, int], feed: str = FEED, again: bool = False
-    ) -> None:
+    def end_epoch(self, epoch: int, rows: dict[int, int], again: bool = False) -> None:
         """Do what the driver does after an epoch."""
-        self.call(lambda: self.feeds.on_driver_message(EpochEnd(feed, epoch, rows, again)))
+        self.call(lambda: self.feeds.on_driver_message(EpochEnd(FEED, epoch, rows, again)))
 
     def grant(self, rows: int = 1, epoch: int = 0) -> None:
         """Do what the driver does once every node has so many rows."""
@@ -336,7 +332,7 @@ class LocalNode(Sent):
                 self._silence_s,
             ),
             StoreLimits(self._limit_nbytes, keeps=self._keeps),
-            self._timeout_s,
+            SOON_S,
             self._send,
             self._tell,
             lambda kind, what: self.lacking.append(f"{kind}: {what}"),
@@ -367,9 +363,8 @@ class LocalNode(Sent):
 class LevelDriver:
     """Assigns all rows that nodes spool, in place of the driver's policy: equally many to each."""
 
-    def __init__(self, nodes: Sequence[LocalNode], run: str = "run", keep: bool = False) -> None:
+    def __init__(self, nodes: Sequence[LocalNode]) -> None:
         self._nodes = nodes
-        self._run, self._keep = run, keep
         self._totals = Counter({node.node_id: 0 for node in nodes})
         self._changed = threading.Condition()
         for node in nodes:
@@ -398,8 +393,7 @@ class LevelDriver:
             for node in self._nodes:
                 if found := tuple(grants[node.node_id]):
                     uris = {holder.node_id: holder.uri}
-                    of = (spooled.feed, spooled.epoch, self._run)
-                    node.soon(Assign(*of, found, uris, keep=self._keep))
+                    node.soon(Assign(spooled.feed, spooled.epoch, "run", found, uris))
             self._changed.notify_all()
 
 

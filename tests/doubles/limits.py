@@ -22,9 +22,9 @@ def no_descriptors_left(but: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def full_disk(nbytes: int = 0) -> Iterator[None]:
-    """No file of this process may grow beyond so many bytes, as on a full disk."""
-    with _limited(resource.RLIMIT_FSIZE, nbytes):
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow, as on a full disk."""
+    with _limited(resource.RLIMIT_FSIZE, 0):
         yield
 
 

@@ -99,11 +99,6 @@ def test_every_prelude_is_of_a_page_that_is_run() -> None:
     assert used == set(PRELUDES.glob("*.py"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_program_of_a_page_is_python(page: Path) -> None:
-    compile(as_run(page), page.name, "exec")
-
-
 @pytest.mark.deep
 @pytest.mark.spark
 @pytest.mark.timeout(300)

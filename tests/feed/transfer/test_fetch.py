@@ -17,7 +17,6 @@ from sparkdl.feed.transfer import fetch
 from tests.doubles.feeds import (
     FEED,
     SOON_S,
-    LevelDriver,
     LocalNode,
     NodeProxy,
     Running,
@@ -185,22 +184,6 @@ def test_next_child_is_fetched_nothing_for_that_was_meant_for_the_last() -> None
         node.call(lambda: node.feeds.reopen(1))
         node.call(lambda: None)
         assert EpochEnd(FEED, 0, {1: 100}) not in node.sent
-
-
-def test_nodes_of_which_one_is_fed_have_equally_many_rows() -> None:
-    with LocalNode(0) as one, LocalNode(1) as two, LocalNode(2) as three:
-        nodes = [one, two, three]
-        LevelDriver(nodes)
-        for start in range(0, 1000, 100):
-            spool(one, start)
-        rows = {0: 334, 1: 333, 2: 333}
-        for node in nodes:
-            node.wait_told(lambda _, node=node: last_count(node).rows_received >= 333)  # type: ignore[misc]
-        assert sum(node.rows_received for node in nodes) == 1000
-        for node in nodes:
-            node.end_epoch(0, rows)
-        assert sorted(x for node in nodes for x in values(node.reader())) == list(range(1000))
-        assert until(lambda: not one.feeds.store.budget.num_segments)
 
 
 def test_wait_for_a_row_is_told_and_over_with_the_next_segment() -> None:

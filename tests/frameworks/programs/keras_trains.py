@@ -76,7 +76,7 @@ def _dicts(strategy: Any) -> dict[str, Any]:
         with chosen.scope():
             model = Subclassed()
             model.compile("sgd", "binary_crossentropy", metrics=["accuracy"])
-        return model, model.fit(dataset, epochs=2, validation_data=dataset, verbose=0)
+        return model, model.fit(dataset, epochs=2, verbose=0)
 
     model, history = fitted(strategy)
     reference, _ = fitted(tf.distribute.get_strategy())
