@@ -116,7 +116,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
 
 CEILINGS = {  # lines of each folder: lowered by each commit that takes something out, never raised
     "": 1_690,
-    "collectives": 1_400,
+    "collectives": 1_260,
     "control": 2_750,
     "core": 2_300,
     "dashboard": 1_210,
@@ -126,7 +126,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "driver": 11_410,
     "feed": 5_990,
     "frameworks": 1_500,
-    "horovod": 9_120,
+    "horovod": 7_040,
     "ml": 10_820,
     "mlflow": 410,
     "node": 6_710,
