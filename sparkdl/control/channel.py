@@ -6,7 +6,7 @@ Runs in: agent, child
       │  Start(world, …) + descriptor ─────────────▶│  imports done or not, sent once, with the port
       │  Segment(feed, number, …) + descriptor ────▶│  one received batch, for the child to map
       │  EndMark, Reopened, Reclaim ───────────────▶│
-      │  FeedBegin, Granted, EpochEnd, FeedHold,    │
+      │  FeedBegin, Granted, EpochEnd,              │
       │      FeedCovered ──────────────────────────▶│  the coordinator's, passed on
       │◀─ ReadParquet ─────────────── ReadFailed ──▶│  files that the child asks its agent to read
       │◀───────────────────── Imported, ChildRunning│  the framework is; map_fun is called
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkdl.control.counts import Given, HoldAnswer
+from sparkdl.control.counts import Given
 from sparkdl.control.descriptors import close_fd, receive_with_fds
 from sparkdl.control.messages import (
     AllGathered,
@@ -46,7 +46,6 @@ from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
     FeedCovered,
-    FeedHold,
     Gather,
     Granted,
 )
@@ -135,7 +134,6 @@ class Consumed(LocalMessage, frozen=True):
 
     feed: str
     given: Given = Given()
-    hold: HoldAnswer = HoldAnswer()
     waits: bool = False
 
 
@@ -230,7 +228,6 @@ Local = (
     | FeedBegin
     | Granted
     | EpochEnd
-    | FeedHold
     | Reopened
     | FeedCovered
     | EndMark

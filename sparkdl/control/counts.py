@@ -53,18 +53,6 @@ class EpochCount(msgspec.Struct, frozen=True):
     is_whole: bool = False
 
 
-class HoldAnswer(msgspec.Struct, frozen=True):
-    """A child's answer to `FeedHold`.
-
-    Attributes:
-        epoch: of the last `FeedHold`, or -1.
-        reading: the epoch that the child was reading then, or had read.
-    """
-
-    epoch: int = -1
-    reading: int = -1
-
-
 class FeedCount(msgspec.Struct, frozen=True):
     """Rows of one feed at one node. Epochs are numbered over the whole life of the feed.
 
@@ -74,7 +62,7 @@ class FeedCount(msgspec.Struct, frozen=True):
         waits: user code waits for a row, and has been given all rows that were received.
         began: the epoch of the last `FeedBegin`.
         epoch_rows: rows that are here of `epoch`.
-        cut, hold: its last answers.
+        cut: its last answer.
         closed: the node takes no more rows, ever: its child has ended.
         closed_to: nor those of epochs up to this one: user code called `terminate`.
         problem: why the node's rows cannot come: a file cannot be read, or another agent's rows
@@ -88,7 +76,6 @@ class FeedCount(msgspec.Struct, frozen=True):
     began: int = -1
     epoch_rows: int = 0
     cut: EpochCount = EpochCount()
-    hold: HoldAnswer = HoldAnswer()
     closed: bool = False
     closed_to: int = -1
     problem: str = ""

@@ -10,7 +10,7 @@ Runs in: driver, agent
       │  FeedProgress, NodeActive, LogLines ──▶│
       │  BoardStarted ────────────────────────▶│   from the first node, where it was asked for
       │  Spooled ─────────────────────────────▶│   rows that feeders have brought to this agent
-      │◀── FeedBegin, ReadShare, Assign, FeedCut, FeedHold, FeedCovered, Granted, EpochEnd, FeedEnd
+      │◀── FeedBegin, ReadShare, Assign, FeedCut, FeedCovered, Granted, EpochEnd, FeedEnd
       │  CheckpointPart ──────────────────────▶│   from each node that trains
       │◀──────────────────── CheckpointCommit ─│   to the first, once all parts are there
       │  CheckpointDone ──────────────────────▶│   from the first
@@ -416,16 +416,6 @@ class FeedCovered(Message, frozen=True):
     epoch: int
 
 
-class FeedHold(Message, frozen=True):
-    """Report which epoch is being read, and begin no later one before an `EpochEnd`.
-
-    `epoch` is the last one announced, and comes back in `FeedCount.hold`.
-    """
-
-    feed: str
-    epoch: int
-
-
 class Granted(Message, frozen=True):
     """Every node has `rows` rows of `epoch` at least, so that steps within them find everybody."""
 
@@ -515,9 +505,7 @@ FromAgent = (
     | CheckpointDone
     | Gather
 )
-ToFeeds = (
-    FeedBegin | ReadShare | Assign | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
-)
+ToFeeds = FeedBegin | ReadShare | Assign | FeedCut | FeedCovered | Granted | EpochEnd | FeedEnd
 ToNode = CheckpointCommit | AllGathered | Drain
 ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | Detach | ToNode | ToFeeds
 

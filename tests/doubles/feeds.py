@@ -117,12 +117,6 @@ class Sent:
         self.sent: list[Local] = []
         self._changed = threading.Condition()
 
-    @property
-    def held(self) -> tuple[int, int]:
-        """The last hold that was answered, and the epoch that was being read."""
-        told = [m for m in self.sent if isinstance(m, Consumed)]
-        return told[-1].hold.epoch, told[-1].hold.reading
-
     def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
         """Wait until enough messages were sent."""
         with self._changed:

@@ -129,7 +129,6 @@ class Run:
         ahead: rows of `epoch` by node id that nodes have before it is fed.
         sent: rows from feeders by node id; each once, however often it is read.
         moved: rows that another node's agent had to send on.
-        repeated: the epoch that nodes read again from their logs, and its rows by node id.
         is_unwanted: user code of a node has ended the call, or no node is left.
         counts_until_s: the deadline for counting rows that no node is left to read.
         is_cut: some of these rows were not counted.
@@ -155,7 +154,6 @@ class Run:
     ahead: Mapping[int, int] = field(default_factory=dict)
     sent: Mapping[int, int] = field(default_factory=dict)
     moved: int = 0
-    repeated: tuple[int, Mapping[int, int]] | None = None
     is_unwanted: bool = False
     counts_until_s: float = -math.inf
     is_cut: bool = False
@@ -275,11 +273,7 @@ class CuttingShort(_OfRun):
     """The call ends within an epoch: the nodes count their rows of it."""
 
 
-class Holding(_OfRun):
-    """The call ends while nodes read epochs from their logs: each reports its current one."""
-
-
-Running = Opening | Delivering | Explaining | Cutting | Reading | CuttingShort | Holding
+Running = Opening | Delivering | Explaining | Cutting | Reading | CuttingShort
 State = Idle | Running
 
 

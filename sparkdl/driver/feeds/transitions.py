@@ -26,7 +26,6 @@ from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
     FeedCut,
-    FeedHold,
     Grant,
     Granted,
     Lot,
@@ -63,7 +62,6 @@ from sparkdl.driver.feeds.state import (
     Event,
     Explaining,
     Feed,
-    Holding,
     Idle,
     JobBroke,
     JobEnded,
@@ -467,7 +465,7 @@ def _cut(feed: Feed, run: Run, now_s: float) -> Step[Cutting]:
 
 def _look_cutting(
     state: Cutting, now_s: float
-) -> Step[Cutting | Delivering | Explaining | Reading | CuttingShort | Holding | Idle]:
+) -> Step[Cutting | Delivering | Explaining | Reading | CuttingShort | Idle]:
     """Once all nodes have counted, send them the epoch's length, and continue with the next one."""
     feed, run = state.feed, state.run
     cut = feed.nodes.staying(run.node_ids)
@@ -501,7 +499,6 @@ def _look_cutting(
         read_to=run.read_to if waits else stop,
         expected=added(run.expected, had, {n: count * epochs for n, count in rows.items()}),
         ahead=rows if is_rest else {},
-        repeated=(run.epoch, rows) if epochs > 1 else None,
     )
     return _then(said, _go_on(feed, run, now_s))
 
@@ -514,10 +511,11 @@ def _received(feed: Feed, run: Run, node_id: int) -> int:
 
 def _go_on(
     feed: Feed, run: Run, now_s: float
-) -> Step[Delivering | Explaining | Cutting | Reading | CuttingShort | Holding | Idle]:
+) -> Step[Delivering | Explaining | Cutting | Reading | CuttingShort | Idle]:
+    if run.is_unwanted and run.epoch <= run.last:
+        return _cut_short(feed, run, None, now_s)
     if run.is_unwanted:
-        end = _cut_short if run.epoch <= run.last else _hold
-        return end(feed, run, None, now_s)
+        return Reading(feed, run, now_s + REASON_S), []
     if run.epoch <= run.last and not run.is_shuffled:  # while nodes still read this epoch
         return _deliver(feed, run, now_s)
     if run.read_to < 0 and run.epoch > run.last:
@@ -525,16 +523,17 @@ def _go_on(
     return Reading(feed, run, run.quiet_s), []
 
 
-def _look_reading(
-    state: Reading, now_s: float
-) -> Step[Reading | Opening | CuttingShort | Holding | Idle]:
+def _look_reading(state: Reading, now_s: float) -> Step[Reading | Opening | CuttingShort | Idle]:
     feed, run = state.feed, state.run
     has_fed = run.epoch > run.last
-    if run.is_unwanted or state.error is not None:
-        return (_hold if has_fed else _cut_short)(feed, run, state.error, now_s)
+    if not has_fed and (run.is_unwanted or state.error is not None):
+        return _cut_short(feed, run, state.error, now_s)
+    if state.error is not None or (run.is_unwanted and now_s >= state.deadline_s):
+        return _finish(feed, run, state.error)
     if _has_read(feed, run):
         return _finish(feed, run, None) if has_fed else _open(feed, run, now_s)
-    return _watch(state, now_s)
+    # Nodes that have not terminated may soon, or read the last epochs from their logs.
+    return (state, []) if run.is_unwanted else _watch(state, now_s)
 
 
 def _has_read(feed: Feed, run: Run) -> bool:
@@ -544,6 +543,7 @@ def _has_read(feed: Feed, run: Run) -> bool:
     return all(
         node_id in gone
         or count.given.epochs > run.read_to
+        or count.closed_to >= run.last
         or (
             run.epoch > run.last
             and count.given.rows - run.before[node_id].given.rows >= run.expected[node_id] > 0
@@ -565,14 +565,6 @@ def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> S
     return CuttingShort(feed, run, now_s + feed.answer_s, error), [*said, cut]
 
 
-def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[Holding | Idle]:
-    """End the call when all has been fed; the epoch being read from the logs is the last."""
-    if run.repeated is None:
-        return _finish(feed, run, error)
-    hold = _to_nodes(run, FeedHold(feed.name, run.last))
-    return Holding(feed, run, now_s + feed.answer_s, error), [hold]
-
-
 def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort | Idle]:
     run = state.run
     cut = state.feed.nodes.staying(run.node_ids)
@@ -587,20 +579,6 @@ def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort 
     if not all(rows.values()):  # if a node has no row, no node has taken a step, nor may take one
         rows = dict.fromkeys(rows, 0)
     return _then([_mark(run, run.epoch, rows)], _finish(state.feed, run, state.error))
-
-
-def _look_holding(state: Holding, now_s: float) -> Step[Holding | Idle]:
-    run = state.run
-    counts = state.feed.nodes.staying(run.node_ids)
-    answers = [c.hold for c in counts.values() if c.closed_to < run.last]
-    if now_s < state.deadline_s and any(hold.epoch != run.last for hold in answers):
-        return state, []
-    assert run.repeated is not None
-    first, rows = run.repeated
-    reading = [hold.reading for hold in answers if hold.epoch == run.last]
-    # The epoch of the furthest node, which would otherwise wait for the others in it.
-    mark = _mark(run, min(run.last, max([first, *reading])), rows)
-    return _then([mark], _finish(state.feed, run, state.error))
 
 
 def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
@@ -654,7 +632,7 @@ def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
         is_watched = isinstance(state, Cutting | Reading) or (
             isinstance(state, Delivering) and not state.is_cancelled
         )
-        if is_watched:
+        if is_watched and not state.run.is_unwanted:
             state = replace(state, deadline_s=quiet_s)
     return state, []
 
@@ -676,11 +654,13 @@ def note_news(state: R, now_s: float) -> Step[R | Idle]:
         said: list[Action] = []
         if has_left and isinstance(state, Delivering):  # agents refuse more, and feeders count it
             said = [_to_nodes(run, FeedCut(feed.name, run.epoch))]
+        if isinstance(state, Reading):
+            state = replace(state, deadline_s=now_s + REASON_S)
         return with_run(state, is_unwanted=True, counts_until_s=until_s), said
     if not _is_pointless(feed, run):
         return state, []
     if not isinstance(state, Delivering) or not state.is_job_running:
-        error = state.error if isinstance(state, CuttingShort | Holding) else None
+        error = state.error if isinstance(state, CuttingShort) else None
         return _leave(feed, run, error)
     if feed.nodes.problem is not None:
         return _then([CancelJob(state.job)], _leave(feed, run, None))
@@ -838,7 +818,6 @@ LOOKS: dict[type, Callable[[Any, float], Step[State]]] = {
     Cutting: _look_cutting,
     Reading: _look_reading,
     CuttingShort: _look_cutting_short,
-    Holding: _look_holding,
 }
 """Handlers that act on a state; they return the same object if there is nothing to do."""
 

@@ -95,7 +95,6 @@ class ReaderCursor:
         inference: segments of inference, which belong to no epoch.
         has_ended: nothing more will arrive.
         granted: rows of the epoch, by its number, that every node has at least.
-        reading: at the last `hold`, the epoch that was read, or had been.
         abandoned: how many iterations over this epoch have been left early.
         consumed: the rows of the batches given to user code.
     """
@@ -106,10 +105,8 @@ class ReaderCursor:
         self.inference: deque[Item] = deque()
         self.has_ended = False
         self.granted: dict[int, int] = {}
-        self.reading = -1
         self.abandoned = 0
         self.consumed = ConsumedRows(feed)
-        self._is_held = False
         self._passes: dict[int, list[Item]] = {}
         self._marks: dict[int, EpochEnd] = {}
         self._base = 0
@@ -131,49 +128,27 @@ class ReaderCursor:
         else:
             self._passes.setdefault(item.segment.epoch, []).append(item)
 
-    def add_mark(self, mark: EpochEnd) -> list[int]:
-        """An epoch is complete; return the segments to release."""
+    def add_mark(self, mark: EpochEnd) -> None:
+        """An epoch is complete."""
         if mark.epoch >= self.epoch:
             self._marks[mark.epoch] = mark
-        return [] if mark.again else self.call_off(mark.epoch)
 
     def start_at(self, epoch: int) -> None:
         """No epoch before `epoch` will come any more."""
         self._start = max(self._start, epoch)
-        self._is_held = False
-
-    def hold(self) -> None:
-        """Begin no later epoch before `call_off` or `start_at`."""
-        self.reading = self.epoch if self.is_begun else self.epoch - 1
-        self._is_held = True
-
-    def call_off(self, last: int) -> list[int]:
-        """Let no epoch after `last` reread the rows here; return the segments to release."""
-        self._is_held = False
-        # An epoch that user code has begun cannot be taken back: it is the last one then.
-        last = max([last, self.epoch] if self.is_begun else [last])
-        self._marks = {e: mark for e, mark in self._marks.items() if e <= last}
-        if last in self._marks:
-            self._marks[last] = structs.replace(self._marks[last], again=False)
-        return self.enter(self.epoch) if last < self.epoch and self._base < self.epoch else []
-
-    def end(self) -> list[int]:
-        """Nothing more will arrive; return the segments to release."""
-        self.has_ended = True
-        return self.call_off(max([self.reading, *self._passes])) if self._is_held else []
 
     # Where the reader stands.
 
     @property
     def mark(self) -> EpochEnd | None:
         """The mark of the epoch that is read, once it is complete."""
-        return self._marks.get(self.epoch) if self._is_open else None
+        return self._marks.get(self.epoch)
 
     @property
     def next_item(self) -> Item | None:
         """The segment at the position, if it is here."""
-        is_here = self._is_open and self._position < len(self._items)
-        return self._items[self._position] if is_here else None
+        items = self._items
+        return items[self._position] if self._position < len(items) else None
 
     @property
     def is_gone(self) -> bool:
@@ -197,7 +172,7 @@ class ReaderCursor:
     @property
     def is_over(self) -> bool:
         """Whether no iteration finds anything any more."""
-        is_here = self._is_open and self._floor_items < len(self._items)
+        is_here = self._floor_items < len(self._items)
         return self.has_ended and not is_here and self.mark is None
 
     def skip_missing(self) -> list[int]:
@@ -286,7 +261,7 @@ class ReaderCursor:
                 self._position = self._given_items = len(self._items)
                 self._given_rows = 0
                 self.raise_floor()
-            return []  # or it was called off meanwhile
+            return []
         # The same segments again: nothing is released, and the position starts over.
         if self._marks[self.epoch].again:
             self._marks.pop(self.epoch)
@@ -335,13 +310,8 @@ class ReaderCursor:
         self._passes.clear()
         self._marks.clear()
         self.granted.clear()
-        self._is_held = False
         self._first = 0
         self._reset()
-
-    @property
-    def _is_open(self) -> bool:
-        return not self._is_held or self.epoch <= self.reading
 
     @property
     def is_begun(self) -> bool:

@@ -26,8 +26,7 @@ from sparkdl.control.channel import (
     Reopened,
     Terminated,
 )
-from sparkdl.control.counts import HoldAnswer
-from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCovered, FeedHold, Granted
+from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCovered, Granted
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import (
     ConfigError,
@@ -43,7 +42,7 @@ from sparkdl.feed.reader.supply import Supply, end_of_feed
 
 _log = logging.getLogger(__name__)
 
-FeedMessage = FeedBegin | Granted | EpochEnd | FeedHold | Reopened | FeedCovered | Reclaim | EndMark
+FeedMessage = FeedBegin | Granted | EpochEnd | Reopened | FeedCovered | Reclaim | EndMark
 """The messages that a reader receives of its feed, besides the segments."""
 REPORT_PERIOD_S = 0.02
 """Rows read are reported this often at most, and when user code waits for more.
@@ -111,7 +110,7 @@ class FeedReader:
         self._cursor.consumed.is_wanted = tracks
         self._owner = 0
         self._reported_at_s, self._is_reported = -math.inf, True
-        self._pressed_epoch = self._held = -1
+        self._pressed_epoch = -1
         self._is_waiting = self._is_terminated = self._is_lost = self._is_told = False
         self._epochs = self._beyond = 0
         self._problem: SparkdlError | None = None
@@ -158,12 +157,7 @@ class FeedReader:
                 case Granted(_, epoch, rows):
                     cursor.granted[epoch] = rows
                 case EpochEnd() if not self._is_terminated:
-                    self._release(cursor.add_mark(message))
-                case FeedHold(_, epoch):
-                    self._held = epoch
-                    if not self._is_terminated:
-                        cursor.hold()
-                    self._report()
+                    cursor.add_mark(message)
                 case Reopened(_, epoch):
                     self._is_terminated = False
                     cursor.start_at(epoch)
@@ -175,7 +169,7 @@ class FeedReader:
                     self._pressed_epoch = cursor.epoch
                     self._release(cursor.releasable(self._is_waiting))
                 case EndMark():
-                    self._release(cursor.end())
+                    cursor.has_ended = True
             self._changed.notify_all()
 
     def lose(self) -> None:
@@ -510,7 +504,7 @@ class FeedReader:
     def _consumed(self) -> Consumed:
         given = self._cursor.given(self._beyond)
         waits = self._is_waiting and not self._is_patient  # inference may wait for any time
-        return Consumed(self.feed, given, HoldAnswer(self._held, self._cursor.reading), waits)
+        return Consumed(self.feed, given, waits)
 
     def _report_if_due(self) -> None:
         self._is_reported = False

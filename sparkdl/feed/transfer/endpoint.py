@@ -131,7 +131,7 @@ class NodeFeeds:
                 # Feeders are refused at once, however long the count has to wait for fetches.
                 self.store.spool(feed).refuse(epoch)
                 self._after_fetches(feed, partial(self._in_order, message))
-            case msg.FeedBegin(feed) | msg.ReadShare(feed) | msg.FeedHold(feed):
+            case msg.FeedBegin(feed) | msg.ReadShare(feed):
                 self._after_fetches(feed, partial(self._in_order, message), is_mark=False)
 
     def _after_fetches(self, name: str, action: Callable[[], None], is_mark: bool = True) -> None:
@@ -145,7 +145,7 @@ class NodeFeeds:
         self._loop.call_soon(feed.go_on)
 
     def _in_order(
-        self, message: msg.FeedBegin | msg.ReadShare | msg.FeedHold | msg.FeedCut | msg.EpochEnd
+        self, message: msg.FeedBegin | msg.ReadShare | msg.FeedCut | msg.EpochEnd
     ) -> None:
         feed = self._feed(message.feed)
         log = feed.log
@@ -164,8 +164,6 @@ class NodeFeeds:
                 on_problem = partial(self._soon, self._note_unread, feed)
                 spool = self.store.spool(name)
                 self._begin(ShareLoader(message, spool, self._memory_nbytes, on_problem))
-            case msg.FeedHold():
-                self._send_to_child(message, -1)
             case msg.FeedCut(epoch=epoch):
                 log.cut(epoch)
                 self._progress.call()

@@ -86,7 +86,6 @@ class NodeFeed:
             self.waits,
             self.began,
             cut=log.last_cut,
-            hold=self.consumed.hold,
             closed=log.is_closed and not has_failed,
             closed_to=log.terminated_to,
             problem=self.problem,
@@ -94,8 +93,8 @@ class NodeFeed:
         return structs.replace(count, epoch_rows=log.rows_of(count.epoch))
 
     def awaited(self, count: FeedCount) -> tuple[int, ...]:
-        """Return the values the driver waits for: first rows, the last epoch's end, a hold.
+        """Return the values the driver waits for: first rows, the last epoch's end.
 
         Each change answers a message of the driver, so changes are as rare as those messages.
         """
-        return count.epoch, count.epoch_rows > 0, count.given.epochs > self.marked, count.hold.epoch
+        return count.epoch, count.epoch_rows > 0, count.given.epochs > self.marked

@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sparkdl.control.counts import EpochCount, FeedCount, Given, HoldAnswer
+from sparkdl.control.counts import EpochCount, FeedCount, Given
 from sparkdl.control.messages import (
     Assign,
     EpochEnd,
     FeedBegin,
     FeedCut,
-    FeedHold,
     Grant,
     Granted,
     Lot,
@@ -176,18 +175,29 @@ def test_epochs_that_all_nodes_hold_are_read_again_without_another_job() -> None
     assert (answer.value.epochs, answer.value.rows_fed, answer.value.passes) == (3, 12, 1)
 
 
-def test_terminate_while_logs_are_read_ends_all_nodes_in_the_furthest_epoch() -> None:
+def test_terminate_while_logs_are_read_ends_the_call_once_the_others_have_too() -> None:
     play = Play()
     play.asked(epochs=5)
     brought(play, 1, 2, 2)
     whole = {"cut": EpochCount(0, 2, is_whole=True)}
     play.seen(whole, whole)
-    assert play.seen({"closed_to": 4}) == [sent(FeedHold("input", 4))]
-    assert isinstance(play.state, fs.Holding)
-    end, warned, answer = play.seen({}, {"hold": HoldAnswer(4, 2), "rows_received": 2})
-    assert end == sent(EpochEnd("input", 2, {0: 2, 1: 2}))
-    assert isinstance(warned, fs.Warn)
+    assert play.seen({"closed_to": 4}) == []
+    assert isinstance(play.state, fs.Reading)
+    *_, answer = play.seen({}, {"closed_to": 4})
     assert isinstance(answer, fs.Answer)
+
+
+def test_node_that_reads_its_log_on_does_not_keep_a_call_that_another_has_ended() -> None:
+    play = Play()
+    play.asked(epochs=5)
+    brought(play, 1, 2, 2)
+    whole = {"cut": EpochCount(0, 2, is_whole=True)}
+    play.seen(whole, whole)
+    assert play.seen({"closed_to": 4}) == []
+    assert play.seen({}, {"given": Given(4, epochs=2)}) == []
+    *_, answer = play.expire()
+    assert isinstance(answer, fs.Answer)
+    assert play.now_s == REASON_S
 
 
 def test_job_that_nobody_wants_is_cancelled_until_it_ends_and_what_came_is_an_epoch() -> None:
@@ -464,7 +474,7 @@ def test_what_is_not_in_the_table_is_a_bug() -> None:
 def test_every_state_takes_every_event() -> None:
     states = {state for state, _ in TRANSITIONS}
     events = {event for _, event in TRANSITIONS}
-    assert len(states) == 8
+    assert len(states) == 7
     assert {*TRANSITIONS} == {(state, event) for state in states for event in events}
 
 
@@ -497,9 +507,6 @@ class SimulatedNode:
     began: int = -1
     cut: int = -1
     cut_rows: int = 0
-    held: int = -1
-    is_holding: bool = False
-    told_reading: int = -1
     closed_to: int = -1
     closed: bool = False
     spool: dict[int, Spooling] = field(default_factory=dict)
@@ -524,11 +531,8 @@ class SimulatedNode:
             self.begins.append(message.epoch)
         elif isinstance(message, FeedCut):
             self._cut(message.epoch)
-        elif isinstance(message, FeedHold):
-            self.held, self.told_reading, self.is_holding = message.epoch, self.reading, True
         elif isinstance(message, EpochEnd):
             self._cut(message.epoch)
-            self.is_holding = False
             self.ends[message.epoch] = message
 
     def _cut(self, epoch: int) -> None:
@@ -563,7 +567,7 @@ class SimulatedNode:
             self.consumed += 1
             return True
         end = self.ends.get(self.reading)
-        if end is not None and not self.is_holding:
+        if end is not None:
             if end.again:
                 self.rows[self.reading + 1] = rows
             elif self.retains:
@@ -587,7 +591,6 @@ class SimulatedNode:
             closed_to=self.closed_to,
             epoch_rows=len(self.rows.get(epoch, [])),
             cut=EpochCount(self.cut, self.cut_rows, may_be_whole),
-            hold=HoldAnswer(self.held, self.told_reading),
             began=self.began,
             waits=self.position >= len(self.rows.get(self.reading, [])),
         )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparkdl.control.channel import EndMark, Reclaim, Release, Reopened, Terminated
-from sparkdl.control.messages import EpochEnd, FeedBegin, FeedHold
+from sparkdl.control.messages import EpochEnd, FeedBegin
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTimeoutError
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader
@@ -157,23 +157,6 @@ def test_rows_of_inference_come_only_to_those_who_ask_and_do_not_count() -> None
 # a feeding that ends early
 
 
-def test_epoch_that_was_brought_whole_is_read_though_the_feeding_ended() -> None:
-    with Arrivals() as it:
-        it.rows(1)
-        it.end_epoch(0)
-        it.rows(1, epoch=1)
-        it.end_epoch(1, again=True)
-        it.end_epoch(2)
-        it.reader.hear(FeedHold(FEED, 2))
-        it.end()
-        owner = it.reader.claim()
-        for row in range(2):
-            assert first_row(it.reader.take(owner)) == row
-            assert isinstance(it.reader.take(owner), EpochEnd)
-            it.reader.finish_epoch(owner)
-        assert isinstance(it.reader.take(owner), EndMark)
-
-
 def test_epoch_that_will_not_come_is_skipped() -> None:
     with Arrivals() as it:
         owner = it.reader.claim()
@@ -185,66 +168,6 @@ def test_epoch_that_will_not_come_is_skipped() -> None:
         it.reader.take(owner)
         it.reader.finish_epoch(owner)
         assert it.consumed[1] == 6
-
-
-def test_repeats_that_were_announced_are_called_off() -> None:
-    with Arrivals() as it:
-        it.rows(1)
-        for epoch in range(3):
-            it.end_epoch(epoch, again=epoch < 2)
-        owner = it.reader.claim()
-        it.reader.take(owner)
-        it.reader.hear(FeedHold(FEED, 2))
-        assert it.held == (2, 0)
-        it.reader.take(owner)
-        it.reader.finish_epoch(owner)
-        taking = Running(lambda: it.reader.take(owner))
-        assert it.released == 0
-        it.end_epoch(0)
-        assert it.released == 1
-        it.rows(1, epoch=3)
-        it.reader.hear(FeedBegin(FEED, 3, 3))
-        assert first_row(taking.result()) == 1
-
-
-def test_mark_that_is_called_off_before_its_epoch_is_finished_takes_no_rows_along() -> None:
-    """Epoch 1 reads again what is here; it is called off while user code is about to leave it."""
-    with Arrivals() as it:
-        it.end_epoch(0)
-        it.end_epoch(1)
-        owner = it.reader.claim()
-        assert isinstance(it.reader.take(owner), EpochEnd)
-        it.reader.finish_epoch(owner)
-        assert isinstance(it.reader.take(owner), EpochEnd)
-        it.reader.hear(FeedHold(FEED, 1))
-        it.end_epoch(0)
-        it.reader.finish_epoch(owner)
-        it.rows(2, epoch=1)
-        it.reader.finish_epoch(owner)
-        assert first_row(it.reader.take(owner)) == 0
-
-
-@pytest.mark.parametrize("is_begun", [True, False])
-def test_epoch_that_another_node_has_begun_is_the_last(is_begun: bool) -> None:
-    with Arrivals() as it:
-        it.rows(1)
-        for epoch in range(4):
-            it.end_epoch(epoch, again=epoch < 3)
-        owner = it.reader.claim()
-        for _ in range(2):
-            it.reader.take(owner)
-            it.reader.finish_epoch(owner)
-        if is_begun:
-            it.reader.take(owner)
-        it.reader.hear(FeedHold(FEED, 3))
-        assert it.held == (3, 2 if is_begun else 1)
-        taking = Running(lambda: it.reader.take(owner))
-        it.end_epoch(2)
-        assert isinstance(taking.result(), EpochEnd if is_begun else Item)
-        it.reader.finish_epoch(owner)
-        assert it.released == 1
-        it.end()
-        assert isinstance(it.reader.take(owner), EndMark)
 
 
 # peeking

@@ -70,8 +70,6 @@ def test_what_the_driver_waits_for_is_told_at_once_and_other_counts_seldom(
         assert len(node.told) in (3, 4), "not for each epoch that the driver has announced"
         append(node, epoch=20)
         node.wait_told(lambda all_told: told(all_told) == (300, 4000, 20, False))
-        node.call(lambda: node.feeds.on_driver_message(msg.FeedHold(FEED, 20)))
-        node.wait_told(lambda all_told: last_told(all_told).hold.epoch == 20)
 
 
 def test_rows_and_marks_reach_the_child_in_order() -> None:
@@ -134,26 +132,6 @@ def test_epoch_is_counted_before_it_ends_and_can_be_read_again() -> None:
         node.wait_told(lambda all_told: told(all_told) == (200, 600, 3, False))
         node.call(lambda: None)
         assert node.feeds.store.budget.used_nbytes == 0
-
-
-def test_repeats_end_when_the_driver_ends_the_feeding() -> None:
-    with LocalNode() as node:
-        append(node)
-        for epoch in range(9):
-            end = msg.EpochEnd(FEED, epoch, {0: 100}, again=epoch < 8)
-            node.call(lambda end=end: node.feeds.on_driver_message(end))  # type: ignore[misc]
-        reading = iter(EpochBatches(node.reader(), 60))
-        next(reading)
-        node.call(lambda: node.feeds.on_driver_message(msg.FeedHold(FEED, 8)))
-        node.wait_told(lambda all_told: last_told(all_told).hold.epoch == 8)
-        assert last_told(node.told).hold.reading == 0
-        node.call(lambda: node.feeds.on_driver_message(msg.EpochEnd(FEED, 1, {0: 100})))
-        assert len(list(reading)) == 1
-        assert len(list(EpochBatches(node.reader(), 60))) == 2
-        node.call(lambda: node.feeds.on_driver_message(msg.FeedBegin(FEED, 9, 9)))
-        append(node, epoch=9)
-        node.end_epoch(9, {0: 100})
-        assert len(list(EpochBatches(node.reader(), 60))) == 2
 
 
 # room

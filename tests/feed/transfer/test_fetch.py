@@ -9,7 +9,7 @@ import pytest
 
 from sparkdl.control.channel import EndMark, Reclaim
 from sparkdl.control.counts import FeedCount
-from sparkdl.control.messages import Assign, EpochEnd, FeedBegin, FeedCut, FeedEnd, FeedHold, Grant
+from sparkdl.control.messages import Assign, EpochEnd, FeedBegin, FeedCut, FeedEnd, Grant
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.store.held import Appended, AppendRequest
 from sparkdl.feed.store.segment import segment_nbytes
@@ -86,7 +86,7 @@ def test_marks_wait_until_the_rows_before_them_are_here() -> None:
         assign(node, holder.uri, grant(), grant(1, start=100))
         node.wait_received(100)  # the others find no room until the child has read these
         end = EpochEnd(FEED, 0, {1: 200})
-        for message in (FeedCut(FEED, 0), end, FeedHold(FEED, 1), FeedEnd(())):
+        for message in (FeedCut(FEED, 0), end, FeedEnd(())):
             node.call(lambda message=message: node.feeds.on_driver_message(message))  # type: ignore[misc]
         node.call(lambda: None)
         assert not [each for each in node.sent if not isinstance(each, Reclaim)]
@@ -96,7 +96,7 @@ def test_marks_wait_until_the_rows_before_them_are_here() -> None:
         node.wait_told(lambda _: last_count(node).cut.rows == 200)
         node.wait_sent(lambda sent: EndMark("") in sent)
         marks = [each for each in node.sent if not isinstance(each, Reclaim)]
-        assert marks == [end, FeedHold(FEED, 1), EndMark("")]
+        assert marks == [end, EndMark("")]
 
 
 def test_connection_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
