@@ -10,7 +10,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage docs soak fuzz check bench-launch bench-feed bench-first-row bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-waits bench-search screenshots browser peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage docs soak fuzz check bench-launch bench-feed bench-first-row bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-waits screenshots browser peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -179,9 +179,6 @@ bench-hosts: setup peers  ## measure the time from the loss of a host until the 
 
 bench-job: setup peers  ## measure whole jobs, from the start of the program to scored test rows, against its peers
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/job.py $(ARGS)
-
-bench-search: setup  ## measure a search of Spark ML, with zygotes that stay and without
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/search.py $(ARGS)
 
 bench-estimators: setup  ## measure the same small training by all estimators
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/estimators.py $(ARGS)

@@ -33,12 +33,6 @@ CONTESTANTS = (
         "floor, tensorflow",
     ),
     Contestant(
-        "sparkdl, tensorflow, warm",
-        "sparkdl_launch.py",
-        ("--framework", "tensorflow", "--keep-warm-s", "60", "--pause-s", "10"),
-        "floor, tensorflow",
-    ),
-    Contestant(
         "TensorFlowOnSpark, TENSORFLOW",
         "tfos.py",
         ("--input-mode", "tensorflow"),

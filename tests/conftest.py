@@ -239,7 +239,6 @@ def run_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")  # tests marked gpu unset it
         # numpy starts no threads: in a thousand processes they would take a tenth of the time.
         patch.setenv("OPENBLAS_NUM_THREADS", "1")
-        patch.setenv("SPARKDL_KEEP_WARM_S", "0")  # a notebook's or a search's agents would be left
         patch.setenv("SPARKDL_DASHBOARD", "0")  # tests of it ask for it
         patch.setattr(tempfile, "tempdir", folder)
         path = os.environ.get("PYTHONPATH")

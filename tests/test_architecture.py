@@ -162,7 +162,7 @@ FORBIDDEN_BUT = {
     ("horovod/common/elastic.py", "cloudpickle.loads"): "the user's state, from its checkpoint",
 }
 
-PLACES = {"driver", "agent", "child", "feeder", "dashboard", "zygote", "anywhere"}
+PLACES = {"driver", "agent", "child", "feeder", "dashboard", "fork server", "anywhere"}
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,6 @@ def test_what_an_estimator_saved_is_loaded_by_its_flavour(
         "array_repeat(cast(id / 64 as double), 3) as features", "id / 64 as label"
     )
     estimator = sparkdl.KerasEstimator(model, loss="mse", num_workers=1, epochs=2)
-    monkeypatch.setenv("SPARKDL_KEEP_WARM_S", "0")
     sparkdl.mlflow.autolog()
     try:
         fitted = estimator.fit(frame)

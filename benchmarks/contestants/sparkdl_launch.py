@@ -23,9 +23,7 @@ def train(args: argparse.Namespace, ctx: Any) -> None:
 
 
 @contextmanager
-def launch(
-    spark: SparkSession, folder: str, framework: str, is_fed: bool, keep_warm_s: float
-) -> Iterator[None]:
+def launch(spark: SparkSession, folder: str, framework: str, is_fed: bool) -> Iterator[None]:
     """Start the cluster, and shut it down."""
     import sparkdl
 
@@ -37,25 +35,23 @@ def launch(
         nodes=NODES,
         framework=framework,
         feeding=sparkdl.Feeding(fed=is_fed),
-        startup=sparkdl.Startup(keep_warm_s=keep_warm_s),
     ) as cluster:
         yield
         cluster.results()
 
 
-def prepare(framework: str, is_fed: bool, keep_warm_s: float) -> Launch:
+def prepare(framework: str, is_fed: bool) -> Launch:
     """Import what `sparkdl.launch` needs on the driver."""
     import sparkdl
 
     getattr(sparkdl, "launch")  # noqa: B009  public names are imported when they are first used
-    return partial(launch, framework=framework, is_fed=is_fed, keep_warm_s=keep_warm_s)
+    return partial(launch, framework=framework, is_fed=is_fed)
 
 
 if __name__ == "__main__":
     parser = options(__doc__)
     parser.add_argument("--framework", choices=["tensorflow", "torch"], required=True)
     parser.add_argument("--fed", dest="is_fed", action="store_true")
-    parser.add_argument("--keep-warm-s", type=float, default=0)
     parsed = parser.parse_args()
-    prepared = partial(prepare, parsed.framework, parsed.is_fed, parsed.keep_warm_s)
+    prepared = partial(prepare, parsed.framework, parsed.is_fed)
     compete(parsed, parsed.framework, prepared)

@@ -135,30 +135,9 @@ def _hint_for(traceback: str) -> str:
     return next((hint for like, hint in _TRACEBACK_HINTS.items() if like.search(traceback)), "")
 
 
-UNKNOWN_STATUS = 256
-"""Stands for the exit status of a process whose parent ended before; no process has this one."""
-
-
 def status_in_words(status: int) -> str:
-    """Return how a process has ended, by its `Popen.returncode` or `UNKNOWN_STATUS`."""
-    if status == UNKNOWN_STATUS:
-        return "an unknown exit status"
+    """Return how a process has ended, by its `Popen.returncode`."""
     return f"exit code {status}" if status >= 0 else signal_name(-status)
-
-
-def unknown_end(oom_kills: int) -> str:
-    """Return the message of a child whose zygote ended before it.
-
-    Args:
-        oom_kills: how many processes of its cgroup the kernel killed for memory while it ran.
-    """
-    text = "its exit status is unknown, because its zygote, the parent process, ended before it"
-    if not oom_kills:
-        return text
-    return (
-        f"{text}. Since the child began, the kernel has killed {oom_kills} of the processes of "
-        f"this container for lack of memory: the zygote, the child, or both. {_MORE_MEMORY}"
-    )
 
 
 def signal_name(number: int) -> str:

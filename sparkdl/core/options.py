@@ -150,11 +150,6 @@ class Startup:
             feeding tasks. `auto`: detached where Spark feeds them without dynamic allocation.
         preload: names of modules that nodes import besides the framework, while they wait for one
             another; `["transformers"]`.
-        keep_warm_s: seconds for which the process with the imported framework stays on each
-            executor for this program's next launch. It holds no task slot, GPU or port. A launch of
-            another framework or environment starts another one. By default 120 in a notebook, 60
-            for a `fit` within a search, and else 0; the environment variable SPARKDL_KEEP_WARM_S
-            replaces these. Linux only. See docs/failures.md.
         release_port: `False` to keep the framework's port reserved until `ctx.release_port()`.
         tls: whether the connections of sparkdl are encrypted, with a certificate that is made for
             this cluster. By default where Spark encrypts its own. See docs/security.md.
@@ -166,7 +161,6 @@ class Startup:
     timeout_s: float = 600.0
     placement: Placement = "auto"
     preload: Sequence[str] = ()
-    keep_warm_s: float | None = None
     release_port: bool = True
     tls: bool | None = None
 
@@ -175,10 +169,6 @@ class Startup:
         if self.placement not in get_args(Placement):
             raise ConfigError(
                 f"Startup(placement={self.placement!r}): choose 'auto', 'attached' or 'detached'"
-            )
-        if self.keep_warm_s is not None and not 0 <= self.keep_warm_s < math.inf:
-            raise ConfigError(
-                f"Startup(keep_warm_s={self.keep_warm_s}) must be zero seconds or more, and finite"
             )
         if self.tls is not None and not isinstance(self.tls, bool):
             raise ConfigError(f"Startup(tls={self.tls!r}): give True or False")

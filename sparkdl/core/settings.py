@@ -29,8 +29,6 @@ class Settings:
         lease_s: for which the network between driver and an agent may be cut without harm; after
             somewhat more than twice as long the agent ends its child, see `control/lease.py`.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
-        keep_warm_s: how long the processes that have imported the framework stay for the next
-            launch.
         restart_backoff_s: before the second restart in a row; doubled before each further one.
         restart_window_s: a restart longer ago than this does not count any more.
         settle_s: wait after a first failure for others, because the first reported failure need not
@@ -47,7 +45,6 @@ class Settings:
     grace_s: float = 10.0
     lease_s: float = 20.0
     max_port_retries: int = 3
-    keep_warm_s: float = 0.0
     restart_backoff_s: float = 1.0
     restart_window_s: float = 3600.0
     settle_s: float = 0.3
@@ -157,6 +154,8 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[str, ...] | 
     return tuple(takewhile(lambda entry: entry not in ("", "-1"), entries))
 
 
+PRELOADED = "SPARKDL_PRELOAD"
+"""In a fork server: JSON of the agent's process id, the framework and the names of modules."""
 EXECUTORS_GPUS = "SPARKDL_EXECUTORS_GPUS"
 """In a Python worker whose CUDA_VISIBLE_DEVICES sparkdl has set: the executor's, or `ALL_GPUS`."""
 ALL_GPUS = "all"

@@ -349,7 +349,7 @@ def _launched(spark: SparkSession, asked: Asked, urls: list[str], there: str) ->
             recovery=Recovery(hang_timeout_s=None),
             feeding=Feeding(fed=False),
             observe=Observe(progress=False, dashboard=False, on_log=_unheard),
-            startup=Startup(timeout_s=START_S, keep_warm_s=0.0, tls=asked.tls),
+            startup=Startup(timeout_s=START_S, tls=asked.tls),
         ) as cluster:
             text = f"{count(nodes, 'plain node')} began in {time.monotonic() - began_s:.1f} s"
             yield Check("launch", "ok", text)

@@ -37,8 +37,7 @@ from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.options import OBJECTS, LogLine, Observe, reads_own_data
 from sparkdl.driver.payload import pickle_user_code
-from sparkdl.driver.show import has_audience, in_notebook, print_beside, printing
-from sparkdl.driver.warm import chosen_keep_s, warm_key
+from sparkdl.driver.show import has_audience, print_beside, printing
 from sparkdl.frameworks.framework import framework_named
 
 if TYPE_CHECKING:
@@ -133,7 +132,6 @@ def launch(  # noqa: PLR0913 (one question, one name)
             max_restarts=max_restarts,
             recovery=recovery,
             feeding=feeding,
-            keep_warm_s=chosen_keep_s(startup.keep_warm_s, in_notebook, os.environ),
         ),
     )
     # Before the executor: an error of the user's code needs neither Spark nor slots.
@@ -264,7 +262,6 @@ def _start(
                 *(address.url, token, newest, payload),
                 *(partial(failure_behind, controller), controller.is_lost),
                 tls,
-                warm_key(),
                 lambda executors: controller.submit(states.ExecutorsDrain(executors)),
             ),
             lambda problem: controller.submit(states.LaunchBroke(problem)),

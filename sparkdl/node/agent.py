@@ -32,7 +32,6 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Environment
 from sparkdl.node import state as states
 from sparkdl.node.children import NodeChild
-from sparkdl.node.forking import Place
 from sparkdl.node.observation import Observation
 from sparkdl.node.resources import allow_descriptors, feed_disk, feed_memory, work_root
 from sparkdl.node.spec import (
@@ -62,7 +61,6 @@ class Agent:
 
     Args:
         payload: the file with the user's code.
-        place: where the zygote is, or is started; `None` if there can be none.
         work_dir: for rows that go to the disk.
 
     Attributes:
@@ -72,11 +70,9 @@ class Agent:
         ConfigError, FrameworkMissingError: if the node cannot have its GPUs or its port.
     """
 
-    def __init__(
-        self, agent_spec: AgentSpec, payload: Path, place: Place | None, work_dir: Path
-    ) -> None:
+    def __init__(self, agent_spec: AgentSpec, payload: Path, work_dir: Path) -> None:
         on_child = self._on_child_message, self._on_child_exit
-        self._child = child = NodeChild(agent_spec, payload, place, *on_child)
+        self._child = child = NodeChild(agent_spec, payload, *on_child)
         # These imports take long. The child's own take longer, and have begun.
         from sparkdl.feed.store.store import StoreLimits
         from sparkdl.feed.transfer.endpoint import NodeFeeds
@@ -391,9 +387,7 @@ class Lifeline:
 
 def main() -> int:
     """Run one agent; return its exit status: not 0 if another one is to be started."""
-    # Before the copy: the child and the zygote's name must not depend on the agent's own setting.
     forget_agents_threads()
-    environment = dict(os.environ)  # before anything changes it
     # The descriptor stays open: its end is what the agent ends with.
     with open(0, "rb", closefd=False) as stream:
         agent_spec, payload = read_spec(stream)
@@ -404,9 +398,7 @@ def main() -> int:
     # Reported at once: the starter deletes the folder if this process is killed.
     print_status(StatusLine(work_dir=str(work_dir)))
     try:
-        status = asyncio.run(_serve(agent_spec, payload, work_dir, agent_spec.place(environment)))
-        print_status(StatusLine(is_over=not status))
-        return status
+        return asyncio.run(_serve(agent_spec, payload, work_dir))
     except Exception as error:  # noqa: BLE001 (reported to the process that started this agent)
         known = isinstance(error, SparkdlError)
         text = str(error) if known else "".join(traceback.format_exception(error))
@@ -416,10 +408,10 @@ def main() -> int:
         shutil.rmtree(work_dir, ignore_errors=True)
 
 
-async def _serve(agent_spec: AgentSpec, payload: bytes, work_dir: Path, place: Place | None) -> int:
+async def _serve(agent_spec: AgentSpec, payload: bytes, work_dir: Path) -> int:
     path = work_dir / "payload"
     write_private(path, payload)
-    agent = Agent(agent_spec, path, place, work_dir)
+    agent = Agent(agent_spec, path, work_dir)
     await agent.run()
     # A status that is not 0 makes the task start another agent, which a restart can use.
     return int(agent.was_cut_off and agent_spec.spec.settings.max_restarts > 0)

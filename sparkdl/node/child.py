@@ -2,12 +2,9 @@
 
 Runs in: child
 
-`python -m sparkdl.node.child CHANNEL_FD STACKS_FD AGENT_PID FRAMEWORK [MODULE …]`, started by an
+`python -m sparkdl.node.child CHANNEL_FD STACKS_FD PARENT_PID FRAMEWORK [MODULE …]`, started by an
 agent. Each MODULE is imported after the framework. With the world comes the name of a file with the
 pickled `(map_fun, args)`, which came inside Spark's own task payload.
-
-Until it receives a world, a child knows neither ports nor ranks nor user code. A zygote
-(`node/zygote.py`) can therefore do its imports in advance, and fork it after them.
 """
 
 from __future__ import annotations
@@ -59,15 +56,30 @@ _OWN = (f"{Path(__file__).parent.parent}{os.sep}", "<frozen runpy>")
 
 def main(argv: list[str]) -> None:
     """Run one child from start to end."""
-    channel_fd, stacks_fd, agent_pid = map(int, argv[:3])
+    channel_fd, stacks_fd, parent_pid = map(int, argv[:3])
     framework, *preload = argv[3:]
     # Before the imports, which take seconds: the agent may end meanwhile.
-    _die_with(agent_pid)
+    die_with(parent_pid)
     keep_freed_memory()
     live(channel_fd, stacks_fd, partial(import_all, framework, preload))
 
 
-def import_more(framework: Framework) -> None:
+def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Framework]) -> None:
+    """Be a child: import, wait for the world, run `map_fun`."""
+    faulthandler.enable()
+    refuse_spark()
+    _write_stacks_on_signal(stacks_fd)
+    link = AgentLink(socket.socket(fileno=channel_fd))
+    end = _run(importing, link)
+    link.send(end)
+    # A full disk under a redirected output must not hide how `map_fun` ended.
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    link.close()
+
+
+def _import_more(framework: Framework) -> None:
     """Import what the framework imports at its first use."""
     with quick_imports():
         framework.import_more()
@@ -94,21 +106,6 @@ def import_all(framework_name: str, preload: Sequence[str]) -> Framework:
     return framework
 
 
-def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Framework]) -> None:
-    """Be a child: import, wait for the world, run `map_fun`."""
-    faulthandler.enable()
-    refuse_spark()
-    _write_stacks_on_signal(stacks_fd)
-    link = AgentLink(socket.socket(fileno=channel_fd))
-    end = _run(importing, link)
-    link.send(end)
-    # A full disk under a redirected output must not hide how `map_fun` ended.
-    with suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    link.close()
-
-
 def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned | Raised:
     # Stands in until the imports have succeeded, for errors that they raise.
     framework = Framework()
@@ -118,7 +115,7 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
         framework = importing()
         link.send(Imported())
         # No limit: the agent ends a child whose world does not come.
-        start, port = link.wait_start(Deadline.after(None), partial(import_more, framework))
+        start, port = link.wait_start(Deadline.after(None), partial(_import_more, framework))
         os.environ.update(start.environment)
         payload = Path(start.payload)
         map_fun, args = cloudpickle.loads(payload.read_bytes())
@@ -317,11 +314,11 @@ def _write_stacks_on_signal(fd: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
-def _die_with(agent_pid: int) -> None:
-    """Ask the kernel to kill this process when its agent ends; elsewhere the pipe's end does it."""
+def die_with(parent_pid: int) -> None:
+    """Ask the kernel to kill this process with its parent; elsewhere the pipe's end does it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != agent_pid:  # it ended before the kernel was asked, and sends no signal
+        if os.getppid() != parent_pid:  # it ended before the kernel was asked, and sends no signal
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from sparkdl.control.channel import Beat, ChildPipe, Local, Start
@@ -18,7 +16,7 @@ from sparkdl.control.lease import beat_s
 from sparkdl.core.settings import Environment, visible_gpus
 from sparkdl.core.world import FIRST_TIME, Resume, World
 from sparkdl.frameworks.framework import framework_named
-from sparkdl.node.forking import Place, Request
+from sparkdl.node.forks import CAN_FORK
 from sparkdl.node.gpus import share_gpus
 from sparkdl.node.no_spark import FILES
 from sparkdl.node.resources import own_host, reserve_port
@@ -33,9 +31,8 @@ class NodeChild:
 
     Args:
         payload: the file with the user's code.
-        place: where the zygote is, or is started; `None` if there can be none.
         on_message: takes the child's messages, with a descriptor or -1.
-        on_exit: takes `Popen.returncode` or `UNKNOWN_STATUS`, after the last message.
+        on_exit: takes `Popen.returncode`, after the last message.
 
     Attributes:
         host: the node's address.
@@ -51,7 +48,6 @@ class NodeChild:
         self,
         agent_spec: AgentSpec,
         payload: Path,
-        place: Place | None,
         on_message: Callable[[Local, int], None],
         on_exit: Callable[[int], None],
     ) -> None:
@@ -65,10 +61,9 @@ class NodeChild:
         environment = {"PYTHONUNBUFFERED": "1", FILES: agent_spec.spark_files}
         environment |= self._gpus.environment
         self._child_spec = ChildSpec(spec.framework, environment, spec.preload, node.name)
-        is_useful = spec.settings.max_restarts > 0 or spec.settings.keep_warm_s > 0
         # YARN counts pages that processes share for each of them, and ends a container by the sum.
-        self._place = place if is_useful and not Environment.read().is_yarn else None
-        self._zygote: socket.socket | None = None
+        has_server = CAN_FORK and not Environment.read().is_yarn
+        self._forks = has_server and spec.settings.max_restarts > 0
         self.rank, self.resume = -1, FIRST_TIME
         self._start(0)
         self._beat()
@@ -113,47 +108,29 @@ class NodeChild:
         self._beating.cancel()
         self._pipe.close()
         self.process.close()
-        self._leave_zygote()
         self._port.close()
         self._gpus.close()
 
     def _start(self, generation: int) -> None:
         self.generation = generation
         self._port = reserve_port(self.host, Environment.read())
-        loop, place = asyncio.get_running_loop(), self._place
-        if place is not None and self._holds_zygote(place):
-            self.process = Child.fork(loop, self._child_spec, place, self._on_exit, self.say)
-        else:
-            self.process = Child.spawn(self._child_spec)
-            self.process.watch(loop, self._on_exit)
+        loop = asyncio.get_running_loop()
+        process = self._fork(loop) if self._forks else None
+        if process is None:
+            process = Child.spawn(self._child_spec)
+            process.watch(loop, self._on_exit)
+        self.process = process
         self._pipe = ChildPipe(loop, self.process.sock, self._on_message)
         if self._gpus.note:
             self.say(self._gpus.note)
 
-    def _holds_zygote(self, place: Place) -> bool:
-        """Connect to a zygote, which then stays for this agent; return whether there is one."""
-        if self._zygote is not None:
-            # The zygote may have ended since the last round. A read shows it without waiting.
-            with suppress(OSError):
-                try:
-                    self._zygote.recv(1)  # it sends nothing: this is the end of the connection
-                except BlockingIOError:
-                    return True
-            self._leave_zygote()
+    def _fork(self, loop: asyncio.AbstractEventLoop) -> Child | None:
         try:
-            self._zygote = place.connect(Request("hold", self._spec.spec.settings.keep_warm_s))
-            self._zygote.setblocking(False)
-        except OSError as error:
-            _log.warning(
-                "No process with preloaded modules is there, so the node starts more slowly: %s",
-                error,
-            )
-        return self._zygote is not None
-
-    def _leave_zygote(self) -> None:
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
+            return Child.fork(loop, self._child_spec, self._on_exit)
+        except OSError as error:  # the path of its socket may be too long, for example
+            _log.warning("No fork server can be had, so restarts are slower: %s", error)
+            self._forks = False
+            return None
 
     def _on_exit(self, status: int) -> None:
         self._pipe.close()  # reads the child's last words first

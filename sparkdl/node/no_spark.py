@@ -24,10 +24,7 @@ FILES = "SPARKDL_SPARK_FILES"
 
 
 def refuse_spark() -> None:
-    """Have pyspark, imported now or later, name what nodes do not have."""
-    for name, change in _CHANGES.items():
-        if name in sys.modules:
-            change(sys.modules[name])
+    """Have pyspark, which is imported later, name what nodes do not have."""
     sys.meta_path.insert(0, _Finder())
 
 
@@ -62,12 +59,7 @@ def _utils(module: Any) -> None:
     def refuse() -> None:
         _refuse("Columns and functions of pyspark.sql", _COLUMNS)
 
-    stock = getattr(module, "get_active_spark_context", None)
     module.get_active_spark_context = refuse
-    # A zygote may have imported modules that hold the function under names of their own.
-    for each in [m for name, m in list(sys.modules.items()) if name.startswith("pyspark.sql.")]:
-        for name in [n for n, value in vars(each).items() if stock and value is stock]:
-            setattr(each, name, refuse)
 
 
 def _functions(module: Any) -> None:

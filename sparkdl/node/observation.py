@@ -61,7 +61,6 @@ class Observation:
     def note(self, message: Local) -> None:
         """Take a message of the child."""
         if isinstance(message, Imported) and self._spec.is_watched:
-            # Not before: a child has no process id while the zygote imports for it.
             self._load.begin(self._child.process.pid)
         else:
             self._activity.note(message)

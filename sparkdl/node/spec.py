@@ -13,7 +13,6 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, BinaryIO, Literal
@@ -23,7 +22,6 @@ import msgspec
 from sparkdl.control.tls import Tls
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.node.forking import ForkedAgent, Place
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +43,6 @@ class AgentSpec(msgspec.Struct, frozen=True):
         executor_pid: whose end it is instead once the agent has been detached from its task;
             `None` if it could not be found, so that the driver alone ends the agent then.
         gpus: addresses that Spark assigned; `None` where Spark assigns none.
-        warm_key: by which agents of the driver find their zygotes.
         executor: Spark's id of the executor; empty where it is not found.
         spark_files: the folder of `SparkContext.addFile` on the executor; empty outside of Spark.
     """
@@ -59,7 +56,6 @@ class AgentSpec(msgspec.Struct, frozen=True):
     executor_pid: int | None = None
     gpus: tuple[str, ...] | None = None
     tls: Tls | None = None
-    warm_key: str = ""
     executor: str = ""
     spark_files: str = ""
 
@@ -74,11 +70,6 @@ class AgentSpec(msgspec.Struct, frozen=True):
         host, _, port = self.url.rpartition("//")[2].rpartition(":")
         return host.strip("[]"), int(port)
 
-    def place(self, environment: Mapping[str, str]) -> Place | None:
-        """Return where the zygote of an agent with this environment is, if it may have one."""
-        of = (self.spec.framework, self.spec.preload)
-        return Place.of(self.warm_key, self.executor_pid, environment, *of)
-
 
 class StatusLine(msgspec.Struct, frozen=True):
     """A line printed by an agent for its parent process.
@@ -89,32 +80,22 @@ class StatusLine(msgspec.Struct, frozen=True):
         is_detached: it continues without its task.
         error: why it ended, in words; empty if it has not.
         kind: the name of the class of the error.
-        is_over: it ends with status 0; of one that a zygote forked the status may be lost.
     """
 
     is_detached: bool = False
     error: str = ""
     kind: str = ""
     work_dir: str = ""
-    is_over: bool = False
-
-
-AgentProcess = subprocess.Popen[bytes] | ForkedAgent
 
 
 def start_agent(
     agent_spec: AgentSpec, payload: bytes, python_path: list[str], stderr: int
-) -> AgentProcess:
-    """Start an agent with this interpreter, or have a zygote fork one that would be the same.
-
-    Its standard input stays open in `stdin`.
-    """
+) -> subprocess.Popen[bytes]:
+    """Start an agent with this interpreter. Its standard input stays open in `stdin`."""
     path = os.pathsep.join(path for path in python_path if path)
     # TensorFlow logs its INFO otherwise, of no use to anyone who trains.
     environment = {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, "PYTHONPATH": path}
-    place = agent_spec.place(environment)
-    process: AgentProcess | None = place.fork_agent(stderr) if place else None
-    process = process or subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "sparkdl.node.agent"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -96,7 +96,7 @@ class ChildReportedEnd:
 
 @dataclass(frozen=True)
 class ChildExited:
-    """The child has ended; `status` is `Popen.returncode`, or `UNKNOWN_STATUS`."""
+    """The child has ended; `status` is `Popen.returncode`."""
 
     status: int
 

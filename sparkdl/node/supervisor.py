@@ -6,6 +6,7 @@ Runs in: agent
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -17,15 +18,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 
 import psutil
 
 from sparkdl.control.descriptors import nameless_file
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.failure import UNKNOWN_STATUS, Failure, unknown_end
+from sparkdl.core.failure import Failure
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.activity import ChildLog
-from sparkdl.node.forking import MAX_NBYTES, Exited, Forked, Place, Request, Unsafe, decode_answer
+from sparkdl.node.forks import exit_status, prepare_fork, start_fork
 from sparkdl.node.resources import oom_kills
 
 _log = logging.getLogger(__name__)
@@ -65,12 +67,8 @@ class Child:
     """One running child. The agent's side of its pipe is `sock`; the owner calls `close`.
 
     Attributes:
-        pid: its process id, which is its group's as well; 0 while the zygote imports.
+        pid: its process id, which is its group's as well; 0 while a fork server imports.
     """
-
-    _loop: asyncio.AbstractEventLoop
-    _on_exit: Callable[[int], None]
-    _say: Callable[[str], None]
 
     def __init__(self, spec: ChildSpec) -> None:
         self.log = ChildLog()
@@ -81,8 +79,9 @@ class Child:
         self.pid = 0
         self._status: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._zygote: socket.socket | None = None
-        """Connects with the zygote: it stands for the child that this forks."""
+        self._fork: BaseProcess | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_exit: Callable[[int], None] = lambda status: None
         # The kernel counts for the whole cgroup, since its beginning.
         self._oom_kills_before = oom_kills()
         self._has_swept = False
@@ -100,79 +99,48 @@ class Child:
 
     @classmethod
     def fork(
-        cls,
-        loop: asyncio.AbstractEventLoop,
-        spec: ChildSpec,
-        place: Place,
-        on_exit: Callable[[int], None],
-        say: Callable[[str], None],
+        cls, loop: asyncio.AbstractEventLoop, spec: ChildSpec, on_exit: Callable[[int], None]
     ) -> Child:
-        """Let the zygote fork the child once its imports are done; otherwise start it cold.
+        """Have the fork server fork the child once its imports are done.
 
         Args:
-            on_exit: see `watch`; called with `UNKNOWN_STATUS` if the zygote has ended before.
-            say: takes a line for the node's log.
+            on_exit: see `watch`.
         """
         child = cls(spec)
-        child._loop, child._on_exit, child._say = loop, on_exit, say
-        # The child's ends stay open here until it exists: a cold start needs them.
+        child._loop, child._on_exit = loop, on_exit
         environment = {**spec.environment, "SPARKDL_NODE": spec.node}
-        request = Request("child", node=spec.node, environment=environment, agent_pid=os.getpid())
         fds = (child._theirs.fileno(), child.stacks.fd, child._log_fd)
-        try:
-            child._zygote = place.connect(request, fds)
-        except OSError as error:
-            child._begin_cold(f"no process to fork it from: {error}")
-        else:
-            child._zygote.setblocking(False)
-            loop.add_reader(child._zygote, child._hear_zygote, child._zygote)
+        child._fork = prepare_fork(spec.framework, spec.preload, environment, fds)
+        # In a thread, since it waits for the imports.
+        start = functools.partial(child._start_fork, loop, child._fork)
+        threading.Thread(target=start, name="sparkdl-fork", daemon=True).start()
         return child
 
-    def _hear_zygote(self, zygote: socket.socket) -> None:
-        try:
-            data = zygote.recv(MAX_NBYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            # A reset connection is treated like a closed one.
-            data = b""
-        answer = decode_answer(data) if data else None
-        # One packet is one answer: the socket keeps their boundaries.
-        if isinstance(answer, Forked):
-            self.pid = answer.pid
-            self._close_theirs()
-            return
-        self._leave_zygote()
-        if isinstance(answer, Exited):
-            self._end(answer.status)
-        elif isinstance(answer, Unsafe):
-            self._begin_cold(answer.problem)
-        elif self.pid:  # the child lives on; only its parent learns how it ends
-            _log.warning(
-                "The parent of process %d has ended, so how the process ends cannot be told",
-                self.pid,
-            )
-            watch_pid(self._loop, self.pid, lambda: self._end(UNKNOWN_STATUS))
-        else:
-            self._begin_cold("the process that was to fork it has ended")
+    def _start_fork(self, loop: asyncio.AbstractEventLoop, fork: BaseProcess) -> None:
+        with suppress(OSError, EOFError):  # the server has been killed: so is its fork
+            self.pid = start_fork(fork)
+        with suppress(RuntimeError):  # the agent has ended, and the fork with it
+            loop.call_soon_threadsafe(self._started, loop, fork)
 
-    def _leave_zygote(self) -> bool:
-        """Close the connection, by which the zygote ends the child; false if there is none."""
-        zygote, self._zygote = self._zygote, None
-        if zygote is not None:
-            self._loop.remove_reader(zygote)
-            zygote.close()
-        return zygote is not None
+    def _started(self, loop: asyncio.AbstractEventLoop, fork: BaseProcess) -> None:
+        if self._status is not None:  # it was ended before it began
+            if self.pid:
+                os.kill(self.pid, signal.SIGKILL)
+            return
+        self._close_theirs()
+        if not self.pid:
+            self._end(-signal.SIGKILL)
+            return
+
+        def end() -> None:
+            loop.remove_reader(fork.sentinel)
+            self._end(exit_status(fork))
+
+        loop.add_reader(fork.sentinel, end)
 
     def _end(self, status: int) -> None:
         self._status = status
         self._on_exit(status)
-
-    def _begin_cold(self, problem: str) -> None:
-        # Once this is the child.
-        self._loop.call_soon(self._say, f"this process imports by itself: {problem}")
-        self._spawn()
-        self.watch(self._loop, self._on_exit)
 
     def _spawn(self) -> None:
         spec, fds = self._spec, (self._theirs.fileno(), self.stacks.fd)
@@ -214,11 +182,12 @@ class Child:
         Once the child has been waited for, one signal still goes out, to the processes it left
         behind. No further one does: the system may have reused the group's number.
         """
-        # No process exists yet. The zygote drops a request whose connection has ended, so this
-        # reports the end that a process would have had.
-        if not self.pid and self._leave_zygote():
-            self._loop.call_soon(self._end, -number)
-        if self._has_swept or not self.pid:
+        if not self.pid:  # it is to be forked: this is the end that it would have had
+            if self._loop and self._status is None:
+                self._status = -number
+                self._loop.call_soon(self._on_exit, -number)
+            return
+        if self._has_swept:
             return
         # Signal the group once more after the child has ended, for processes it has left there.
         # Then never again: the number may become that of another group.
@@ -227,17 +196,14 @@ class Child:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             _log.debug("The process group %d has ended already", self.pid)
+            if self._fork is not None and self._status is None:  # or has not begun
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, number)
 
     def failure(self, status: int) -> Failure:
-        """Describe a child that has ended with `status`, and without a word.
-
-        Args:
-            status: as of `poll`, or `UNKNOWN_STATUS`.
-        """
+        """Describe a child that has ended with `status`, as of `poll`, and without a word."""
         spec, now_s, oom_killed = self._spec, time.time(), oom_kills() - self._oom_kills_before
         failure = Failure(spec.node, "signal", "", now_s, pid=self.pid)
-        if status == UNKNOWN_STATUS:
-            return replace(failure, message=unknown_end(oom_killed))
         if status >= 0:
             return replace(failure, kind="exit", exit_code=status)
         # The kernel names no process: it only counts the kills of the cgroup.
@@ -250,7 +216,6 @@ class Child:
 
     def close(self) -> None:
         """Release the resources of a child that has ended."""
-        self._leave_zygote()
         self._close_theirs()
         self.sock.close()
         self.log.close()

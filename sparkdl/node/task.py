@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -33,7 +34,7 @@ from sparkdl.core.failure import status_in_words
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.resources import assigned_gpus, executor_id, executor_jvm_pid
-from sparkdl.node.spec import AgentProcess, AgentSpec, StatusLine, start_agent, tail_of
+from sparkdl.node.spec import AgentSpec, StatusLine, start_agent, tail_of
 from sparkdl.node.tensorboard import BOARD_MISSING
 
 if TYPE_CHECKING:
@@ -136,7 +137,6 @@ class NodeTask:
         payload: the pickled `(map_fun, args)`.
         node_ids: by partition.
         tls: what the cluster's servers show; `None` without TLS.
-        warm_key: by which agents of the driver find their zygotes.
     """
 
     url: str
@@ -145,7 +145,6 @@ class NodeTask:
     payload: bytes = field(repr=False)
     node_ids: tuple[int, ...]
     tls: Tls | None = None
-    warm_key: str = field(default="", repr=False)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one node; `batches` only carries the partition."""
@@ -199,7 +198,6 @@ class NodeTask:
             executor=executor_id(jvm_pid),
             gpus=assigned_gpus(),
             tls=self.tls,
-            warm_key=self.warm_key,
             spark_files=SparkFiles.getRootDirectory(),
         )
         # Spark may not repeat a task often, and would end the other nodes' tasks with this one.
@@ -223,19 +221,15 @@ class NodeTask:
         with tempfile.TemporaryFile() as stderr:
             process = start_agent(agent_spec, self.payload, sys.path, stderr.fileno())
             assert process.stdout is not None
-            problem, work_dir, is_over = None, "", False
+            problem, work_dir = None, ""
             for printed in process.stdout:
                 line = msgspec.json.decode(printed, type=StatusLine)
                 problem = Problem(line.kind, line.error) if line.error else problem
                 work_dir = line.work_dir or work_dir
-                is_over = is_over or line.is_over
                 if line.is_detached:
                     _leave(process)
                     return ""
             status = process.wait()
-            # The status of an agent is lost if the zygote that forked it has ended before.
-            if is_over:
-                status = 0
             # A killed agent leaves its files behind.
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
@@ -247,7 +241,7 @@ class NodeTask:
             return f"the agent of {name} ended with {status_in_words(status)}: {tail_of(stderr)}"
 
 
-def _leave(process: AgentProcess) -> None:
+def _leave(process: subprocess.Popen[bytes]) -> None:
     """Let an agent live on without its task. This worker, which Spark keeps, stays its parent."""
     for stream in (process.stdin, process.stdout):
         assert stream is not None

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.core.failure import (
-    UNKNOWN_STATUS,
     Failure,
     FailureKind,
     signal_name,
     status_in_words,
-    unknown_end,
 )
 
 
@@ -75,13 +73,9 @@ def test_story_of_what_python_cannot_explain_hints_at_where_to_look(
     assert setting in hint
 
 
-def test_end_that_nobody_knows_has_no_hint() -> None:
-    assert "\n" not in failure("signal", "its exit status is unknown").describe()
-
-
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(3, "exit code 3"), (-9, "SIGKILL"), (UNKNOWN_STATUS, "an unknown exit status")],
+    [(3, "exit code 3"), (-9, "SIGKILL")],
 )
 def test_status_is_said_in_words(status: int, words: str) -> None:
     assert status_in_words(status) == words
@@ -97,12 +91,3 @@ def test_error_from_deep_inside_lightning_hints_at_the_plugin() -> None:
     assert "plugins=[sparkdl.lightning.Environment()]" in what.describe()
     other = failure("exception", "IndexError: list index", traceback="IndexError: list index")
     assert "plugins" not in other.describe()
-
-
-def test_child_without_its_zygote_is_not_said_to_have_died_of_memory_unless_the_kernel_counts() -> (
-    None
-):
-    assert "memory" not in unknown_end(0)
-    text = failure("signal", unknown_end(2)).describe()
-    assert "has killed 2 of the processes of this container for lack of memory" in text
-    assert "spark.executor.memoryOverhead" in text

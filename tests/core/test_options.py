@@ -47,14 +47,6 @@ def test_times_that_never_or_always_pass_are_refused(kind: Any, name: str, value
         (Feeding, {"disk_nbytes": -1}, r"disk_nbytes=-1\) must be zero bytes or more"),
         (Observe, {"log_to_driver": print}, "Give a function as on_log"),
         (Startup, {"placement": "here"}, "placement='here'\\): choose"),
-        *(
-            (
-                Startup,
-                {"keep_warm_s": value},
-                rf"keep_warm_s={value}\) must be zero seconds or more",
-            )
-            for value in (-1.0, math.inf, math.nan)
-        ),
         (Startup, {"preload": ["scipy.stats", "my-module"]}, "'my-module' is no name of a module"),
         (Startup, {"preload": [5]}, "5 is no name of a module"),
         *(

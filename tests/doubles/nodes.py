@@ -58,13 +58,13 @@ def processes(root: int | None = None, nodes: int = 0) -> dict[str, NodeProcesse
     """Return the processes of the nodes that process `root` (this one) has started, by node.
 
     Args:
-        nodes: wait until so many have a child: a zygote imports before it forks.
+        nodes: wait until so many have a child.
     """
     return _Processes(root, _wait_for(root, lambda found: len(found) >= nodes))
 
 
 class _Processes(dict[str, NodeProcesses]):
-    """Processes by node; the child of a node that is missing may be forked in a moment."""
+    """Processes by node; the child of a node that is missing may be started in a moment."""
 
     def __init__(self, root: int | None, found: dict[str, NodeProcesses]) -> None:
         super().__init__(found)
@@ -98,22 +98,21 @@ def _processes(root: int | None) -> dict[str, NodeProcesses]:
 
 def _child(process: psutil.Process, below: set[int]) -> tuple[str, int] | None:
     """Return the node and the agent of a child; `None` for other processes, and what it forks."""
-    words = [word for word in process.cmdline() if word]
-    if "sparkdl.node.child" not in words or _is_child(process.parent()):
+    parent = process.parent()
+    if process.pid not in below or parent is None:
         return None
-    number = words.index("sparkdl.node.child") + 1
-    if words[number].isdigit():  # cold: CHANNEL_FD STACKS_FD AGENT_PID FRAMEWORK
-        agent = int(words[number + 2])
-        return (process.environ()["SPARKDL_NODE"], agent) if process.pid in below else None
-    node, agent_pid, owner_pid = words[number : number + 3]
-    return (node, int(agent_pid)) if int(owner_pid) in below else None
+    if is_fork_server(parent):
+        parent = parent.parent()
+    elif "sparkdl.node.child" not in process.cmdline():
+        return None
+    if parent is None or "sparkdl.node.agent" not in parent.cmdline():
+        return None  # what a child has forked
+    return process.environ()["SPARKDL_NODE"], parent.pid
 
 
-def _is_child(process: psutil.Process | None) -> bool:
-    try:
-        return process is not None and "sparkdl.node.child" in process.cmdline()
-    except psutil.Error:  # a zygote that is ending
-        return False
+def is_fork_server(process: psutil.Process) -> bool:
+    """Whether it is an agent's fork server, or a fork of it."""
+    return any("multiprocessing.forkserver" in word for word in process.cmdline())
 
 
 def all_gone(them: Iterable[psutil.Process], within_s: float = SOON_S) -> bool:

@@ -1,6 +1,6 @@
 """A module for `Startup(preload=…)`: leaves the number of each process that imports it in a folder.
 
-Runs in: zygote, child
+Runs in: fork server, child
 
 The folder is that of the environment variable `FOLDER`. A file in it says what else an import does:
 `starts a thread`, `fails`, or `hangs` in C without letting go of the GIL.

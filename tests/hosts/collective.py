@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError
 from sparkdl.driver.executors import local
 from sparkdl.node.context import NodeContext
-from sparkdl.node.spec import AgentProcess, AgentSpec, start_agent
+from sparkdl.node.spec import AgentSpec, start_agent
 from tests.doubles.ledger import table
 from tests.doubles.nodes import has_checkpoint
 from tests.hosts.train import has_begun_again, has_stopped, options_of, tell
@@ -170,7 +171,7 @@ def start_nodes_on(hosts: list[list[str]]) -> None:
 
     def start(
         agent_spec: AgentSpec, payload: bytes, python_path: list[str], stderr: int
-    ) -> AgentProcess:
+    ) -> subprocess.Popen[bytes]:
         there, sys.executable = sys.executable, str(starters[agent_spec.node_id])
         try:
             return start_agent(agent_spec, payload, python_path, stderr)

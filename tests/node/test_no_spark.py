@@ -82,7 +82,7 @@ def test_node_has_files_and_broadcasts_and_refuses_the_rest_of_spark(
 
 def test_node_without_a_task_of_spark_refuses_it_too() -> None:
     options: dict[str, Any] = {"startup": Startup(preload=["pyspark.sql"])}
-    options |= {"feeding": Feeding(fed=False), "max_restarts": 1}  # a zygote imports it then
+    options |= {"feeding": Feeding(fed=False)}
     with launch_here(try_all, nodes=1, **options) as cluster:
         (found,) = cluster.results(2 * SOON_S)
     check(found)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import replace
-from typing import BinaryIO, cast
 
 import pytest
 
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.node import task
-from sparkdl.node.forking import CAN_FORK, ForkedAgent
-from sparkdl.node.spec import AgentSpec
-from sparkdl.node.task import NodeTask, check_executor, parse_problem
+from sparkdl.node.task import check_executor, parse_problem
 
 
 def spec(framework: str = "plain") -> ClusterSpec:
@@ -81,27 +75,3 @@ def test_a_framework_that_is_not_installed_is_a_framework_missing_error(
     assert problem.kind == "FrameworkMissingError"
     assert "framework='torch' is not installed on executor" in problem.text
     assert "finds no module torch" in problem.text
-
-
-@pytest.mark.skipif(not CAN_FORK, reason="zygotes are for Linux")
-@pytest.mark.parametrize(
-    ("program", "ending"),
-    [
-        ("print('{\"is_over\":true}')", ""),
-        ("", "the agent of worker:0 ended with an unknown exit status: "),
-    ],
-)
-def test_agent_that_says_that_it_is_over_needs_no_exit_status(
-    monkeypatch: pytest.MonkeyPatch, program: str, ending: str
-) -> None:
-    ours, of_a_dead_zygote = socket.socketpair()
-    of_a_dead_zygote.close()
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    stdin, stdout = cast("BinaryIO", process.stdin), cast("BinaryIO", process.stdout)
-    with process, closing(stdin):
-        agent = ForkedAgent(process.pid, ours, stdin, stdout)
-        monkeypatch.setattr(task, "start_agent", lambda *_: agent)
-        one = NodeTask("wss://d", "t", spec(), b"", (0,))
-        assert one._run_agent(AgentSpec("wss://d", "t", 0, spec(), "task")) == ending

@@ -33,8 +33,6 @@ class Launch:
     """Whether the agent of a node, by its process id, was connected and is not any more."""
     tls: Tls | None = None
     """The certificates of the cluster's servers; `None` without TLS."""
-    warm_key: str = field(default="", repr=False)
-    """The key by which idle zygotes of an earlier launch are found."""
     on_draining: Callable[[frozenset[str]], object] = lambda executors: None
     """Called with the ids of executors that Spark decommissions."""
 

@@ -30,7 +30,7 @@ from sparkdl.feed.transfer.infer_task import answers, decode_results
 from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
 from sparkdl.node.gpus import split_gpus
 from sparkdl.node.resources import assigned_gpus
-from sparkdl.node.spec import AgentProcess, AgentSpec, StatusLine, start_agent, tail_of
+from sparkdl.node.spec import AgentSpec, StatusLine, start_agent, tail_of
 from sparkdl.node.task import Problem
 from sparkdl.storage.parquet.source import ParquetSource
 from sparkdl.values.row_codec import encode_rows
@@ -52,8 +52,8 @@ class LocalExecutor(Executor):
     """
 
     def __init__(self) -> None:
-        self._agents: dict[int, AgentProcess] = {}
-        self._over: dict[AgentProcess, threading.Event] = {}
+        self._agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._over: dict[subprocess.Popen[bytes], threading.Event] = {}
         """By agent: set when it has ended."""
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class LocalExecutor(Executor):
         def run() -> None:
             times = max((self._relaunches[node.node_id] for node in nodes), default=0)
             self._closed.wait(min(_PAUSE_S * 2**times, _MAX_PAUSE_S) if times else 0.0)
-            living: list[tuple[NodeSpec, AgentProcess]] = []
+            living: list[tuple[NodeSpec, subprocess.Popen[bytes]]] = []
             with self._lock:
                 for node in nodes:
                     agent = self._agents.get(node.node_id)
@@ -136,7 +136,6 @@ class LocalExecutor(Executor):
             executor_pid=os.getpid(),
             gpus=gpus,
             tls=launch.tls,
-            warm_key=launch.warm_key,
         )
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the watcher closes it)
         try:
@@ -240,31 +239,29 @@ class LocalExecutor(Executor):
 
     def _watch(
         self,
-        agent: AgentProcess,
+        agent: subprocess.Popen[bytes],
         stderr: IO[bytes],
         name: str,
         on_broken: Callable[[SparkdlError], object],
     ) -> None:
         assert agent.stdout is not None
-        problem, work_dir, is_over = None, "", False
+        problem, work_dir = None, ""
         with agent.stdout as stdout, stderr:
             for line in stdout:
                 news = msgspec.json.decode(line, type=StatusLine)
                 problem = Problem(news.kind, news.error) if news.error else problem
                 work_dir = news.work_dir or work_dir
-                is_over = is_over or news.is_over
             status = agent.wait()
             self._over[agent].set()
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
-            # The status of an agent is lost if the zygote that forked it has ended before.
-            if status and not is_over:
+            if status:
                 tail = tail_of(stderr) or "(no word)"
                 text = f"the agent of {name} ended with {status_in_words(status)}: {tail}"
                 on_broken(problem.at_driver() if problem else LaunchError(text))
 
 
-def _let_go(agent: AgentProcess) -> None:
+def _let_go(agent: subprocess.Popen[bytes]) -> None:
     """Close the pipe whose end ends an agent."""
     if agent.stdin and not agent.stdin.closed:
         agent.stdin.close()

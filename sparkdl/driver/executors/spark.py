@@ -186,7 +186,7 @@ class SparkExecutor(Executor):
             is_again = bool(self._jobs)
         what = f"nodes again: {listed([node.name for node in nodes])}" if is_again else "nodes"
         common = (launch.url, launch.token, spec, launch.payload)
-        task = NodeTask(*common, node_ids, launch.tls, launch.warm_key)
+        task = NodeTask(*common, node_ids, launch.tls)
         carried = set(nodes)
 
         def run() -> None:
