@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import signal
@@ -134,13 +133,3 @@ def test_chief_that_dies_after_the_rename_has_made_a_checkpoint_for_the_next_job
     assert steps_in(tmp_path) == [1, 2]
     with launch(train, False, **options) as cluster:
         assert cluster.results(SOON_S) == [2]
-
-
-def test_folder_that_did_not_exist_is_said_to_have_been_created(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "sparkdl")
-    with launch(lambda args, ctx: None, nodes=1, checkpoint_dir=str(tmp_path / "new" / "it")):
-        pass
-    said = [each.message for each in caplog.records if "was created" in each.message]
-    assert said == [f"checkpoint_dir=file://{tmp_path}/new/it did not exist and was created"]

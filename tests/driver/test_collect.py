@@ -38,13 +38,6 @@ def test_values_come_by_rank_once_all_are_there() -> None:
     assert gatherings.give(world, 0, Gather(0, 0, b"c")) == [AllGathered(0, 0, (b"c", b"w"))]
 
 
-def test_a_node_may_be_ahead() -> None:
-    gatherings = Gatherings()
-    calls = [(0, 0), (0, 1), (1, 0), (1, 1)]
-    answers = [gatherings.give(WORLD, node, Gather(0, n, b"%d" % node)) for node, n in calls]
-    assert answers == [[], [], *([AllGathered(0, n, (b"0", b"1"))] for n in (0, 1))]
-
-
 def test_nothing_of_another_world_counts() -> None:
     gatherings, later = Gatherings(), world_of(1)
     assert gatherings.give(WORLD, 0, Gather(0, 0, b"old")) == []
@@ -106,13 +99,6 @@ def test_parts_of_all_make_a_manifest_and_the_first_hears_who_is_awaited() -> No
     assert manifest_of(complete) == Manifest(5, "c", 0, AT_S, ("worker:0", "worker:1"), {})
 
 
-def test_others_may_be_ahead_of_the_first() -> None:
-    calls = [(1, part(5)), (1, part(6)), (0, part(5)), (0, part(6))]
-    *early, five, six = told(Checkpoints("c", CoverageStore()), *calls)
-    assert early == [None, None]
-    assert [manifest_of(five).step, manifest_of(six).step] == [5, 6]
-
-
 def test_only_nodes_that_run_map_fun_and_train_are_awaited() -> None:
     coordinated = world_of(num_nodes=4, ps=1, chief="chief", evaluator=True, is_coordinated=True)
     chief, *others = [member.node.node_id for member in coordinated.members]
@@ -140,16 +126,6 @@ def test_first_node_hears_why_it_waits_in_vain(
     assert word is not None
     assert problem in word.problem
     assert not word.manifest
-
-
-def test_part_that_the_first_node_could_not_write_is_its_own_matter() -> None:
-    checkpoints = Checkpoints("c", CoverageStore())
-    calls = [(0, part(5, problem="full")), (1, part(5)), (0, part(6)), (1, part(6))]
-    *before, waiting, complete = told(checkpoints, *calls)
-    assert before == [None, None]
-    assert waiting is not None
-    assert waiting.missing == ("worker:1",)
-    assert manifest_of(complete).step == 6
 
 
 def test_checkpoint_counts_when_it_is_done_and_the_feeds_hear_what_it_covers() -> None:

@@ -29,7 +29,7 @@ from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver import stream
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Changed as StateChanged
-from sparkdl.driver.events import Ended, Event, Launched, Logged, Report, Sampled
+from sparkdl.driver.events import Event, Logged, Report, Sampled
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.launch import hand_on
 from sparkdl.driver.lifecycle import state as states
@@ -319,34 +319,7 @@ def test_a_driver_that_may_not_have_so_many_connections_says_so_before_it_starts
     assert threads() == []
 
 
-def test_a_driver_raises_its_soft_limit_as_far_as_its_nodes_need(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    limits: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 1024))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
-    with playing(3):
-        assert limits == [(259, 1024)]
-
-
 # Events.
-
-
-def test_subscriber_begins_with_the_present_and_hears_each_change_once(play: Play) -> None:
-    early, late = list[Event](), list[Event]()
-    play.controller.events.subscribe(early.append, Launched, StateChanged, Ended)
-    play.agent(1)
-    play.agent(0)
-    play.until_is(states.Running)
-    play.controller.events.subscribe(late.append, Launched, StateChanged, Ended)
-    play.controller.close()
-    said = [event.state for event in early if isinstance(event, StateChanged)]
-    assert said[:2] == ["gathering", "running"]
-    assert said.count("running") == 1
-    running = next(event for event in late if isinstance(event, StateChanged))
-    assert (running.state, len(running.places)) == ("running", 2)
-    assert [type(events[0]) for events in (early, late)] == [Launched] * 2
-    assert [type(events[-1]) for events in (early, late)] == [Ended] * 2
 
 
 def test_samples_come_while_there_is_anyone_to_sample_and_the_last_when_all_have_left(

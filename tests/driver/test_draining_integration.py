@@ -12,12 +12,12 @@ import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.driver.lifecycle.state import ExecutorsDrain, Running
+from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.slots.lost_hosts import executors_of
 from sparkdl.driver.view import View
 from tests.doubles import sessions
-from tests.doubles.ledger import Plan, lost_and_doubled, table, train
-from tests.doubles.nodes import all_gone, has_checkpoint, launch, processes
+from tests.doubles.ledger import Plan, lost_and_doubled, train
+from tests.doubles.nodes import all_gone, processes
 from tests.doubles.sessions import SparkSessions
 from tests.doubles.until import until
 from tests.faults.conftest import SparkProcesses
@@ -27,27 +27,9 @@ if TYPE_CHECKING:
 
 SETTING = "spark.decommission.enabled"
 ROWS = 2 * 8 * 1200
-LOCAL_ROWS = 3 * 8 * 100
 BACK_S = 90.0
 NOTICED_S = 90.0
 """Two minutes are the longest notice of a cloud; it takes some five seconds here."""
-
-
-def test_notice_has_all_nodes_make_a_checkpoint_at_one_step(tmp_path: Path) -> None:
-    """Agents without Spark have no executor, so one without a name stands for all of theirs."""
-    with launch(
-        train, Plan(every=10_000, pause_s=0.01), 3, checkpoint_dir=str(tmp_path)
-    ) as cluster:
-        feeding = cluster.feed_async(table(LOCAL_ROWS, 3))
-        assert cluster._controller.wait_for(has_rows, Deadline.after(BACK_S))
-        cluster._controller.submit(ExecutorsDrain(frozenset({""})))
-        assert cluster._controller.wait_for(has_checkpoint, Deadline.after(BACK_S))
-        feeding.result(BACK_S)
-        results = cluster.results(BACK_S)
-        assert cluster.world.generation == 0
-    assert lost_and_doubled(results, LOCAL_ROWS) == (0, 0)
-    (folder,) = tmp_path.iterdir()
-    assert len([*folder.glob("part-*.npy")]) == 3
 
 
 @pytest.fixture
@@ -67,10 +49,6 @@ def spark_spot(
 
 def is_in_second_world(view: View) -> bool:
     return isinstance(view.state, Running) and view.state.world.generation == 1
-
-
-def has_rows(view: View) -> bool:
-    return any(count.given.rows for count in view.feeds.values())
 
 
 def warn(process: psutil.Process) -> None:

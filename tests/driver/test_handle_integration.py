@@ -22,7 +22,6 @@ from sparkdl.core.errors import (
     ShutdownTimeoutError,
 )
 from sparkdl.core.options import Feeding, Roles
-from sparkdl.driver.events import Report, Sampled, event_of
 from sparkdl.driver.lifecycle.state import has_ended
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
@@ -67,17 +66,6 @@ def test_value_that_cannot_travel_is_an_error_only_for_who_asks() -> None:
         cluster.wait(SOON_S)
         with pytest.raises(ResultError, match=r"worker:0 \(rank 0\): result is a builtins.object"):
             cluster.results(SOON_S)
-
-
-def test_results_that_are_late_leave_the_cluster_running(tmp_path: Path) -> None:
-    gate = Gate.at(tmp_path / "gate")
-    with launch(
-        lambda args, ctx: args.wait(), gate, nodes=1, feeding=Feeding(fed=False)
-    ) as cluster:
-        with pytest.raises(TimeoutError, match="worker:0 still in map_fun"):
-            cluster.results(timeout_s=0.1)
-        gate.open()
-        assert cluster.results(SOON_S) == [None]
 
 
 def test_results_of_a_cluster_that_was_stopped_before_are_an_error() -> None:
@@ -311,24 +299,3 @@ def test_first_node_alone_is_printed_by_default_where_a_person_reads_it(
     assert "rank" not in capsys.readouterr().out
     (kept,) = tmp_path.glob("*/worker-1.log")
     assert "rank 1" in kept.read_text(encoding="utf-8"), "files have the lines of all nodes"
-
-
-def test_reports_of_what_is_not_finite_are_told_as_they_are(tmp_path: Path) -> None:
-    """A loss becomes NaN before anything else is known to be wrong."""
-    heard: list[Report] = []
-
-    def diverge(args: None, ctx: NodeContext) -> None:
-        ctx.report(1, loss=float("nan"), norm=float("inf"))
-
-    with launch(
-        diverge, nodes=1, observe=Observe(on_report=heard.append, record=str(tmp_path))
-    ) as cluster:
-        cluster.results(SOON_S)
-        step, numbers = cluster.reported()
-    assert (step, math.isnan(numbers["loss"]), numbers["norm"]) == (1, True, math.inf)
-    assert (heard[0].node, heard[0].rank, heard[0].step) == ("worker:0", 0, 1)
-    assert math.isnan(heard[0].metrics["loss"])
-    (record,) = tmp_path.iterdir()
-    events = [event_of(line) for line in record.read_bytes().splitlines()]
-    samples = [event for event in events if isinstance(event, Sampled)]
-    assert samples[-1].metrics == {"loss": [None], "norm": [None]}

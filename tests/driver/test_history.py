@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from msgspec.structs import replace
 
@@ -48,21 +46,6 @@ def test_rates_are_of_all_nodes_and_metrics_their_mean() -> None:
     assert columns["rows used"][-1] == 30.0
     assert columns["metric loss"] == [1.0, 1.0]
     assert (columns["least metric loss"], columns["most metric loss"]) == ([0.0] * 2, [2.0] * 2)
-
-
-def test_time_left_is_that_of_the_feed_that_takes_longest() -> None:
-    made = history()
-    assert math.isnan(made.left_s())
-    for time_s, used in ((1.0, 0), (3.0, 10)):
-        fed = {
-            "input": events.FeedColumns([99] * 3, [used, used, used], [0] * 3, [0] * 3, 120),
-            "more": events.FeedColumns([99] * 3, [2 * used, 0, 0], [0] * 3, [0] * 3, 300),
-            "stream": events.FeedColumns([99] * 3, [used, 0, 0], [0] * 3, [0] * 3),
-        }
-        made.add(replace(sample(time_s, [0] * 3, [0] * 3), feeds=fed))
-    assert made.left_s() == (300 - 20) / 10
-    made.add(events.Changed("c", 4.0, "finished", 0))
-    assert math.isnan(made.left_s())
 
 
 def waiting(stage: str, rows: float | None, time_s: float = 1.0) -> events.Sampled:
@@ -143,15 +126,6 @@ def test_nodes_are_in_the_order_of_ranks_and_the_slow_one_is_named() -> None:
     assert not any(row.is_slow for row in made.rows())
 
 
-def test_rate_is_that_of_steps_once_they_are_reported() -> None:
-    made = history()
-    made.add(events.Changed("c", 0.5, "running", 1, places(0, 1, 2)))
-    made.add(sample(1.0, [0] * 3, [0] * 3))  # it goes on at step 1,000 of a checkpoint
-    for second in range(2, 12):
-        made.add(sample(float(second), [0] * 3, [0] * 3, [1000 + 2 * second] * 3))
-    assert {row.rate for row in made.rows()} == {2.0}
-
-
 def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None:
     made = history()
     made.add(events.Changed("c", 1.0, "running", 0, places(0, 1, 2)))
@@ -177,17 +151,6 @@ def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None
         ("failed", 3.0),
         ("preparing", 3.0),
     ]
-
-
-def test_spans_know_the_steps_that_were_taken_in_them() -> None:
-    made = history()
-    for second, step in enumerate([-1, 3, 9]):
-        made.add(sample(1.0 + second, [0] * 3, [0] * 3, [step] * 3))
-    later = sample(4.0, [0] * 3, [0] * 3, [9] * 3)
-    made.add(replace(later, states=["gathering"] * 3))
-    spans = [span for span in made.spans() if span.node_id == 0]
-    steps = [(span.phase, span.first_step, span.last_step) for span in spans]
-    assert steps == [("starting", -1, -1), ("in map_fun", 3, 9), ("gathering", -1, -1)]
 
 
 def test_a_day_of_64_nodes_is_kept_in_bounded_room() -> None:

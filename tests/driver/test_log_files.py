@@ -85,14 +85,6 @@ def test_a_folder_that_cannot_be_is_refused(log_dir: Any, why: str) -> None:
         check_folder("log_dir", log_dir)
 
 
-def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for path in ("logs", "~/logs", f"file://{tmp_path}/logs", tmp_path / "logs"):
-        assert check_folder("log_dir", path) == str(tmp_path / "logs")
-    assert list((tmp_path / "logs").iterdir()) == []
-
-
 def test_files_are_rotated_and_the_oldest_lines_go(tmp_path: Path) -> None:
     files = LogFiles(str(tmp_path), max_file_nbytes=1000, old_files=3)
     files.start()

@@ -18,8 +18,6 @@ from typing import TextIO
 
 import pytest
 
-from sparkdl.control.rows import CallShape
-from sparkdl.driver.feeds.coverage import Call, FeedRequest
 from sparkdl.driver.show import FeedBar, has_audience, is_submitted, print_beside
 from tests.doubles.programs import output_of
 from tests.doubles.screen import on_screen
@@ -150,11 +148,3 @@ def test_person_at_a_terminal_reads_what_the_program_prints(
 ) -> None:
     with a_terminal(monkeypatch):
         assert has_audience()
-
-
-def test_rows_of_a_call_are_known_when_those_of_all_partitions_are() -> None:
-    call = Call(0, FeedRequest(None, epochs=3), "run", CallShape(2, {0: 10, 1: 20}))
-    assert call.rows_of(call.left()) == 90
-    call.cover({1: {0: ((0, 10),), 1: ((0, 5),)}})
-    assert call.rows_of(call.left()) == 15 + 30
-    assert Call(0, FeedRequest(None), "run", CallShape(2, {0: 10})).rows_of([]) == 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from sparkdl.control.messages import NodeActive
-from sparkdl.driver.waits import SLICE_S, SLICES, Shares, Waits
+from sparkdl.driver.waits import Shares, Waits
 
 Seconds = Callable[[float], tuple[float, float]]
 """Shares of the next second in which a node waits for rows and for the others, at its beginning."""
@@ -107,18 +107,3 @@ def test_a_child_that_begins_again_in_its_generation_counts_from_nothing() -> No
     waits.note(0, NodeActive(0, watched_s=40.0, rows_s=40.0, others_s=0.0), 0.0)
     waits.note(0, NodeActive(0, watched_s=10.0, rows_s=0.0, others_s=0.0), 1.0)
     assert waits.shares([0])[0].rows == pytest.approx(40 / 50)
-
-
-def test_a_day_takes_no_more_room_than_a_minute() -> None:
-    waits = waits_of(LEVEL, seconds=86_400)
-    (slices,) = waits._slices.values()
-    assert len(slices) <= SLICES + 1
-
-
-def test_a_node_that_has_gone_silent_is_not_judged_by_what_it_did_before() -> None:
-    waits = waits_of(always(0.0, 0.6), always(0.0, 0.0))
-    for second in range(2 * int(SLICE_S * SLICES)):
-        active = NodeActive(0, watched_s=75.0 + second, rows_s=0.0, others_s=60.0)
-        waits.note(0, active, 1075.0 + second)
-    assert waits.shares([0, 1]).keys() == {0}
-    assert waits.lags([0, 1]) == {}

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from py4j.java_gateway import GatewayClient
-from py4j.protocol import MEMORY_COMMAND_NAME
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as f
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.driver.executors.scored import by_place
-from sparkdl.ml.scoring.predict import predict
-from sparkdl.ml.scoring.transform import file_columns
 from sparkdl.storage.parquet.read import read_share
 
 if TYPE_CHECKING:
@@ -351,41 +346,3 @@ def test_files_are_those_that_the_dataframe_was_made_of(
     os.unlink(tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="has changed since Spark has listed it"):
         scanned_files(frame, is_local=True)
-
-
-def test_wide_tables_take_no_more_calls_of_py4j_than_narrow_ones(
-    spark_local: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[str] = []
-    send = GatewayClient.send_command
-
-    def counting(self: Any, command: str, *args: Any, **more: Any) -> Any:
-        if not command.startswith(MEMORY_COMMAND_NAME):  # of objects that Python has collected
-            sent.append(command)
-        return send(self, command, *args, **more)
-
-    def calls(work: Callable[[], object]) -> int:
-        sent.clear()
-        work()
-        return len(sent)
-
-    monkeypatch.setattr(GatewayClient, "send_command", counting)
-
-    def make() -> Callable[[Any], Any]:
-        return len
-
-    scan, scoring, predicting = [], [], []
-    for width in (10, 100):
-        path = str(tmp_path / f"{width}.parquet")
-        pq.write_table(pa.table({f"c{i}": [0.5, 1.5] for i in range(width)}), path)
-        frame = spark_local.read.parquet(path)
-        renamed = frame.select(*(f.col(name).alias(f"d{name}") for name in frame.columns))
-        for each in (frame, renamed):
-            each.columns  # noqa: B018 (pyspark asks for them once)
-            scan.append(calls(partial(scanned_files, each, is_local=True)))
-        scoring.append(calls(partial(file_columns, frame, range(width), "python")))
-        inputs = partial(predict, frame, make, frame.columns, "y double", keep=False)
-        predicting.append(calls(inputs))
-    assert scan[:2] == scan[2:]
-    assert scoring[0] == scoring[1]
-    assert predicting[1] - predicting[0] < 90 * 10, "a few for each input, not for each pair"

@@ -19,17 +19,56 @@ from sparkdl.driver.options import Observe
 from sparkdl.driver.view import View
 from tests.doubles.nodes import Lines
 from tests.driver.executors import map_funs
-from tests.driver.executors.test_spark_integration import (
-    BACK_S,
-    executor_of,
-    has_no_jobs,
-    launch,
-    node_processes,
-    wait_until_gone,
-)
+from tests.driver.executors.test_spark_integration import has_no_jobs, launch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+BACK_S = 90.0
+GONE_S = 15.0
+
+
+def java_in(folder: str) -> psutil.Process:
+    """Return the JVM that runs in a folder; others end meanwhile, or are zombies and have none."""
+    return next(
+        process
+        for process in psutil.process_iter(["name", "cwd"])
+        if process.info["name"] == "java" and process.info["cwd"] == folder
+    )
+
+
+def executor_of(agent: int) -> psutil.Process:
+    """Return an agent's executor: they share a folder. The Python worker between may have ended."""
+    executor = java_in(psutil.Process(agent).cwd())
+    assert "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline())
+    return executor
+
+
+def wait_until_gone(pids: set[int]) -> None:
+    alive = {pid for pid in pids if psutil.pid_exists(pid)}
+    _gone, left = psutil.wait_procs([psutil.Process(pid) for pid in alive], GONE_S)
+    assert not left
+
+
+def node_processes(lines: Lines, world: int = 0) -> tuple[int, set[int], set[int]]:
+    """Wait until two children of a world, or of a later one, have printed where they are.
+
+    Returns:
+        The world, and the process ids of its agents and children.
+    """
+
+    def found() -> tuple[int, set[int], set[int]] | None:
+        told = [line.text.split() for line in lines.heard if line.text.startswith("world ")]
+        for now in sorted({int(words[1]) for words in told}):
+            pids = {(int(words[3]), int(words[5])) for words in told if words[1] == str(now)}
+            if now >= world and len(pids) == 2:
+                return now, {agent for _, agent in pids}, {child for child, _ in pids}
+        return None
+
+    with lines.changed:
+        there = lines.changed.wait_for(found, BACK_S)
+    assert there, lines.heard
+    return there
 
 
 def kill_executor(spark: SparkSession, agent: psutil.Process) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import psutil
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -18,9 +17,7 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedEr
 from sparkdl.core.options import Feeding, Startup
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
-from sparkdl.driver.options import Observe
 from sparkdl.driver.slots.advice import encrypting_setting
-from tests.doubles.nodes import Lines
 from tests.doubles.sessions import jobs_of
 from tests.doubles.until import until
 from tests.driver.executors import map_funs
@@ -31,55 +28,11 @@ if TYPE_CHECKING:
     from sparkdl import Cluster
 
 GONE_S = 15.0
-BACK_S = 90.0
 
 
 def launch(spark: SparkSession, map_fun: Any, args: Any = None, **options: Any) -> Cluster:
     options = {"framework": "plain", "nodes": 2, "feeding": Feeding(timeout_s=60.0), **options}
     return sparkdl.launch(spark, map_fun, args, **options)
-
-
-def executor_of(agent: int) -> psutil.Process:
-    """Return an agent's executor: they share a folder. The Python worker between may have ended."""
-    executor = java_in(psutil.Process(agent).cwd())
-    assert "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline())
-    return executor
-
-
-def java_in(folder: str) -> psutil.Process:
-    """Return the JVM that runs in a folder; others end meanwhile, or are zombies and have none."""
-    return next(
-        process
-        for process in psutil.process_iter(["name", "cwd"])
-        if process.info["name"] == "java" and process.info["cwd"] == folder
-    )
-
-
-def wait_until_gone(pids: set[int]) -> None:
-    alive = {pid for pid in pids if psutil.pid_exists(pid)}
-    _gone, left = psutil.wait_procs([psutil.Process(pid) for pid in alive], GONE_S)
-    assert not left
-
-
-def node_processes(lines: Lines, world: int = 0) -> tuple[int, set[int], set[int]]:
-    """Wait until two children of a world, or of a later one, have printed where they are.
-
-    Returns:
-        The world, and the process ids of its agents and children.
-    """
-
-    def found() -> tuple[int, set[int], set[int]] | None:
-        told = [line.text.split() for line in lines.heard if line.text.startswith("world ")]
-        for now in sorted({int(words[1]) for words in told}):
-            pids = {(int(words[3]), int(words[5])) for words in told if words[1] == str(now)}
-            if now >= world and len(pids) == 2:
-                return now, {agent for _, agent in pids}, {child for child, _ in pids}
-        return None
-
-    with lines.changed:
-        there = lines.changed.wait_for(found, BACK_S)
-    assert there, lines.heard
-    return there
 
 
 def has_no_jobs(spark: SparkSession) -> bool:
@@ -115,41 +68,6 @@ def test_nodes_that_need_all_slots_are_fed_by_jobs_that_say_what_they_are(
         f"{group}: feed 'input', epochs 0-1",
         f"{group}: feed 'input', epoch 2",
     }
-
-
-def test_nodes_on_a_standalone_cluster_get_an_executor_each(spark_standalone: SparkSession) -> None:
-    lines = Lines()
-    with launch(
-        spark_standalone, map_funs.where_then_wait, observe=Observe(on_log=lines)
-    ) as cluster:
-        _, agents, _ = node_processes(lines)
-        assert len({executor_of(agent).pid for agent in agents}) == 2
-        cluster.abort()
-
-
-def test_spark_makes_small_batches_for_a_feed_unless_the_session_says_how_large(
-    spark_local: SparkSession,
-) -> None:
-    limit = "spark.sql.execution.arrow.maxBytesPerBatch"
-    try:
-        spark_local.conf.get(limit)
-    except PySparkException:
-        pytest.skip("this Spark limits batches by rows alone")
-
-    def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = [batch.num_rows for batch in batches]
-        yield pa.RecordBatch.from_pydict({"id": rows})
-
-    texts = spark_local.range(2000, numPartitions=1).selectExpr("repeat('x', 8192) AS text")
-    with launch(spark_local, map_funs.count_rows, nodes=1) as cluster:
-        assert cluster.feed(texts.mapInArrow(sizes, "id long")).rows_fed == 3
-        spark_local.conf.set(limit, "64m")
-        try:
-            assert cluster.feed(texts.mapInArrow(sizes, "id long")).rows_fed == 1
-        finally:
-            spark_local.conf.unset(limit)
-        assert cluster.results(60)[0]["total"] == 2 * 2000
-    assert spark_local.sparkContext.getLocalProperty(limit) is None
 
 
 def test_tables_of_the_driver_are_fed_without_a_job_each_row_once_an_epoch(
@@ -259,6 +177,17 @@ def test_job_of_a_feed_that_nobody_wants_is_cancelled_however_slow_its_source(
     assert report.epochs == 0
 
 
+def test_session_or_context_that_was_stopped_is_refused_by_what_it_is(
+    spark_session_on: Callable[[str], SparkSession],
+) -> None:
+    spark = spark_session_on("local[1]")
+    context: Any = spark.sparkContext
+    spark.stop()
+    for stopped, name in ((spark, "SparkSession"), (context, "SparkContext")):
+        with pytest.raises(ConfigError, match=f"the {name} has been stopped. Start another one"):
+            launch(stopped, map_funs.count_rows, nodes=1)
+
+
 @pytest.mark.parametrize("setting", ["spark.ssl.rpc.enabled", "spark.ssl.enabled"])
 def test_setting_by_which_spark_encrypts_is_found(spark_local: SparkSession, setting: str) -> None:
     assert encrypting_setting(spark_local) == ""
@@ -269,12 +198,26 @@ def test_setting_by_which_spark_encrypts_is_found(spark_local: SparkSession, set
         spark_local.conf.unset(setting)
 
 
-def test_session_or_context_that_was_stopped_is_refused_by_what_it_is(
-    spark_session_on: Callable[[str], SparkSession],
+def test_spark_makes_small_batches_for_a_feed_unless_the_session_says_how_large(
+    spark_local: SparkSession,
 ) -> None:
-    spark = spark_session_on("local[1]")
-    context: Any = spark.sparkContext
-    spark.stop()
-    for stopped, name in ((spark, "SparkSession"), (context, "SparkContext")):
-        with pytest.raises(ConfigError, match=f"the {name} has been stopped. Start another one"):
-            launch(stopped, map_funs.count_rows, nodes=1)
+    limit = "spark.sql.execution.arrow.maxBytesPerBatch"
+    try:
+        spark_local.conf.get(limit)
+    except PySparkException:
+        pytest.skip("this Spark limits batches by rows alone")
+
+    def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = [batch.num_rows for batch in batches]
+        yield pa.RecordBatch.from_pydict({"id": rows})
+
+    texts = spark_local.range(2000, numPartitions=1).selectExpr("repeat('x', 8192) AS text")
+    with launch(spark_local, map_funs.count_rows, nodes=1) as cluster:
+        assert cluster.feed(texts.mapInArrow(sizes, "id long")).rows_fed == 3
+        spark_local.conf.set(limit, "64m")
+        try:
+            assert cluster.feed(texts.mapInArrow(sizes, "id long")).rows_fed == 1
+        finally:
+            spark_local.conf.unset(limit)
+        assert cluster.results(60)[0]["total"] == 2 * 2000
+    assert spark_local.sparkContext.getLocalProperty(limit) is None

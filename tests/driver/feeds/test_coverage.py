@@ -108,15 +108,6 @@ def test_a_call_that_nobody_wanted_more_of_is_over_once_rows_behind_it_are_cover
     assert ended(history).next() is then
 
 
-def test_a_call_that_failed_is_not_tried_again() -> None:
-    history = CallHistory("input")
-    broken, after = history.add(FeedRequest("a")), history.add(FeedRequest("b"))
-    history.open_epochs(broken, [0])
-    history.broke(broken)
-    fed(history, after)
-    assert ended(history).next() is after
-
-
 def test_micro_batches_that_no_checkpoint_covers_are_told_of_and_not_fed_again() -> None:
     history = CallHistory("input")
     calls = [history.add(FeedRequest("rows", is_micro_batch=True)) for _ in range(3)]

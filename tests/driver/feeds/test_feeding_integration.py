@@ -356,17 +356,3 @@ def test_loop_that_goes_on_beyond_the_end_is_told_of_and_then_fails(
         Deadline.after(SOON_S),
     )
     assert f"feed {feed!r} has ended, and map_fun on worker:" in caplog.text
-
-
-def test_loop_need_not_count_epochs(caplog: pytest.LogCaptureFixture) -> None:
-    def all_epochs(args: None, ctx: NodeContext) -> list[int]:
-        batches, found = ctx.batches(10), []
-        while ctx.has_epoch():
-            found.append(sum(len(batch["value"]) for batch in batches))
-        return found
-
-    with launch(all_epochs, nodes=1) as cluster:
-        cluster.feed(range(20), epochs=2)
-        cluster.feed(range(40))
-        assert cluster.results(SOON_S) == [[20, 20, 40]]
-    assert "has ended" not in caplog.text

@@ -77,33 +77,12 @@ def test_rows_of_another_agent_come_after_a_moment() -> None:
     assert math.isinf(table.due_s)
 
 
-def test_node_that_has_enough_to_read_waits_and_one_that_is_full_is_left_out() -> None:
-    table = RowTable({}, {})
-    table.add(0, [lot(0, 0, 400)], ROOM_NBYTES, 0.0)
-    assert table.assign({0: 600}, 0.0) == {}
-    table.add(1, [lot(0, 400, 400)], ROOM_NBYTES, 0.0)
-    assert table.assign({0: 1000, 1: SHORT}, 0.0).keys() == {1}
-    assert table.assigned == {1: 400}
-
-
 def test_rows_ahead_count_and_rows_done_do_not_come_again() -> None:
     table = RowTable({0: 3}, {0: ((0, 5),)})
     assert table.add(0, [lot(0, 0, 10)], ROOM_NBYTES, 0.0) == [Lot(0, 0, 0, 0, 5)]
     assert table.known == {0: ((0, 10),)}
     table.assign_rest([0, 1])
     assert table.assigned == {0: 1, 1: 4}
-
-
-def test_rows_that_follow_each_other_in_a_segment_are_one_window() -> None:
-    table = RowTable({}, {})
-    lots = [Lot(7, 0, start, skip, 2, 2) for start, skip in ((0, 0), (5, 2), (9, 4))]
-    table.add(0, [*lots, Lot(8, 0, 20, 0, 2, 2)], ROOM_NBYTES, 0.0)
-    assert table.assign_rest([0]) == {
-        0: [
-            Grant(0, 7, 0, 6, ((0, 0, 2), (0, 5, 7), (0, 9, 11))),
-            Grant(0, 8, 0, 2, ((0, 20, 22),)),
-        ]
-    }
 
 
 def test_rows_that_are_shuffled_are_dealt_once_all_are_here_or_a_spool_is_full() -> None:

@@ -40,18 +40,17 @@ from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.feeds import state as fs
 from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.driver.feeds.table import FIRST_GRACE_S
 from sparkdl.driver.feeds.transitions import CANCEL_S, LOOKS, REASON_S, TRANSITIONS, step
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from tests.doubles.machines import Played, declared_steps_only
-
-steps_are_declared = declared_steps_only(TRANSITIONS, LOOKS)
 
 TIMEOUT_S = 600.0
 REASON_WAIT_S = 60.0
 ANSWER_S = 63.0
 ROOM_NBYTES = 1 << 30
 BOTH = frozenset({0, 1})
+
+steps_are_declared = declared_steps_only(TRANSITIONS, LOOKS)
 
 
 def world_of(num_nodes: int, generation: int = 0) -> World:
@@ -262,19 +261,6 @@ def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None
     assert "waits for a task slot that nodes or other jobs hold" in str(answer.value)
 
 
-@pytest.mark.parametrize("timeout_s", [9.0, 2 * TIMEOUT_S])
-def test_timeout_of_a_call_is_its_own_for_the_driver_and_for_its_feeders(timeout_s: float) -> None:
-    """The cluster's is for calls that name none."""
-    play = Play()
-    _, start = play.asked(timeout_s=timeout_s)
-    assert isinstance(start, fs.StartJob)
-    assert (start.spec.timeout_s, play.state.deadline_s) == (timeout_s, timeout_s)
-    other = Play()
-    _, start = other.asked()
-    assert isinstance(start, fs.StartJob)
-    assert (start.spec.timeout_s, other.state.deadline_s) == (TIMEOUT_S, TIMEOUT_S)
-
-
 def test_nodes_may_take_long_to_fetch_their_rows_as_long_as_some_move() -> None:
     play = Play()
     play.asked(timeout_s=99.0)
@@ -344,25 +330,6 @@ def test_rows_that_come_twice_are_freed_where_they_came_last() -> None:
     assert play.say(fs.RowsSpooled(((1, late),))) == [
         fs.Send(Assign("input", 0, "", unwanted=late.lots), frozenset({1}), 0)
     ]
-
-
-def test_node_whose_agent_is_brought_no_row_gets_those_of_another_after_a_moment() -> None:
-    play = Play()
-    _, start = play.asked()
-    assert isinstance(start, fs.StartJob)
-    assert play.spooled(8) == [], "rows may be about to come to the other agent"
-    play.now_s = fs.wakes_s(play.state)
-    assert play.now_s == FIRST_GRACE_S
-    assert play.say(fs.DeadlinePassed()) == [
-        *granted(start, 0, Grant(0, 0, 0, 4, ((0, 0, 4),))),
-        *granted(start, 1, Grant(0, 0, 4, 4, ((0, 4, 8),))),
-    ]
-    play.say(fs.JobEnded(1, fed(8)))
-    play.seen({"cut": EpochCount(0, 4)}, {"cut": EpochCount(0, 4)})
-    *_, answer = play.seen({"given": Given(4)}, {"given": Given(4)})
-    assert isinstance(answer, fs.Answer)
-    assert isinstance(answer.value, FeedReport)
-    assert answer.value.rows_moved == 4
 
 
 def test_rows_that_cannot_be_fetched_end_the_call() -> None:
@@ -451,19 +418,6 @@ def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
         *(fs.Answer(ticket, closed) for ticket in (1, 2)),
     ]
     assert play.asked(ticket=4) == [fs.Answer(4, closed)]
-
-
-def test_look_that_returns_an_equal_copy_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
-
-    def copied(state: fs.Idle, now_s: float) -> tuple[fs.Idle, list[fs.Action]]:
-        looks.append(state)
-        return replace(state), []
-
-    monkeypatch.setitem(LOOKS, fs.Idle, copied)
-    idle = fs.Idle(feed_of(1))
-    assert step(idle, fs.DeadlinePassed(), 1.0) == (idle, [])
-    assert len(looks) == 1
 
 
 def test_what_is_not_in_the_table_is_a_bug() -> None:

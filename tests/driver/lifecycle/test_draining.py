@@ -100,40 +100,11 @@ def test_one_successor_is_enough() -> None:
     assert sent(play.say(play.joined("b3", "6.0")), Stop) == ["b3"]
 
 
-def test_agent_on_another_executor_that_drains_is_no_successor() -> None:
-    play = Play()
-    play.say(drains("b", "b2"))
-    assert sent(play.say(play.joined("b2", "5.0")), Stop) == ["b2"]
-
-
-def test_successor_that_drains_as_well_is_not_waited_for() -> None:
-    play = Play()
-    play.say(drains("b"), play.joined("b2", "5.0"), play.offered("b2"), drains("b2"))
-    assert not sent(play.say(MADE), Stop)
-
-
-def test_successor_stays_when_the_node_lets_go_of_its_task() -> None:
-    play = Play()
-    play.say(drains("b"), play.joined("b2", "5.0"))
-    assert not sent(play.say(states.AgentDetached("b")), Stop)
-
-
 def test_each_notice_has_a_number_of_its_own_which_no_call_of_all_gather_has() -> None:
     play = Play()
     sends = [a for i in "bc" for a in play.say(drains(i)) if isinstance(a, states.Send)]
     numbers = [send.message.number for send in sends if isinstance(send.message, Drain)]
     assert numbers == [-1, -1, -1, -2, -2, -2]
-
-
-def test_notice_while_a_failure_is_being_decided_starts_the_node_elsewhere() -> None:
-    play = Play()
-    play.say(play.broke("c"))
-    assert relaunched(play.say(drains("b"))) == ["worker:1"]
-    play.expire()
-    play.say(play.joined("b2", "5.0"), *(play.offered(i, 1) for i in ("a", "b", "c", "b2")))
-    assert isinstance(play.state, states.Running)
-    made = states.CheckpointMade(CheckpointRef("/c/7", 7, 1))
-    assert sent(play.say(made), Stop) == ["b"]
 
 
 def test_nodes_are_asked_again_in_the_world_after_a_failure() -> None:

@@ -46,16 +46,6 @@ def test_fed_clusters_that_start_at_once_all_get_their_rows(spark_local: SparkSe
     assert not executors._gathering.locked()
 
 
-def test_clusters_that_keep_their_slots_run_one_after_another(spark_local: SparkSession) -> None:
-    """Each takes three of four slots: without the lock two would each hold a part of them."""
-
-    def fit(_number: int) -> list[int]:
-        return sparkdl.run(spark_local, meet, nodes=3, framework="plain")
-
-    with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(fit, range(3))) == [[3, 3, 3]] * 3
-
-
 def test_second_cluster_without_slots_times_out_and_harms_nobody(
     spark_local: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,12 +38,6 @@ def test_slots_are_counted_per_executor(cores: tuple[int, ...], task_cpus: int, 
     assert Topology(YARN, cores, task_cpus).slots == slots
 
 
-def test_a_topology_says_what_its_slots_are_made_of() -> None:
-    assert Topology(YARN, (4, 2), 2).describe() == (
-        "3 task slots (2 executors with [4, 2] cores, spark.task.cpus=2)"
-    )
-
-
 @pytest.mark.parametrize("is_fed", [True, False])
 @pytest.mark.parametrize("placement", ["auto", "attached", "detached"])
 def test_too_few_slots_are_refused_with_the_settings_to_change(
@@ -95,30 +89,6 @@ def test_settings_say_whether_four_nodes_may_still_fit(
         with pytest.raises(error, match="4 nodes need 4 task slots at once"):
             choose_placing(spec(4), topology)
     else:
-        choose_placing(spec(4), topology)
-
-
-@pytest.mark.parametrize(
-    ("master", "advice"),
-    [
-        ("local[2]", r"start it with the master local\[4\] instead of local\[2\], or .*'local'"),
-        ("local-cluster[2,1,512]", r"or of their cores in local-cluster\[2,1,512\]"),
-        ("spark://m:7077", "start more workers, raise spark.cores.max"),
-        ("yarn", "raise spark.executor.instances or spark.executor.cores"),
-        ("nomad://m", "raise the number of executors or of their cores"),
-    ],
-)
-def test_advice_for_more_slots_is_what_the_master_understands(master: str, advice: str) -> None:
-    with pytest.raises(ConfigError, match=advice):
-        choose_placing(spec(4), Topology(master, (1, 1), most=(1, 1)))
-
-
-def test_executors_that_did_not_come_in_time_are_counted() -> None:
-    topology = Topology("k8s://m", (1,), most=(1, 1, 1, 1))
-    with pytest.raises(
-        ReservationTimeoutError,
-        match=r"has 1 task slot .*, and room for 4 nodes once all .* raise Startup\(timeout_s=…\)",
-    ):
         choose_placing(spec(4), topology)
 
 
@@ -241,9 +211,3 @@ def test_gpus_that_spark_does_not_give_are_refused_with_the_setting_to_change(
     with pytest.raises(ConfigError, match=words) as refused:
         choose_placing(wanted, topology)
     assert isinstance(refused.value, SparkConfigError) == ("num_gpus" in words)
-
-
-def test_one_node_and_one_slot_are_singular() -> None:
-    with pytest.raises(ConfigError, match="1 node needs 1 task slot at once, and Spark has 0 task"):
-        choose_placing(spec(1), Topology(YARN, (), most=()))
-    assert choose_placing(spec(1), Topology(YARN, (1,))).why.startswith("1 slot, 1 node:")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import ConfigError, ReservationTimeoutError
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding, Placement
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -73,15 +73,6 @@ def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
         "slots (0 executors with [] cores, spark.task.cpus=1). Give Spark more executors or cores, "
         "or launch fewer nodes"
     )
-
-
-def test_wait_for_executors_ends_when_its_time_is_over() -> None:
-    executors = Executors((2,))
-    topology = read_topology(context("spark://m:7077", executors), spec(3), 0.2)
-    assert topology is not None
-    assert topology.slots == 2
-    with pytest.raises(ReservationTimeoutError, match=r"executors came in time.*start more work"):
-        choose_placing(spec(3), topology)
 
 
 @pytest.mark.parametrize(
