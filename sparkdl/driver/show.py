@@ -9,7 +9,6 @@ import logging
 import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -20,9 +19,6 @@ from sparkdl.core.spec import Printing
 from sparkdl.driver.options import Observe
 
 _log = logging.getLogger(__name__)
-
-_NARROW, _WITHOUT_RATE = 90, "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-"""In fewer columns a bar has no room for the rate beside the loss."""
 
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 
@@ -75,8 +71,6 @@ def show_page(url: str, height: int) -> None:
 class FeedBar:
     """A bar of rows read by the nodes; shown only where there is a terminal or a notebook.
 
-    In a notebook it is a widget where ipywidgets is installed, and a line of text otherwise.
-
     Args:
         is_shown: `None` shows it on a terminal and in a notebook.
         total: returns how many rows there are to read, 0 while that is unknown.
@@ -104,12 +98,9 @@ class FeedBar:
         is_shown = self._is_asked
         if not (sys.stderr.isatty() or in_notebook() if is_shown is None else is_shown):
             return self
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there are no widgets: the text says as much
-            if in_notebook():
-                from tqdm.auto import tqdm
-            else:  # this very class, so that `print_beside` finds its bars
-                from tqdm import tqdm
+        from tqdm import tqdm
+        from tqdm.contrib.logging import logging_redirect_tqdm
+
         self._bar = tqdm(
             desc=self._what,
             unit=" rows",
@@ -117,10 +108,7 @@ class FeedBar:
             file=sys.stderr,
             dynamic_ncols=True,
         )
-        if not hasattr(self._bar, "container"):  # text, which log lines would run into
-            from tqdm.contrib.logging import logging_redirect_tqdm
-
-            self._logging.enter_context(logging_redirect_tqdm())
+        self._logging.enter_context(logging_redirect_tqdm())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -139,14 +127,7 @@ class FeedBar:
             return
         self._drawn_s = now_s
         total = self._total()
-        if total and total != bar.total:
-            bar.total = total
-            if hasattr(bar, "container"):  # a widget, which has a length of its own
-                begun_s = bar.start_t
-                bar.reset(total)
-                bar.start_t = begun_s
-        if bar.total and not hasattr(bar, "container"):
-            bar.bar_format = _WITHOUT_RATE if bar.ncols and bar.ncols < _NARROW else None
+        bar.total = total or bar.total
         # The rate is that of the rows since the bar began, without those of an earlier run.
         bar.initial = min(bar.initial, rows_read) if self._is_begun else rows_read
         bar.n, self._is_begun = rows_read, True

@@ -19,7 +19,6 @@ then deals blocks of them to the nodes in turn, from all agents.
 
 from __future__ import annotations
 
-import heapq
 import math
 import sys
 from collections import Counter, deque
@@ -37,9 +36,6 @@ GRACE_S = 0.5
 Rows come in bursts, but evenly in the long run."""
 PAUSE_S = 1.5
 """How long it waits after its agent's last rows: between two partitions a feeder begins anew."""
-ASSIGNS_PER_S = 5000
-"""Assignments in a second, at most: on clusters of thousands of nodes each gets more rows at
-once."""
 WINDOW_NBYTES = 64 * 1024 * 1024
 """The most unread bytes of a node during an epoch, so that a slow node is not given all rows."""
 _MOVED_SHARE = 8
@@ -106,10 +102,8 @@ class RowTable:
         self._spools: dict[int, _Spool] = {}
         self.rows_waiting = self._nbytes = self._seen = self._lots = 0
         self._room_nbytes: dict[int, int] = {}
-        # Kept here, because a search for each node without a report took minutes with 10,000 nodes.
         self._least_room_nbytes = sys.maxsize
         self._short_since_s: float | None = None
-        self._rests_until_s = -math.inf
         self._random = random
         self._waits_for_all = random is not None
 
@@ -175,15 +169,11 @@ class RowTable:
         grants: dict[int, list[Grant]] = {}
         if self._waits_for_all:
             return grants
-        if now_s < self._rests_until_s:
-            self.due_s = self._rests_until_s if self.rows_waiting else math.inf
-            return grants
         now = Counter(unread)
         while granted := self._assign_once(now, now_s):
             for node, more in granted.items():
                 grants.setdefault(node, []).extend(more)
                 now[node] += sum(grant.rows for grant in more)
-        self._rests_until_s = now_s + len(grants) / ASSIGNS_PER_S
         return grants
 
     def _assign_once(self, unread: Mapping[int, int], now_s: float) -> dict[int, list[Grant]]:
@@ -277,21 +267,13 @@ class RowTable:
                 self._take(grants, node, node, own)
             if rows > own:
                 left[node] = rows - own
-        # A heap, since a search for the fullest spool at each grant would look at thousands of
-        # nodes.
-        fullest = [(-spool.rows, n) for n, spool in self._spools.items() if spool.rows and left]
-        heapq.heapify(fullest)
         for node, rows in left.items():
-            while rows and fullest:
-                there, holder = fullest[0]
-                taken = min(rows, -there)
+            while rows and self.rows_waiting:
+                holder = max(self._spools, key=self._waiting_at)
+                taken = min(rows, self._waiting_at(holder))
                 self._take(grants, node, holder, taken)
                 self.rows_moved += taken
                 rows -= taken
-                if taken == -there:
-                    heapq.heappop(fullest)
-                else:
-                    heapq.heapreplace(fullest, (there + taken, holder))
         return grants
 
     def _take(self, grants: dict[int, list[Grant]], node: int, holder: int, rows: int) -> None:

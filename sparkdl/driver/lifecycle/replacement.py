@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparkdl.control.messages import Detach, Hello, Stop
+from sparkdl.control.messages import Detach, Stop
 from sparkdl.core.failure import Failure
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import (
@@ -78,14 +78,9 @@ def is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> boo
 
 def refused(state: R, event: AgentJoined) -> Step[R]:
     """Stop a surplus agent in order, so that Spark does not repeat its task."""
-    return state, sent_away(state.roster, event.hello)
-
-
-def sent_away(roster: Roster, hello: Hello) -> list[Action]:
-    """Return the actions that stop an agent, and forget its task if it belongs to this cluster."""
-    is_known = 0 <= hello.node_id < len(roster.spec.nodes)
-    task = [ForgetTask(roster.spec.nodes[hello.node_id])] if is_known else []
-    return [Send(hello.agent_id, Stop(0.0)), *task]
+    hello, nodes = event.hello, state.roster.spec.nodes
+    task = [ForgetTask(nodes[hello.node_id])] if 0 <= hello.node_id < len(nodes) else []
+    return state, [Send(hello.agent_id, Stop(0.0)), *task]
 
 
 def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
