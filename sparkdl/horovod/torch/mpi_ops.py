@@ -7,7 +7,7 @@ All processes of the process set call the same operations in the same order. Ope
 gradients flow back through the others. All of them raise the errors of `allreduce`.
 
 Each operation is a function of Horovod's arguments that returns an `Operation`: a row of the table
-in `horovod/common/operations.py`. `_of_one` and `_of_many` derive Horovod's forms from it.
+in `horovod/common/operations.py`. `_form` derives Horovod's forms from it.
 https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.torch
 """
 
@@ -17,7 +17,8 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import missing_name
@@ -65,54 +66,34 @@ __all__ = [*basics.__all__, *OPERATIONS]
 __getattr__ = functools.partial(missing_name, __name__)
 
 Codec = type[Compressor]
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
-def _of_one(
-    name: str,
-    build: Callable[Concatenate[Tensors, P], Operation],
-    do: Callable[[Operation], T],
-) -> Callable[Concatenate[torch.Tensor, P], T]:
-    """Return a form of an operation: a function of one tensor and the other arguments of `build`.
+def _form(
+    name: str, build: Callable[..., Operation], do: Callable[[Operation], Any]
+) -> Callable[..., Any]:
+    """Return a form of an operation: a function of `build`'s arguments.
 
     Args:
-        name: Horovod's.
+        name: Horovod's. Forms that begin with `grouped_` take several tensors, others one.
         do: a method of `Operation`.
     """
+    is_grouped = name.startswith("grouped_")
+    first = "tensors" if is_grouped else "tensor"
+    _, *rest = inspect.signature(build).parameters.values()
+    if do is not Operation.run:
+        rest = [parameter for parameter in rest if parameter.name != "compression"]
+    own = inspect.Signature([Parameter(first, Parameter.POSITIONAL_OR_KEYWORD), *rest])
 
-    def form(tensor: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> T:
-        return do(build([tensor], *args, **kwargs))
+    def form(*args: Any, **kwargs: Any) -> Any:
+        given = own.bind(*args, **kwargs).arguments
+        tensors = given.pop(first)
+        operation = build(list(tensors) if is_grouped else [tensors], **given)
+        return do(replace(operation, is_grouped=is_grouped))
 
-    told: Callable[Concatenate[torch.Tensor, P], T] = _told(form, name, build, do)
-    return told
-
-
-def _of_many(
-    name: str,
-    build: Callable[Concatenate[Tensors, P], Operation],
-    do: Callable[[Operation], T],
-) -> Callable[Concatenate[Tensors, P], T]:
-    """Return a form of an operation: a function of several tensors, see `_of_one`."""
-
-    def form(tensors: Tensors, *args: P.args, **kwargs: P.kwargs) -> T:
-        return do(replace(build(list(tensors), *args, **kwargs), is_grouped=True))
-
-    told: Callable[Concatenate[Tensors, P], T] = _told(form, name, build, do)
-    return told
-
-
-def _told(form: Any, name: str, build: Callable[..., Operation], do: Callable[..., Any]) -> Any:
-    """Return the form with the name, the signature and the docstring that it is to have."""
-    (first, *_), (_, *rest) = (
-        [*inspect.signature(function).parameters.values()] for function in (form, build)
-    )
-    # For `help()` and editors: the function itself takes any arguments.
     form.__name__ = form.__qualname__ = name
     how, _, _ = (do.__doc__ or "").partition("\n")
     form.__doc__ = f"{inspect.getdoc(build)}\n\n{how}"
-    returned = inspect.signature(do).return_annotation
-    form.__signature__ = inspect.Signature([first, *rest], return_annotation=returned)
+    form.__signature__ = own  # type: ignore[attr-defined]
     return form
 
 
@@ -132,7 +113,7 @@ def _all_reduce(
         tensor: of the same shape and dtype on all processes.
         average: Horovod's older way of saying `op`.
         name: if given, it must be the same on all processes.
-        compression: of what travels.
+        compression: of what travels; where neither `_async` nor `_` ends the name.
         op: `hvd.Average` (the default), `Sum`, `Min`, `Max` or `Product`.
         prescale_factor, postscale_factor: factors before and after the reduction.
 
@@ -147,31 +128,17 @@ def _all_reduce(
     return _narrowed(call, tensors, compression)
 
 
-def _all_reduce_as_is(
-    tensors: Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Operation:
-    """Reduce a tensor, or several in one go, over all processes; see `allreduce`."""
-    factors = prescale_factor, postscale_factor
-    return _all_reduce(tensors, average, name, Compression.none, op, *factors, process_set)
-
-
 run, start = Operation.run, Operation.start
 run_in_place, start_in_place = Operation.run_in_place, Operation.start_in_place
 
-allreduce = _of_one("allreduce", _all_reduce, run)
-allreduce_async = _of_one("allreduce_async", _all_reduce_as_is, start)
-allreduce_ = _of_one("allreduce_", _all_reduce_as_is, run_in_place)
-allreduce_async_ = _of_one("allreduce_async_", _all_reduce_as_is, start_in_place)
-grouped_allreduce = _of_many("grouped_allreduce", _all_reduce, run)
-grouped_allreduce_async = _of_many("grouped_allreduce_async", _all_reduce_as_is, start)
-grouped_allreduce_ = _of_many("grouped_allreduce_", _all_reduce_as_is, run_in_place)
-grouped_allreduce_async_ = _of_many("grouped_allreduce_async_", _all_reduce_as_is, start_in_place)
+allreduce = _form("allreduce", _all_reduce, run)
+allreduce_async = _form("allreduce_async", _all_reduce, start)
+allreduce_ = _form("allreduce_", _all_reduce, run_in_place)
+allreduce_async_ = _form("allreduce_async_", _all_reduce, start_in_place)
+grouped_allreduce = _form("grouped_allreduce", _all_reduce, run)
+grouped_allreduce_async = _form("grouped_allreduce_async", _all_reduce, start)
+grouped_allreduce_ = _form("grouped_allreduce_", _all_reduce, run_in_place)
+grouped_allreduce_async_ = _form("grouped_allreduce_async_", _all_reduce, start_in_place)
 
 
 def _scatter(
@@ -207,23 +174,10 @@ def _narrowed(call: Call, tensors: Tensors, compression: Codec) -> Operation:
     return Operation(call, narrow, lambda results, _: widened(results))
 
 
-def _scatter_as_is(
-    tensors: Tensors,
-    name: str | None = None,
-    op: Any = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Operation:
-    """Return this process's share of the rows, reduced; see `reducescatter`."""
-    factors = prescale_factor, postscale_factor
-    return _scatter(tensors, name, Compression.none, op, process_set, *factors)
-
-
-reducescatter = _of_one("reducescatter", _scatter, run)
-reducescatter_async = _of_one("reducescatter_async", _scatter_as_is, start)
-grouped_reducescatter = _of_many("grouped_reducescatter", _scatter, run)
-grouped_reducescatter_async = _of_many("grouped_reducescatter_async", _scatter_as_is, start)
+reducescatter = _form("reducescatter", _scatter, run)
+reducescatter_async = _form("reducescatter_async", _scatter, start)
+grouped_reducescatter = _form("grouped_reducescatter", _scatter, run)
+grouped_reducescatter_async = _form("grouped_reducescatter_async", _scatter, start)
 
 
 def _gather(
@@ -237,10 +191,10 @@ def _gather(
     return Operation(Call(ALL_GATHER, process_set, name), tensors)
 
 
-allgather = _of_one("allgather", _gather, run)
-allgather_async = _of_one("allgather_async", _gather, start)
-grouped_allgather = _of_many("grouped_allgather", _gather, run)
-grouped_allgather_async = _of_many("grouped_allgather_async", _gather, start)
+allgather = _form("allgather", _gather, run)
+allgather_async = _form("allgather_async", _gather, start)
+grouped_allgather = _form("grouped_allgather", _gather, run)
+grouped_allgather_async = _form("grouped_allgather_async", _gather, start)
 
 
 def _broadcast(
@@ -261,10 +215,10 @@ def _broadcast(
     return Operation(Call(BROADCAST, process_set, name, root=root_rank), tensors)
 
 
-broadcast = _of_one("broadcast", _broadcast, run)
-broadcast_async = _of_one("broadcast_async", _broadcast, start)
-broadcast_ = _of_one("broadcast_", _broadcast, run_in_place)
-broadcast_async_ = _of_one("broadcast_async_", _broadcast, start_in_place)
+broadcast = _form("broadcast", _broadcast, run)
+broadcast_async = _form("broadcast_async", _broadcast, start)
+broadcast_ = _form("broadcast_", _broadcast, run_in_place)
+broadcast_async_ = _form("broadcast_async_", _broadcast, start_in_place)
 
 
 def _all_to_all(
@@ -298,8 +252,8 @@ def _all_to_all(
     return Operation(Call(ALL_TO_ALL, process_set, name, splits=own), tensors, finish)
 
 
-alltoall = _of_one("alltoall", _all_to_all, run)
-alltoall_async = _of_one("alltoall_async", _all_to_all, start)
+alltoall = _form("alltoall", _all_to_all, run)
+alltoall_async = _form("alltoall_async", _all_to_all, start)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
