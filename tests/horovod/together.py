@@ -9,7 +9,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.horovod.common.process_sets import leave
+from sparkdl.horovod.common.process_sets import shutdown
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Body, Lab
 
@@ -31,5 +31,5 @@ class _Guarded:
         try:
             return self.body(args, ctx), ""
         except BaseException:  # noqa: BLE001 (what pytest.raises raises is no Exception)
-            leave()
+            shutdown()
             return None, traceback.format_exc()

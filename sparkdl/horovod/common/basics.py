@@ -19,10 +19,10 @@ from sparkdl.horovod.common.process_sets import (
     add_process_set,
     enter,
     global_process_set,
-    has_place,
-    leave,
+    is_initialized,
     place,
     remove_process_set,
+    shutdown,
 )
 
 __all__ = [  # what each face has, whatever its framework
@@ -86,37 +86,22 @@ def init(
         CollectiveError: if the processes do not reach each other.
         FrameworkMissingError: if some of several processes have no PyTorch, which connects them.
     """
-    if has_place():
+    if is_initialized():
         return
-    if comm is not None and not isinstance(comm, (list, tuple)):
-        raise ConfigError(
-            f"hvd.init(comm={comm!r}): sparkdl uses no MPI. Leave comm out; for a part of the "
-            "processes use process_sets"
-        )
     here = enter()
-    if comm and sorted(comm) != list(range(here.size)):
-        leave()
-        raise ConfigError(
-            f"hvd.init(comm={list(comm)}): give all of the ranks or none; for a part of the "
-            "processes use process_sets"
-        )
     try:
+        is_all = isinstance(comm, (list, tuple)) and sorted(comm) == [*range(here.size)]
+        if comm and not is_all:
+            raise ConfigError(
+                f"hvd.init(comm={comm!r}): sparkdl uses no MPI. Leave comm out; for a part of the "
+                "processes use process_sets"
+            )
         for process_set in () if process_sets == "dynamic" else process_sets or ():
             add_process_set(process_set)
     # So that a further `init` does not take the world for complete.
     except ConfigError:
-        leave()
+        shutdown()
         raise
-
-
-def shutdown() -> None:
-    """Leave the other processes; `init` may be called again, by all."""
-    leave()
-
-
-def is_initialized() -> bool:
-    """Whether `init` has been called, and `shutdown` has not."""
-    return has_place()
 
 
 def rank() -> int:

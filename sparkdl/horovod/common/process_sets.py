@@ -131,8 +131,8 @@ def place() -> Place:
     return _PLACE[0]
 
 
-def has_place() -> bool:
-    """Whether `enter` has been called, and `leave` has not."""
+def is_initialized() -> bool:
+    """Whether `init` has been called, and `shutdown` has not."""
     return bool(_PLACE)
 
 
@@ -171,8 +171,8 @@ def report_step(step: int) -> None:
         ctx.report(step)
 
 
-def leave() -> None:
-    """Close all groups."""
+def shutdown() -> None:
+    """Leave the other processes; `init` may be called again, by all."""
     while _PLACE:
         for _, group in _PLACE.pop().sets.values():
             if group is not None:
