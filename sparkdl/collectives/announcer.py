@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _HELLO = struct.Struct("<i32s")
-_HELLO_S = 1.0
+_HELLO_S = 5.0
 """For a hello to come, once a connection has been made."""
 _LAST_S = 0.001
 """A last wait after the deadline, for what has arrived already."""

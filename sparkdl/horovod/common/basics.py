@@ -208,16 +208,4 @@ def mpi_built(verbose: bool = False) -> bool:
     return False
 
 
-mpi_enabled = ddl_built = ccl_built = mpi_built
-
-
-def mpi_threads_supported() -> bool:
-    """Raise as Horovod does without MPI.
-
-    Raises:
-        ConfigError: always; a ValueError, as in Horovod.
-    """
-    raise ConfigError(
-        "Horovod MPI is not enabled: sparkdl needs none. Remove the call of "
-        "hvd.mpi_threads_supported()"
-    )
+mpi_enabled = mpi_threads_supported = ddl_built = ccl_built = mpi_built

@@ -39,29 +39,26 @@ class _Cast(Compressor):
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
         """Return the tensor in the narrower dtype, and its own."""
-        if hasattr(tensor, "is_floating_point"):
-            import torch
-
-            if not tensor.is_floating_point():
-                return tensor, None
-            return tensor.to(getattr(torch, cls.dtype)), tensor.dtype
-        import tensorflow as tf
-
-        # float16 and bfloat16 have two bytes already.
-        if not tensor.dtype.is_floating or tensor.dtype.size <= 2:
-            return tensor, None
-        return tf.cast(tensor, cls.dtype), tensor.dtype
+        if hasattr(tensor, "is_floating_point"):  # of PyTorch
+            is_wide = tensor.is_floating_point() and tensor.element_size() > 2
+        else:
+            is_wide = tensor.dtype.is_floating and tensor.dtype.size > 2
+        return (_cast(tensor, cls.dtype), tensor.dtype) if is_wide else (tensor, None)
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
         """Return the tensor in its own dtype again."""
-        if ctx is None:
-            return tensor
-        if hasattr(tensor, "is_floating_point"):
-            return tensor.to(ctx)
-        import tensorflow as tf
+        return tensor if ctx is None else _cast(tensor, ctx)
 
-        return tf.cast(tensor, ctx)
+
+def _cast(tensor: Any, dtype: Any) -> Any:
+    if hasattr(tensor, "is_floating_point"):
+        import torch
+
+        return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+    import tensorflow as tf
+
+    return tf.cast(tensor, dtype)
 
 
 class FP16Compressor(_Cast):
