@@ -134,10 +134,11 @@ _OF_HOROVOD = {
         ),
         "a constant while the processes live: tf.constant(hvd.rank()), hvd.size() and so on",
     ),
-    "tensorflow.SyncBatchNormalization": "batch normalization over all processes, in TensorFlow: "
-    "use a larger batch for each process, or keras.layers.GroupNormalization",
-    "tensorflow.sync_batch_norm": "batch normalization over all processes, in TensorFlow: "
-    "use a larger batch for each process, or keras.layers.GroupNormalization",
+    **dict.fromkeys(
+        ("tensorflow.SyncBatchNormalization", "tensorflow.sync_batch_norm"),
+        "batch normalization over all processes, in TensorFlow: use a larger batch for each "
+        "process, or keras.layers.GroupNormalization",
+    ),
     **dict.fromkeys(
         (
             *("tensorflow.BroadcastGlobalVariablesHook", "tensorflow.broadcast_global_variables"),

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from sparkdl.core.errors import ConfigError
 from sparkdl.horovod import common
 from sparkdl.horovod.common.process_sets import Seat
 
@@ -49,12 +48,6 @@ def test_set_has_no_size_before_it_is_added(alone: None) -> None:
     assert (process_set.size(), process_set.rank(), process_set.included()) == (None, None, True)
     assert (common.global_process_set.size(), common.global_process_set.rank()) == (1, 0)
     assert not common.remove_process_set(process_set)
-
-
-def test_duplicate_set_is_an_error(alone: None) -> None:
-    for duplicate in ([0], common.ProcessSet(range(1)), common.global_process_set):
-        with pytest.raises(ConfigError, match=r"duplicate process set: .*the set with the id 0"):
-            common.add_process_set(duplicate)
 
 
 def test_duplicate_set_at_init_leaves_nothing_initialized() -> None:
