@@ -47,42 +47,28 @@ def _function() -> Any:
     return Function
 
 
-class Handle:
-    """An operation that was started; give it to `synchronize` or `poll`, or call it to wait."""
-
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
-
-    def __repr__(self) -> str:
-        return f"Handle({'done' if self._future.done() else 'going on'})"
-
-    def __call__(self) -> Any:
-        """Wait for the result."""
-        return synchronize(self)
-
-
-def synchronize(handle: Handle) -> Any:
+def synchronize(handle: Future[Any]) -> Any:
     """Wait for an operation, and return its result.
 
     Raises:
         CollectiveError: if it failed; `HorovodInternalError` is its other name.
         ConfigError: if it is no handle.
     """
-    return _future_of(handle).result()
+    return _checked(handle).result()
 
 
-def poll(handle: Handle) -> bool:
+def poll(handle: Future[Any]) -> bool:
     """Whether an operation is done, so that `synchronize` returns at once.
 
     Raises: ConfigError: if it is no handle.
     """
-    return _future_of(handle).done()
+    return _checked(handle).done()
 
 
-def _future_of(handle: Handle) -> Future[Any]:
-    if not isinstance(handle, Handle):
+def _checked(handle: Future[Any]) -> Future[Any]:
+    if not isinstance(handle, Future):
         raise ConfigError(f"{handle!r} is no handle: give what an _async operation returned")
-    return handle._future
+    return handle
 
 
 @dataclass(frozen=True)
@@ -113,7 +99,7 @@ class Operation:
             *group.run(partial(self.call.move, group, self.tensors, True), self.full_name)
         )
 
-    def start(self, in_place: bool = False) -> Handle:
+    def start(self, in_place: bool = False) -> Future[Any]:
         """Start it beside the caller, and return a handle for `synchronize`; without gradients.
 
         Raises:
@@ -125,9 +111,9 @@ class Operation:
             return self._finished(*self.call.move(group, self.tensors, in_place))
 
         ready = after_stream_of(self.tensors[0], work) if self.tensors else work
-        return Handle(group.submit(ready, self.full_name))
+        return group.submit(ready, self.full_name)
 
-    def start_in_place(self) -> Handle:
+    def start_in_place(self) -> Future[Any]:
         """Start to change the tensors themselves, and return a handle for `synchronize`."""
         return self.start(in_place=True)
 

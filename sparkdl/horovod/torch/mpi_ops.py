@@ -43,7 +43,6 @@ from sparkdl.horovod.common.operations import (
 )
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.kernels import (  # noqa: F401 (two are operations)
-    Handle,
     Operation,
     poll,
     synchronize,
