@@ -140,7 +140,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
         gradient_predivide_factor: gradients are divided by it before they are summed, and by the
             rest of the number of processes afterwards; with `hvd.Average` alone.
         num_groups, groups: accepted; buckets are made by size.
-        sparse_as_dense: accepted; sparse gradients become dense ones in any case.
+        sparse_as_dense: accepted; sparse gradients travel as dense ones, and `step` gets sparse
+            ones.
         process_set: which processes; on others the optimizer is as it was.
 
     Raises:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """Gradients in a row. Where a process has none it sends zeros; sparse ones become dense.
+    """Gradients in a row. Where a process has none it sends zeros; sparse ones travel as dense.
 
     Args:
         params: whose gradients they are.
@@ -43,6 +43,7 @@ class Bucket:
         self.flat = torch.zeros(sum(self._sizes), dtype=like.dtype, device=like.device)
         self.waits_for = len(self.params)
         self._rows = self._shaped(self.flat)
+        self._sparse: set[int] = set()
 
     def _shaped(self, flat: torch.Tensor) -> list[torch.Tensor]:
         rows = zip(flat.split(self._sizes), self.params, strict=True)
@@ -52,8 +53,11 @@ class Bucket:
         """Put a gradient in."""
         if grad is None:
             self._rows[place].zero_()
+        elif grad.is_sparse:
+            self._sparse.add(place)  # also of later steps without a gradient
+            self._rows[place].copy_(grad.to_dense())
         else:
-            self._rows[place].copy_(grad.to_dense() if grad.is_sparse else grad)
+            self._rows[place].copy_(grad)
         self.waits_for -= 1
 
     def spread(self, reduced: torch.Tensor) -> None:
@@ -61,8 +65,11 @@ class Bucket:
         import torch
 
         grads, results = [], []
-        for param, result in zip(self.params, self._shaped(reduced), strict=True):
-            if param.grad is None or param.grad.is_sparse:
+        for place, result in enumerate(self._shaped(reduced)):
+            param = self.params[place]
+            if place in self._sparse:
+                param.grad = result.to_sparse(1)
+            elif param.grad is None:
                 # A copy, because the bucket is filled again in the next step.
                 param.grad = result.to(param.dtype, copy=True)
             else:
