@@ -110,7 +110,11 @@ class Child:
         child._loop, child._on_exit = loop, on_exit
         environment = {**spec.environment, "SPARKDL_NODE": spec.node}
         fds = (child._theirs.fileno(), child.stacks.fd, child._log_fd)
-        child._fork = prepare_fork(spec.framework, spec.preload, environment, fds)
+        try:
+            child._fork = prepare_fork(spec.framework, spec.preload, environment, fds)
+        except OSError:
+            child.close()
+            raise
         # In a thread, since it waits for the imports.
         start = functools.partial(child._start_fork, loop, child._fork)
         threading.Thread(target=start, name="sparkdl-fork", daemon=True).start()

@@ -134,3 +134,14 @@ def test_server_that_hangs_in_an_import_ends_with_its_agent(folder: Path) -> Non
         servers = [psutil.Process(pid) for pid in importers(folder)]
         agent.kill()
         assert all_gone(servers)
+
+
+def test_node_whose_server_cannot_listen_starts_cold_children(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    with launch(os_pid, nodes=1, **OPTIONS) as cluster:
+        (pid,) = cluster.results(SOON_S)
+    assert importers(folder) == {pid}
