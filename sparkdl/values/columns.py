@@ -16,8 +16,8 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.values.decode import decode, is_list, tagged, union_places
 from sparkdl.values.encode import Codec
 from sparkdl.values.ndarrays import (
+    NO_MATRICES,
     Array,
-    dense_matrices,
     dense_vectors,
     has_sparse,
     is_matrix,
@@ -37,7 +37,7 @@ _STACKED = {"ndarray", "vector"}
 
 
 class Packed:
-    """Vectors or matrices [rows, …] as Arrow has them: sparse ones may be small.
+    """Vectors [rows, …] as Arrow has them: sparse ones may be small.
 
     It can be cut and reordered like an array, and `unpacked` makes it one.
     """
@@ -74,8 +74,8 @@ class Packed:
 
 
 def is_packed(kind: pa.DataType) -> bool:
-    """Return whether a column holds Spark's vectors or matrices, which may be sparse."""
-    return is_vector(kind) or is_matrix(kind)
+    """Return whether a column holds Spark's vectors, which may be sparse."""
+    return is_vector(kind)
 
 
 def unpacked(columns: Mapping[str, Any]) -> Columns:
@@ -96,7 +96,7 @@ def to_columns(
     Args:
         batch: from a DataFrame or from `encode_rows`.
         columns: which columns; None means all. The name of a struct means all its fields.
-        packs: columns with sparse vectors or matrices are `Packed`, in place of arrays, which may
+        packs: columns with sparse vectors are `Packed`, in place of arrays, which may
             be a hundred times as large.
 
     Raises:
@@ -176,7 +176,7 @@ def _leaves(
 
 
 def _is_plain_struct(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) and not (is_packed(kind) or tagged(kind))
+    return pa.types.is_struct(kind) and not (is_packed(kind) or is_matrix(kind) or tagged(kind))
 
 
 def is_within(name: str, wanted: str) -> bool:
@@ -230,7 +230,6 @@ def convert(column: pa.Array, codec: Codec | None = None, where: str = "the colu
     arrays of equal length, to any depth      [rows, length, ...], no copy
     arrays of different lengths               object [rows]: one array per row
     Spark ML vectors                          float64 [rows, size]
-    Spark ML matrices                         float64 [rows, height, width]
     numpy arrays in rows of an RDD            [rows, *shape], no copy; object [rows]
                                               if the shapes differ
     numbers of several types, or arrays of    their common dtype, as numpy has it
@@ -328,9 +327,11 @@ def _lists(column: pa.Array, element: Codec | None, where: str) -> Array:
 def _structs(column: pa.Array, where: str) -> Array:
     if is_packed(column.type):
         try:
-            return (dense_vectors if is_vector(column.type) else dense_matrices)(column)
+            return dense_vectors(column)
         except ValueError as error:
             raise FeedTypeError(f"{where} holds {error}; they must have one size") from None
+    if is_matrix(column.type):
+        raise FeedTypeError(f"{where} {NO_MATRICES}")
     raise FeedTypeError(
         f"{where} is a {column.type}, which is no array. Feed its parts as columns of their own, "
         "for example df.select('name.*') for a struct or df.select(col('name')['key']) for a "

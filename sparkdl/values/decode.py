@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparkdl.core.errors import FeedTypeError
 from sparkdl.values.encode import Codec
 from sparkdl.values.ndarrays import (
+    NO_MATRICES,
     Array,
     is_matrix,
     is_vector,
     lengths,
     load,
     load_ragged,
-    matrices,
     split,
     to_array,
     vectors,
@@ -133,7 +134,7 @@ def frame_rows(batch: pa.RecordBatch) -> list[Any]:
     """Return the rows of `batch` as pyspark Rows.
 
     With any version of Spark, binary comes as bytes, a struct as Row, a map as dict, and a Spark ML
-    vector or matrix as itself. A variant or geometry comes as pyspark's class, a timestamp as naive
+    vector as itself. A variant or geometry comes as pyspark's class, a timestamp as naive
     datetime in the process's time zone. A value of a user-defined type other than Spark ML's comes
     as it is stored, because Arrow carries no more.
     """
@@ -170,7 +171,7 @@ def _values(column: pa.Array) -> list[Any]:
     if is_vector(kind):
         return vectors(column)
     if is_matrix(kind):
-        return matrices(column)
+        raise FeedTypeError(f"a column {NO_MATRICES}")
     tag = tagged(kind)
     if tag is not None:
         make = getattr(importlib.import_module("pyspark.sql.types"), tag[0])

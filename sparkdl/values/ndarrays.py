@@ -1,4 +1,4 @@
-"""Numpy arrays, and Spark's vectors and matrices, inside Arrow: how they are laid out in lists.
+"""Numpy arrays, and Spark's vectors, inside Arrow: how they are laid out in lists.
 
 Runs in: feeder, child
 
@@ -6,10 +6,8 @@ Arrays of one shape become nested fixed-size lists, so a column is one array [ro
 without a copy. Arrays of different shapes become struct<shape, data>. A dtype that Arrow does not
 have travels as bytes: uint8, with an axis more.
 
-Vectors and matrices of Spark ML are laid out as Spark lays them out in a DataFrame. A vector is
-struct<type, size, indices, values>; a matrix struct<type, numRows, numCols, colPtrs, rowIndices,
-values, isTransposed>. Type 0 is sparse, 1 dense. Values of a dense matrix run down the columns,
-those of a sparse one column by column; along rows where it is transposed.
+Vectors of Spark ML are laid out as Spark lays them out in a DataFrame: struct<type, size, indices,
+values>. Type 0 is sparse, 1 dense.
 """
 
 from __future__ import annotations
@@ -180,6 +178,12 @@ def is_matrix(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and [field.name for field in kind] == _MATRIX_FIELDS
 
 
+NO_MATRICES = (
+    "holds matrices of Spark ML, which cannot travel in a feed. Feed their values as arrays, for "
+    "example by a udf that returns matrix.toArray().tolist()"
+)
+
+
 def vectors(column: pa.Array, module: str = MODULES[0]) -> list[Any]:
     """Return the vectors of a column without nulls."""
     dense, sparse = factory(module, "DenseVector"), factory(module, "SparseVector")
@@ -210,21 +214,6 @@ def store_vectors(values: Sequence[Any]) -> pa.Array:
     return pa.StructArray.from_arrays(parts, names=_VECTOR_FIELDS)
 
 
-def matrices(column: pa.Array) -> list[Any]:
-    """Return the matrices of a column without nulls."""
-    dense, sparse = factory(MODULES[0], "DenseMatrix"), factory(MODULES[0], "SparseMatrix")
-    heads = (column.field(n).to_pylist() for n in ("type", "numRows", "numCols", "isTransposed"))
-    parts = (_pieces(column.field(name)) for name in ("colPtrs", "rowIndices", "values"))
-    return [
-        sparse(rows, cols, starts, places, numbers, is_transposed)
-        if kind == _SPARSE
-        else dense(rows, cols, numbers, is_transposed)
-        for kind, rows, cols, is_transposed, starts, places, numbers in zip(
-            *heads, *parts, strict=True
-        )
-    ]
-
-
 def nest_vectors(dense: Array, kind: pa.DataType) -> pa.Array:
     """Return float64 [rows, size] as dense vectors of a VectorUDT struct, by a single copy."""
     ends = np.arange(len(dense) + 1, dtype=np.int64) * dense.shape[1]
@@ -239,7 +228,7 @@ def nest_vectors(dense: Array, kind: pa.DataType) -> pa.Array:
 
 
 def has_sparse(column: pa.Array) -> bool:
-    """Return whether a column of vectors or matrices without nulls holds a sparse one."""
+    """Return whether a column of vectors without nulls holds a sparse one."""
     return bool((column.field("type").to_numpy() == _SPARSE).any())
 
 
@@ -267,32 +256,6 @@ def dense_vectors(column: pa.Array) -> Array:
     dense[row_of[from_sparse], _flat(column.field("indices"))] = values[from_sparse]
     dense[~is_sparse] = values[~from_sparse].reshape(-1, width)
     return dense
-
-
-def dense_matrices(column: pa.Array) -> Array:
-    """Return a column of ML matrices of equal shape as float64 [rows, numRows, numCols].
-
-    Args:
-        column: a MatrixUDT struct without nulls.
-
-    Raises:
-        ValueError: if the matrices' shapes differ.
-    """
-    shapes = np.stack([column.field(n).to_numpy() for n in ("numRows", "numCols")], axis=1)
-    if len(shapes) and (shapes != shapes[0]).any():
-        few = ", ".join(f"{rows}x{cols}" for rows, cols in np.unique(shapes, axis=0)[:4])
-        raise ValueError(f"matrices of {few}")
-    height, width = map(int, shapes[0]) if len(shapes) else (0, 0)
-    is_sparse = column.field("type").to_numpy() == _SPARSE
-    along_rows = column.field("isTransposed").to_numpy(zero_copy_only=False)
-    # Mixed kinds and orders are rare, so these go one by one through pyspark's own conversion.
-    if is_sparse.any() or (along_rows != along_rows[:1]).any():
-        return np.stack([matrix.toArray() for matrix in matrices(column)])
-    values = _flat(column.field("values"))
-    if along_rows[:1].all():
-        return values.reshape(len(column), height, width)
-    # Column by column in memory: the transpose of a reshaped view, without a copy.
-    return np.swapaxes(values.reshape(len(column), width, height), 1, 2)
 
 
 def factory(module: str, name: str) -> Any:

@@ -12,10 +12,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 from pyspark.ml.linalg import (
-    DenseMatrix,
     DenseVector,
-    MatrixUDT,
-    SparseMatrix,
     SparseVector,
     VectorUDT,
 )
@@ -55,10 +52,6 @@ COLUMNS: dict[str, tuple[t.DataType, list[Any]]] = {
     "at_of": (t.MapType(t.IntegerType(), t.TimestampType()), [{1: datetime(2020, 1, 1)}, {}]),
     "vector": (VectorUDT(), [DenseVector([1, 2]), SparseVector(2, {1: 4.0})]),
     "vectors": (t.ArrayType(VectorUDT()), [[DenseVector([1]), None], []]),
-    "matrix": (
-        MatrixUDT(),
-        [DenseMatrix(2, 3, range(6)), SparseMatrix(2, 3, [0, 1, 1, 2], [1, 0], [7, 8])],
-    ),
 }
 WITH_NULLS_INSIDE = {"blobs", "point"}
 WITHOUT_ARRAY = {"map", "at_of", "vectors", "ragged", "points"}
@@ -122,7 +115,7 @@ def test_rows_of_a_batch_are_those_of_the_rdd(
 
 
 def test_rows_of_an_rdd_come_back_from_the_encoder(spark_local: SparkSession) -> None:
-    df = frame(spark_local, nulls=True).drop("took", "matrix")
+    df = frame(spark_local, nulls=True).drop("took")
 
     def there_and_back(given: Iterable[Row]) -> Iterable[Row]:
         return (row for batch in encode_rows(given) for row in rows(batch))
@@ -160,7 +153,7 @@ EXPECTED: dict[str, tuple[str, tuple[int, ...]]] = {
     "float": ("<f4", ()), "double": ("<f8", ()), "flag": ("?", ()), "text": ("O", ()),
     "data": ("O", ()), "day": ("<M8[D]", ()), "at": ("<M8[us]", ()), "ntz": ("<M8[us]", ()),
     "took": ("<m8[us]", ()), "money": ("<f8", ()), "list": ("<f4", (2,)),
-    "lists": ("<i2", (2, 1)), "vector": ("<f8", (2,)), "matrix": ("<f8", (2, 3)),
+    "lists": ("<i2", (2, 1)), "vector": ("<f8", (2,)),
 }  # fmt: skip
 
 
@@ -178,7 +171,6 @@ def test_every_type_that_can_be_an_array_is_one(spark_local: SparkSession) -> No
         assert arrays[name].tolist() == [first[name], second[name]]
     in_utc = [row.at.astimezone(timezone.utc).replace(tzinfo=None) for row in (first, second)]
     assert arrays["at"].tolist() == in_utc
-    assert np.array_equal(arrays["matrix"], [first.matrix.toArray(), second.matrix.toArray()])
     assert np.array_equal(arrays["vector"], [first.vector.toArray(), second.vector.toArray()])
     assert arrays["money"].tolist() == [1.5, -1.0]
 

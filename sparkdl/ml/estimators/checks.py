@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.ml.functions import vector_to_array
-from pyspark.ml.linalg import MatrixUDT, VectorUDT
+from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
@@ -179,4 +179,4 @@ def _size(name: str, kind: t.DataType) -> Column:
     if isinstance(kind, t.ArrayType):
         is_single = isinstance(kind.elementType, t.NumericType | t.BooleanType | TEXTS)
         return f.size(values) if is_single else f.lit(None).cast("int")
-    return f.lit(None if isinstance(kind, MatrixUDT) else 1).cast("int")
+    return f.lit(1).cast("int")

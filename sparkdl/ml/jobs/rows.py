@@ -201,7 +201,7 @@ def _write(draft: Path, columns: Sequence[Column], batches: Iterable[pa.RecordBa
 
 
 def _pieces(column: pa.Array) -> Iterator[pa.Array]:
-    """Cut vectors and matrices into pieces that are not large as arrays either."""
+    """Cut vectors into pieces that are not large as arrays either."""
     rows = len(column)
     if is_packed(column.type) and not column.null_count:
         rows = max(1, _PIECE_NBYTES // max(1, convert(column[:1]).nbytes))

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 import pyarrow as pa
-from pyspark.ml.linalg import MatrixUDT, VectorUDT
+from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
@@ -24,7 +24,7 @@ from sparkdl.values.ndarrays import Array, lengths
 
 TEXT = "string"
 TEXTS = t.StringType | t.BinaryType
-NUMBERS = t.NumericType | t.BooleanType | VectorUDT | MatrixUDT
+NUMBERS = t.NumericType | t.BooleanType | VectorUDT
 _WHOLE = "iu"
 
 
