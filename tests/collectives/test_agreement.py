@@ -1,4 +1,4 @@
-"""What follows from the members' announcements: what goes on after a `join`, and who joined last."""
+"""What members announce: what goes on after a `join`, and who joined last."""
 
 from __future__ import annotations
 

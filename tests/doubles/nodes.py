@@ -151,10 +151,3 @@ class Lines:
             assert self.changed.wait_for(
                 lambda: [line.text for line in self.heard].count(text) >= count, SOON_S
             ), f"{text!r} was not heard {count} times in {self.heard}"
-
-    def wait_for_part(self, text: str) -> None:
-        """Wait until a line has `text` in it."""
-        with self.changed:
-            assert self.changed.wait_for(
-                lambda: any(text in line.text for line in self.heard), SOON_S
-            ), f"{text!r} was not heard in {self.heard}"
