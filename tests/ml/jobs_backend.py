@@ -12,7 +12,7 @@ import numpy as np
 
 from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.keras_model import Recipe
-from sparkdl.ml.estimators.keras_objects import as_content
+from sparkdl.ml.estimators.keras_objects import saved
 from sparkdl.ml.estimators.keras_train import KerasTask
 from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, backend, batch_of, signature_of
 from sparkdl.ml.jobs.task import Sum, pack, total
@@ -44,7 +44,7 @@ def model(dropout: float = 0.0) -> Any:
 
 def task(made: Any) -> KerasTask:
     columns = Columns({"f": ""}, {"l": ""}, "w")
-    recipe = Recipe(as_content(made))
+    recipe = Recipe(saved(made))
     return KerasTask(recipe=recipe, columns=columns, batch_size=8, epochs=1, name="n", seed=1)
 
 

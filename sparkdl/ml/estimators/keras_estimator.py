@@ -22,7 +22,7 @@ from sparkdl.ml.estimators.keras_model import (
     check_inputs,
     keras_inputs_by_column,
 )
-from sparkdl.ml.estimators.keras_objects import checked_file, library_of, objects_in
+from sparkdl.ml.estimators.keras_objects import checked_file, registered
 from sparkdl.ml.estimators.keras_train import KerasTask, train
 from sparkdl.ml.estimators.network import NetworkEstimator, Trained
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, TRAINING
@@ -67,7 +67,8 @@ class KerasEstimator(
     """
 
     __module__ = "sparkdl"
-    _file = "model.keras"
+    _own = ("_objects",)
+    _objects: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -94,14 +95,13 @@ class KerasEstimator(
                 the same outputs.
         """
         if hasattr(model, "get_weights") and hasattr(model, "save"):
-            if library_of(model) == "tf_keras":
+            if type(model).__module__.partition(".")[0] == "tf_keras":
                 raise ConfigError(
                     "model is of tf_keras, and KerasEstimator trains Keras 3: make it of keras, "
                     "or train it with TFEstimator or sparkdl.horovod.spark.keras.KerasEstimator"
                 )
             check_inputs(model)
-            self._made, found = checked_file(model, self._objects)
-            self._objects = {**self._objects, **found}
+            self._made = checked_file(model, self._known())
         elif callable(model):
             self._made = model
         else:
@@ -114,8 +114,7 @@ class KerasEstimator(
     def setCustomObjects(self, objects: Mapping[str, Any]) -> KerasEstimator:
         """Set classes and functions that the model's file names, by these names.
 
-        Those that the model's layers show, or that are passed as `loss`, `metrics` or `optimizer`,
-        are found without this.
+        Those that the program has registered with Keras are found without this.
         """
         self._objects = {**self._objects, **objects}
         return self
@@ -124,11 +123,8 @@ class KerasEstimator(
         """Return what travels with the model, by name."""
         return dict(self._objects)
 
-    def _set(self, **params: Any) -> Any:
-        for name in params.keys() & {"loss", "metrics", "optimizer"}:
-            self._objects = {**self._objects, **objects_in(params[name])}
-            params[name] = as_config(params[name])
-        return super()._set(**params)
+    def _known(self) -> dict[str, Any]:
+        return {**registered(), **self._objects}
 
     def _check_callbacks(self, found: Any) -> None:
         check_callbacks(found)
@@ -152,7 +148,8 @@ class KerasEstimator(
             content, signature, summary = self._fit_in_jobs(dataset, task, training)
         else:
             content, signature, summary = self._trained(dataset, training)
-        return self._with_values(KerasModel(content, signature), summary)
+        fitted = KerasModel(content, signature, task.recipe.objects)
+        return self._with_values(fitted, summary)
 
     def _fit_in_jobs(self, dataset: DataFrame, task: KerasTask, training: Training) -> Trained:
         plan = Plan(
@@ -176,12 +173,12 @@ class KerasEstimator(
         return KerasTask(
             recipe=Recipe(
                 self._made,
-                optimizer=self.getOptimizer(),
-                loss=self.getLoss(),
-                metrics=self.getMetrics(),
+                optimizer=as_config(self.getOptimizer()),
+                loss=as_config(self.getLoss()),
+                metrics=as_config(self.getMetrics()),
                 learning_rate=self.getLearningRate(),
                 loss_weights=self.getLossWeights(),
-                objects=self._objects,
+                objects=self._known(),
             ),
             class_weight=self.getClassWeight(),
             verbose=self.getVerbose(),

@@ -16,43 +16,40 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.imports import advice_on_missing
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.columns import inputs_by_column
-from sparkdl.ml.estimators.keras_objects import HDF5, Objects, loaded, saved, scope
+from sparkdl.ml.estimators.keras_objects import Objects, loaded, saved, scope
 from sparkdl.ml.estimators.source import Signature, Tensor
 
 Made = bytes | Callable[[], Any]
-_ZIP = b"PK"
-"""The first bytes of a `.keras` file."""
 NO_LOSS = "the model has no loss: set loss=, or compile the model"
 _METRICS_BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
 """Names that `compile` takes for a metric by the loss, and `keras.metrics.get` does not know."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A loss, metric or optimizer of Keras as it travels: Keras' objects may have variables."""
+
+    kind: Any
+    config: Mapping[str, Any]
+
+
 def as_config(value: Any) -> Any:
-    """Return a Keras object as a dict that JSON can hold; likewise names, and lists and dicts."""
-    if value is None or isinstance(value, str) or _is_config(value):
-        return value
-    if isinstance(value, dict):
+    """Return Keras' objects as `Part`s, in lists and dicts as well; anything else as it is."""
+    if isinstance(value, Mapping):
         return {name: as_config(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [as_config(each) for each in value]
-    import keras
-
-    return keras.saving.serialize_keras_object(value)
+    is_made = hasattr(value, "get_config") and not isinstance(value, type)
+    return Part(type(value), value.get_config()) if is_made else value
 
 
 def from_config(value: Any) -> Any:
-    """Return what `as_config` was given, from its configuration."""
+    """Return what `as_config` was given; objects are made anew."""
+    if isinstance(value, Mapping):
+        return {name: from_config(each) for name, each in value.items()}
     if isinstance(value, list):
         return [from_config(each) for each in value]
-    if isinstance(value, dict) and not _is_config(value):
-        return {name: from_config(each) for name, each in value.items()}
-    import keras
-
-    return keras.saving.deserialize_keras_object(value) if isinstance(value, dict) else value
-
-
-def _is_config(value: Any) -> bool:
-    return isinstance(value, dict) and "class_name" in value
+    return value.kind.from_config(dict(value.config)) if isinstance(value, Part) else value
 
 
 @dataclass(frozen=True)
@@ -61,9 +58,9 @@ class Recipe:
 
     Attributes:
         made: a `.keras` file, or a function that makes the model.
-        optimizer, loss, metrics: names, or what `as_config` made of Keras' objects.
+        optimizer, loss, metrics: names, functions, or what `as_config` made of Keras' objects.
         loss_weights: of the losses of several outputs, by output or in their order.
-        objects: what Keras does not have, see `keras_objects`.
+        objects: what Keras does not have, by name.
     """
 
     made: Made
@@ -93,22 +90,23 @@ class Recipe:
         return model
 
     def packed(self, model: Any) -> bytes:
-        """Return a trained model, without optimizer and loss: as a `.keras` file, or a `KerasCode`.
+        """Return a trained model as a `.keras` file, without optimizer and loss.
 
-        All nodes of a strategy must call it, see `as_content`; empty if this is not the chief.
+        All nodes of a strategy must call it, see `saved`; empty if this is not the chief.
         """
-        content, objects = saved(model, self.objects)
-        if not content:
-            return b""
-        # Loaded once more, to leave out the optimizer, whose state may be twice the weights'.
-        content, objects = saved(loaded(content, objects), objects)
-        return content if not objects else bytes(cloudpickle.dumps(KerasCode(content, objects)))
+        optimizer, is_compiled = getattr(model, "optimizer", None), model.compiled
+        # Its state may be twice the weights'.
+        model.optimizer, model.compiled = None, False
+        try:
+            return saved(model)
+        finally:
+            model.optimizer, model.compiled = optimizer, is_compiled
 
     def _made(self) -> Any:
         import keras
 
         if isinstance(self.made, bytes):
-            return loaded(self.made, self.objects, compiles=True)
+            return loaded(self.made, self.objects, compiles=self.loss is None)
         model = self.made()
         if not isinstance(model, keras.Model):
             raise ConfigError(
@@ -132,37 +130,22 @@ class Recipe:
         )
 
 
-@dataclass(frozen=True)
-class KerasCode:
-    """A trained model with classes or functions that Keras does not have; pickled."""
-
-    content: bytes
-    objects: Objects
-
-
 def trained(source: bytes | str, objects: bytes = b"") -> Any:
-    """Return the model that `Recipe.packed` gave, or that a path has, not compiled: trust it.
+    """Return the model of a `.keras` file, given as its content or its path, not compiled.
 
     Args:
-        objects: pickled, those that a `.keras` file names.
+        objects: the `packed_code` of those that the file may name: trust them.
 
     Raises:
         ConfigError: if Keras cannot make it.
     """
-    if isinstance(source, str) or is_keras_file(source):
-        return loaded(source, cloudpickle.loads(objects) if objects else {})
     try:
-        code: KerasCode = cloudpickle.loads(source)
+        (known,) = cloudpickle.loads(objects) if objects else ({},)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the model cannot be made: {error}. {advice_on_missing(error)}"
         ) from error
-    return loaded(code.content, code.objects)
-
-
-def is_keras_file(content: bytes) -> bool:
-    """Whether this is a file of Keras; a `KerasCode` otherwise."""
-    return content.startswith((_ZIP, HDF5))
+    return loaded(source, known)
 
 
 def check_inputs(model: Any) -> None:
@@ -198,7 +181,7 @@ def costs_nothing(made: Made) -> bool:
 
 
 def _check_names(parameter: str, value: Any, known: Any) -> None:
-    if isinstance(value, (list, dict)) and not _is_config(value):
+    if isinstance(value, (list, dict)):
         for each in value.values() if isinstance(value, dict) else value:
             _check_names(parameter, each, known)
     if not isinstance(value, str) or value in _METRICS_BY_LOSS:

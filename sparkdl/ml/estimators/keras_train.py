@@ -36,14 +36,12 @@ from sparkdl.ml.estimators.keras_model import (
     check_callbacks,
     class_labels,
     inputs_of,
-    is_keras_file,
     keras_inputs_by_column,
     outputs_of,
-    trained,
     weights_nbytes,
     with_softmax,
 )
-from sparkdl.ml.estimators.keras_objects import checked_file
+from sparkdl.ml.estimators.keras_objects import checked_file, loaded
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.scoring.inputs import check_classes, check_weights, fitting
 from sparkdl.ml.scoring.tensorflow import keras_predictor
@@ -308,6 +306,6 @@ def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:
 
 
 def _saved(content: bytes, task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
-    model = trained(content)
+    model = loaded(content, task.recipe.objects)
     found = with_softmax(keras_predictor(model).signature, model)
-    return delivered(content, "keras" if is_keras_file(content) else "pickle", found, task, ctx)
+    return delivered(content, "keras", found, task, ctx)

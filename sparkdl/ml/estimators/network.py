@@ -23,9 +23,9 @@ from sparkdl.core.tracking import tracked
 from sparkdl.ml.estimators.checks import Inputs, check_rows
 from sparkdl.ml.estimators.columns import Callbacks, Columns, EarlyStopping, Task, named
 from sparkdl.ml.estimators.estimator import launch_options
+from sparkdl.ml.estimators.keras_model import as_config, from_config
 from sparkdl.ml.estimators.params import HasParams
 from sparkdl.ml.estimators.persistence import (
-    CODE,
     Contents,
     Saved,
     packed_code,
@@ -40,6 +40,8 @@ from sparkdl.ml.scoring.predict import SCORE_ROWS
 M = TypeVar("M", bound=FittedModel)
 Trained = tuple[bytes, Signature, TrainingSummary]
 _BATCH_ROWS = 32
+_PICKLED = ("optimizer", "optimizer_args", "loss", "metrics", "trainer_args")
+"""Parameters whose values may be objects; they are saved like the user's functions."""
 _ONE_VS_REST = "mc2b$"
 """The beginning of the labels' column that Spark's OneVsRest makes for a class."""
 _ADVICE = {
@@ -56,12 +58,10 @@ _ADVICE = {
 class NetworkEstimator(Estimator[M], HasParams, Saved):
     """An estimator: every node gets a `Task`, and the chief returns the trained model."""
 
-    _file: str
-    """The file name of a saved model, unless a function makes it."""
+    _own: tuple[str, ...] = ()
+    """Attributes that are saved beside the model and the callbacks."""
     _made: bytes | Callable[[], Any] | None = None
     _callbacks: Callbacks = ()
-    _objects: Mapping[str, Any] = {}
-    """Custom objects by name, for the process that loads the model."""
 
     def _set_params(self, params: Mapping[str, Any]) -> None:
         self._set_table_defaults(batch_size=_BATCH_ROWS)
@@ -185,22 +185,21 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         model._summary = replace(summary, results=())
         return model
 
+    def _to_save(self) -> dict[str, Any]:
+        # JSON cannot hold them, so `_contents` pickles them.
+        return {name: value for name, value in super()._to_save().items() if name not in _PICKLED}
+
     def _contents(self, spark: SparkSession) -> Contents:
-        model, made = {}, self._made
-        if isinstance(made, bytes):
-            model, made = {self._file: made}, None
-        # A model's file needs no pickle; callbacks, custom objects and functions do.
-        if model and not self._callbacks and not self._objects:
-            return model
-        return {**model, **packed_code(made, self._callbacks, dict(self._objects))}
+        params = {name: x for name, x in super()._to_save().items() if name in _PICKLED}
+        state = {name: getattr(self, name) for name in ("_made", "_callbacks", *self._own)}
+        return packed_code(state, as_config(params))
 
     @classmethod
     def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> Any:
-        estimator: Any = cls()
-        if CODE in contents:
-            estimator._made, callbacks, estimator._objects = unpacked_code(contents)
-            estimator.setCallbacks(callbacks)
-        estimator._made = contents.get(cls._file, estimator._made)
+        estimator = cls()
+        state, params = unpacked_code(contents)
+        vars(estimator).update(state)
+        estimator._set(**from_config(params))
         return estimator
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from sparkdl.core.errors import ConfigError
 
-Format = Literal["saved_model", "keras", "keras_code", "pt2", "module", "function"]
+Format = Literal["saved_model", "keras", "pt2", "module", "function"]
 TORCH = ("pt2", "module")
 """The formats that PyTorch loads."""
 STRATEGIES = ("ddp", "ddp_find_unused_parameters_true", "fsdp")

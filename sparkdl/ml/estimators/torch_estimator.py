@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
@@ -25,7 +25,6 @@ from sparkdl.ml.estimators.lightning_train import (
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.network import NetworkEstimator
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, TRAINING
-from sparkdl.ml.estimators.persistence import Contents, packed_code, unpacked_code
 from sparkdl.ml.estimators.source import NUMBER, Signature, Tensor
 from sparkdl.ml.estimators.torch_batch import check_optimizer, loss_of, metrics_of
 from sparkdl.ml.estimators.torch_module import ModuleTask, inputs_of
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
     from sparkdl.ml.estimators.options import LightningParams, TorchParams
 
-_OBJECTS = ("optimizer", "optimizer_args", "loss", "metrics", "trainer_args")
-"""Parameters whose values may be objects; they are saved like the user's functions."""
 _WEIGHT = "the column sample_weight"
 _SHARED = (
     *("input_mapping", "input_shapes", "output_cols", "batch_size", "epochs", "model_dir"),
@@ -50,6 +47,7 @@ _SHARED = (
 class ModuleEstimator(NetworkEstimator[TorchModel]):
     """An estimator of modules of PyTorch."""
 
+    _own = ("_train_fn",)
     _train_fn: TrainFn | None = None
 
     def setModel(self, model: Any) -> Any:
@@ -120,22 +118,6 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
             check_travels(len(task.made), task.model_dir)
             signature = module_signature(module_of(task.made))
         return inputs_of(signature, task)
-
-    def _to_save(self) -> dict[str, Any]:
-        # JSON cannot hold them, so `_contents` pickles them.
-        return {name: value for name, value in super()._to_save().items() if name not in _OBJECTS}
-
-    def _contents(self, spark: SparkSession) -> Contents:
-        objects = {name: value for name, value in super()._to_save().items() if name in _OBJECTS}
-        return packed_code(self._made, self._callbacks, self._train_fn, objects)
-
-    @classmethod
-    def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> Any:
-        estimator = cls()
-        estimator._made, callbacks, estimator._train_fn, objects = unpacked_code(contents)
-        estimator.setCallbacks(callbacks)
-        estimator._set(**objects)
-        return estimator
 
 
 class TorchEstimator(

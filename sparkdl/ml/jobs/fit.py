@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.keras_model import trained, with_softmax
+from sparkdl.ml.estimators.keras_model import with_softmax
+from sparkdl.ml.estimators.keras_objects import loaded
 from sparkdl.ml.estimators.keras_train import KerasTask
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.estimators.training import Training, TrainingSummary, check_columns
@@ -128,6 +129,6 @@ def fit_keras(
         spec = KerasSpec(small, content, backend())
         outcome = Loop(jobs, plan, master, spec).run(rows, validation)
     content = task.recipe.packed(master.model)
-    model = trained(content)
+    model = loaded(content, task.recipe.objects)
     signature = with_softmax(signature_of(model), model)
     return content, signature, TrainingSummary(outcome.history, seconds=outcome.seconds)

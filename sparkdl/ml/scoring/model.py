@@ -16,13 +16,18 @@ from pyspark.sql.types import StructType
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import History, named
 from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.keras_model import is_keras_file, trained
-from sparkdl.ml.estimators.keras_objects import registered
+from sparkdl.ml.estimators.keras_objects import Objects, loaded, registered
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, HasParams, TFParams
-from sparkdl.ml.estimators.persistence import Contents, Saved, read_path
+from sparkdl.ml.estimators.persistence import (
+    CODE,
+    Contents,
+    Saved,
+    packed_code,
+    read_path,
+    unpacked_code,
+)
 from sparkdl.ml.estimators.source import (
-    Format,
     ModelSource,
     Signature,
     source_of,
@@ -135,7 +140,7 @@ class TFModel(
 
     def _parts(self) -> Parts:
         args: Any = self.merge_args_params()
-        source = _with_registered(self._chosen(args))
+        source = _with_objects(self._chosen(args))
         signature = signature_of(source)
         outputs = mapped_outputs(args.output_mapping, args.output_types, signature)
         return source, signature, args, outputs
@@ -176,11 +181,10 @@ class TFModel(
         return model
 
 
-def _with_registered(source: ModelSource) -> ModelSource:
-    """Add what this program has registered with Keras: tasks do not run this program."""
-    if source.format != "keras":
-        return source
-    return replace(source, objects=registered(source.content or source.path))
+def _with_objects(source: ModelSource, objects: Objects | None = None) -> ModelSource:
+    """Add what a `.keras` file may name: these, and what this program has registered with Keras."""
+    found = {**registered(), **(objects or {})} if source.format == "keras" else {}
+    return replace(source, objects=packed_code(found)[CODE]) if found else source
 
 
 class NetworkModel(FittedModel, params=COLUMNS):
@@ -254,16 +258,20 @@ class KerasModel(NetworkModel):
     """A model trained by `KerasEstimator.fit`; see `NetworkModel` for its columns.
 
     Attributes:
-        content: the trained model as a `.keras` file; if it has classes or functions of the
-            program's own, a pickle of these and the file.
+        content: the trained model as a `.keras` file.
     """
 
     __module__ = "sparkdl"
 
-    def __init__(self, content: bytes = b"", signature: Signature | None = None) -> None:
+    def __init__(
+        self,
+        content: bytes = b"",
+        signature: Signature | None = None,
+        objects: Objects | None = None,
+    ) -> None:
         super().__init__()
         self.content = content
-        self._signature = signature or Signature((), ())
+        self._signature, self._objects = signature or Signature((), ()), dict(objects or {})
         self._set_table_defaults(batch_size=SCORE_ROWS)
 
     def getModel(self) -> Any:
@@ -272,21 +280,22 @@ class KerasModel(NetworkModel):
         Raises:
             FrameworkMissingError: if the driver has no Keras.
         """
-        return trained(self.content)
+        return loaded(self.content, self._objects)
 
     def _parts(self) -> Parts:
         args: Any = self._values()
         columns = named(self.getFeaturesCol())
         args.input_mapping = self.getInputMapping() or dict.fromkeys(columns, self._only_input())
-        kind: Format = "keras" if is_keras_file(self.content) else "keras_code"
-        source = _with_registered(source_of_content(self.content, kind))
+        source = _with_objects(source_of_content(self.content), self._objects)
         return source, self._signature, args, self._outputs()
 
     def _contents(self, spark: SparkSession) -> Contents:
-        return {MODEL: self.content}
+        return {MODEL: self.content, **(packed_code(self._objects) if self._objects else {})}
 
     @classmethod
     def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> KerasModel:
-        model = cls(contents[MODEL], msgspec.json.decode(metadata["signature"], type=Signature))
+        (objects,) = unpacked_code(contents) if CODE in contents else ({},)
+        signature = msgspec.json.decode(metadata["signature"], type=Signature)
+        model = cls(contents[MODEL], signature, objects)
         model._set_summary(metadata)
         return model

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -12,29 +10,21 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators.columns import Columns
-from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.estimators.keras_model import (
     Recipe,
     as_config,
     as_inputs,
     class_labels,
+    from_config,
     inputs_of,
-    is_keras_file,
     trained,
 )
-from sparkdl.ml.estimators.keras_objects import (
-    as_content,
-    checked_file,
-    loaded,
-    objects_in,
-    registered,
-    saved,
-)
+from sparkdl.ml.estimators.keras_objects import checked_file, loaded, registered, saved
 from sparkdl.ml.estimators.keras_train import Fitting, _weight, arranged
+from sparkdl.ml.estimators.persistence import CODE, packed_code
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.jobs.keras import _joined
 from sparkdl.ml.scoring.tensorflow import keras_predictor
-from tests.ml.models import WIDTH, network
 
 pytestmark = pytest.mark.tensorflow
 
@@ -58,95 +48,78 @@ def test_values_reach_the_inputs_that_they_are_named_for(kind: str) -> None:
     np.testing.assert_array_equal(found, np.full((2, 1), 2.0))
 
 
-def own_parts(keras: Any, scale: float = 2.0) -> Any:
-    """Make a model of a class, functions of one name and lambdas that Keras does not have."""
+def own_parts(keras: Any, scale: float = 2.0) -> tuple[Any, dict[str, Any]]:
+    """Make a model of a class and a function that Keras does not have; return it with these."""
 
     class Doubled(keras.layers.Layer):  # type: ignore[misc]
         def call(self, x: Any) -> Any:
             return 2 * x
 
-    def times(factor: float) -> Any:
-        def relu(x: Any) -> Any:  # which Keras has, too
-            return factor * scale * x
-
-        return relu
+    def scaled(x: Any) -> Any:
+        return scale * x
 
     x = keras.layers.Input((3,), name="x")
-    y = Doubled()(x)
-    for factor in (3.0, 5.0):
-        y = keras.layers.Lambda(times(factor))(y)
-    y = keras.layers.Lambda(lambda values: np.sqrt(scale) * values)(y)
-    y = keras.layers.Dense(2, activation=times(0.5), name="y")(y)
-    model = keras.Model(x, keras.layers.Dense(1, activation=lambda values: -values, name="z")(y))
-    model.compile("sgd", lambda y, p: (y - p) ** 2)
-    return model
+    y = keras.layers.Dense(2, activation=scaled, name="y")(Doubled()(x))
+    model = keras.Model(x, keras.layers.Dense(1, name="z")(y))
+    return model, {"Doubled": Doubled, "scaled": scaled}
 
 
-@pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_classes_functions_and_lambdas_travel_with_the_file_of_a_model(library: str) -> None:
-    keras = pytest.importorskip(library)
-    model = own_parts(keras)
-    content, objects = checked_file(model)
-    assert sorted(each.__name__ for each in objects.values()) == [
-        *["<lambda>"] * 3,
-        "Doubled",
-        *["relu"] * 3,
-    ]
-    there = cloudpickle.loads(cloudpickle.dumps(objects))
-    found = loaded(content, there, library, compiles=True)
-    x = np.ones((2, 3), np.float32)
-    np.testing.assert_allclose(found.predict(x, verbose=0), model.predict(x, verbose=0))
-    again, same = saved(found, there)
-    assert list(same) == list(there)
-    found = loaded(again, same, library)
-    np.testing.assert_allclose(found.predict(x, verbose=0), model.predict(x, verbose=0))
-
-
-def test_trained_model_of_own_parts_travels_without_its_optimizer() -> None:
+def test_custom_objects_travel_with_a_trained_model_and_the_optimizer_does_not() -> None:
     import keras
 
-    recipe = Recipe(functools.partial(own_parts, keras))
+    def squares(y: Any, p: Any) -> Any:
+        return (y - p) ** 2
+
+    made, objects = own_parts(keras)
+    recipe = Recipe(saved(made), "sgd", squares, objects=objects)
+    recipe = cloudpickle.loads(cloudpickle.dumps(recipe))
     model = recipe.model()
     model.optimizer.build(model.trainable_variables)
     content = recipe.packed(model)
-    assert not is_keras_file(content)
-    found = trained(content)
+    assert model.compiled
+    found = trained(content, packed_code(objects)[CODE])
     assert not found.compiled
+    assert len(content) < len(saved(model))
     x = np.ones((2, 3), np.float32)
     np.testing.assert_allclose(found.predict(x, verbose=0), model.predict(x, verbose=0))
     predictor = keras_predictor(found)
     assert [tensor.name for tensor in predictor.signature.outputs] == ["z"]
 
 
+def test_losses_metrics_and_optimizers_travel_as_class_and_configuration() -> None:
+    import keras
+
+    class Huge(keras.losses.Loss):  # type: ignore[misc]
+        def call(self, y: Any, p: Any) -> Any:
+            return 1e6 * keras.ops.square(y - p)
+
+    given = {
+        "optimizer": keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.5, 9)),
+        "loss": [Huge(name="huge"), "mse"],
+        "metrics": {"a": [keras.metrics.AUC(7)], "b": "mae"},
+    }
+    found = from_config(cloudpickle.loads(cloudpickle.dumps(as_config(given))))
+    assert found["optimizer"].get_config() == given["optimizer"].get_config()
+    assert float(found["loss"][0](np.zeros(1), np.ones(1))) == 1e6
+    assert (found["loss"][1], found["metrics"]["b"]) == ("mse", "mae")
+    assert found["metrics"]["a"][0].num_thresholds == 7
+
+
 def test_outputs_of_a_dict_keep_their_names_where_the_model_is_made_again() -> None:
     import keras
 
+    inner, objects = own_parts(keras)
+
     def make() -> Any:
-        inner = own_parts(keras)
         (x,) = inner.inputs
         return keras.Model(x, {"z": inner(x), "a": keras.layers.Dense(2)(inner(x))})
 
-    recipe = Recipe(make, loss="mse")
-    predictor = keras_predictor(trained(recipe.packed(recipe.model())))
+    recipe = Recipe(make, loss="mse", objects=objects)
+    predictor = keras_predictor(loaded(recipe.packed(recipe.model()), objects))
     found = predictor({"x": np.ones((1, 3), np.float32)})
     assert {name: values.shape for name, values in found.items()} == {"z": (1, 1), "a": (1, 2)}
     shapes = {tensor.name: tensor.shape for tensor in predictor.signature.outputs}
     assert shapes == {"z": (None, 1), "a": (None, 2)}
-
-
-def test_trained_model_of_keras_own_parts_is_a_file_whatever_its_loss() -> None:
-    def own_loss(y: Any, p: Any) -> Any:
-        return (y - p) ** 2
-
-    recipe = Recipe(lambda: network(None), loss=as_config(own_loss), objects=objects_in(own_loss))
-    assert KerasEstimator(network(None), loss=own_loss).getCustomObjects() == {"own_loss": own_loss}
-    model = recipe.model()
-    assert model.loss.__name__ == "own_loss"
-    content = recipe.packed(model)
-    assert is_keras_file(content)
-    x = np.ones((2, WIDTH))
-    found = trained(content).predict(x, verbose=0)
-    np.testing.assert_allclose(found, model.predict(x, verbose=0))
 
 
 def stateful(keras: Any) -> Any:
@@ -193,33 +166,12 @@ def test_state_that_is_no_weight_comes_back_with_the_trained_model() -> None:
     ]
     model = keras.Model([text, numbers], layers.Dense(1)(layers.Concatenate()(found)))
     model.compile("sgd", "mse")
-    copy = trained(Recipe(lambda: model).packed(model))
+    copy = loaded(Recipe(lambda: model).packed(model), {type(table).__name__: type(table)})
     import tensorflow as tf
 
     rows = {"text": tf.constant([["b"], ["?"]]), "numbers": tf.constant([[1.0, 2, 5]] * 2)}
     expected, again = (each(as_inputs(each, rows)) for each in (model, copy))
     np.testing.assert_array_equal(expected, again)
-
-
-def test_model_whose_file_lacks_its_state_is_refused() -> None:
-    import keras
-
-    class Forgetful(keras.layers.Layer):  # type: ignore[misc]
-        table: Any = 0.0
-
-        def call(self, x: Any) -> Any:
-            return x * self.table
-
-    layer = Forgetful()
-    layer.table = 2.0
-    model = keras.Sequential([keras.Input((3,)), layer])
-    with pytest.raises(ConfigError, match=r"copy.*other outputs for the same row.*save_own_var"):
-        checked_file(model)
-    # Its outputs differ anyway.
-    random = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Lambda(lambda x: keras.random.normal((1, 3)))]
-    )
-    assert checked_file(random)[0]
 
 
 def test_layer_that_keras_cannot_make_again_is_refused_with_the_cure() -> None:
@@ -235,39 +187,32 @@ def test_layer_that_keras_cannot_make_again_is_refused_with_the_cure() -> None:
 
     model = keras.Sequential([keras.Input((3,)), Scaled(object())])
     with pytest.raises(ConfigError, match=r"cannot be saved to a file.*Give its own.*get_config"):
-        checked_file(model)
-    content, _ = saved(own_parts(keras))
-    with pytest.raises(ConfigError, match=r"Could not locate class 'Doubled'.*export") as found:
+        checked_file(model, {})
+    content = saved(own_parts(keras)[0])
+    with pytest.raises(ConfigError, match=r"Could not locate class 'Doubled'.*custom_obj") as found:
         trained(content)
     assert len(str(found.value)) < 1200
 
 
-def test_layer_that_the_program_has_registered_travels_to_tasks(tmp_path: Path) -> None:
+def test_layer_that_the_program_has_registered_travels_to_tasks() -> None:
     import keras
 
     class Twice(keras.layers.Layer):  # type: ignore[misc]
         def call(self, x: Any) -> Any:
             return 2 * x
 
+    model = keras.Sequential([keras.Input((3,)), Twice(), keras.layers.Dense(1)])
+    plain = saved(model)
     keras.saving.register_keras_serializable("mine")(Twice)
     try:
-        model = keras.Sequential([keras.Input((3,)), Twice(), keras.layers.Dense(1)])
-        content = as_content(model)
-        (tmp_path / "model.keras").write_bytes(content)
-        path = str(tmp_path / "model.keras")
-        given: list[Any] = [(path, registered(path)), (content, registered(content))]
-        assert registered(as_content(network(None))) == b""
+        own, objects = saved(model), packed_code(registered())[CODE]
     finally:
         del keras.saving.get_custom_objects()["mine>Twice"]
-    assert registered(path) == b""
     x = np.ones((1, 3), np.float32)
-    for source, objects in given:
-        np.testing.assert_array_equal(trained(source, objects)(x), model(x))
-
-
-def test_loss_without_a_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="has no name"):
-        objects_in(["mse", lambda y, p: y - p])
+    for content in (own, plain):  # as the driver saves it, and as a node does
+        np.testing.assert_array_equal(trained(content, objects)(x), model(x))
+    with pytest.raises(ConfigError, match="Could not locate class 'Twice'"):
+        trained(own)
 
 
 def test_labels_are_in_the_structure_of_the_outputs() -> None:

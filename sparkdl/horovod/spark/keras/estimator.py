@@ -26,7 +26,7 @@ from sparkdl.horovod.spark.common.estimator import (
 from sparkdl.horovod.spark.common.params import row
 from sparkdl.ml.estimators import keras_estimator as ml
 from sparkdl.ml.estimators.keras_model import Recipe, as_config, from_config, inputs_of
-from sparkdl.ml.estimators.keras_objects import loaded, objects_in, saved, scope
+from sparkdl.ml.estimators.keras_objects import loaded, registered, saved, scope
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.scoring import model as scoring
 from sparkdl.ml.scoring.tensorflow import keras_predictor
@@ -42,13 +42,9 @@ class _KerasSaved:
     @classmethod
     def _packed(cls, values: dict[str, Any]) -> dict[str, Any]:
         found = {n: as_config(named(x)) if n in _CONFIGS else x for n, x in values.items()}
-        objects = dict(values.get("custom_objects") or {})
-        for name in _CONFIGS:
-            objects |= objects_in(named(values.get(name)))
         if (model := values.get("model")) is not None:
-            content, own = saved(model, objects)
-            found["model"], objects = content, {**objects, **own}
-        return {**found, "custom_objects": objects}
+            found["model"] = saved(model)
+        return {**found, "custom_objects": known_objects(values)}
 
     @classmethod
     def _unpacked(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +95,8 @@ class KerasEstimator(
             "loss_weights": self.getLossWeights(),
             "metrics": named(self.getMetrics()) or None,
         }
-        estimator = ml.KerasEstimator(custom_objects=self.getCustomObjects(), **fit.settings)
+        objects = known_objects({**compiled, "custom_objects": self.getCustomObjects()})
+        estimator = ml.KerasEstimator(custom_objects=objects, **fit.settings)
         for name, value in compiled.items():
             if value is not None:
                 estimator._set(**{name: value})
@@ -109,13 +106,11 @@ class KerasEstimator(
         else:
             # With the state of its optimizer, which a new compilation would not have.
             estimator.clear(estimator.loss)
-            model = loaded(last, estimator.getCustomObjects(), compiles=True)
-            estimator.setModel(model)
-        objects = estimator.getCustomObjects()
+            estimator.setModel(loaded(last, objects, compiles=True))
         callbacks = translated(self.getCallbacks(), rate)
         callbacks += _best(self.getCheckpointCallback(), self.getEpochs())
         if fit.checkpoint:
-            callbacks.append(_saver(fit.checkpoint, objects, fit.num_proc))
+            callbacks.append(_saver(fit.checkpoint, fit.num_proc))
         logs = f"{fit.checkpoint.folder}/logs" if fit.checkpoint else None
         estimator.setCallbacks(OnNode(callbacks, logs))
         if rate is not None:
@@ -130,6 +125,17 @@ class KerasEstimator(
         # Or Keras could not load it from a file.
         again.build(model.trainable_variables)
         return KerasModel(history=fitted.history, model=model, custom_objects=objects, **fit.common)
+
+
+def known_objects(values: dict[str, Any]) -> dict[str, Any]:
+    """Return custom objects by name: given, registered, and those of the compilation."""
+    import keras
+
+    given = keras.tree.flatten([named(values.get(name)) for name in _CONFIGS])
+    kinds = [each if hasattr(each, "__name__") else type(each) for each in given]
+    own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in ("keras", "builtins")]
+    found = {**registered(), **{kind.__name__: kind for kind in own}}
+    return {**found, **(values.get("custom_objects") or {})}
 
 
 def named(value: Any) -> Any:
@@ -204,7 +210,7 @@ def translated(callbacks: Any, rate: float | None) -> list[Any]:
     return found
 
 
-def _saver(checkpoint: Checkpoint, objects: dict[str, Any], num_proc: int) -> Any:
+def _saver(checkpoint: Checkpoint, num_proc: int) -> Any:
     """Return the callback that saves the model after each epoch, at the rate of one process."""
     import keras
 
@@ -216,7 +222,7 @@ def _saver(checkpoint: Checkpoint, objects: dict[str, Any], num_proc: int) -> An
             if rate is not None:
                 # Another number of processes can thus continue the run.
                 optimizer.learning_rate = rate / num_proc
-            content = saved(self.model, objects)[0]  # on all nodes
+            content = saved(self.model)  # on all nodes
             if rate is not None:
                 optimizer.learning_rate = rate
             if _is_chief():
@@ -238,5 +244,5 @@ class KerasModel(
 
     def _stage(self, inputs: DataFrame) -> Any:
         model = self.getModel()
-        content = Recipe(b"", objects=self.getCustomObjects()).packed(model)
-        return scoring.KerasModel(content, keras_predictor(model).signature)
+        content, signature = Recipe(b"").packed(model), keras_predictor(model).signature
+        return scoring.KerasModel(content, signature, self.getCustomObjects())
