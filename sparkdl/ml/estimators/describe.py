@@ -8,9 +8,7 @@ process is started if the driver has imported the framework already.
 
 from __future__ import annotations
 
-import logging
 import os
-import pickle
 import subprocess
 import sys
 from functools import lru_cache
@@ -21,21 +19,10 @@ import cloudpickle
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkdlError, in_words
 from sparkdl.core.imports import quick_imports
 from sparkdl.core.paths import python_path
-from sparkdl.ml.estimators.keras_model import (
-    Recipe,
-    costs_nothing,
-    inputs_of,
-    outputs_of,
-    weights_nbytes,
-)
-from sparkdl.ml.estimators.keras_objects import checked_file
 from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature
 from sparkdl.ml.scoring.held import load
 
-_log = logging.getLogger(__name__)
 _DEADLINE_S = 600.0
-KerasAnswer = tuple[Signature | None, int]
-"""A Keras model's inputs and outputs, None if only the nodes can make it; its weights' bytes."""
 
 
 def signature_of(source: ModelSource) -> Signature:
@@ -54,8 +41,7 @@ def _ask(source: ModelSource) -> Signature:
     try:
         if name in sys.modules:
             return load(source).signature
-        found: Signature = _apart(cloudpickle.dumps((_signature, source)))
-        return found
+        return _apart(source)
     except (ConfigError, FrameworkMissingError):
         raise
     except ImportError as error:
@@ -74,69 +60,18 @@ def _ask(source: ModelSource) -> Signature:
 _known = lru_cache(maxsize=8)(_ask)
 
 
-def _signature(source: ModelSource) -> Signature:
-    return load(source).signature
-
-
-def keras_answer(recipe: Recipe, is_made_here: bool) -> KerasAnswer:
-    """Return what a Keras model takes and gives.
-
-    It is made in this process if that takes no more than memory, see `costs_nothing`.
-
-    Args:
-        is_made_here: it is to be made in this process anyway.
+def _apart(source: ModelSource) -> Signature:
+    """Load a model in a process that sees no GPU.
 
     Raises:
-        ConfigError: if the model cannot be trained, see `Recipe.model` and `checked_file`.
-    """
-    try:
-        if is_made_here or costs_nothing(recipe.made):
-            return tried(recipe)
-        found: KerasAnswer = _known_apart(_pickled(recipe))
-        return found
-    except ConfigError:
-        raise
-    except Exception as error:  # noqa: BLE001 (whatever the user's function raises)
-        _log.warning(
-            "The model cannot be made on the driver, so its inputs and outputs are checked on "
-            "the nodes only: %s",
-            in_words(error),
-        )
-        return None, 0
-
-
-def tried(recipe: Recipe) -> KerasAnswer:
-    """Make a Keras model, and return what it takes and gives."""
-    model = recipe.model()
-    # A model that was given as an object was tried when it was given.
-    if not isinstance(recipe.made, bytes):
-        checked_file(model, recipe.objects)
-    outputs = outputs_of(model) if model.outputs else ()
-    return Signature(inputs_of(model), outputs), weights_nbytes(model)
-
-
-def _pickled(recipe: Recipe) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps((tried, recipe)))
-    except (pickle.PicklingError, TypeError) as error:
-        raise ConfigError(
-            f"what makes the model cannot be pickled: {error}. Make locks, files and connections "
-            "inside the function"
-        ) from error
-
-
-def _apart(asked: bytes) -> Any:
-    """Call a function with its argument, pickled, in a process that sees no GPU.
-
-    Raises:
-        SparkdlError, ImportError: what the function raises; its other errors as a SparkdlError.
+        SparkdlError, ImportError: what `load` raises; its other errors as a SparkdlError.
     """
     # Without GPUs: TensorFlow would take their memory from a node on this machine.
     own = {"PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__],
-            input=asked,
+            input=cloudpickle.dumps(source),
             capture_output=True,
             env=os.environ | own,
             timeout=_DEADLINE_S,
@@ -148,13 +83,10 @@ def _apart(asked: bytes) -> Any:
         # The last line of Python's traceback has the error; the rest is about this process.
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise SparkdlError(lines[-1] if lines else f"exit code {done.returncode}")
-    found = cloudpickle.loads(done.stdout)
+    found: Signature | Exception = cloudpickle.loads(done.stdout)
     if isinstance(found, Exception):
         raise found
     return found
-
-
-_known_apart = lru_cache(maxsize=8)(_apart)
 
 
 def main() -> None:
@@ -163,8 +95,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever the model prints is no part of the answer
     with quick_imports():
         try:
-            call, given = cloudpickle.load(sys.stdin.buffer)
-            found = call(given)
+            found: Any = load(cloudpickle.load(sys.stdin.buffer)).signature
         except (SparkdlError, ImportError) as error:
             found = error
         except Exception as error:  # noqa: BLE001 (the driver may lack its class)

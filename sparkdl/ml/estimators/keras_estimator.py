@@ -12,20 +12,22 @@ from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.checks import check_fits, check_labels, check_schema
-from sparkdl.ml.estimators.columns import check_travels, named
-from sparkdl.ml.estimators.describe import keras_answer
+from sparkdl.ml.estimators.columns import named
 from sparkdl.ml.estimators.keras_model import (
     NO_LOSS,
     Recipe,
     as_config,
     check_callbacks,
     check_inputs,
+    inputs_of,
     keras_inputs_by_column,
+    outputs_of,
 )
 from sparkdl.ml.estimators.keras_objects import checked_file, registered
 from sparkdl.ml.estimators.keras_train import KerasTask, train
 from sparkdl.ml.estimators.network import NetworkEstimator, Trained
 from sparkdl.ml.estimators.params import COLUMNS, SCORING, TRAINING
+from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.estimators.training import Training
 from sparkdl.ml.jobs.fit import check_mode, fit_keras
 from sparkdl.ml.jobs.loop import Plan
@@ -67,8 +69,10 @@ class KerasEstimator(
     """
 
     __module__ = "sparkdl"
-    _own = ("_objects",)
+    _own = ("_objects", "_signature")
     _objects: Mapping[str, Any] = {}
+    _signature: Signature | None = None
+    """Of a model of the driver; one that a function makes is known to the nodes alone."""
 
     def __init__(
         self,
@@ -102,8 +106,10 @@ class KerasEstimator(
                 )
             check_inputs(model)
             self._made = checked_file(model, self._known())
+            outputs = outputs_of(model) if model.outputs else ()
+            self._signature = Signature(inputs_of(model), outputs)
         elif callable(model):
-            self._made = model
+            self._made, self._signature = model, None
         else:
             raise ConfigError(
                 f"model is a {type(model).__name__}; give a Keras model or a function without "
@@ -133,18 +139,13 @@ class KerasEstimator(
         check_mode(self)
         task = self._task()
         check_schema(task, dataset.schema)  # before anything that takes time
-        # The driver takes the steps itself, so it makes the model anyway.
-        is_made_here = self.getMode() == "jobs"
         by_column = {}
-        known, nbytes = keras_answer(task.recipe, is_made_here)
-        if not is_made_here:
-            check_travels(nbytes, task.model_dir)
-        if known:
+        if (known := self._signature) is not None:
             by_column = keras_inputs_by_column(task.columns.features, known.inputs)
             check_fits(by_column, dataset.schema)
             check_labels(task.columns, known.outputs, dataset.schema)
         training = self._training(train, task, by_column)
-        if is_made_here:
+        if self.getMode() == "jobs":
             content, signature, summary = self._fit_in_jobs(dataset, task, training)
         else:
             content, signature, summary = self._trained(dataset, training)

@@ -5,7 +5,6 @@ Runs in: driver, child, feeder
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,15 +13,12 @@ import cloudpickle
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.imports import advice_on_missing
-from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.columns import inputs_by_column
 from sparkdl.ml.estimators.keras_objects import Objects, loaded, saved, scope
 from sparkdl.ml.estimators.source import Signature, Tensor
 
 Made = bytes | Callable[[], Any]
 NO_LOSS = "the model has no loss: set loss=, or compile the model"
-_METRICS_BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
-"""Names that `compile` takes for a metric by the loss, and `keras.metrics.get` does not know."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ class Recipe:
         """Return the model, compiled with `loss` if that is not None.
 
         Raises:
-            ConfigError: if it has no loss, or no known inputs; or if Keras has nothing of a name.
+            ConfigError: if it has no loss, or no known inputs.
         """
         with scope(self.objects):
             model = self._made()
@@ -118,10 +114,6 @@ class Recipe:
     def _compile(self, model: Any) -> None:
         import keras
 
-        # Keras itself looks losses and metrics up only at the first batch.
-        _check_names("loss", self.loss, keras.losses)
-        _check_names("metrics", self.metrics, keras.metrics)
-        _check_names("optimizer", self.optimizer, keras.optimizers)
         model.compile(
             keras.optimizers.get(from_config(self.optimizer)),
             from_config(self.loss),
@@ -164,35 +156,6 @@ def check_inputs(model: Any) -> None:
 def weights_nbytes(model: Any) -> int:
     """Return the size of a Keras model's weights."""
     return sum(int(each.nbytes) for each in model.get_weights())
-
-
-def costs_nothing(made: Made) -> bool:
-    """Whether a model can be made in the driver: Keras is there already, and no GPU to be taken."""
-    if "keras" not in sys.modules or isinstance(made, bytes):
-        return "keras" in sys.modules
-    import keras
-
-    if keras.backend.backend() != "tensorflow":
-        return False
-    import tensorflow as tf
-
-    # Making a model would take the GPU's memory from a node on this machine.
-    return not tf.config.list_physical_devices("GPU")
-
-
-def _check_names(parameter: str, value: Any, known: Any) -> None:
-    if isinstance(value, (list, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            _check_names(parameter, each, known)
-    if not isinstance(value, str) or value in _METRICS_BY_LOSS:
-        return
-    try:
-        known.get(value)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{parameter}: Keras has no {value!r}{did_you_mean(value, dir(known)) or '.'} Give a "
-            "name of Keras, or the object itself"
-        ) from error
 
 
 _UNNAMED = "input_layer"

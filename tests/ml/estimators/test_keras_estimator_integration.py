@@ -22,7 +22,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators import keras_estimator, network
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
-from sparkdl.ml.estimators.keras_model import inputs_of, with_softmax
+from sparkdl.ml.estimators.keras_model import inputs_of, keras_inputs_by_column, with_softmax
 from sparkdl.ml.estimators.keras_objects import saved
 from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
@@ -348,10 +348,11 @@ def test_inputs_without_names_are_called_the_same_in_training_and_in_scoring(
     mapping = dict(zip(("more", "less"), [tensor.name for tensor in inputs_of(model)], strict=True))
     scored = stage_of(model).setInputMapping(mapping).transform(frame)
     assert [row.prediction for row in scored.collect()] == pytest.approx(list(range(-1, 39)))
-    estimator = KerasEstimator(difference, loss="mse", input_mapping=mapping)
     advice = r"in each process\. Name each: keras\.Input"
     with pytest.raises(ConfigError, match=f"inputs input_layer.*{advice}"):
-        estimator.fit(frame)
+        keras_inputs_by_column(
+            {"more": "input_layer_98", "less": "input_layer_99"}, inputs_of(model)
+        )
 
 
 def test_columns_that_are_there_already_name_the_parameter_to_set(spark_ml: SparkSession) -> None:

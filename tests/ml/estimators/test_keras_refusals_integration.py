@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators import columns, describe, training
-from sparkdl.ml.estimators.describe import keras_answer
+from sparkdl.ml.estimators import training
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
-from sparkdl.ml.estimators.keras_model import Recipe
 from tests.doubles import sessions
 from tests.doubles.sessions import SparkSessions
 from tests.ml.models import WIDTH, network
@@ -96,14 +93,6 @@ def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
             {"early_stopping_patience": 1, "early_stopping_monitor": "val_loss"},
             "early_stopping_monitor='val_loss' needs rows to validate with",
         ),
-        ({"loss": "mean_squared_eror"}, "loss: Keras has no 'mean_squared_eror'; did you mean"),
-        ({"loss": "mse", "optimizer": "adma"}, "optimizer: Keras has no 'adma'; did you mean 'Ad"),
-        (
-            {"loss": "mse", "metrics": ["acc", "mean_absolute_eror"]},
-            "metrics: Keras has no 'mean_absolute_eror'; did you mean",
-        ),
-        ({"mode": "jobs", "loss": "mean_squared_eror"}, "loss: Keras has no 'mean_squared_eror'"),
-        ({"mode": "jobs", "features_col": "text"}, "column 'text' is of type string, which cannot"),
         ({"mode": "jobs", "label_col": "gap"}, "column 'gap' holds a null"),
         ({"mode": "jobs", "validation_indicator_col": "none"}, "0 rows to validate with"),
         ({"mode": "jobs", "num_gpus": 1}, "num_gpus: only mode='nodes' has this"),
@@ -148,48 +137,8 @@ def test_empty_data_is_an_error_at_once(frame: DataFrame) -> None:
         unmarked.fit(frame)
 
 
-def test_model_without_loss_is_refused_also_where_it_is_set_later(frame: DataFrame) -> None:
-    estimator: Any = KerasEstimator(features_col="good").setModel(network(loss=None))
-    with pytest.raises(ConfigError, match="the model has no loss"):
-        estimator.fit(frame)
+def test_models_of_functions_are_made_on_the_nodes(frame: DataFrame) -> None:
     with pytest.raises(AssertionError, match="nodes were started"):
-        estimator.setLoss("mse").fit(frame)
-
-
-def only_on_executors() -> Any:
-    raise FileNotFoundError("/no/such/weights")
-
-
-def test_function_is_called_for_its_model(
-    frame: DataFrame, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(ConfigError, match=r"'short' holds 3 values in a row.*takes 5"):
-        KerasEstimator(network, features_col="short").fit(frame)
-    with pytest.raises(ConfigError, match="the model has no loss"):
-        KerasEstimator(functools.partial(network, None), features_col="good").fit(frame)
-    with pytest.raises(ConfigError, match="returned a list: must be a Keras model"):
-        KerasEstimator(list, features_col="good").fit(frame)
-    with pytest.raises(AssertionError, match="nodes were started"):
-        KerasEstimator(only_on_executors, features_col="good").fit(frame)
-    assert "checked on the nodes only: FileNotFoundError" in caplog.text
-
-
-def test_model_of_a_function_that_cannot_travel_back_is_refused_by_the_driver(
-    frame: DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(columns, "MAX_VALUE_NBYTES", 20)
-    with pytest.raises(ConfigError, match=r"weights take 24 bytes, .*set model_dir"):
         KerasEstimator(network, features_col="good").fit(frame)
-    with pytest.raises(AssertionError, match="nodes were started"):
-        KerasEstimator(network, features_col="good", model_dir="/tmp/models").fit(frame)
-
-
-def test_function_is_called_in_a_process_of_its_own_where_that_would_cost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(describe, "costs_nothing", lambda made: False)
-    recipe = Recipe(functools.partial(network, a="float32"), "sgd")
-    signature, nbytes = keras_answer(recipe, is_made_here=False)
-    assert signature is not None
-    assert [str(tensor) for tensor in signature.inputs] == ["a (float32 [?, 1])"]
-    assert nbytes == 8
+    with pytest.raises(ConfigError, match="column 'ragged' holds 5 values in some rows and 6"):
+        KerasEstimator(network, features_col="ragged").fit(frame)
