@@ -139,12 +139,11 @@ class KerasEstimator(
         check_mode(self)
         task = self._task()
         check_schema(task, dataset.schema)  # before anything that takes time
-        by_column = {}
         if (known := self._signature) is not None:
             by_column = keras_inputs_by_column(task.columns.features, known.inputs)
             check_fits(by_column, dataset.schema)
             check_labels(task.columns, known.outputs, dataset.schema)
-        training = self._training(train, task, by_column)
+        training = self._training(train, task)
         if self.getMode() == "jobs":
             content, signature, summary = self._fit_in_jobs(dataset, task, training)
         else:

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkdl.core.errors import ConfigError, ResultError
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.tracking import tracked
-from sparkdl.ml.estimators.checks import Inputs, check_rows
+from sparkdl.ml.estimators.checks import check_rows
 from sparkdl.ml.estimators.columns import Callbacks, Columns, EarlyStopping, Task, named
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_model import as_config, from_config
@@ -138,13 +138,10 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
             "callbacks": self._callbacks,
         }
 
-    def _training(
-        self, map_fun: Callable[[Any, Any], Any], task: Task, inputs: Inputs, **options: Any
-    ) -> Training:
+    def _training(self, map_fun: Callable[[Any, Any], Any], task: Task, **options: Any) -> Training:
         """Return the training of a task.
 
         Args:
-            inputs: the model's inputs by column, as far as they are known.
             options: further options of `sparkdl.launch`, which are not parameters.
         """
         return Training(
@@ -153,7 +150,7 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
             nodes=self.getNumWorkers(),
             epochs=task.epochs,
             columns=task.columns.names,
-            check=partial(check_rows, task, inputs, self.getNumWorkers()),
+            check=partial(check_rows, task, self.getNumWorkers()),
             refuses_nulls=True,
             validation_col=self.getValidationIndicatorCol(),
             validation_split=self.getValidationSplit(),

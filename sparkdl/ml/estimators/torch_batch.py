@@ -6,13 +6,12 @@ Runs in: child. Names of losses and optimizers are looked up in the driver as we
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparkdl.core.errors import ConfigError, SparkdlError
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -258,32 +257,6 @@ def described(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
-@contextmanager
-def naming(what: str, **given: Any) -> Iterator[None]:
-    """Add the given shapes and dtypes to PyTorch's errors about them.
-
-    Raises:
-        ConfigError: from such an error.
-    """
-    import torch
-
-    try:
-        yield
-    # A RuntimeError too, and no matter of shapes.
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if isinstance(error, SparkdlError):
-            raise
-        shapes = ", ".join(f"{name} {described(value)}" for name, value in given.items())
-        text = str(error).rstrip(". \n")
-        raise ConfigError(
-            f"{what} failed on {shapes}: {text}. Cast the column in the DataFrame "
-            "(col.cast('long'), col.cast('float')), count classes from 0, give rows another shape "
-            "(input_shapes={column: [1]} makes a column of numbers [rows, 1]), or change the model"
-        ) from error
-
-
 Metric = Callable[[Any, Any], Any]
 
 
@@ -376,10 +349,7 @@ class Means:
         if not rows:
             return
         with torch.no_grad():
-            means = []
-            for name in self._names:
-                with naming(f"the metric {name!r}", output=output, label=label):
-                    means.append(self._value(name, output, label))
+            means = [self._value(name, output, label) for name in self._names]
             # A metric may return a number, or an array of the rows' values, of PyTorch or NumPy.
             values = torch.stack(
                 [torch.as_tensor(v).detach().double().mean() for v in (loss, *means)]
@@ -387,9 +357,8 @@ class Means:
             self._sums[0] += rows
             # Times the rows, because the last batch may be smaller.
             self._sums[1:] += rows * values.to(self.device)
-            for name, metric in self._kept.items():
-                with naming(f"the metric {name!r}", output=output, label=label):
-                    metric.update(output, self._target(label))
+            for metric in self._kept.values():
+                metric.update(output, self._target(label))
 
     def _target(self, label: Any) -> Any:
         """Return a label as torchmetrics takes it: integers for the second of two classes."""

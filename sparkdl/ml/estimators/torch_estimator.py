@@ -76,8 +76,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
             raise ConfigError(f"{name} has no model: give it one, {name}(model=…)")
         map_fun, task = self._work()
         check_schema(task, dataset.schema)
-        inputs = self._inputs(task)
-        check_fits(inputs, dataset.schema)
+        check_fits(self._inputs(task), dataset.schema)
         if SAMPLE_WEIGHT in (*task.columns.features, *task.columns.labels):
             raise ConfigError(
                 f"a column of features or labels is called {SAMPLE_WEIGHT!r}, as are the weights "
@@ -87,7 +86,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         if task.columns.weight == SAMPLE_WEIGHT:
             dataset = dataset.withColumnRenamed(SAMPLE_WEIGHT, _WEIGHT)
             task = replace(task, columns=replace(task.columns, weight=_WEIGHT))
-        training = self._training(map_fun, task, inputs, framework="torch")
+        training = self._training(map_fun, task, framework="torch")
         content, signature, summary = self._trained(dataset, training)
         return self._with_values(TorchModel._of(content, signature), summary)
 

@@ -6,7 +6,7 @@ Runs in: child
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from sparkdl.ml.estimators.torch_batch import (
     fitted_label,
     loss_of,
     metrics_of,
-    naming,
     optimizer_of,
 )
 from sparkdl.ml.estimators.torch_module import (
@@ -225,7 +224,6 @@ class Steps(Adopted):
         self._means: dict[str, Means] = {}
         self._rows, self._all_rows = 0, torch.ones(())
         self._sum: Any = None
-        self._is_tried = False
 
     def configure_model(self) -> None:
         """Shard the module, if a strategy has made a mesh for it."""
@@ -322,18 +320,13 @@ class Steps(Adopted):
 
     def _measured(self, batch: Batch, means: Means) -> torch.Tensor:
         """Return the loss of a batch; add it and the metrics to the means."""
-        is_first, self._is_tried = not self._is_tried, True
-        # Shards run on all nodes together, whose errors come here, too.
-        is_own = is_first and self.device_mesh is None
-        with naming("the model", **batch.inputs) if is_own else nullcontext():
-            output = self._called[0](**batch.inputs)
+        output = self._called[0](**batch.inputs)
         _check_rows(output, batch)
         columns = self._task.columns
         label = labels_of(batch.labels, columns, output)
-        with naming(f"the loss {self.loss.name}", output=output, label=label):
-            label = fitted_label(self.loss, output, label, ", ".join(columns.labels))
-            label = _moved(label, self.device)
-            loss = self.loss.of(output, label, batch.weight)
+        label = fitted_label(self.loss, output, label, ", ".join(columns.labels))
+        label = _moved(label, self.device)
+        loss = self.loss.of(output, label, batch.weight)
         means.add(loss, output, label, batch.rows)
         return loss
 

@@ -258,7 +258,6 @@ def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
         ({"label_col": "labels"}, "no column 'labels'.*did you mean 'label'"),
         ({"features_col": "text"}, "column 'text' is of type string, which cannot feed"),
         ({"input_shapes": {"x": [1]}}, "input_shapes names 'x': must name columns .* are features"),
-        ({"input_shapes": {"features": [4]}}, "'features' holds 2 values in a row, .* takes 4"),
         ({"features_col": "sample_weight"}, "is called 'sample_weight'.*rename it"),
         (
             {"early_stopping_patience": 1, "early_stopping_monitor": "acc"},
