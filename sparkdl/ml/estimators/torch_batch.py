@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -317,68 +317,8 @@ def accuracy(loss: Loss, output: torch.Tensor, label: torch.Tensor) -> torch.Ten
     return is_likely == (label.reshape(output.shape) > 0.5)
 
 
-@dataclass
-class Means:
-    """Means of the loss and of metrics over the rows of all nodes, for one epoch.
-
-    Args:
-        metrics: of `metrics_of`.
-    """
-
-    loss: Loss
-    metrics: Mapping[str, Any]
-    device: Any = "cpu"
-    _sums: Any = field(init=False, repr=False)
-    _kept: dict[str, Any] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        import torch
-
-        kept = {name: each for name, each in self.metrics.items() if hasattr(each, "compute")}
-        # Copies, because a metric keeps its state, and each epoch begins anew.
-        self._kept = {name: copy.deepcopy(each).to(self.device) for name, each in kept.items()}
-        self._names = [name for name in self.metrics if name not in kept]
-        size = 2 + len(self._names)
-        # float32 would no longer count single rows beyond 16.8 million.
-        self._sums = torch.zeros(size, dtype=torch.float64, device=self.device)
-
-    def add(self, loss: torch.Tensor, output: Any, label: Any, rows: int) -> None:
-        """Add a batch; its first `rows` count, or none on a node that has run out of rows."""
-        import torch
-
-        if not rows:
-            return
-        with torch.no_grad():
-            means = [self._value(name, output, label) for name in self._names]
-            # A metric may return a number, or an array of the rows' values, of PyTorch or NumPy.
-            values = torch.stack(
-                [torch.as_tensor(v).detach().double().mean() for v in (loss, *means)]
-            )
-            self._sums[0] += rows
-            # Times the rows, because the last batch may be smaller.
-            self._sums[1:] += rows * values.to(self.device)
-            for metric in self._kept.values():
-                metric.update(output, self._target(label))
-
-    def _target(self, label: Any) -> Any:
-        """Return a label as torchmetrics takes it: integers for the second of two classes."""
-        if self.loss.scores not in ("logit", "sigmoid") or bool((label != label.round()).any()):
-            return label
-        return label.long()
-
-    def _value(self, name: str, output: Any, label: Any) -> Any:
-        metric = self.metrics[name]
-        if metric == ACCURACY:
-            return accuracy(self.loss, output, label)
-        return metric(output, label)
-
-    def result(self) -> dict[str, float]:
-        """Return `loss` and the metrics, the same on all nodes; call it on all of them."""
-        from torch import distributed
-
-        if distributed.is_available() and distributed.is_initialized():
-            distributed.all_reduce(self._sums)
-        rows, *totals = self._sums.tolist()
-        means = dict(zip(("loss", *self._names), (t / rows for t in totals), strict=True))
-        kept = {name: float(metric.compute()) for name, metric in self._kept.items()}
-        return {name: (means | kept)[name] for name in ("loss", *self.metrics)}
+def target_of(loss: Loss, label: Any) -> Any:
+    """Return a label as torchmetrics takes it: integers for the second of two classes."""
+    if loss.scores not in ("logit", "sigmoid") or bool((label != label.round()).any()):
+        return label
+    return label.long()

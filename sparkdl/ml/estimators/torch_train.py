@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,14 @@ from sparkdl.ml.estimators.columns import check_board
 from sparkdl.ml.estimators.lightning_train import Arrange, Notes, fitted
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.torch_batch import (
-    Means,
+    ACCURACY,
+    accuracy,
     described,
     fitted_label,
     loss_of,
     metrics_of,
     optimizer_of,
+    target_of,
 )
 from sparkdl.ml.estimators.torch_module import (
     Fitted,
@@ -144,10 +147,9 @@ class _EpochNotes(Notes):
         self._batches += 1
 
     def _logs(self, trainer: Any) -> dict[str, float]:
-        logs = self._steps.logs()
-        for logger in trainer.loggers:
-            logger.log_metrics(logs, trainer.current_epoch)
-        return logs
+        names = ["loss", *self._steps.metrics]
+        names += [f"val_{name}" for name in names] if self._task.validates else []
+        return {name: float(trainer.callback_metrics[name]) for name in names}
 
     def _called_back(self, trainer: Any, logs: Mapping[str, float]) -> bool:
         if not self._callbacks:
@@ -209,6 +211,7 @@ class Steps(Adopted):
     _packages = TRAINERS[:1]
     _base = ":LightningModule"
     # Lightning's own.
+    log: Any
     device: Any
     device_mesh: Any
     trainer: Any
@@ -221,7 +224,12 @@ class Steps(Adopted):
         # In a list, because a compiled module would be a further module here.
         self._called = [given]
         self.loss, self.metrics = loss_of(task.loss), metrics_of(task.metrics)
-        self._means: dict[str, Means] = {}
+        kept = [
+            (n, each) for n, each in enumerate(self.metrics.values()) if hasattr(each, "compute")
+        ]
+        # Of torchmetrics: they have states, those of training and validation at once.
+        copies = {f"{prefix}{n}": deepcopy(each) for prefix in ("", "val_") for n, each in kept}
+        self.kept = torch.nn.ModuleDict(copies)
         self._rows, self._all_rows = 0, torch.ones(())
         self._sum: Any = None
 
@@ -250,25 +258,21 @@ class Steps(Adopted):
 
     def on_fit_start(self) -> None:
         """Move what is no part of the module, like a loss with weights of the classes."""
-        for each in (self.loss.call, self.loss.by_row, *self.metrics.values()):
+        given: Any = (self.loss.call, self.loss.by_row)
+        for each in given:
             if hasattr(each, "to"):
                 each.to(self.device)
 
-    def on_train_epoch_start(self) -> None:
-        """Begin the means of an epoch."""
-        self._means = {"": self._new_means(self.metrics)}
-
     def on_validation_epoch_start(self) -> None:
-        """Begin those of its validation."""
-        if self.device_mesh is not None:  # DDP does this by itself
+        """Give all nodes the first one's buffers, as DDP does by itself."""
+        if self.device_mesh is not None:
             broadcast(self.module.buffers())
-        self._means["val_"] = self._new_means(self.metrics)
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """Return the loss of a batch."""
         self._begin_sum(batch.rows)
         with self._kept_norms(batch.rows):
-            return self._measured(batch, self._means[""])
+            return self._measured(batch, "")
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients: of the mean over the rows of all nodes."""
@@ -280,18 +284,7 @@ class Steps(Adopted):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Measure a batch."""
-        self._measured(batch, self._means["val_"])
-
-    def logs(self) -> dict[str, float]:
-        """Return the epoch's entries of the history, over all nodes; call it on all of them."""
-        return {
-            f"{prefix}{name}": value
-            for prefix, means in self._means.items()
-            for name, value in means.result().items()
-        }
-
-    def _new_means(self, metrics: Mapping[str, Any]) -> Means:
-        return Means(self.loss, metrics, self.device)
+        self._measured(batch, "val_")
 
     def _begin_sum(self, rows: int) -> None:
         """Begin to add up the rows of all nodes' batches: they travel during the forward pass."""
@@ -318,8 +311,10 @@ class Steps(Adopted):
         for norm in own:
             norm.train()
 
-    def _measured(self, batch: Batch, means: Means) -> torch.Tensor:
-        """Return the loss of a batch; add it and the metrics to the means."""
+    def _measured(self, batch: Batch, prefix: str) -> torch.Tensor:
+        """Return the loss of a batch; log it and the metrics, which Lightning averages by rows."""
+        import torch
+
         output = self._called[0](**batch.inputs)
         _check_rows(output, batch)
         columns = self._task.columns
@@ -327,8 +322,33 @@ class Steps(Adopted):
         label = fitted_label(self.loss, output, label, ", ".join(columns.labels))
         label = _moved(label, self.device)
         loss = self.loss.of(output, label, batch.weight)
-        means.add(loss, output, label, batch.rows)
+        with torch.no_grad():
+            for name, value in self._values(prefix, output, label, batch.rows).items():
+                self._log(f"{prefix}{name}", value, batch.rows)
+        self._log(f"{prefix}loss", loss.detach().double(), batch.rows)
         return loss
+
+    def _values(self, prefix: str, output: Any, label: Any, rows: int) -> dict[str, Any]:
+        """Return what is logged of each metric."""
+        import torch
+
+        found: dict[str, Any] = {}
+        for place, (name, metric) in enumerate(self.metrics.items()):
+            if (key := f"{prefix}{place}") in self.kept:
+                found[name] = self.kept[key]
+                if rows:
+                    found[name].update(output, target_of(self.loss, label))
+                continue
+            value = metric(output, label) if metric != ACCURACY else None
+            value = accuracy(self.loss, output, label) if value is None else value
+            # A number, or an array of the rows' values, of PyTorch or NumPy.
+            found[name] = torch.as_tensor(value, device=self.device).detach().double().mean()
+        return found
+
+    def _log(self, name: str, value: Any, rows: int) -> None:
+        # A float, because Lightning would round the nodes' mean of whole numbers.
+        size = float(rows)
+        self.log(name, value, on_step=False, on_epoch=True, sync_dist=True, batch_size=size)
 
 
 def _moved(tensors: Any, device: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,13 @@ import pytest
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.torch_batch import (
-    Means,
+    accuracy,
     fitted_label,
     is_greater_better,
     loss_of,
     metrics_of,
     optimizer_of,
+    target_of,
 )
 from tests.doubles.lazy import Lazy
 
@@ -124,48 +126,8 @@ def test_label_that_does_not_fit_is_refused(loss: str, output: Any, label: Any, 
         fitted_label(loss_of(loss), t(output), t(label), "y")
 
 
-class Counted:
-    """A metric in the manner of torchmetrics: states that are added up, and a value of them."""
-
-    higher_is_better = True
-
-    def __init__(self) -> None:
-        self.rows, self.batches = 0, 0
-        self.kinds: set[str] = set()
-
-    def to(self, device: Any) -> Any:
-        return self
-
-    def update(self, output: Any, label: Any) -> None:
-        self.rows += len(label)
-        self.batches += 1
-        self.kinds.add(str(label.dtype))
-
-    def compute(self) -> Any:
-        return t(self.rows / self.batches)
-
-    def __call__(self, output: Any, label: Any) -> Any:
-        raise NotImplementedError
-
-
 def largest(output: Any, label: Any) -> Any:
     return output.max(dim=1).values
-
-
-def test_means_are_over_all_rows_whatever_the_batches() -> None:
-    loss = loss_of("cross_entropy")
-    metrics = {"acc": "accuracy", "largest": largest, "counted": Counted()}
-    means = Means(loss, metrics_of(metrics))
-    for rows in (slice(0, 3), slice(3, 4), slice(0, 0)):
-        output, label = t(LOGITS[rows] or LOGITS[:1]), t(CLASSES[rows] or CLASSES[:1])
-        label = fitted_label(loss, output, label, "y")
-        means.add(loss.of(output, label, None), output, label, rows.stop - rows.start)
-    found = means.result()
-    assert list(found) == ["loss", "acc", "largest", "counted"]
-    assert found["loss"] == pytest.approx(cross_entropy().mean().item())
-    assert found["acc"] == 0.75
-    assert found["largest"] == pytest.approx((2 + 3 + 1 + 0.5) / 4)
-    assert found["counted"] == 2.0
 
 
 @pytest.mark.parametrize(
@@ -180,32 +142,19 @@ def test_means_are_over_all_rows_whatever_the_batches() -> None:
     ],
 )
 def test_accuracy_is_that_of_the_loss(loss: Any, output: Any, label: Any, expected: float) -> None:
-    means = Means(loss_of(loss), metrics_of(["accuracy"]))
-    means.add(t(0.0), t(output), t(label), len(output))
-    assert means.result()["accuracy"] == pytest.approx(expected)
+    found = accuracy(loss_of(loss), t(output), t(label))
+    assert found.double().mean().item() == pytest.approx(expected)
 
 
 def test_metrics_with_states_take_integers_for_classes() -> None:
     for loss, label, kind in (
-        ("BCEWithLogitsLoss", [[1.0], [0.0]], "torch.int64"),
-        ("BCEWithLogitsLoss", [[0.5], [0.0]], "torch.float32"),
-        ("MSELoss", [[1.0], [0.0]], "torch.float32"),
+        ("BCEWithLogitsLoss", [[1.0], [0.0]], torch.int64),
+        ("BCEWithLogitsLoss", [[0.5], [0.0]], torch.float32),
+        ("MSELoss", [[1.0], [0.0]], torch.float32),
     ):
-        means = Means(loss_of(loss), {"counted": Counted()})
-        means.add(t(0.0), t([[0.1], [0.2]]), t(label), 2)
-        assert means._kept["counted"].kinds == {kind}
+        assert target_of(loss_of(loss), t(label)).dtype == kind
     with pytest.raises(ConfigError, match="'accuracy' is of one output and one label"):
-        Means(loss_of(by_hand), {"a": "accuracy"}).add(t(0.0), (), t(0.0), 1)
-
-
-@pytest.mark.parametrize("value", [2.0, np.float32(2), np.array([1.0, 3.0]), t([1.0, 3.0])])
-def test_metric_returns_a_number_of_python_numpy_or_pytorch(value: Any) -> None:
-    def own(_output: Any, _label: Any) -> Any:
-        return value
-
-    means = Means(loss_of("MSELoss"), {"own": own})
-    means.add(t(0.0), t([[0.1], [0.2]]), t([[0.0], [0.0]]), 2)
-    assert means.result()["own"] == 2.0
+        accuracy(loss_of(by_hand), (), t(0.0))
 
 
 def test_metrics_are_called_by_their_names() -> None:
@@ -214,7 +163,8 @@ def test_metrics_are_called_by_their_names() -> None:
     for metric, match in (("l1_los", "did you mean 'l1_loss'"), (3, "metrics has 3: give")):
         with pytest.raises(ConfigError, match=match):
             metrics_of([metric])
-    kinds = {"val_acc": None, "val_loss": None, "own": Counted(), "f1": None}
+    own = SimpleNamespace(higher_is_better=True)
+    kinds = {"val_acc": None, "val_loss": None, "own": own, "f1": None}
     better = [name for name, metric in kinds.items() if is_greater_better(name, metric)]
     assert better == ["val_acc", "own", "f1"]
 

@@ -174,6 +174,25 @@ def test_model_dir_takes_what_cannot_travel(tmp_path: Path) -> None:
     assert module_of(Path(result["path"]).read_bytes()).out_features == 1_000_000
 
 
+def test_metrics_are_means_over_all_rows_whatever_the_batches() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    metrics = {
+        "number": lambda output, label: float((output - label).abs().mean()),
+        "array": lambda output, label: (output - label).abs().numpy(),
+        "mae": "l1_loss",
+        "kept": torchmetrics.MeanAbsoluteError(),
+    }
+    asked = task(metrics=metrics, batch_size=20, learning_rate=0.0, validates=True)
+    history = train(asked, Alone(x=X, y=Y))["history"]  # type: ignore[arg-type]
+    torch.manual_seed(SEED)
+    with torch.no_grad():
+        errors = net()(torch.tensor(X))[:, 0] - torch.tensor(Y)
+    expected = errors.abs().mean().item()
+    assert list(history)[:5] == ["loss", *metrics]
+    for name in metrics:
+        assert history[name] == history[f"val_{name}"] == pytest.approx([expected] * 2, rel=1e-5)
+
+
 def test_chief_prints_a_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     for verbose, lines in ((0, 0), (2, 2)):
         train(task(metrics=["l1_loss"], verbose=verbose), Alone(x=X, y=Y))  # type: ignore[arg-type]
