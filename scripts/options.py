@@ -16,8 +16,8 @@ from sparkdl.driver import options
 from sparkdl.driver.launch import launch
 from sparkdl.ml.estimators import options as params
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
-from sparkdl.ml.estimators.params import TABLE, Row
 from sparkdl.ml.estimators.torch_estimator import LightningEstimator, TorchEstimator
+from sparkdl.ml.params import TABLE, Row
 
 _READ = {"List[str]": "Sequence[str]", "dict[Any, Any]": "Mapping[str, Any]"}
 """What a converter returns, as what it takes."""

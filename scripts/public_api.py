@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.ml.param import Param
 
 import sparkdl
-from sparkdl.ml.estimators.params import TABLE
+from sparkdl.ml.params import TABLE
 
 PATH = Path(__file__).parents[1] / "tests" / "public_api.txt"
 

@@ -44,7 +44,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
 
 TANGLED = {  # packages whose folders know each other, and why
     "driver": "the controller asks the history of feeds, and feeds ask the controller",
-    "ml": "an estimator makes the model that scores, which is described and saved as it is",
+    "ml": "KerasEstimator trains as jobs, too, with the batches and callbacks of a node",
     "horovod": "horovod.tensorflow.keras is a second name for horovod.keras, as in Horovod",
 }
 
@@ -99,7 +99,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "ml/estimators/torch_train.py": "trains a module of PyTorch",
     "ml/estimators/lightning_train.py": "asks for a GPU, and what a module has of its own",
     "ml/estimators/keras_model.py": "makes and compiles a Keras model",
-    "ml/estimators/keras_objects.py": "finds what a Keras model has of its own",
+    "ml/scoring/keras_objects.py": "saves and loads a Keras model",
     "ml/jobs/keras.py": "a Keras model in Spark jobs",
     "ml/jobs/torch.py": "a PyTorch model in Spark jobs",
     "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",
@@ -144,15 +144,15 @@ FORBIDDEN_BUT = {
     ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
     ("torch_program.py", "cloudpickle.loads"): "what the user's function returned, as pyspark's",
     (
-        "ml/estimators/persistence.py",
+        "ml/persistence.py",
         "cloudpickle.loads",
     ): "the user's function, from where it was saved",
     (
-        "ml/estimators/keras_model.py",
+        "ml/scoring/keras_objects.py",
         "cloudpickle.loads",
     ): "the user's function, with the weights that it was trained to",
-    ("ml/estimators/describe.py", "cloudpickle.load"): "the user's function, from its own driver",
-    ("ml/estimators/describe.py", "cloudpickle.loads"): "the answer of a process of one's own",
+    ("ml/scoring/describe.py", "cloudpickle.load"): "the user's function, from its own driver",
+    ("ml/scoring/describe.py", "cloudpickle.loads"): "the answer of a process of one's own",
     (
         "ml/scoring/function.py",
         "cloudpickle.loads",

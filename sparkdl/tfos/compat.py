@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sparkdl.core.scratch import scratch_folder
-from sparkdl.ml.estimators.keras_model import output_names
+from sparkdl.ml.scoring.keras_objects import output_names
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sparkdl.ml.estimators.estimator import TFEstimator
-from sparkdl.ml.estimators.namespace import Namespace
-from sparkdl.ml.estimators.params import HasParams, TFParams, TFTypeConverters
+from sparkdl.ml.namespace import Namespace
+from sparkdl.ml.params import HasParams, TFParams, TFTypeConverters
 from sparkdl.ml.scoring.model import TFModel
 
 __all__ = [

@@ -12,10 +12,10 @@ import numpy as np
 
 from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.keras_model import Recipe
-from sparkdl.ml.estimators.keras_objects import saved
 from sparkdl.ml.estimators.keras_train import KerasTask
 from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, backend, batch_of, signature_of
 from sparkdl.ml.jobs.task import Sum, pack, total
+from sparkdl.ml.scoring.keras_objects import saved
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 5)).astype(np.float32)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.ml.estimators.source import source_of
 from sparkdl.ml.scoring.held import load
+from sparkdl.ml.scoring.source import source_of
 from sparkdl.tfos import compat
 
 pytestmark = pytest.mark.tensorflow

@@ -22,9 +22,9 @@ from sparkdl.ml.estimators.columns import (
     by_tensor,
     outputs_by_column,
 )
-from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.estimators.training import check_columns
 from sparkdl.ml.scoring.inputs import NUMBERS, TEXTS, check_parts, input_columns, leaf_type
+from sparkdl.ml.scoring.source import Signature, Tensor
 
 Inputs = Mapping[str, Tensor]
 """Column to model input."""

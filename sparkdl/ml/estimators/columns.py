@@ -15,7 +15,7 @@ import msgspec
 
 from sparkdl.control.values import MAX_VALUE_NBYTES
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.ml.estimators.source import Signature, Tensor, local_path
+from sparkdl.ml.scoring.source import Signature, Tensor, local_path
 from sparkdl.storage.systems import locate, open_storage
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 VALIDATION = "validation"
 """The feed of the validation rows."""
 Callbacks = Sequence[Any] | Callable[[], Sequence[Any]]
-History = dict[str, list[Any]]
-"""Metric to its values, one for each epoch; None for an epoch without one."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +88,6 @@ class Task:
     model_dir: str | None = None
     saves: bool = False
     callbacks: Callbacks = ()
-
-
-def named(columns: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Map each column to the model's input or output that it feeds; empty if no name was given."""
-    if isinstance(columns, str):
-        return {columns: ""}
-    return dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
 
 
 def inputs_by_column(

@@ -16,10 +16,10 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Roles
 from sparkdl.core.tracking import tracked
 from sparkdl.driver.options import OBJECTS, Observe
-from sparkdl.ml.estimators.namespace import Namespace
-from sparkdl.ml.estimators.params import SCORING, TABLE, TRAINING, TFParams
-from sparkdl.ml.estimators.persistence import Contents, Saved, packed_code, unpacked_code
 from sparkdl.ml.estimators.training import Training
+from sparkdl.ml.namespace import Namespace
+from sparkdl.ml.params import SCORING, TABLE, TRAINING, TFParams
+from sparkdl.ml.persistence import Contents, Saved, packed_code, unpacked_code
 from sparkdl.ml.scoring.model import TFModel
 
 TrainFn = Callable[[Any, Any], Any]

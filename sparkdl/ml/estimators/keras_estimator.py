@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.checks import check_fits, check_labels, check_schema
-from sparkdl.ml.estimators.columns import named
 from sparkdl.ml.estimators.keras_model import (
     NO_LOSS,
     Recipe,
@@ -23,15 +22,16 @@ from sparkdl.ml.estimators.keras_model import (
     keras_inputs_by_column,
     outputs_of,
 )
-from sparkdl.ml.estimators.keras_objects import checked_file, registered
 from sparkdl.ml.estimators.keras_train import KerasTask, train
 from sparkdl.ml.estimators.network import NetworkEstimator, Trained
-from sparkdl.ml.estimators.params import COLUMNS, SCORING, TRAINING
-from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.estimators.training import Training
 from sparkdl.ml.jobs.fit import check_mode, fit_keras
 from sparkdl.ml.jobs.loop import Plan
+from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
+from sparkdl.ml.scoring.inputs import named
+from sparkdl.ml.scoring.keras_objects import checked_file, registered
 from sparkdl.ml.scoring.model import KerasModel
+from sparkdl.ml.scoring.source import Signature
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

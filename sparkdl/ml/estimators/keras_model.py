@@ -9,13 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import cloudpickle
-
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.imports import advice_on_missing
 from sparkdl.ml.estimators.columns import inputs_by_column
-from sparkdl.ml.estimators.keras_objects import Objects, loaded, saved, scope
-from sparkdl.ml.estimators.source import Signature, Tensor
+from sparkdl.ml.scoring.keras_objects import (
+    Objects,
+    layer_names,
+    loaded,
+    output_names,
+    saved,
+    scope,
+)
+from sparkdl.ml.scoring.source import Signature, Tensor
 
 Made = bytes | Callable[[], Any]
 NO_LOSS = "the model has no loss: set loss=, or compile the model"
@@ -122,24 +126,6 @@ class Recipe:
         )
 
 
-def trained(source: bytes | str, objects: bytes = b"") -> Any:
-    """Return the model of a `.keras` file, given as its content or its path, not compiled.
-
-    Args:
-        objects: the `packed_code` of those that the file may name: trust them.
-
-    Raises:
-        ConfigError: if Keras cannot make it.
-    """
-    try:
-        (known,) = cloudpickle.loads(objects) if objects else ({},)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the model cannot be made: {error}. {advice_on_missing(error)}"
-        ) from error
-    return loaded(source, known)
-
-
 def check_inputs(model: Any) -> None:
     """Check that a Keras model knows its inputs.
 
@@ -167,15 +153,6 @@ def inputs_of(model: Any) -> tuple[Tensor, ...]:
     return tuple(map(tensor_of, model.inputs, layer_names(model.inputs)))
 
 
-def layer_names(tensors: Sequence[Any]) -> list[str]:
-    """Return the names of the layers that make inputs or outputs of a Keras model.
-
-    A file keeps these. An input without a name is a tensor of another name than its layer, until
-    the model is loaded from a file.
-    """
-    return [tensor._keras_history.operation.name for tensor in tensors]
-
-
 def outputs_of(model: Any) -> tuple[Tensor, ...]:
     """Return what a Keras model gives.
 
@@ -188,20 +165,6 @@ def outputs_of(model: Any) -> tuple[Tensor, ...]:
             "it on a batch before"
         )
     return tuple(map(tensor_of, model.outputs, output_names(model, len(model.outputs))))
-
-
-def output_names(model: Any, count: int) -> list[str]:
-    """Return the names of a Keras model's outputs; numbers if unclear.
-
-    They are the keys of a dict, or those of the layers that the outputs come from.
-    """
-    if isinstance(output := getattr(model, "output", None), dict):  # a Sequential may have none
-        keys = {id(tensor): str(key) for key, tensor in output.items()}
-        return [keys[id(tensor)] for tensor in model.outputs]
-    names = layer_names(model.outputs)
-    if len(names) != count or len(set(names)) != count:
-        return [f"output_{place}" for place in range(count)]
-    return names
 
 
 def as_inputs(model: Any, values: Mapping[str, Any]) -> Any:

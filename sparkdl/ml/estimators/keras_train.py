@@ -41,9 +41,9 @@ from sparkdl.ml.estimators.keras_model import (
     weights_nbytes,
     with_softmax,
 )
-from sparkdl.ml.estimators.keras_objects import checked_file, loaded
-from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.scoring.inputs import check_classes, check_weights, fitting
+from sparkdl.ml.scoring.keras_objects import checked_file, loaded
+from sparkdl.ml.scoring.source import Tensor
 from sparkdl.ml.scoring.tensorflow import keras_predictor
 from sparkdl.values.ndarrays import Array
 

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.lightning import TRAINERS, Checkpoint, Environment, FeedDataModule
-from sparkdl.ml.estimators.columns import (
-    VALIDATION,
-    EarlyStopping,
-    History,
-    check_board,
-)
-from sparkdl.ml.estimators.source import Tensor
+from sparkdl.ml.estimators.columns import VALIDATION, EarlyStopping, check_board
 from sparkdl.ml.estimators.torch_batch import floats_as, is_greater_better
 from sparkdl.ml.estimators.torch_module import (
     SAMPLE_ROWS,
@@ -36,7 +30,9 @@ from sparkdl.ml.estimators.torch_module import (
     trained,
     weights_of,
 )
+from sparkdl.ml.scoring.source import Tensor
 from sparkdl.ml.scoring.torch import plain
+from sparkdl.ml.summary import History
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext

@@ -21,21 +21,23 @@ from sparkdl.core.errors import ConfigError, ResultError
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.tracking import tracked
 from sparkdl.ml.estimators.checks import check_rows
-from sparkdl.ml.estimators.columns import Callbacks, Columns, EarlyStopping, Task, named
+from sparkdl.ml.estimators.columns import Callbacks, Columns, EarlyStopping, Task
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_model import as_config, from_config
-from sparkdl.ml.estimators.params import HasParams
-from sparkdl.ml.estimators.persistence import (
+from sparkdl.ml.estimators.training import Training
+from sparkdl.ml.params import HasParams
+from sparkdl.ml.persistence import (
     Contents,
     Saved,
     packed_code,
     read_path,
     unpacked_code,
 )
-from sparkdl.ml.estimators.source import Signature
-from sparkdl.ml.estimators.training import Training, TrainingSummary
+from sparkdl.ml.scoring.inputs import named
 from sparkdl.ml.scoring.model import FittedModel
 from sparkdl.ml.scoring.predict import SCORE_ROWS
+from sparkdl.ml.scoring.source import Signature
+from sparkdl.ml.summary import TrainingSummary
 
 M = TypeVar("M", bound=FittedModel)
 Trained = tuple[bytes, Signature, TrainingSummary]

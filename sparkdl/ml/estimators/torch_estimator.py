@@ -22,13 +22,13 @@ from sparkdl.ml.estimators.lightning_train import (
     check_trainer_args,
     train_by_lightning,
 )
-from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.network import NetworkEstimator
-from sparkdl.ml.estimators.params import COLUMNS, SCORING, TRAINING
-from sparkdl.ml.estimators.source import NUMBER, Signature, Tensor
 from sparkdl.ml.estimators.torch_batch import check_optimizer, loss_of, metrics_of
 from sparkdl.ml.estimators.torch_module import ModuleTask, inputs_of
 from sparkdl.ml.estimators.torch_train import TorchTask, TrainFn, check_lightning, train
+from sparkdl.ml.namespace import Namespace
+from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
+from sparkdl.ml.scoring.source import NUMBER, Signature, Tensor
 from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
 from sparkdl.ml.scoring.torch_model import TorchModel
 

@@ -23,9 +23,9 @@ from sparkdl.ml.estimators.columns import (
     delivered,
     inputs_by_column,
 )
-from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.estimators.torch_batch import Scores
 from sparkdl.ml.scoring.inputs import check_weights
+from sparkdl.ml.scoring.source import Signature, Tensor
 from sparkdl.ml.scoring.torch import by_name, like_parameters, module_content, module_of, plain
 from sparkdl.ml.scoring.torch import module_signature as signature_of
 

@@ -17,7 +17,6 @@ from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
 from sparkdl.lightning import TRAINERS, Adopted
 from sparkdl.ml.estimators.columns import check_board
 from sparkdl.ml.estimators.lightning_train import Arrange, Notes, fitted
-from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.torch_batch import (
     ACCURACY,
     accuracy,
@@ -40,12 +39,13 @@ from sparkdl.ml.estimators.torch_module import (
     trained,
     weights_of,
 )
+from sparkdl.ml.namespace import Namespace
 from sparkdl.ml.scoring.torch import plain
 
 if TYPE_CHECKING:
     import torch
 
-    from sparkdl.ml.estimators.source import Tensor
+    from sparkdl.ml.scoring.source import Tensor
     from sparkdl.node.context import NodeContext
 
 TrainFn = Callable[[Any, Namespace, Any], Any]

@@ -10,20 +10,17 @@ import math
 import os
 import secrets
 import time
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.codes import Code
 from sparkdl.core.errors import (
     ConfigError,
@@ -41,7 +38,8 @@ from sparkdl.driver.executors.sessions import default_fs
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
-from sparkdl.ml.estimators.columns import VALIDATION, History
+from sparkdl.ml.estimators.columns import VALIDATION
+from sparkdl.ml.summary import History, TrainingSummary
 from sparkdl.storage.systems import locate, open_storage
 
 _log = logging.getLogger(__name__)
@@ -278,40 +276,6 @@ def null_advice(name: str) -> str:
 def column(name: str) -> Column:
     """Return the column of a name, whatever is in it."""
     return functions.col(f"`{name.replace('`', '``')}`")
-
-
-@dataclass(frozen=True)
-class TrainingSummary:
-    """The result of a `fit`.
-
-    Attributes:
-        history: metric to its values, one for each epoch, as the chief returned them; None for an
-            epoch without one.
-        feed: what became of the training rows.
-        seconds: from the launch of the nodes to their end.
-        results: what `train_fn` returned on each node, by rank.
-    """
-
-    history: History = field(default_factory=dict)
-    feed: FeedReport = field(default_factory=FeedReport)
-    seconds: float = 0.0
-    results: tuple[Any, ...] = ()
-
-    def saved(self) -> dict[str, Any]:
-        """Return the summary as JSON can hold it."""
-        fields = asdict(replace(self, results=()))
-        return {**fields, "results": [b64encode(encode_value(r)).decode() for r in self.results]}
-
-    @classmethod
-    def loaded(cls, saved: Mapping[str, Any]) -> TrainingSummary:
-        """Return what `saved` was of."""
-        results = tuple(decode_value(b64decode(result)) for result in saved["results"])
-        return replace(msgspec.convert({**saved, "results": ()}, cls), results=results)
-
-    @property
-    def total_epochs(self) -> int:
-        """How many epochs the history has."""
-        return max(map(len, self.history.values()), default=0)
 
 
 def warn_of_no_numbers(losses: Iterable[float | None]) -> None:

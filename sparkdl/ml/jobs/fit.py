@@ -18,14 +18,15 @@ from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.keras_model import with_softmax
-from sparkdl.ml.estimators.keras_objects import loaded
 from sparkdl.ml.estimators.keras_train import KerasTask
-from sparkdl.ml.estimators.source import Signature
-from sparkdl.ml.estimators.training import Training, TrainingSummary, check_columns
+from sparkdl.ml.estimators.training import Training, check_columns
 from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, backend, signature_of
 from sparkdl.ml.jobs.loop import JobsResult, Loop, Plan
 from sparkdl.ml.jobs.spark import Jobs
 from sparkdl.ml.jobs.torch import TorchMaster, TorchSpec
+from sparkdl.ml.scoring.keras_objects import loaded
+from sparkdl.ml.scoring.source import Signature
+from sparkdl.ml.summary import TrainingSummary
 
 if TYPE_CHECKING:
     from sparkdl.ml.jobs.torch import LossFn, ModelFn, OptimizerFn

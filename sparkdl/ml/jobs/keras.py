@@ -25,10 +25,10 @@ from sparkdl.ml.estimators.keras_train import (
     class_columns,
     own_callbacks,
 )
-from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
 from sparkdl.ml.scoring.share import task_share
+from sparkdl.ml.scoring.source import Signature, Tensor
 from sparkdl.ml.scoring.tensorflow import prepare_worker
 from sparkdl.values.ndarrays import Array
 

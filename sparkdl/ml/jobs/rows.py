@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.scoring.inputs import (
     InputColumn,
     check_classes,
@@ -27,6 +26,7 @@ from sparkdl.ml.scoring.inputs import (
     fitting,
     tensor_values,
 )
+from sparkdl.ml.scoring.source import Tensor
 from sparkdl.values.columns import convert, is_packed
 from sparkdl.values.ndarrays import Array
 

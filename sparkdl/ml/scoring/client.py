@@ -27,11 +27,11 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
 from sparkdl.core.paths import python_path
 from sparkdl.core.settings import EXECUTORS_GPUS
-from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring import protocol
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.share import task_share
+from sparkdl.ml.scoring.source import ModelSource
 from sparkdl.node.resources import executor_jvm_pid, oom_kills
 from sparkdl.values.ndarrays import Array
 

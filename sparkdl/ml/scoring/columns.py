@@ -17,8 +17,8 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.driver.executors.scored import arrow_schema
-from sparkdl.ml.estimators.source import Signature, Tensor, only_one
 from sparkdl.ml.scoring.inputs import TEXT, TEXTS, leaf_type
+from sparkdl.ml.scoring.source import Signature, Tensor, only_one
 from sparkdl.spark_versions import parsed_type
 from sparkdl.values.decode import is_list
 from sparkdl.values.ndarrays import Array, is_vector

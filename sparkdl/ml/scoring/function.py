@@ -14,9 +14,9 @@ import cloudpickle
 from sparkdl.core.errors import InferenceError
 from sparkdl.core.imports import advice_on_missing
 from sparkdl.core.settings import ALL_GPUS, EXECUTORS_GPUS
-from sparkdl.ml.estimators.source import ModelSource, Signature
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
+from sparkdl.ml.scoring.source import ModelSource, Signature
 from sparkdl.node.gpus import owned_gpus
 from sparkdl.values.ndarrays import Array
 

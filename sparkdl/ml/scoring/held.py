@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from sparkdl.core.errors import in_words
 from sparkdl.core.imports import quick_imports
-from sparkdl.ml.estimators.source import TORCH, ModelSource
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.function import load_function
 from sparkdl.ml.scoring.predictor import Predictor, RowsFailedError, check_rows
 from sparkdl.ml.scoring.share import Share, task_share
+from sparkdl.ml.scoring.source import TORCH, ModelSource
 from sparkdl.ml.scoring.tensorflow import load_tensorflow
 from sparkdl.ml.scoring.torch import load_torch
 from sparkdl.values.ndarrays import Array

@@ -17,7 +17,7 @@ from pyspark.sql import types as t
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.executors.scored import check_distinct
-from sparkdl.ml.estimators.source import ANY, NUMBER, Signature, Tensor, only_one
+from sparkdl.ml.scoring.source import ANY, NUMBER, Signature, Tensor, only_one
 from sparkdl.values.columns import convert
 from sparkdl.values.decode import is_list
 from sparkdl.values.ndarrays import Array, lengths
@@ -39,6 +39,13 @@ class InputColumn:
     name: str
     tensor: Tensor
     is_part: bool = False
+
+
+def named(columns: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Map each column to the model's input or output that it feeds; empty if no name was given."""
+    if isinstance(columns, str):
+        return {columns: ""}
+    return dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
 
 
 def input_columns(

@@ -14,12 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.columns import History, named
-from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.keras_objects import Objects, loaded, registered
-from sparkdl.ml.estimators.namespace import Namespace
-from sparkdl.ml.estimators.params import COLUMNS, SCORING, HasParams, TFParams
-from sparkdl.ml.estimators.persistence import (
+from sparkdl.ml.namespace import Namespace
+from sparkdl.ml.params import COLUMNS, SCORING, HasParams, TFParams
+from sparkdl.ml.persistence import (
     CODE,
     Contents,
     Saved,
@@ -27,19 +24,21 @@ from sparkdl.ml.estimators.persistence import (
     read_path,
     unpacked_code,
 )
-from sparkdl.ml.estimators.source import (
+from sparkdl.ml.scoring.columns import OutputColumn, class_outputs, mapped_outputs
+from sparkdl.ml.scoring.describe import signature_of
+from sparkdl.ml.scoring.inputs import TEXT, input_columns, named
+from sparkdl.ml.scoring.keras_objects import Objects, loaded, registered
+from sparkdl.ml.scoring.predict import SCORE_ROWS
+from sparkdl.ml.scoring.source import (
     ModelSource,
     Signature,
     source_of,
     source_of_content,
     with_keys,
 )
-from sparkdl.ml.estimators.training import TrainingSummary
-from sparkdl.ml.scoring.columns import OutputColumn, class_outputs, mapped_outputs
-from sparkdl.ml.scoring.inputs import TEXT, input_columns
-from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
+from sparkdl.ml.summary import History, TrainingSummary
 
 MODEL = "model"
 """The content of a saved stage that is its model."""

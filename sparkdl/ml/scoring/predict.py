@@ -14,10 +14,10 @@ from pyspark.sql.types import StructType
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import Keep, arrow_schema, result_schema
 from sparkdl.driver.payload import culprits, dumps
-from sparkdl.ml.estimators.params import TABLE
-from sparkdl.ml.estimators.source import ANY, Signature, Tensor, source_of_content
+from sparkdl.ml.params import TABLE
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.inputs import input_columns
+from sparkdl.ml.scoring.source import ANY, Signature, Tensor, source_of_content
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
 from sparkdl.values.ndarrays import Array

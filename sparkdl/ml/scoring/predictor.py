@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparkdl.core.errors import InferenceError
-from sparkdl.ml.estimators.source import Signature
+from sparkdl.ml.scoring.source import Signature
 from sparkdl.values.ndarrays import Array
 
 

@@ -26,8 +26,8 @@ import msgspec
 import psutil
 import pyarrow as pa
 
-from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring.columns import OutputColumn, type_decoded, type_encoded
+from sparkdl.ml.scoring.source import ModelSource
 from sparkdl.values.columns import convert
 from sparkdl.values.ndarrays import Array, nest
 

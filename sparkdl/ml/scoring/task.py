@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.core.errors import FeedTypeError, InferenceError, ScorerLostError
-from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring.client import ScorerClient
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.files import FileColumns, FileRows, runs
@@ -32,6 +31,7 @@ from sparkdl.ml.scoring.inputs import InputColumn, input_values, valid_rows
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.rows import Rows, ahead, chunks
 from sparkdl.ml.scoring.share import Sharing
+from sparkdl.ml.scoring.source import ModelSource
 from sparkdl.values.ndarrays import Array
 
 _CHUNK_ROWS = 1024

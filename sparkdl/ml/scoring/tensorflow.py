@@ -16,10 +16,10 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.scratch import scratch_folder
-from sparkdl.ml.estimators.keras_model import layer_names, output_names, trained
-from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
+from sparkdl.ml.scoring.keras_objects import layer_names, output_names, trained
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
+from sparkdl.ml.scoring.source import ModelSource, Signature, Tensor
 from sparkdl.values.ndarrays import Array
 
 _DEFAULT_KEY = "serving_default"

@@ -20,9 +20,9 @@ from sparkdl.core.errors import (
     FrameworkMissingError,
     InferenceError,
 )
-from sparkdl.ml.estimators.source import NUMBER, ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
+from sparkdl.ml.scoring.source import NUMBER, ModelSource, Signature, Tensor
 from sparkdl.storage.systems import locate, open_storage
 from sparkdl.values.ndarrays import Array
 

@@ -15,19 +15,19 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.columns import named
-from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.persistence import Contents, read_path
-from sparkdl.ml.estimators.source import (
+from sparkdl.ml.persistence import Contents, read_path
+from sparkdl.ml.scoring.columns import OutputColumn, declared_outputs, mapped_outputs
+from sparkdl.ml.scoring.describe import signature_of
+from sparkdl.ml.scoring.inputs import named
+from sparkdl.ml.scoring.model import MODEL, NetworkModel, Parts
+from sparkdl.ml.scoring.predict import SCORE_ROWS
+from sparkdl.ml.scoring.source import (
     Format,
     ModelSource,
     Signature,
     source_of_content,
     torch_source,
 )
-from sparkdl.ml.scoring.columns import OutputColumn, declared_outputs, mapped_outputs
-from sparkdl.ml.scoring.model import MODEL, NetworkModel, Parts
-from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.torch import module_content, module_of, module_signature, plain
 
 

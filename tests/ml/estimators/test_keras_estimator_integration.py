@@ -23,7 +23,7 @@ from sparkdl.ml.estimators import keras_estimator, network
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.estimators.keras_model import inputs_of, keras_inputs_by_column, with_softmax
-from sparkdl.ml.estimators.keras_objects import saved
+from sparkdl.ml.scoring.keras_objects import saved
 from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
 from tests.doubles.programs import output_of

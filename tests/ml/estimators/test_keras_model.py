@@ -17,13 +17,12 @@ from sparkdl.ml.estimators.keras_model import (
     class_labels,
     from_config,
     inputs_of,
-    trained,
 )
-from sparkdl.ml.estimators.keras_objects import checked_file, loaded, registered, saved
 from sparkdl.ml.estimators.keras_train import Fitting, _weight, arranged
-from sparkdl.ml.estimators.persistence import CODE, packed_code
-from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.jobs.keras import _joined
+from sparkdl.ml.persistence import CODE, packed_code
+from sparkdl.ml.scoring.keras_objects import checked_file, loaded, registered, saved, trained
+from sparkdl.ml.scoring.source import Tensor
 from sparkdl.ml.scoring.tensorflow import keras_predictor
 
 pytestmark = pytest.mark.tensorflow

@@ -14,9 +14,9 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators.columns import Columns, EarlyStopping
-from sparkdl.ml.estimators.namespace import Namespace
-from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.estimators.torch_train import TorchTask, train
+from sparkdl.ml.namespace import Namespace
+from sparkdl.ml.scoring.source import Signature
 from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
 from tests.doubles.lazy import Lazy
 from tests.ml.torch_fits import SEED, Alone, X, Y, alone, net, weights_of

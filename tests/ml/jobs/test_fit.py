@@ -15,10 +15,10 @@ import pytest
 from pyspark.ml.linalg import DenseVector, SparseVector
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
-from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.jobs.rows import Column, Rows, num_steps, read_sample, store
 from sparkdl.ml.jobs.spark import _explained
 from sparkdl.ml.jobs.task import Sum, added, num_groups, pack, total, unpack
+from sparkdl.ml.scoring.source import Tensor
 from sparkdl.node.task import Problem
 from sparkdl.values.ndarrays import store_vectors
 from tests.doubles.programs import output_of

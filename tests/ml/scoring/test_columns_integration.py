@@ -9,8 +9,8 @@ import pytest
 from pyspark.ml.linalg import VectorUDT
 
 from sparkdl.core.errors import ConfigError, InferenceError
-from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.scoring.columns import class_outputs, mapped_outputs
+from sparkdl.ml.scoring.source import Signature, Tensor
 
 pytestmark = pytest.mark.usefixtures("spark_ml")  # which reads types that are declared
 

@@ -11,7 +11,6 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.scoring.inputs import (
     InputColumn,
     input_columns,
@@ -19,6 +18,7 @@ from sparkdl.ml.scoring.inputs import (
     tensor_values,
     valid_rows,
 )
+from sparkdl.ml.scoring.source import Signature, Tensor
 
 VECTOR = pa.struct(
     [

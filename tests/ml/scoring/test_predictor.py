@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import ConfigError, InferenceError
-from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.source import (
+from sparkdl.ml.scoring.describe import signature_of
+from sparkdl.ml.scoring.function import load_function
+from sparkdl.ml.scoring.held import load, predictor
+from sparkdl.ml.scoring.source import (
     ModelSource,
     Signature,
     Tensor,
     source_of,
     source_of_content,
 )
-from sparkdl.ml.scoring.function import load_function
-from sparkdl.ml.scoring.held import load, predictor
 from tests.doubles.programs import output_of
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
@@ -117,8 +117,8 @@ class saving:
     code = f"""
 import sys
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.describe import signature_of
-from sparkdl.ml.estimators.source import source_of
+from sparkdl.ml.scoring.describe import signature_of
+from sparkdl.ml.scoring.source import source_of
 
 print(signature_of(source_of({saved.exported!r})).inputs[0])
 sys.path.insert(0, {str(tmp_path)!r})  # a process that is asked has this Keras, and fails soon

@@ -19,7 +19,6 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
-from sparkdl.ml.estimators.source import ANY, ModelSource, Tensor, source_of_content
 from sparkdl.ml.scoring.client import ScorerClient, _start
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.held import load
@@ -27,6 +26,7 @@ from sparkdl.ml.scoring.inputs import InputColumn
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.protocol import Start
 from sparkdl.ml.scoring.share import Share, Sharing
+from sparkdl.ml.scoring.source import ANY, ModelSource, Tensor, source_of_content
 from sparkdl.ml.scoring.task import Score, ScoreStructs
 from sparkdl.ml.scoring.torch import module_content
 from tests.ml import torch_models

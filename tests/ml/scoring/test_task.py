@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import FeedTypeError, InferenceError
-from sparkdl.ml.estimators.source import ANY, Tensor, source_of, source_of_content
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.inputs import InputColumn
 from sparkdl.ml.scoring.rows import Rows, ahead, chunks
+from sparkdl.ml.scoring.source import ANY, Tensor, source_of, source_of_content
 from sparkdl.ml.scoring.task import Score, ScoreBatches, ScoreStructs
 from tests.ml.conftest import Saved
 

@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError, InferenceError
-from sparkdl.ml.estimators.source import (
+from sparkdl.ml.scoring.columns import OutputColumn
+from sparkdl.ml.scoring.held import load
+from sparkdl.ml.scoring.inputs import InputColumn
+from sparkdl.ml.scoring.source import (
     NUMBER,
     ModelSource,
     Tensor,
     source_of_content,
     torch_source,
 )
-from sparkdl.ml.scoring.columns import OutputColumn
-from sparkdl.ml.scoring.held import load
-from sparkdl.ml.scoring.inputs import InputColumn
 from sparkdl.ml.scoring.task import Score, ScoreStructs
 from sparkdl.ml.scoring.torch import module_content
 from tests.ml.torch_models import KINDS, named, two_in_two_out

@@ -28,9 +28,9 @@ from sparkdl.driver.executors.sessions import session_of
 from sparkdl.horovod.spark.common.backend import SparkBackend
 from sparkdl.horovod.spark.common.params import EstimatorParams, ModelParams
 from sparkdl.horovod.spark.common.store import Store
-from sparkdl.ml.estimators.persistence import Contents, Saved, packed_code, unpacked_code
-from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.estimators.training import check_columns, column
+from sparkdl.ml.persistence import Contents, Saved, packed_code, unpacked_code
+from sparkdl.ml.scoring.source import Signature
 
 _SAMPLE_ROWS = 100
 """So many rows show the types of what `transformation_fn` returns."""

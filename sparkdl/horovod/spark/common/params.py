@@ -14,7 +14,7 @@ from pyspark.ml.param import TypeConverters
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spelling import did_you_mean
-from sparkdl.ml.estimators.params import HasParams, Row
+from sparkdl.ml.params import HasParams, Row
 
 _int, _text, _bool = TypeConverters.toInt, TypeConverters.toString, TypeConverters.toBoolean
 _texts = TypeConverters.toListString

@@ -19,8 +19,8 @@ import cloudpickle
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkdlError, in_words
 from sparkdl.core.imports import quick_imports
 from sparkdl.core.paths import python_path
-from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature
 from sparkdl.ml.scoring.held import load
+from sparkdl.ml.scoring.source import TORCH, ModelSource, Signature
 
 _DEADLINE_S = 600.0
 

@@ -15,11 +15,11 @@ from pyspark.ml import PipelineModel
 from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators import persistence
+from sparkdl.ml import persistence
 from sparkdl.ml.estimators.estimator import TFEstimator
-from sparkdl.ml.estimators.persistence import read_path
-from sparkdl.ml.estimators.training import TrainingSummary
+from sparkdl.ml.persistence import read_path
 from sparkdl.ml.scoring.model import TFModel
+from sparkdl.ml.summary import TrainingSummary
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 

@@ -19,9 +19,9 @@ from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.feeds.coverage import READERS as FEED_READERS
 from sparkdl.driver.options import Observe
-from sparkdl.ml.estimators.namespace import Namespace
-from sparkdl.ml.estimators.source import STRATEGIES
+from sparkdl.ml.namespace import Namespace
 from sparkdl.ml.scoring.share import MODEL_PER
+from sparkdl.ml.scoring.source import STRATEGIES
 from sparkdl.ml.scoring.transform import READERS
 
 T = TypeVar("T")

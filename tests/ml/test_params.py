@@ -21,8 +21,8 @@ from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
 from sparkdl.ml.estimators.estimator import TFEstimator, launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
-from sparkdl.ml.estimators.namespace import Namespace
-from sparkdl.ml.estimators.params import TABLE
+from sparkdl.ml.namespace import Namespace
+from sparkdl.ml.params import TABLE
 from sparkdl.ml.scoring.model import KerasModel, TFModel
 from sparkdl.ml.scoring.torch_model import TorchModel
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
+from sparkdl.core.imports import advice_on_missing
 from sparkdl.core.scratch import scratch_folder
 
 Objects = Mapping[str, Any]
@@ -116,6 +119,24 @@ def loaded(source: bytes | Path | str, objects: Objects, compiles: bool = False)
             ) from error
 
 
+def trained(source: bytes | str, objects: bytes = b"") -> Any:
+    """Return the model of a `.keras` file, given as its content or its path, not compiled.
+
+    Args:
+        objects: the `packed_code` of those that the file may name: trust them.
+
+    Raises:
+        ConfigError: if Keras cannot make it.
+    """
+    try:
+        (known,) = cloudpickle.loads(objects) if objects else ({},)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the model cannot be made: {error}. {advice_on_missing(error)}"
+        ) from error
+    return loaded(source, known)
+
+
 def _short(error: Exception) -> str:
     """Return Keras' reason, without configurations, which may have thousands of lines."""
     # The innermost of several objects comes last.
@@ -123,3 +144,26 @@ def _short(error: Exception) -> str:
     text = re.split(r"Make sure custom classes|Full object config: |config=\{", text)[0]
     text = " ".join(text.split()).rstrip(". ")
     return text if len(text) <= 600 else f"{text[:300]} … {text[-300:]}"
+
+
+def layer_names(tensors: Sequence[Any]) -> list[str]:
+    """Return the names of the layers that make inputs or outputs of a Keras model.
+
+    A file keeps these. An input without a name is a tensor of another name than its layer, until
+    the model is loaded from a file.
+    """
+    return [tensor._keras_history.operation.name for tensor in tensors]
+
+
+def output_names(model: Any, count: int) -> list[str]:
+    """Return the names of a Keras model's outputs; numbers if unclear.
+
+    They are the keys of a dict, or those of the layers that the outputs come from.
+    """
+    if isinstance(output := getattr(model, "output", None), dict):  # a Sequential may have none
+        keys = {id(tensor): str(key) for key, tensor in output.items()}
+        return [keys[id(tensor)] for tensor in model.outputs]
+    names = layer_names(model.outputs)
+    if len(names) != count or len(set(names)) != count:
+        return [f"output_{place}" for place in range(count)]
+    return names
