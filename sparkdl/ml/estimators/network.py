@@ -46,15 +46,6 @@ _PICKLED = ("optimizer", "optimizer_args", "loss", "metrics", "trainer_args")
 """Parameters whose values may be objects; they are saved like the user's functions."""
 _ONE_VS_REST = "mc2b$"
 """The beginning of the labels' column that Spark's OneVsRest makes for a class."""
-_ADVICE = {
-    "steps_per_epoch": ". An epoch is a pass over the rows: fit(df.sample(…)) makes it shorter",
-    "transformation_fn": ". A Transformer before this stage changes rows, for transform as well",
-    "validation": ". Use validation_split=0.2, or validation_indicator_col='…'",
-    "feature_cols": ". Use features_col=[…]",
-    "label_cols": ". Use label_col=[…]",
-    "num_proc": ". Use num_workers=…",
-}
-"""Parameters of Keras' `fit` and of Horovod's estimators, with their equivalents here."""
 
 
 class NetworkEstimator(Estimator[M], HasParams, Saved):
@@ -69,7 +60,7 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         self._set_table_defaults(batch_size=_BATCH_ROWS)
         if unknown := [name for name in params if not self.hasParam(name)]:
             known = ["model", "callbacks", *(param.name for param in self.params)]
-            advice = _ADVICE.get(unknown[0]) or did_you_mean(unknown[0], known)
+            advice = did_you_mean(unknown[0], known)
             raise ConfigError(
                 f"{type(self).__name__} has no parameter {', '.join(map(repr, unknown))}; it has "
                 f"{', '.join(known)}{advice}"

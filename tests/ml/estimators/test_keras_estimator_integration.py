@@ -263,7 +263,6 @@ unchecked: Any = KerasEstimator
     [
         (lambda: unchecked(classifier, gone=1), "no parameter 'gone'"),
         (lambda: unchecked(classifier, batchSize=1), "did you mean 'batch_size'"),
-        (lambda: unchecked(classifier, steps_per_epoch=1), "An epoch is a pass over the rows"),
         (lambda: KerasEstimator(classifier, validation_split=1.0), "at least 0 and below 1"),
         (lambda: unchecked(classifier, verbose=3), "verbose=3 must be 0"),
         (lambda: KerasEstimator(classifier, features_col=[]), "features_col=.* must name a column"),
