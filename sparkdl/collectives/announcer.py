@@ -148,13 +148,12 @@ class Announcer:
         """Return a message from each connection; one that is closed meanwhile is an error."""
         deadline, found = Deadline.after(self._timeout_s), dict[int, bytes]()
         while len(found) < len(self._ranks):
-            ready = wait([*self._ranks], max(_LAST_S, deadline.remaining_s))
+            ready = {*wait([*self._ranks], max(_LAST_S, deadline.remaining_s))}
             if not ready:
                 raise TimeoutError(f"ranks {sorted({*self._ranks.values()} - {*found})} wait")
-            for link, rank in self._ranks.items():
-                if link in ready:
-                    self._peer = rank
-                    found[rank] = link.recv_bytes()
+            for link in (each for each in self._ranks if each in ready):
+                self._peer = self._ranks[link]
+                found[self._peer] = link.recv_bytes()
         return found
 
     def close(self) -> None:
