@@ -60,3 +60,13 @@ def test_program_for_horovod_runs_after_one_change(
         assert found, said
         assert float(found[1]) > 0.9
         assert size == 1 or "models are the same: True" in said
+
+
+def test_commit_of_other_attributes_is_refused() -> None:
+    from sparkdl.horovod.common.elastic import ObjectState
+
+    state = ObjectState(epoch=0)
+    with pytest.raises(ConfigError, match="'step', which this ObjectState has not"):
+        state.load_snapshot({"step": 1})
+    state.load_snapshot({"epoch": 3})
+    assert state.epoch == 3
