@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import runpy
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,27 +35,6 @@ def test_process_that_sparkdl_has_not_started_is_alone() -> None:
             hvd.init(comm=[0, 1])
     finally:
         hvd.shutdown()
-
-
-def test_program_for_horovod_runs_after_one_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import sparkdl.horovod.torch as hvd
-
-    text = (Path(__file__).parent / "programs" / "mnist_style.py").read_text(encoding="utf-8")
-    program = tmp_path / "program.py"
-    program.write_text(re.sub(r"\bhorovod\b", "sparkdl.horovod", text), encoding="utf-8")
-    for size, args in ((2, ["--num-proc=2", "--hosts=localhost:2"]), (1, [])):
-        monkeypatch.setattr(sys, "argv", [str(program), *args])
-        try:
-            runpy.run_path(str(program), run_name="__main__")
-        finally:
-            hvd.shutdown()
-        said = capsys.readouterr().out
-        found = re.search(rf"accuracy ([\d.]+) on {size}$", said, re.MULTILINE)
-        assert found, said
-        assert float(found[1]) > 0.9
-        assert size == 1 or "models are the same: True" in said
 
 
 def test_commit_of_other_attributes_is_refused() -> None:
