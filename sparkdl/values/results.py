@@ -30,25 +30,6 @@ _SAME: dict[str, Callable[[pa.DataType], bool]] = {
     "date": pa.types.is_date32,
     "null": lambda _kind: True,
 }
-_SPARKS = {
-    "bool": "boolean",
-    "int8": "tinyint",
-    "int16": "smallint",
-    "int32": "int",
-    "int64": "bigint",
-    # Spark has no unsigned integers and no half floats: the next wider type holds the values.
-    "uint8": "smallint",
-    "uint16": "int",
-    "uint32": "bigint",
-    "halffloat": "float",
-    "float": "float",
-    "double": "double",
-    "string": "string",
-    "binary": "binary",
-    "date32[day]": "date",
-    "timestamp[us]": "timestamp_ntz",
-}
-"""Arrow's types, and those of Spark that hold their values."""
 _MAX_REPR = 60
 
 
@@ -66,69 +47,13 @@ def result_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
         batch: results as `encode_rows` encoded them.
 
     Raises:
-        InferenceError: if a result does not fit; it names the column and the value's type, and the
-            schema to write, if one fits these results.
+        InferenceError: if a result does not fit; it names the column and the value's type.
     """
-    try:
-        parts = _parts(batch, schema)
-        return [
-            _column(array, codec, field, parts is None)
-            for (array, codec), field in zip(parts or [_whole(batch)], schema, strict=True)
-        ]
-    except InferenceError as error:
-        if found := fitting_schema(batch, schema.names):
-            raise InferenceError(f"{error.args[0]}. These results fit schema={found!r}") from None
-        raise
-
-
-def fitting_schema(batch: pa.RecordBatch, declared: Sequence[str] = ()) -> str:
-    """Return the schema that results fit, as Spark writes it; empty if they do not say it.
-
-    Args:
-        batch: results as `encode_rows` encoded them.
-        declared: the names of columns, for results without names of their own.
-    """
-    encoded = row_schema(batch)
-    if encoded is None or not batch.num_columns:
-        return ""
-    names: Sequence[str] = batch.schema.names
-    if encoded.kind not in ("row", "dict"):
-        numbered = [f"_{place + 1}" for place in range(len(names))]
-        alone = ["prediction"] if encoded.kind == "value" else numbered
-        names = declared if len(declared) == len(names) else alone
-    found = []
-    for name, codec, column in zip(names, encoded.columns, batch.columns, strict=True):
-        try:
-            found.append((_quoted(name), _sparks(column, codec)))
-        except MisfitError:
-            return ""
-    kinds = {kind for _, kind in found}
-    if encoded.kind == "list" and len(kinds) == 1:  # whose length may be another in other rows
-        name = declared[0] if len(declared) == 1 else "prediction"
-        return f"{_quoted(name)} array<{kinds.pop()}>"
-    return ", ".join(f"{name} {kind}" for name, kind in found)
-
-
-def _quoted(name: str) -> str:
-    return name if name.isidentifier() else "`" + name.replace("`", "``") + "`"
-
-
-def _sparks(array: pa.Array, codec: Codec) -> str:
-    """Return the type of Spark's that encoded values fit.
-
-    Raises:
-        MisfitError: if they do not say it.
-    """
-    if codec.name == "ndarray" and pa.types.is_struct(array.type):
-        _expect(_are_flat(array), "arrays of several numbers of axes")
-        return f"array<{_sparks(array.field('data').flatten(), Codec('scalar'))}>"
-    if codec.name in ("list", "tuple", "ndarray") and is_list(array.type):
-        is_axis = codec.name == "ndarray" and is_list(array.type.value_type)
-        inner = codec.of[0] if codec.of else codec if is_axis else Codec("scalar")
-        return f"array<{_sparks(array.flatten(), inner)}>"
-    is_plain = codec.name in ("scalar", "float", "int", "datetime", *_SAME)
-    _expect(is_plain and str(array.type) in _SPARKS, "no type of Spark's")
-    return _SPARKS[str(array.type)]
+    parts = _parts(batch, schema)
+    return [
+        _column(array, codec, field, parts is None)
+        for (array, codec), field in zip(parts or [_whole(batch)], schema, strict=True)
+    ]
 
 
 def _whole(batch: pa.RecordBatch) -> tuple[Any, Codec | None]:

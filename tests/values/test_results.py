@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from datetime import date, datetime, timezone
+from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import Row
 
 from sparkdl.core.errors import InferenceError
-from sparkdl.values.results import fitting_schema, result_columns
+from sparkdl.values.results import result_columns
 from sparkdl.values.row_codec import encode_rows
 
 Point = namedtuple("Point", "x y")
@@ -152,39 +151,3 @@ def test_none_does_not_fit_what_is_declared_not_null() -> None:
     (batch,) = encode_rows([1, None])
     with pytest.raises(InferenceError, match=r"None in column 'y'.* NOT NULL"):
         result_columns(batch, pa.schema([pa.field("y", pa.int64(), nullable=False)]))
-
-
-FITTING: list[tuple[list[Any], str]] = [
-    ([1.5], "prediction double"),
-    ([1, None], "prediction bigint"),
-    ([True], "prediction boolean"),
-    ([np.uint8(200)], "prediction smallint"),
-    ([np.float16(0.5)], "prediction float"),
-    ([datetime(2026, 1, 2, 3)], "prediction timestamp_ntz"),
-    ([np.zeros(3, np.float32), np.zeros(2, np.float32)], "prediction array<float>"),
-    ([np.zeros((2, 2), np.int64)], "prediction array<array<bigint>>"),
-    ([[1.0], [2.0]], "prediction array<double>"),
-    ([[[1]], [[2, 3]]], "prediction array<array<bigint>>"),
-    ([(1, "a")], "_1 bigint, _2 string"),
-    ([Point(1, 0.5)], "_1 bigint, _2 double"),
-    ([Row(a=1, b=b"x")], "a bigint, b binary"),
-    ([{"a": date(2026, 1, 1), "b c": 2.0}], "a date, `b c` double"),
-]
-"""Results, and the schema that they say; a test with Spark reads it."""
-
-
-@pytest.mark.parametrize(("results", "expected"), FITTING)
-def test_misfit_says_the_schema_to_write(results: list[Any], expected: str) -> None:
-    (batch,) = encode_rows(results)
-    assert fitting_schema(batch) == expected
-    wrong = {"x": pa.struct({"y": pa.map_(pa.string(), pa.int64())})}
-    with pytest.raises(InferenceError, match=r"(?m) These results fit schema='.*'$"):
-        columns(results, **wrong)
-
-
-@pytest.mark.parametrize(
-    "results", [[None], [(), ()], [{"k": {"a": 1}}], [np.eye(2), np.ones((2, 3))]]
-)
-def test_misfit_says_no_schema_where_the_results_do_not(results: list[Any]) -> None:
-    for batch in encode_rows(results):
-        assert fitting_schema(batch) == ""

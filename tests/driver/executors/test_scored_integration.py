@@ -16,12 +16,8 @@ from pyspark.sql.types import ArrayType, FloatType, LongType, StructField, Struc
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.executors.scored import arrow_schema, result_schema
-from sparkdl.values.results import result_columns
-from sparkdl.values.row_codec import encode_rows
 from tests.doubles.sessions import LOCAL, SparkSessions
 from tests.driver.executors import map_funs
-from tests.values.test_results import FITTING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,17 +106,8 @@ def test_results_of_a_dataframe_need_a_schema_and_start_no_job(
         cluster.infer(frame, schema="id double")
     with pytest.raises(ConfigError, match="no schema of Spark"):
         cluster.infer(frame, schema="half doubl")
-    fits = r"has undeclared 'name'.* These results fit schema='half double, name string'"
-    with pytest.raises(PythonException, match=fits):
+    with pytest.raises(PythonException, match=r"has undeclared 'name'.* Name the same fields"):
         cluster.infer(frame, schema="half double").collect()
-
-
-@pytest.mark.usefixtures("spark_local")  # whose parser reads schemas
-def test_results_fit_the_schema_that_a_misfit_says() -> None:
-    for results, schema in FITTING:
-        for batch in encode_rows(results):
-            found = result_columns(batch, arrow_schema(result_schema(schema)))
-            assert [len(column) for column in found] == [len(results)] * len(found)
 
 
 def test_results_of_any_size_and_vectors_in(spark_local: SparkSession, scorer: Scorer) -> None:
