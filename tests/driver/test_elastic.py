@@ -23,7 +23,6 @@ from sparkdl.driver.lifecycle.transitions import begin, step
 from tests.doubles.machines import Played
 
 EXPIRED = states.DeadlinePassed()
-KILLED = ("signal", 9)
 RECOVERY = {each.name for each in fields(Recovery)}
 
 
@@ -131,18 +130,6 @@ def test_second_restart_in_a_row_is_held_back_and_children_come_up_meanwhile() -
     assert sent(play.expire(), msg.Begin) == ["a", "b", "c"]
 
 
-def test_child_that_dies_before_the_world_began_is_another_restart() -> None:
-    play = Play()
-    play.say(play.broke("b"))
-    play.expire()
-    actions = play.say(play.broke("c", 1))
-    assert isinstance(play.state, states.Gathering)
-    assert (play.state.generation, play.state.is_held) == (2, True)
-    assert sent(actions, msg.NewRound) == ["a", "b", "c"]
-    play.say(*(play.offered(i, 2) for i in "abc"))
-    assert resumes(play.expire()) == {Resume(2)}
-
-
 def test_lost_node_is_brought_back_and_told_of_the_round() -> None:
     play = Play()
     play.say(play.left("b"))
@@ -151,14 +138,6 @@ def test_lost_node_is_brought_back_and_told_of_the_round() -> None:
     play.say(play.offered("a", 1), play.offered("c", 1))
     assert sent(play.say(play.joined("b2")), msg.NewRound) == ["b2"]
     assert sent(play.say(play.offered("b2", 1)), msg.Begin) == ["a", "c", "b2"]
-
-
-def test_nodes_that_are_lost_during_a_restart_are_brought_back_as_well() -> None:
-    play = Play()
-    play.say(play.left("b"))
-    play.expire()
-    assert play.say(play.left("c")) == [states.Relaunch(play.spec.nodes[1:])]
-    assert play.say(states.LaunchBroke(LaunchError("no"))) == [states.Relaunch(play.spec.nodes[1:])]
 
 
 def test_node_that_does_not_come_back_is_the_end_with_the_first_failure_as_cause() -> None:
@@ -195,19 +174,6 @@ def test_world_goes_on_with_fewer_nodes_and_grows_at_a_checkpoint() -> None:
     actions = play.say(*(play.offered(i, 2) for i in ("a", "c", "b2")))
     assert sent(actions, msg.Begin) == ["a", "c", "b2"]
     assert resumes(actions) == {Resume(1, two)}, "growing is no restart"
-
-
-def test_newcomer_that_goes_again_neither_fails_nor_delays_the_others() -> None:
-    play = Play(min_nodes=2)
-    play.say(play.left("b"))
-    play.expire()
-    play.say(play.offered("a", 1), play.offered("c", 1))
-    play.expire()
-    play.say(play.joined("b2"), play.left("b2"))
-    assert isinstance(play.state, states.Running)
-    play.say(play.joined("b3"), states.CheckpointMade(CheckpointRef("/c/1", 1, 1)))
-    play.say(play.offered("a", 2), play.left("b3"))
-    assert sent(play.say(play.offered("c", 2)), msg.Begin) == ["a", "c"]
 
 
 @pytest.mark.parametrize(

@@ -31,16 +31,6 @@ def hang_of(*rounds: tuple[health.Progress, ...], every_s: float = 10.0) -> heal
     return hang
 
 
-def test_nobody_is_behind_where_all_are_at_the_same_step() -> None:
-    hang = hang_of((ONE, TWO))
-    assert hang
-    assert (hang.behind, hang.ahead) == ((ONE, TWO), ())
-    assert hang.describe() == (
-        "no step, no row and no exit in any node for 60 s; all nodes that train at step 7"
-    )
-    assert hang.message(ONE) == "made no progress for 60 s, at step 7"
-
-
 def test_node_that_alone_has_not_returned_is_named() -> None:
     hang = hang_of((ONE, TWO), (TWO,))
     assert hang
@@ -101,12 +91,6 @@ def test_nodes_that_have_read_all_wait_for_the_next_feed_and_do_not_hang() -> No
     idle = replace(ONE, is_idle=True), replace(TWO, is_idle=True)
     assert hang_of(idle) is None
     assert hang_of((idle[0], TWO)), "one of them has rows"
-
-
-def test_new_world_begins_to_count_anew() -> None:
-    watch, _ = health.look(health.Watch(), 0, (ONE,), 0.0, TIMEOUT_S)
-    watch, hang = health.look(watch, 1, (ONE,), 100.0, TIMEOUT_S)
-    assert (watch.since_s, hang) == (100.0, None)
 
 
 def test_driver_that_stood_still_itself_blames_nobody() -> None:

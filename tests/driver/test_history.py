@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from sparkdl.driver import events
-from sparkdl.driver.history import MAX_POINTS, Clusters, History
+from sparkdl.driver.history import MAX_POINTS, History
 
 NAMES = ("worker:0", "worker:1", "worker:2")
 
@@ -164,18 +164,6 @@ def test_a_day_of_64_nodes_is_kept_in_bounded_room() -> None:
     assert made.samples.series.columns["time_s"][-1] > 23.9 * 3600
     assert {len(column) for column in made.samples.series.columns.values()} == {points}
     assert len(made.checkpoints) <= 1000
-
-
-def test_newest_cluster_is_shown_unless_another_is_named_and_few_are_kept() -> None:
-    clusters = Clusters()
-    assert clusters.get() is None
-    for number in range(50):
-        clusters.add(events.Launched(f"c{number}", float(number), "plain", NAMES))
-    assert len(clusters.histories) == 20
-    newest, named, gone = clusters.get(), clusters.get("c40"), clusters.get("c1")
-    assert (newest and newest.launched.cluster) == "c49"
-    assert (named and named.launched.cluster) == "c40"
-    assert gone is newest
 
 
 def test_what_nodes_take_is_a_mean_of_those_that_have_a_process_in_gib_and_percent() -> None:

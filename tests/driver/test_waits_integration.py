@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import sparkdl
-from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.options import Feeding
 from sparkdl.driver import waits
 from sparkdl.driver.events import Sampled
@@ -165,24 +164,6 @@ def test_training_that_the_feed_holds_up_is_said_to_wait_for_it(
         feeding.result(SOON_S)
     assert len(waits_of) == nodes
     assert min(waits_of) > 0
-
-
-@pytest.mark.deep
-@pytest.mark.tensorflow
-@pytest.mark.timeout(300)
-def test_node_that_computes_while_a_thread_of_tf_data_looks_for_rows_is_not_said_to_wait() -> None:
-    is_over = threading.Event()
-    with launch(fit_with_keras, 1000, 1, framework="tensorflow") as cluster:
-        history, said = launched(cluster), list[str]()
-        feeding = cluster.feed_async(slow_rows(0.1, is_over))
-        assert looked(lambda: "%" in look(cluster, history))
-        looked(lambda: said.append(look(cluster, history)), within_s=15.0)
-        is_over.set()
-        cluster.abort()
-        with pytest.raises(FeedClosedError, match="shut down while it was being fed"):
-            feeding.result(SOON_S)
-    assert len(said) > 10
-    assert said[-1].startswith("Training does not wait for the feed")
 
 
 def step_with_torch(ctx: NodeContext, end: Path) -> Iterator[int]:

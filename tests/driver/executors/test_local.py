@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -169,21 +168,6 @@ def test_nodes_die_with_the_driver() -> None:
         them = node_processes(run)
         run.kill()
         assert all_gone(them, within_s=5)
-
-
-@pytest.mark.parametrize("program", ["feeds", "feeds_in_vain", "waits"])
-def test_interrupt_ends_everything_in_order(program: str) -> None:
-    """Ctrl-C in a terminal, or in a notebook."""
-    with start_driver(program) as run:
-        them = node_processes(run)
-        assert run.stdout
-        assert run.stdout.readline() == "now\n"
-        run.send_signal(signal.SIGINT)
-        out, err = run.communicate(timeout=2 * SOON_S)
-        assert err.splitlines()[-1].startswith("KeyboardInterrupt")
-        assert out == "Stopped\n"
-        assert run.returncode in (-signal.SIGINT, 130)
-        assert all_gone(them, within_s=0)
 
 
 def test_partition_of_which_the_reading_was_cancelled_has_not_ended() -> None:

@@ -16,7 +16,7 @@ from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab
 from tests.doubles.map_funs import count_rows
-from tests.doubles.meetings import STEP_S, WIDE, Meetings, meet, parts, train
+from tests.doubles.meetings import STEP_S, Meetings, meet, parts, train
 from tests.doubles.nodes import SOON_S, launch
 
 TAILS: tuple[Tail, ...] = ("short", "pad", "drop", "carry")
@@ -170,60 +170,6 @@ def test_feed_that_timed_out_names_node_and_step_and_the_cluster_is_fed_again(
     first, second = steps_of(results)
     assert first == second
     assert used_once([node[-1] for node in results], 65)
-
-
-def late_and_slow(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
-    """As `train`, but one node begins when its memory has long been full, and idles at steps."""
-    if ctx.rank == 1:
-        meet(args["held"])
-    return train(args, ctx)
-
-
-@pytest.mark.parametrize("tail", ["short", "carry"])
-def test_worker_that_begins_late_and_a_straggling_partition_leave_nodes_in_step(
-    disk: Lab, feed: str, tail: Tail
-) -> None:
-    with Meetings() as meetings, Meetings(2) as held:
-
-        def rows() -> Iterator[dict[str, Any]]:
-            for x in range(3000):
-                if x == 2000:  # others are read meanwhile
-                    meet(held.port)
-                yield {"x": x, "f": bytes(8 * WIDE)}
-
-        ports = {"port": meetings.port, "held": held.port}
-        disk.begin(late_and_slow, {**ports, "feed": feed, "tail": tail})
-        report = disk.cluster.feed(rows(), 1, feed, STEP_S)
-        results = disk.ended(feed)
-    assert report.rows_fed == 3000
-    first, second = steps_of(results)
-    assert first == second
-    assert used_once([node[0] for node in results], 3000) or tail == "carry"
-
-
-def two_feeds(args: list[str], ctx: NodeContext) -> list[list[int]]:
-    """Train and evaluate by turns."""
-    training, evaluation = (ctx.batches(8, ["x"], feed=feed, even=True) for feed in args)
-    return [
-        [sum(len(batch["x"]) for batch in each) for each in (training, evaluation)]
-        for _ in range(3)
-    ]
-
-
-@whatever_the_budget
-def test_evaluation_is_fed_beside_training(nodes: Lab, feed: str) -> None:
-    names = [feed, f"{feed} eval"]
-    nodes.begin(two_feeds, names)
-    evaluating = nodes.cluster.feed_async(parts(301, 3), 3, names[1], STEP_S)
-    training = nodes.cluster.feed(parts(1, 700), 3, feed, STEP_S)
-    evaluated = evaluating.result(SOON_S)
-    results = nodes.results()
-    assert (training.rows_fed, evaluated.rows_fed) == (2103, 912)
-    # A node that has room when the other has none gets more rows; the other repeats one of its own.
-    for k, rows, report in ((0, 701, training), (1, 304, evaluated)):
-        counts = [sum(node[epoch][k] for node in results) for epoch in range(3)]
-        assert min(counts) >= rows
-        assert sum(counts) == 3 * rows + report.rows_padded
 
 
 def test_evaluator_is_fed_beside_the_workers() -> None:

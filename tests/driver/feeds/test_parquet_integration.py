@@ -108,22 +108,6 @@ def test_files_that_do_not_fit_are_read_for_each_epoch_or_again_from_disk(
     assert each_once(nodes.ended(feed), 1200)
 
 
-def test_files_may_be_named_in_every_way(roomy: Lab, feed: str, tmp_path: Path) -> None:
-    folder = write(tmp_path / "data", files=2)
-    files = sorted(folder.iterdir())
-    roomy.begin(read_all, feed)
-    for data in (
-        str(folder),
-        files,
-        [str(files[0]), str(files[1])],
-        sparkdl.parquet(folder, columns=["x"]),
-        list_files(str(folder), ["x"]),
-    ):
-        assert roomy.cluster.feed(data, feed=feed).rows_fed == 500
-    first, second = roomy.ended(feed)
-    assert Counter(first + second) == Counter([*range(500)] * 5)
-
-
 def test_vanished_file_is_an_error_that_names_node_and_file_and_ends_only_this_feed(
     roomy: Lab, feed: str, tmp_path: Path
 ) -> None:
@@ -136,23 +120,6 @@ def test_vanished_file_is_an_error_that_names_node_and_file_and_ends_only_this_f
     assert roomy.cluster.feed(good, 2, feed).epochs == 2
     fed = Counter(x for node in roomy.ended(feed) for x in node if x < 5000)
     assert fed == Counter([*range(1000)] * 2)
-
-
-def test_terminate_ends_the_reading(little: Lab, feed: str, tmp_path: Path) -> None:
-    def first_rows(feed: str, ctx: NodeContext) -> list[int]:
-        data = ctx.get_data_feed(qname_in=feed)
-        if ctx.rank == 0:
-            data.next_batch(10)
-            data.terminate()
-        return read_all(feed, ctx)
-
-    folder = write(tmp_path / "data", rows=300, width=200)
-    more = write(tmp_path / "more", files=1, rows=20, start=5000)
-    little.begin(first_rows, feed)
-    assert little.cluster.feed(folder, 50, feed).epochs == 0
-    assert little.cluster.feed(more, 2, feed).epochs == 2
-    fed = Counter(x for node in little.ended(feed) for x in node if x >= 5000)
-    assert fed == Counter([*range(5000, 5020)] * 2)
 
 
 # asked for by user code

@@ -345,40 +345,6 @@ def test_rows_that_cannot_be_fetched_end_the_call() -> None:
     assert problem in str(answer.value)
 
 
-def test_shuffled_rows_are_dealt_anew_once_all_nodes_have_read_them() -> None:
-    play = Play()
-    begin, start = play.asked(epochs=2, shuffle="global")
-    assert begin == sent(FeedBegin("input", 0, 1, retain=True))
-    assert isinstance(start, fs.StartJob)
-    assert start.spec.keep
-    said = brought(play, 1, 5, 5)
-    assert [rows_granted(action) for action in said[:-1]] == [5, 5]
-    counted = {"cut": EpochCount(0, 5, is_whole=True), "rows_received": 5}
-    assert play.seen(counted, counted)[0] == sent(EpochEnd("input", 0, {0: 5, 1: 5}))
-    read = {"given": Given(5, epochs=1)}
-    assert play.seen(read, {"given": Given(5)}) == [], "one child may not have released its rows"
-    assert play.seen({}, read) == [sent(FeedBegin("input", 1, 1, start.spec.run))]
-    assert isinstance(play.state, fs.Opening)
-    play.spooled(5, 5, epoch=1)
-    *deal, cut = play.seen({"began": 1}, {"began": 1})
-    assert ([rows_granted(action) for action in deal], cut) == ([5, 5], sent(FeedCut("input", 1)))
-    again = {"cut": EpochCount(1, 5), "rows_received": 10}
-    play.seen(again, again)
-    last = {"given": Given(10, epochs=2)}
-    (answer,) = play.seen(last, last)
-    assert isinstance(answer, fs.Answer)
-    report = answer.value
-    assert isinstance(report, FeedReport)
-    assert (report.epochs, report.passes, report.rows_used) == (2, 1, 20)
-
-
-def rows_granted(action: fs.Action) -> int:
-    """Return how many rows a message assigns, which are read again later if any are."""
-    assert isinstance(action, fs.Send)
-    assert isinstance(action.message, Assign)
-    return sum(grant.rows for grant in action.message.grants)
-
-
 def test_rows_that_a_checkpoint_knows_by_sparks_numbers_cross_spark_and_a_warning_says_so() -> None:
     play = Play()
     coverage = FeedCoverage(0, {0: {0: {1: ((0, 5),)}}}, {0: CallShape(4)})

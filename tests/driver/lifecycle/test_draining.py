@@ -10,7 +10,7 @@ from sparkdl.control.messages import Begin, Detach, Drain, NewRound, Stop
 from sparkdl.core.world import CheckpointRef, Resume
 from sparkdl.driver.lifecycle import state as states
 from tests.driver.lifecycle.test_replacement import relaunched, released
-from tests.driver.test_elastic import EVALUATED, Play, resumes, said, sent
+from tests.driver.test_elastic import Play, resumes, said, sent
 
 MADE = states.CheckpointMade(CheckpointRef("/c/7", 7, 0))
 
@@ -79,12 +79,6 @@ def test_chief_leaves_only_for_a_successor() -> None:
     assert sent(play.say(MADE), Stop) == ["a"]
 
 
-def test_evaluator_is_not_asked_for_a_checkpoint() -> None:
-    play = Play(3, EVALUATED)
-    evaluator = next(i for i in "abc" if play.spec.nodes[play.node_id(i)].name == "evaluator:0")
-    assert sent(play.say(drains(evaluator)), Drain) == sorted({*"abc"} - {evaluator})
-
-
 def test_executor_that_ends_before_the_checkpoint_is_a_loss_that_its_successor_shortens() -> None:
     play = Play()
     play.say(drains("b"), play.joined("b2", "5.0"), play.offered("b2"), play.left("b"))
@@ -98,13 +92,6 @@ def test_one_successor_is_enough() -> None:
     play = Play()
     play.say(drains("b"), play.joined("b2", "5.0"))
     assert sent(play.say(play.joined("b3", "6.0")), Stop) == ["b3"]
-
-
-def test_each_notice_has_a_number_of_its_own_which_no_call_of_all_gather_has() -> None:
-    play = Play()
-    sends = [a for i in "bc" for a in play.say(drains(i)) if isinstance(a, states.Send)]
-    numbers = [send.message.number for send in sends if isinstance(send.message, Drain)]
-    assert numbers == [-1, -1, -1, -2, -2, -2]
 
 
 def test_nodes_are_asked_again_in_the_world_after_a_failure() -> None:

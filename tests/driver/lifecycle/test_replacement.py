@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparkdl.control.messages import Begin, Detach, Hello, NewRound, Stop
-from sparkdl.core.errors import LaunchError
+from sparkdl.control.messages import Begin, Detach, NewRound, Stop
 from sparkdl.core.world import CheckpointRef
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.transitions import begin
@@ -37,14 +36,6 @@ def come_back(play: Play, *agent_ids: str, generation: int = 1) -> list[states.A
 
 
 # who gives a slot back, and when
-
-
-def test_attached_nodes_keep_their_slots() -> None:
-    play = Play()
-    lose(play, "b")
-    actions = come_back(play, "a", "b2", "c")
-    assert sent(actions, Begin) == ["a", "c", "b2"]
-    assert not sent(actions, Detach)
 
 
 def test_nodes_that_are_waited_for_give_theirs_back_when_the_world_begins() -> None:
@@ -82,15 +73,6 @@ def test_detached_placement_gives_the_slots_back_when_the_first_world_begins() -
     assert not play.actions
     actions = play.say(*(play.offered(agent_id) for agent_id in "abc"))
     assert sent(actions, Begin) == sent(actions, Detach) == ["a", "b", "c"]
-
-
-def test_local_processes_have_no_slot_to_give_back() -> None:
-    play = Play(1, DETACHED)
-    hello = Hello(0, "", "a2", "here", 1, "x", "3", "process")
-    play.say(play.left("a"))
-    play.expire()
-    play.say(states.AgentJoined(hello))
-    assert not sent(play.say(play.offered("a2", 1)), Detach)
 
 
 # who brings nodes back then
@@ -139,11 +121,3 @@ def test_needed_roles_are_asked_for_before_others() -> None:
     play = Play(4, {"ps": 1}, min_nodes=2)
     lose(play, "d", "a")
     assert relaunched(play.actions) == ["ps:0", "worker:2"]
-
-
-def test_a_job_of_detached_nodes_that_has_ended_changes_nothing() -> None:
-    play = Play(options=DETACHED)
-    play.say(*(states.AgentDetached(agent_id) for agent_id in "abc"))
-    before = play.state
-    assert not play.say(states.LaunchBroke(LaunchError("the job of the nodes has ended")))
-    assert play.state == before

@@ -377,13 +377,6 @@ def test_a_standby_that_has_offered_lets_the_world_begin_when_it_is_promoted() -
     )
 
 
-def test_the_oldest_standby_of_the_node_is_promoted_and_no_other() -> None:
-    twins = (agent("a2"), B2, agent("b3"))
-    state, actions = step(with_agents(ALMOST, A, B, standbys=twins), left("b"), 10.0)
-    assert isinstance(state, states.Gathering)
-    assert (state.roster, actions) == (roster(A, B2, standbys=(twins[0], twins[2])), [])
-
-
 @pytest.mark.parametrize("node_id", [-1, 3, 99])
 def test_an_agent_of_no_node_never_gets_a_seat(node_id: int) -> None:
     stranger = states.AgentJoined(hello_of("x", node_id))
@@ -407,11 +400,6 @@ SECOND = states.Gathering(
 
 def test_a_lost_port_starts_another_round_for_everyone() -> None:
     assert step(LOST_PORT, EXPIRED, 10.0) == (SECOND, [RETRY, *to(msg.NewRound(1), "a", "b", "c")])
-
-
-def test_standbys_take_part_in_another_round() -> None:
-    before = with_agents(LOST_PORT, A, B, C, standbys=(B2,))
-    assert step(before, EXPIRED, 10.0)[1] == [RETRY, *to(msg.NewRound(1), "a", "b", "c", "b2")]
 
 
 def test_ports_may_be_lost_only_so_often() -> None:
