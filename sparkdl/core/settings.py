@@ -53,8 +53,13 @@ class Settings:
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
             raise ConfigError(f"max_restarts={self.max_restarts} must be 0 or more")
-        if self.recovery.on_hang == "restart" and not self.max_restarts:
+        if self.recovery.on_hang == "restart" and not self.can_restart:
             raise ConfigError("Recovery(on_hang='restart') needs max_restarts=1 or more")
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether a failure may be followed by a restart."""
+        return self.max_restarts > 0
 
 
 def _ports(name: str, text: str) -> tuple[int, ...]:

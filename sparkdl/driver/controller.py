@@ -82,7 +82,7 @@ class Controller:
         self.changed = Changed()
         self.view = View(begin(spec, time.monotonic(), checkpoint))
         # Otherwise no call is ever fed again, and its data need not stay.
-        keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
+        keeps = spec.settings.can_restart or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, CoverageStore(keeps))
         self._gatherings = Gatherings()
         self._executor = executor

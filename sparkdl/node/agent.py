@@ -91,7 +91,7 @@ class Agent:
         memory = feed_memory(settings.feeding.memory_nbytes)
         disk = feed_disk(settings.feeding.disk_nbytes, work_dir)
         # Without restarts, no later child would read the retained rows.
-        store = StoreLimits(memory, disk, work_dir, keeps=settings.max_restarts > 0)
+        store = StoreLimits(memory, disk, work_dir, keeps=settings.can_restart)
         trust = agent_spec.tls.trust if agent_spec.tls else None
         feed_spec = FeedSpec(*("", 0, "", (), agent_spec.token), trust=trust)
         names = tuple(node.name for node in spec.nodes)
@@ -414,7 +414,7 @@ async def _serve(agent_spec: AgentSpec, payload: bytes, work_dir: Path) -> int:
     agent = Agent(agent_spec, path, work_dir)
     await agent.run()
     # A status that is not 0 makes the task start another agent, which a restart can use.
-    return int(agent.was_cut_off and agent_spec.spec.settings.max_restarts > 0)
+    return int(agent.was_cut_off and agent_spec.spec.settings.can_restart)
 
 
 if __name__ == "__main__":

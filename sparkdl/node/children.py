@@ -63,7 +63,7 @@ class NodeChild:
         self._child_spec = ChildSpec(spec.framework, environment, spec.preload, node.name)
         # YARN counts pages that processes share for each of them, and ends a container by the sum.
         has_server = CAN_FORK and not Environment.read().is_yarn
-        self._forks = has_server and spec.settings.max_restarts > 0
+        self._forks = has_server and spec.settings.can_restart
         self.rank, self.resume = -1, FIRST_TIME
         self._start(0)
         self._beat()

@@ -198,8 +198,8 @@ class SparkExecutor(Executor):
                 _log.debug("The job of the nodes failed", exc_info=True)
                 problem: SparkdlError | None = explain_job_failure(error)
             else:  # a node may have been lost meanwhile
-                has_restarts = spec.settings.max_restarts > 0
-                problem = LaunchError("the job of the nodes has ended") if has_restarts else None
+                ended = LaunchError("the job of the nodes has ended")
+                problem = ended if spec.settings.can_restart else None
             with self._lock:
                 carried.clear()  # before `on_broken`, which asks whether a job brings them back
             if problem is not None:

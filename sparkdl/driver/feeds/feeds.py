@@ -66,7 +66,7 @@ class Feeds:
             coordinator=coordinator,
             trust=controller.server.tls.trust if controller.server.tls else None,
         )
-        if settings.max_restarts:
+        if settings.can_restart:
             # Feeders of inference wait for the next generation: its back-off, and the wait for lost
             # nodes.
             patience_s = settings.recovery.wait_s + 2 * MAX_BACKOFF_S

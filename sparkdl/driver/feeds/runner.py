@@ -304,7 +304,7 @@ class FeedRunner:
         patience_s = driver_patience_s(settings.lease_s, len(self._controller.spec.nodes))
         answer_s = patience_s + REASON_S
         # Only a restart makes up for the longer wait: without one the call fails in any case.
-        reason_s = answer_s if settings.max_restarts else REASON_S
+        reason_s = answer_s if settings.can_restart else REASON_S
         nodes = nodes_now(self._controller.view, name)
         return fs.Idle(fs.Feed(self._coverage.history(name), spec, reason_s, answer_s, nodes))
 

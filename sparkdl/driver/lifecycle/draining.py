@@ -43,7 +43,7 @@ def noted(state: R, event: ExecutorsDrain, now_s: float) -> Step[R]:
     text = f"Spark decommissions the executors of {names}: all nodes are asked for a checkpoint"
     actions: list[Action] = [Warn(text)]
     # Without restarts no second agent could take the seat.
-    if roster.spec.settings.max_restarts:
+    if roster.spec.settings.can_restart:
         actions += [*map(ForgetTask, nodes), Relaunch(nodes)]
     return _asked(after, actions) if isinstance(after, Running) else (after, actions)
 
@@ -52,7 +52,7 @@ def leaving(state: Running) -> list[Agent]:
     """Return the agents on such executors if the others can continue at once; else none."""
     roster, settings = state.roster, state.roster.spec.settings
     found, least = _drained(roster), settings.recovery.min_nodes
-    if not found or not settings.max_restarts:
+    if not found or not settings.can_restart:
         return []
     there = {each.hello.node_id for each in roster.standbys if not roster.drains(each)}
     lost = {each.hello.node_id for each in found} - there

@@ -100,7 +100,7 @@ def decide(
     if lost_ports:
         return Fail(f"ports were lost to other processes {history.port_retries + 1} times in a row")
     # Without a reason in the error: the user asked for no restarts.
-    if not settings.max_restarts:
+    if not settings.can_restart:
         return Fail()
     cause = min(failures, key=lambda failure: failure.order)
     if cause.kind == "hang" and settings.recovery.on_hang != "restart":

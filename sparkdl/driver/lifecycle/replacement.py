@@ -56,7 +56,7 @@ def has_begun(state: Gathering | Running) -> bool:
     """Whether nodes that are missing were there before, and are to come back."""
     # Until the first world the job of the launch itself still brings the missing nodes.
     is_first = isinstance(state, Gathering) and not state.failures and state.world is None
-    return not is_first and state.roster.spec.settings.max_restarts > 0
+    return not is_first and state.roster.spec.settings.can_restart
 
 
 def is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> bool:
