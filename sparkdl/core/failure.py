@@ -102,7 +102,8 @@ class Failure:
         parts = [self.headline()]
         if self.traceback:
             parts.append(self.traceback.rstrip())
-        hint = _HINTS.get(self.kind) or _hint_for(self.traceback)
+        found = (hint for like, hint in _TRACEBACK_HINTS.items() if like.search(self.traceback))
+        hint = _HINTS.get(self.kind) or next(found, "")
         # An unknown exit status is no evidence of a signal, which the hint for this kind explains.
         if self.kind == "signal" and self.signal_number is None:
             hint = ""
@@ -129,10 +130,6 @@ class Failure:
         if self.kind == "hang":
             return f"hung: it {self.message}"
         return f"failed: {self.message}"
-
-
-def _hint_for(traceback: str) -> str:
-    return next((hint for like, hint in _TRACEBACK_HINTS.items() if like.search(traceback)), "")
 
 
 def status_in_words(status: int) -> str:
