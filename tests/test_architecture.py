@@ -133,7 +133,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "petastorm": 700,
     "storage": 1_360,
     "tfos": 1_750,
-    "values": 2_090,
+    "values": 2_010,
 }
 
 FORBIDDEN = {  # calls, and what to write instead; ruff knows others (pyproject.toml)
