@@ -90,13 +90,6 @@ def large_or_none(is_large: bool) -> Any:
     return place, lambda: b"s" * 20_000_000
 
 
-_EXITED = (
-    "^Horovod detected that one or more processes exited with non-zero status, thus causing the "
-    "job to be terminated. The first process to do so was:\nProcess name: 0\nExit code: 1\n"
-    r"worker:0 .* raised LookupError: nothing there"
-)
-
-
 def prints(is_bad: bool) -> dict[str, str]:
     print("running")
     print("error line", file=sys.stderr)
@@ -120,9 +113,10 @@ def test_processes_know_their_place_before_init_and_print_to_two_streams() -> No
     ]
 
 
-def test_failed_process_is_told_in_horovods_words() -> None:
+def test_failed_process_is_an_error_with_its_exception() -> None:
     stderr = io.StringIO()
-    with pytest.raises(NodeFailedError, match=_EXITED) as info:
+    text = "worker:0 .* raised LookupError: nothing there"
+    with pytest.raises(NodeFailedError, match=text) as info:
         sparkdl.horovod.run(prints, (True,), stderr=stderr, prefix_output_with_timestamp=True)
     assert info.value.root_cause.exception_type == "builtins.LookupError"
     assert "\u2063" not in str(info.value)
@@ -131,8 +125,8 @@ def test_failed_process_is_told_in_horovods_words() -> None:
     )
 
 
-def test_processes_that_do_not_start_are_told_in_horovods_words() -> None:
-    text = r"^Timed out waiting for Spark tasks to start\.\n0 of 1 nodes came up within 0\.01 s"
+def test_processes_that_do_not_start_in_time_are_an_error() -> None:
+    text = r"0 of 1 nodes came up within 0\.01 s"
     with pytest.raises(ReservationTimeoutError, match=text):
         sparkdl.horovod.run(os.getpid, start_timeout=0.01, verbose=0)
 

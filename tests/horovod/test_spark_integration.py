@@ -28,9 +28,8 @@ def test_run_takes_the_active_session(spark_local: SparkSession) -> None:
     assert found == [(0, 7), (1, 7)]
 
 
-def test_too_few_slots_are_told_in_horovods_words(spark_local: SparkSession) -> None:
-    text = r"^Timed out waiting for Spark tasks to start\.\n99 nodes need 99 task slots"
-    with pytest.raises(ConfigError, match=text):
+def test_too_few_slots_are_an_error_before_the_start(spark_local: SparkSession) -> None:
+    with pytest.raises(ConfigError, match="99 nodes need 99 task slots"):
         run(place, args=(5,), num_proc=99, verbose=0)
     with pytest.raises(ConfigError, match=r"^env="):
         run(place, num_proc=99, env={"A": 1})  # type: ignore[dict-item]

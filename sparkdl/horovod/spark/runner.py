@@ -12,27 +12,24 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeoutError
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import context_of
 from sparkdl.core.namesakes import missing_name
 from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.driver.executors.sessions import session_of
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe, reads_own_data
-from sparkdl.driver.slots.placement import needs
 from sparkdl.horovod.spark.task import Task, unpacked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sparkdl.core.failure import Failure
     from sparkdl.driver.options import LogLine
 
 _log = logging.getLogger(__name__)
@@ -92,16 +89,14 @@ def run(  # noqa: PLR0913 (Horovod's options)
         ConfigError: for `use_mpi`, `nics` or `executable`; if an argument is invalid, or Spark has
             too few task slots.
         ReservationTimeoutError: if not all processes were there in time.
-        NodeFailedError: if a process failed; a RuntimeError, as in Horovod. This error, the one
-            before and the one about slots begin with Horovod's text. Errors of `sparkdl.launch`
-            pass through.
+        NodeFailedError: if a process failed; a RuntimeError, as in Horovod. Errors of
+            `sparkdl.launch` pass through.
     """
     refuse(use_mpi=use_mpi, nics=nics, executable=executable)
     where = _Where.of(options, num_proc)
     printer = _printer(stdout, stderr, verbose, prefix_output_with_timestamp)
     options = _options(options, start_timeout, env, printer)
-    task = Task(fn, tuple(args), dict(kwargs or {}), dict(env or {}), marks_errors=bool(printer))
-    return _results(where, task, options)
+    return _results(where, Task(fn, tuple(args), kwargs or {}, env or {}, bool(printer)), options)
 
 
 def run_elastic(  # noqa: PLR0913 (Horovod's options)
@@ -150,12 +145,6 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
     """
     refuse(nics=nics)
     where = _Where.of(options, num_proc)
-    if (max_num_proc or max_np or 0) > where.num_proc:
-        _log.warning(
-            "max_num_proc=%s has no effect: the training has at most num_proc=%s processes. "
-            "Raise num_proc for more",
-            *(max_num_proc or max_np, where.num_proc),
-        )
     if elastic_timeout is None:
         elastic_timeout = _seconds("HOROVOD_ELASTIC_TIMEOUT", _START_TIMEOUT_S)
     printer = _printer(stdout, stderr, verbose, prefix_output_with_timestamp)
@@ -168,17 +157,14 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
             wait_s=elastic_timeout,
         ),
     }
-    task = Task(fn, tuple(args), dict(kwargs or {}), dict(env or {}), marks_errors=bool(printer))
-    with ExitStack() as stack:
-        if checkpoint_dir is None:
-            if not where.is_one_machine:
-                raise ConfigError(
-                    "run_elastic(checkpoint_dir=...) must be a path or URL that all nodes reach: "
-                    "state.commit() is kept there, and a restart resumes from it"
-                )
-            folder = tempfile.TemporaryDirectory(prefix="sparkdl-elastic-")
-            checkpoint_dir = str(Path(stack.enter_context(folder)))
-        return _results(where, task, {**options, "checkpoint_dir": checkpoint_dir})
+    if checkpoint_dir is None and not where.is_one_machine:
+        raise ConfigError(
+            "run_elastic(checkpoint_dir=...) must be a path or URL that all nodes reach: "
+            "state.commit() is kept there, and a restart resumes from it"
+        )
+    task = Task(fn, tuple(args), kwargs or {}, env or {}, bool(printer))
+    with tempfile.TemporaryDirectory(prefix="sparkdl-elastic-") as folder:
+        return _results(where, task, {**options, "checkpoint_dir": checkpoint_dir or folder})
 
 
 def default_num_proc(spark: SparkSession | None = None) -> int:
@@ -227,44 +213,9 @@ def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-"))
             # On one machine a file is the way for results of any size; connections limit a message.
             task = replace(task, folder=folder)
-        with _in_horovods_words(needs(where.num_proc)):
-            launched = launch(where.spark, task, None, where.num_proc, **options)
-            cluster = stack.enter_context(launched)
-            return [unpacked(packed) for packed in cluster.results()]
-
-
-@contextmanager
-def _in_horovods_words(slots: str) -> Iterator[None]:
-    """Begin errors with the texts by which programs know Horovod's.
-
-    Args:
-        slots: the text with which an error names the slots that are missing.
-    """
-    try:
-        yield
-    except (ReservationTimeoutError, NodeFailedError, ConfigError) as error:
-        text = "Timed out waiting for Spark tasks to start."
-        if isinstance(error, ConfigError) and slots not in str(error):
-            raise
-        if isinstance(error, NodeFailedError):
-            text = _exited(error.root_cause)
-        # The same error object, so that its type and its failures stay.
-        error.args = (f"{text}\n{error}",)
-        raise
-
-
-def _exited(first: Failure) -> str:
-    code = first.exit_code
-    if first.signal_number is not None:
-        # Horovod reports what `subprocess` does: a signal as a negative exit code.
-        code = -first.signal_number
-    elif first.kind in ("exception", "setup"):
-        code = 1
-    return (
-        "Horovod detected that one or more processes exited with non-zero status, thus causing the "
-        f"job to be terminated. The first process to do so was:\nProcess name: {first.rank}\n"
-        f"Exit code: {'unknown' if code is None else code}"
-    )
+        launched = launch(where.spark, task, None, where.num_proc, **options)
+        cluster = stack.enter_context(launched)
+        return [unpacked(packed) for packed in cluster.results()]
 
 
 def _options(

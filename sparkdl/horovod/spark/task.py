@@ -32,16 +32,16 @@ class Task:
 
     Attributes:
         env: variables to set before it is called.
-        folder: on this machine, for results of any size; `None` where processes are elsewhere.
         marks_errors: whether lines of the standard error are marked.
+        folder: on this machine, for results of any size; `None` where processes are elsewhere.
     """
 
     fn: Callable[..., Any]
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    folder: str | None = None
     marks_errors: bool = False
+    folder: str | None = None
 
     def __call__(self, args: None, ctx: NodeContext) -> bytes | str:
         """Call it; return its result, pickled by value, or the name of the file that has it."""

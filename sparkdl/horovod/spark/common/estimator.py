@@ -167,14 +167,14 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         kinds = {field.name: type(field.dataType) for field in df.schema.fields}
         features, labels = _distinct(self.getFeatureCols()), _distinct(self.getLabelCols())
         chosen = [
-            self._plain(df, name).alias(alias)
+            _plain(df, name, self._is_float).alias(alias)
             for alias, name in {
                 **dict(zip(labels, self.getLabelCols(), strict=True)),
                 **dict(zip(features, self.getFeatureCols(), strict=True)),
             }.items()
         ]
         if weight and weight not in (*features, *labels):
-            chosen.append(self._plain(df, weight))
+            chosen.append(_plain(df, weight, self._is_float).alias(weight))
         chosen += [] if mark is None else [mark.alias(_MARK)]
         num_proc = self._num_proc()
         run_id = self.getRunId() or f"{self._prefix}_{int(time.time())}_{uuid.uuid4().hex[:6]}"
@@ -192,15 +192,6 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
     def _fitted(self, fit: Fit) -> Any:
         """Train; return Horovod's model."""
         raise NotImplementedError
-
-    def _plain(self, df: DataFrame, name: str) -> Column:
-        """Return a column without vectors, in the numbers that the framework is given."""
-        kind, found = df.schema[name].dataType, column(name)
-        if isinstance(kind, VectorUDT):
-            found = vector_to_array(found, "float32" if self._is_float else "float64")
-        elif self._is_float:
-            found = found.cast(_floats(kind))
-        return found.alias(name)
 
     def _mark(self, df: DataFrame) -> Column | None:
         """Return the condition that marks validation rows, if it is not left to the feed."""
@@ -274,6 +265,14 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return [
         name if name not in names[:place] else f"{name}#{place}" for place, name in enumerate(names)
     ]
+
+
+def _plain(df: DataFrame, name: str, is_float: bool) -> Column:
+    """Return a column without vectors, in the numbers that the framework is given."""
+    kind, found = df.schema[name].dataType, column(name)
+    if isinstance(kind, VectorUDT):
+        return vector_to_array(found, "float32" if is_float else "float64")
+    return found.cast(_floats(kind)) if is_float else found
 
 
 def _floats(kind: t.DataType) -> t.DataType:
@@ -372,18 +371,16 @@ class HorovodModel(Model, ModelParams, _Saved):
     def _transform(self, df: DataFrame) -> DataFrame:
         if self.getModel() is None:
             raise ConfigError("model is not set: call setModel(model) before transform")
-        labels, names, features = (
-            self.getLabelColumns(),
-            self.getOutputCols(),
-            self.getFeatureColumns(),
-        )
+        labels, names = self.getLabelColumns(), self.getOutputCols()
+        features = self.getFeatureColumns()
         if len(labels) != len(names):
             raise ConfigError(
                 f"outputCols={names} must have one name for each label: {', '.join(labels)}"
             )
         check_columns(df.columns, features)
         fed = [f"{_INPUT}{place}" for place in range(len(features))]
-        plain = [self._plain(df, name).alias(at) for at, name in zip(fed, features, strict=True)]
+        pairs = zip(fed, features, strict=True)
+        plain = [_plain(df, name, self._is_float).alias(at) for at, name in pairs]
         stage = self._stage(df.select(*plain))
         outputs = stage._signature.outputs
         if len(outputs) < len(names):
@@ -410,12 +407,6 @@ class HorovodModel(Model, ModelParams, _Saved):
             if types.get(name) == "double"
         }
         return found.withColumns(casts) if casts else found
-
-    def _plain(self, df: DataFrame, name: str) -> Column:
-        kind = df.schema[name].dataType
-        if isinstance(kind, VectorUDT):
-            return vector_to_array(column(name), "float32" if self._is_float else "float64")
-        return column(name).cast(_floats(kind)) if self._is_float else column(name)
 
     def _stage(self, inputs: DataFrame) -> Any:
         """Return the model of `sparkdl.ml`, with known outputs.

@@ -148,9 +148,5 @@ class ModelParams(HorovodParams, params=MODEL):
         if self.getOutputCols() is None and self.getLabelColumns():
             self.setOutputCols([f"{name}__output" for name in self.getLabelColumns()])
 
-    def setLabelColoumns(self, value: Sequence[str]) -> Any:
-        """Set `label_columns`, by the name that Horovod spells so."""
-        return self.setLabelColumns(value)
-
     def _get_metadata(self) -> Any:
         return self.getOrDefault("_metadata")

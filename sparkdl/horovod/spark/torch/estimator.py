@@ -53,13 +53,9 @@ class TorchEstimator(HorovodEstimator, params=[SHAPES]):
     _prefix = "pytorch"
     _is_float = True
 
-    def getOptimizer(self) -> Any:
-        """Return the optimizer, for the parameters of `model`."""
-        return _own_optimizer(self)
-
     def _check_params(self) -> None:
         super()._check_params()
-        if self.getOrDefault("optimizer") is None:
+        if self.getOptimizer() is None:
             raise ConfigError("optimizer is not set: give optimizer=SGD(model.parameters(), lr=…)")
         if self.getLoss() is None:
             raise ConfigError("loss is not set: give one, like loss=torch.nn.MSELoss()")
@@ -75,7 +71,7 @@ class TorchEstimator(HorovodEstimator, params=[SHAPES]):
 
     def _fitted(self, fit: Fit) -> TorchModel:
         model, labels = self.getModel(), fit.labels
-        maker = OptimizerMaker.of(self.getOrDefault("optimizer"), model)
+        maker = OptimizerMaker.of(self.getOptimizer(), model)
         metrics = metrics_by_name(self.getMetrics(), labels)
         begun = model
         if fit.checkpoint and (last := loaded(fit.checkpoint.read())):
@@ -132,13 +128,6 @@ def rows_by_column(
     }
 
 
-def _own_optimizer(stage: Any) -> Any:
-    optimizer, model = stage.getOrDefault("optimizer"), stage.getModel()
-    if optimizer is None or model is None:
-        return optimizer
-    return OptimizerMaker.of(optimizer, model)(model.parameters())
-
-
 class TorchModel(
     HorovodModel, params=[SHAPES, row("optimizer", "the optimizer"), row("loss", "the loss")]
 ):
@@ -151,10 +140,6 @@ class TorchModel(
     """
 
     _is_float = True
-
-    def getOptimizer(self) -> Any:
-        """Return an optimizer like that of the training, for the parameters of `model`."""
-        return _own_optimizer(self)
 
     def _stage(self, inputs: DataFrame) -> Any:
         import torch

@@ -5,20 +5,18 @@ Runs in: driver, child
 
 from __future__ import annotations
 
-import copy
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark.common.estimator import Checkpoint
+from sparkdl.ml.estimators.torch_batch import Loss, fitted_label, loss_of
 
 if TYPE_CHECKING:
     import torch
-
-_CLASSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss")
-"""The losses of PyTorch that take the number of a class for each row."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +142,9 @@ class Losses:
     def __call__(self, output: Any, label: Any) -> Any:
         """Return the loss of a batch, or the losses of its rows."""
         weights = self.weights or [1.0 / len(self.names)] * len(self.names)
-        pairs = zip(weights, self.functions, matched(output, label, self.names), strict=True)
-        return sum(weight * _loss(each, *pair, self.reduction) for weight, each, pair in pairs)
+        pairs = matched(output, label, self.names)
+        terms = zip(weights, self.functions, pairs, self.names, strict=True)
+        return sum(weight * self._loss(loss_of(f), *pair, n) for weight, f, pair, n in terms)
 
     def to(self, device: Any) -> Losses:
         """Move losses that have weights."""
@@ -154,21 +153,14 @@ class Losses:
                 each.to(device)
         return self
 
-
-def _loss(function: Any, output: Any, label: Any, reduction: str) -> Any:
-    import torch
-
-    if type(function).__name__ in _CLASSES and label.shape != output.shape:
-        label = label.reshape(len(label), *output.shape[2:]).long()
-    if reduction == "mean":
-        return function(output, label)
-    if isinstance(function, torch.nn.Module) and hasattr(function, "reduction"):
-        function = copy.copy(function)
-        function.reduction = "none"
-        found = function(output, label)
-    else:
-        found = function(output, label, reduction="none")
-    return found.reshape(len(found), -1).mean(1)
+    def _loss(self, loss: Loss, output: Any, label: Any, name: str) -> Any:
+        label = fitted_label(loss, output, label, name)
+        if self.reduction == "mean":
+            return loss.of(output, label, None)
+        # A function of the user's takes it, too, as under Horovod.
+        by_row: Any = loss.by_row or partial(loss.call, **{"reduction": self.reduction})
+        found = by_row(output, label)
+        return found.reshape(len(found), -1).mean(1)
 
 
 @dataclass(frozen=True)

@@ -42,4 +42,3 @@ def test_output_columns_are_named_after_the_labels() -> None:
     model = ModelParams(label_columns=["y", "z"])
     assert model.getOutputCols() == ["y__output", "z__output"]
     assert model.setOutputCols(["a", "b"]).getOutputCols() == ["a", "b"]
-    assert model.setLabelColoumns(["w"]).getLabelColumns() == ["w"]

@@ -49,6 +49,9 @@ def test_losses_of_several_labels_are_weighed_for_batches_and_rows() -> None:
     assert torch.allclose(rows, torch.tensor([0.0, 1.0, 4.0]) + 0.5 * entropy)
     with pytest.raises(ConfigError, match="has 1 outputs, and needs one for each label: a, b"):
         losses(outputs[0], labels)
+    # Three rows of three numbers, and three labels: PyTorch would compare each with all.
+    with pytest.raises(ConfigError, match=r"compares the model's output .* with column 'a'"):
+        Losses([squares], None, ["a"])(torch.zeros(3, 3), labels[0])
 
 
 def test_history_has_an_entry_for_each_epoch() -> None:
