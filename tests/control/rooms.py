@@ -42,9 +42,9 @@ def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     return run
 
 
-def hello(agent_id: str = "a", node_id: int = 0, host: str = "h") -> Hello:
+def hello(agent_id: str = "a", node_id: int = 0) -> Hello:
     """What an agent says first."""
-    return Hello(node_id, "", agent_id, host, 42, f"grpc://{agent_id}", "3.11", "process")
+    return Hello(node_id, "", agent_id, "h", 42, f"grpc://{agent_id}", "3.11", "process")
 
 
 @dataclass
@@ -136,9 +136,9 @@ async def room(
         await asyncio.wait_for(server.stop(), SOON_S)
 
 
-def authorized(url: str, token: str = TOKEN) -> connect:
+def authorized(url: str) -> connect:
     """A connection with the token."""
-    return connect(url, additional_headers={"Authorization": bearer(token)}, proxy=None)
+    return connect(url, additional_headers={"Authorization": bearer(TOKEN)}, proxy=None)
 
 
 async def receive(connection: ClientConnection) -> ToAgent:

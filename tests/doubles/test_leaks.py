@@ -30,11 +30,11 @@ def cleanup() -> Iterator[ExitStack]:
         yield stack
 
 
-def start(cleanup: ExitStack, *arguments: str, env: dict[str, str] | None = None) -> int:
+def start(cleanup: ExitStack, *arguments: str) -> int:
     """Start a Python that waits for the end of its input; return its pid once it is up."""
     process = cleanup.enter_context(
         subprocess.Popen(
-            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
     )
     cleanup.callback(process.kill)
