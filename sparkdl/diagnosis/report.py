@@ -9,14 +9,13 @@ import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
 from sparkdl.core.errors import in_words
 
 Verdict = Literal["ok", "warning", "problem", "skipped"]
-_VERDICTS = get_args(Verdict)
 _COLUMNS = 100
 _COLOURS = {"ok": "green", "warning": "darkorange", "problem": "red", "skipped": "gray"}
 

@@ -108,14 +108,6 @@ def free_memory() -> int:
     return min(free, limit - used + (_cgroup(_UNUSED_CACHE) or 0))
 
 
-def lack_of_memory() -> str:
-    """Return why a process that only waits must not take memory, in words; empty if it may."""
-    free, least = free_memory(), total_memory() // 8  # as much as the feeds' rows may take
-    if free >= least:
-        return ""
-    return f"{free >> 20} MB of memory are free, of which {least >> 20} MB must stay free"
-
-
 def feed_disk(asked_nbytes: int | None, folder: Path) -> int:
     """Return how many bytes a node's logs may take on the disk of `folder`.
 
