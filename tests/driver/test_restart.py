@@ -19,14 +19,16 @@ from sparkdl.driver.view import View
 from sparkdl.node.context import NodeContext
 from tests.doubles.map_funs import die, hang
 from tests.doubles.nodes import SOON_S, launch, processes
+from tests.doubles.until import until
 
 
-def fail_first(args: str, ctx: NodeContext) -> list[int]:
-    """Fail on rank 1 of the first world, where the others hang until they are ended."""
+def lose_an_agent(gate: Path, ctx: NodeContext) -> list[int]:
+    """Kill the agent of rank 1 in the first world, where the other hangs until it is ended."""
     if ctx.generation == 0:
         if ctx.rank == 1:
-            die(args)
-        hang(args, ctx)
+            assert until(gate.exists, SOON_S)
+            die("agent")
+        hang(gate, ctx)
     return [ctx.rank, ctx.generation, ctx.restarts, int(os.environ["SPARKDL_AGENT_PID"])]
 
 
@@ -34,8 +36,10 @@ def test_agent_that_is_killed_is_replaced_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
-    with launch(fail_first, "agent", max_restarts=1) as cluster:
+    gate = tmp_path / "seen"
+    with launch(lose_an_agent, gate, max_restarts=1) as cluster:
         agents = {name: node.agent.pid for name, node in processes(nodes=2).items()}
+        gate.touch()
         results = cluster.results(3 * SOON_S)
         assert "worker:1 (rank 1" in cluster.status()
         assert "was lost" in cluster.status()
