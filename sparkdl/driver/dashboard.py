@@ -270,13 +270,6 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
         return None
 
 
-def end_dashboard() -> None:
-    """End the dashboard of this program, if there is one; the next launch starts another."""
-    with _lock:
-        while _running:
-            _running.pop().close()
-
-
 _lock = threading.Lock()
 _running: list[Dashboard] = []
 """The one dashboard of this program, if there is one."""

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
@@ -20,7 +19,6 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.dashboard import end_dashboard
 from sparkdl.driver.events import Changed, Sampled, event_of
 from sparkdl.driver.options import Observe
 from sparkdl.driver.view import View, sampled
@@ -30,12 +28,6 @@ from tests.doubles.nodes import SOON_S, launch
 from tests.doubles.programs import output_of
 
 pytestmark = needs("bokeh")
-
-
-@pytest.fixture
-def no_dashboard_stays() -> Iterator[None]:
-    yield
-    end_dashboard()
 
 
 def train(args: Any, ctx: sparkdl.NodeContext) -> int:

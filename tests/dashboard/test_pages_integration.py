@@ -22,7 +22,6 @@ import sparkdl
 from scripts import chromium
 from sparkdl import Observe
 from sparkdl.driver import events
-from sparkdl.driver.dashboard import end_dashboard
 from tests.doubles.lazy import needs
 from tests.doubles.nodes import launch, processes
 from tests.doubles.sessions import free_port, wait_for_server
@@ -39,10 +38,9 @@ WAIT_MS = 20_000
 
 
 @pytest.fixture
-def browser() -> Iterator[Any]:
+def browser(no_dashboard_stays: None) -> Iterator[Any]:
     with chromium.browser() as started:
         yield started
-    end_dashboard()
 
 
 def train(args: Any, ctx: sparkdl.NodeContext) -> None:

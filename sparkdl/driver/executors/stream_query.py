@@ -18,6 +18,7 @@ from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.driver.threads import Thread
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _STARTED_S = 60.0
@@ -33,7 +34,7 @@ class QueryStoppedError(SparkdlError):
     """The micro-batch was not used as a whole, since its query was stopped."""
 
 
-def start_query(  # noqa: C901 (its inner functions share the waiting rows)
+def start_query(
     data: Any,
     thread: Thread,
     feed: Callable[[Any], object],
@@ -54,10 +55,40 @@ def start_query(  # noqa: C901 (its inner functions share the waiting rows)
             f"train_stream takes a streaming DataFrame, of spark.readStream, not this "
             f"{type(data).__name__}; cluster.feed takes others"
         )
-    # A micro-batch has a copy of the session, which `createDataFrame` would make the active one of
-    # the whole program.
-    session, waiting = data.sparkSession, list[Any]()
     started: Future[StreamingQuery] = Future()
+
+    def watch() -> None:
+        with suppress(Exception):  # of Spark, which is gone
+            while query.isActive and is_wanted():
+                threading.Event().wait(_LOOK_S)
+            query.stop()
+
+    take = _batch_function(data.sparkSession, started, feed, is_wanted, nodes)
+    writer: Any = data.writeStream.foreachBatch(take)
+    if checkpoint_location is not None:
+        writer = writer.option("checkpointLocation", checkpoint_location)
+    if trigger is not None:
+        given = {"processingTime": trigger} if isinstance(trigger, str) else trigger
+        writer = writer.trigger(**given)
+    query: StreamingQuery = writer.start(queryName=query_name)
+    started.set_result(query)
+    thread(watch, f"sparkdl-stream-{query.id}").start()
+    return query
+
+
+def _batch_function(
+    session: SparkSession,
+    started: Future[StreamingQuery],
+    feed: Callable[[Any], object],
+    is_wanted: Callable[[], bool],
+    nodes: Callable[[], int],
+) -> Callable[[DataFrame, int], None]:
+    """Return what `foreachBatch` calls in the query's own thread of the JVM.
+
+    Args:
+        session: the user's. `createDataFrame` would make a micro-batch's copy the active one.
+    """
+    waiting: list[Any] = []
 
     def is_used(batch: DataFrame) -> bool:
         # A step of nodes that train in step takes a row of each: fewer rows wait for more.
@@ -73,7 +104,7 @@ def start_query(  # noqa: C901 (its inner functions share the waiting rows)
         waiting[:] = first
         return True
 
-    def take(batch: DataFrame, _number: int) -> None:  # in the query's own thread of the JVM
+    def take(batch: DataFrame, _number: int) -> None:
         query = started.result(_STARTED_S)
         try:
             if is_used(batch):
@@ -87,21 +118,4 @@ def start_query(  # noqa: C901 (its inner functions share the waiting rows)
             threading.Event().wait(_LOOK_S)
         raise QueryStoppedError(_INTERRUPTED)
 
-    def watch() -> None:
-        with suppress(Exception):  # of Spark, which is gone
-            while query.isActive and is_wanted():
-                threading.Event().wait(_LOOK_S)
-            query.stop()
-
-    writer: Any = data.writeStream.foreachBatch(take)
-    if checkpoint_location is not None:
-        writer = writer.option("checkpointLocation", checkpoint_location)
-    if query_name is not None:
-        writer = writer.queryName(query_name)
-    if trigger is not None:
-        given = {"processingTime": trigger} if isinstance(trigger, str) else trigger
-        writer = writer.trigger(**given)
-    query: StreamingQuery = writer.start()
-    started.set_result(query)
-    thread(watch, f"sparkdl-stream-{query.id}").start()
-    return query
+    return take
