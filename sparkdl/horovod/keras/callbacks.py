@@ -17,7 +17,7 @@ from typing import Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import advise
-from sparkdl.datasets.keras_epochs import let_epochs_differ
+from sparkdl.datasets.keras_epochs import FEEDS, let_epochs_differ
 from sparkdl.frameworks.keras_checkpoint import FeedCount
 from sparkdl.horovod.common import group_of, rank, size
 from sparkdl.horovod.common.elastic import State
@@ -316,10 +316,12 @@ class CommitState:
             counts = self._count.counts() if self._count is not None else {}
             self.state.commit(**({"batches": counts} if is_fed else {}))
 
-    def _sparkdl_feeds(self, feeds: list[str]) -> None:
-        # The name is `keras_epochs.FEEDS`.
+    def _train_on(self, feeds: list[str]) -> None:
         if self._count is not None:
             self._count.train_on(feeds)
+
+
+setattr(CommitState, FEEDS, CommitState._train_on)
 
 
 @functools.cache
