@@ -5,7 +5,7 @@ Runs in: the process of pytest
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pyspark.ml.linalg import Vectors
@@ -30,3 +30,18 @@ def with_wrong_rows(frame: DataFrame) -> DataFrame:
     """Return these rows, and some of the weight 0 with wrong labels, to train on."""
     wrong = frame.where("is_val = 0").limit(12)
     return frame.union(wrong.selectExpr("x", "cast(y + 100 as float) y", "n", "0D w", "is_val"))
+
+
+def settings(**options: Any) -> dict[str, Any]:
+    """Return parameters of an estimator of `y`; an option that is None leaves one out."""
+    given = {
+        "num_proc": 1,
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "batch_size": 8,
+        "epochs": 3,
+        "verbose": 0,
+        "random_seed": 1,
+        **options,
+    }
+    return {name: value for name, value in given.items() if value is not None}

@@ -14,7 +14,7 @@ from pyspark.sql.types import FloatType, IntegerType
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark.common.backend import SparkBackend
 from sparkdl.horovod.spark.common.store import Store
-from tests.horovod.spark.common.linear import WEIGHTS, rows_of, with_wrong_rows
+from tests.horovod.spark.common.linear import WEIGHTS, rows_of, settings, with_wrong_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,19 +37,12 @@ def estimator(**options: Any) -> Any:
     from sparkdl.horovod.spark.keras import KerasEstimator
 
     given = {
-        "num_proc": 1,
         "model": options.get("model") or linear(),
         "optimizer": keras.optimizers.SGD(0.05, momentum=0.5),
         "loss": "mse",
-        "feature_cols": ["x"],
-        "label_cols": ["y"],
-        "batch_size": 8,
-        "epochs": 3,
-        "verbose": 0,
-        "random_seed": 1,
         **options,
     }
-    return KerasEstimator(**{name: value for name, value in given.items() if value is not None})
+    return KerasEstimator(**settings(**given))
 
 
 def test_model_is_fitted_scores_and_leaves_a_checkpoint(

@@ -13,7 +13,7 @@ from pyspark.sql.types import FloatType, IntegerType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark.common.store import Store
-from tests.horovod.spark.common.linear import WEIGHTS, rows_of, with_wrong_rows
+from tests.horovod.spark.common.linear import WEIGHTS, rows_of, settings, with_wrong_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,20 +29,13 @@ def estimator(model: Any = None, **options: Any) -> Any:
     torch.manual_seed(0)
     model = model or torch.nn.Linear(2, 1)
     given = {
-        "num_proc": 1,
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5),
         "loss": lambda output, label: torch.nn.functional.mse_loss(output, label),
         "input_shapes": [[-1, 2]],
-        "feature_cols": ["x"],
-        "label_cols": ["y"],
-        "batch_size": 8,
-        "epochs": 3,
-        "verbose": 0,
-        "random_seed": 1,
         **options,
     }
-    return TorchEstimator(**{name: value for name, value in given.items() if value is not None})
+    return TorchEstimator(**settings(**given))
 
 
 def test_module_is_fitted_scores_and_leaves_a_checkpoint(
