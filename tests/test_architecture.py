@@ -116,21 +116,21 @@ LONG_FILES = {  # longest each may become, and why it is one file
 
 CEILINGS = {  # lines of each folder: lowered by each commit that takes something out, never raised
     "": 1_690,
-    "collectives": 1_260,
-    "control": 2_720,
-    "core": 2_270,
-    "dashboard": 1_210,
-    "data": 1_430,
-    "datasets": 2_260,
-    "diagnosis": 1_400,
-    "driver": 11_250,
-    "feed": 5_950,
-    "frameworks": 1_500,
-    "horovod": 6_880,
-    "ml": 10_320,
+    "collectives": 1_240,
+    "control": 2_710,
+    "core": 2_220,
+    "dashboard": 1_200,
+    "data": 1_420,
+    "datasets": 2_240,
+    "diagnosis": 1_390,
+    "driver": 11_150,
+    "feed": 5_920,
+    "frameworks": 1_480,
+    "horovod": 6_810,
+    "ml": 10_270,
     "mlflow": 410,
-    "node": 6_030,
-    "petastorm": 700,
+    "node": 6_010,
+    "petastorm": 690,
     "storage": 1_360,
     "tfos": 1_750,
     "values": 2_010,
@@ -352,15 +352,24 @@ def core_needs_the_standard_library_only(modules: list[Module]) -> Iterator[str]
 
 
 def docstrings_say_where_a_module_runs(modules: list[Module]) -> Iterator[str]:
+    """The docstring of a folder says it, and that of a module where it differs."""
+    said = {module.name: _runs_in(module) for module in modules}
     for module in modules:
-        lines = (ast.get_docstring(module.tree) or "").splitlines()
-        said = [line.removeprefix("Runs in:") for line in lines if line.startswith("Runs in:")]
-        places = {word.strip(" .") for text in said for word in text.split(".")[0].split(",")}
-        if not said or not places <= PLACES:
+        places, name = said[module.name], module.name
+        while not places and name.count(".") > 1:
+            name = name.rpartition(".")[0]
+            places = said.get(name, set())
+        if not places or not places <= PLACES:
             yield (
-                f"{module.where}: its docstring needs a line `Runs in: ...` with one or more of"
-                f" {', '.join(sorted(PLACES))}"
+                f"{module.where}: its docstring, or its folder's, needs a line `Runs in: ...` with"
+                f" one or more of {', '.join(sorted(PLACES))}"
             )
+
+
+def _runs_in(module: Module) -> set[str]:
+    lines = (ast.get_docstring(module.tree) or "").splitlines()
+    said = [line.removeprefix("Runs in:") for line in lines if line.startswith("Runs in:")]
+    return {word.strip(" .") for text in said for word in text.split(".")[0].split(",")}
 
 
 def files_are_short(modules: list[Module]) -> Iterator[str]:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
+import sparkdl
 from scripts.public_api import PATH, api
 
 
 def test_public_names_parameters_and_defaults_are_those_that_are_written_down() -> None:
     written = PATH.read_text(encoding="utf-8")
     assert api() == written, "after `python -m scripts.public_api` the diff shows what is different"
+
+
+def test_public_names_have_docstrings() -> None:
+    names = [line.partition("(")[0] for line in PATH.read_text().splitlines() if line[0] != " "]
+    members = {each: attrgetter(each)(sparkdl) for each in names if not each.endswith("__init__")}
+    assert len(members) > 100
+    assert [name for name, it in members.items() if callable(it) and not it.__doc__] == []

@@ -1,7 +1,5 @@
 """The announcements of members before an operation, and the checks on them.
 
-Runs in: child
-
 Why announce? gloo does not compare what members call. If one member reduces more numbers than
 another, the other's process is aborted (`op.preamble.length <= op.nbytes` is thrown in a thread of
 gloo's), and as many numbers of another kind are added up in silence. A member may therefore enter

@@ -1,7 +1,5 @@
 """`Announcer`: members exchange a few bytes by TCP connections of their own.
 
-Runs in: child
-
 gloo passes each operation to a separate thread and back, which takes milliseconds on a busy
 machine. Here the calling thread itself writes and reads. Each member sends to rank 0, which answers
 all of them with what all have sent: so no member leaves before all have come.

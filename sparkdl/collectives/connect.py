@@ -1,7 +1,4 @@
-"""`connect`: the group of all nodes that train.
-
-Runs in: child
-"""
+"""`connect`: the group of all nodes that train."""
 
 from __future__ import annotations
 

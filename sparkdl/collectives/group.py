@@ -1,7 +1,5 @@
 """`Group`: the collective operations of a process set, on tensors of PyTorch.
 
-Runs in: child
-
 All members call the same methods in the same order. Each call returns when this member's part is
 done, or raises within the group's timeout. Other frameworks lend their tensors by DLPack.
 """

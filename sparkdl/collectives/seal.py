@@ -1,7 +1,5 @@
 """Objects exchanged by members: pickled, and sealed.
 
-Runs in: child
-
 They cross unauthenticated connections. They therefore carry an HMAC (RFC 2104, SHA-256); its key
 came over the driver's authenticated connections, and nothing without it is unpickled.
 """

@@ -1,7 +1,4 @@
-"""`SerialExecutor`: work in the order in which it was given, beside the caller and by the caller.
-
-Runs in: child
-"""
+"""`SerialExecutor`: work in the order given, beside the caller and by the caller."""
 
 from __future__ import annotations
 

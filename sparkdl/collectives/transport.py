@@ -1,7 +1,5 @@
 """The connections of one group, by process groups of PyTorch, and its arithmetic on tensors.
 
-Runs in: child
-
 The process groups are made without `init_process_group`: PyTorch's default one stays the user's.
 """
 

@@ -1,4 +1,4 @@
 """The control plane: what agents and the coordinator say to each other, and how.
 
-Runs in: driver, agent
+Runs in: anywhere
 """

@@ -1,7 +1,4 @@
-"""The cluster's secret token: made once at the driver, wanted on every connection.
-
-Runs in: anywhere
-"""
+"""The cluster's secret token: made once at the driver, wanted on every connection."""
 
 from __future__ import annotations
 

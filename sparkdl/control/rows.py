@@ -1,7 +1,5 @@
 """Rows in messages: the rows a checkpoint covers, and the rows a node reads from files.
 
-Runs in: anywhere
-
 A row is identified by its epoch, its partition and its number in the partition. The partitions of a
 DataFrame or RDD are Spark's. Parquet files have one partition, number 0: the rows of all files are
 numbered consecutively in the order of their listing. The same holds for a DataFrame whose files the

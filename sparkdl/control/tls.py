@@ -1,7 +1,5 @@
 """TLS between the processes of a cluster: the certificates presented and the certificates trusted.
 
-Runs in: anywhere
-
 `new_tls` makes a certificate for one cluster, in memory. It travels to the agents as the token
 does, and is all that the cluster's processes believe: it is its own root.
 

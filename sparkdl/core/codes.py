@@ -1,7 +1,5 @@
 """The codes by which an error is recognised once Spark or Arrow Flight has made text of it.
 
-Runs in: anywhere
-
 Neither carries an exception from one process to another: what arrives is its text, among text of
 their own. A code in brackets survives that, so the sentences around it can be reworded.
 """

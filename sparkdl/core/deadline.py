@@ -1,7 +1,4 @@
-"""A point in time by which a wait has to end.
-
-Runs in: anywhere
-"""
+"""A point in time by which a wait has to end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Every error that sparkdl raises on purpose.
-
-Runs in: anywhere
-"""
+"""Every error that sparkdl raises on purpose."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How a node failed, as data.
-
-Runs in: anywhere
-"""
+"""How a node failed, as data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Python's garbage collector, while there is no garbage.
-
-Runs in: anywhere
-"""
+"""Python's garbage collector, while there is no garbage."""
 
 from __future__ import annotations
 

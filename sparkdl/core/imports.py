@@ -1,7 +1,4 @@
-"""Imports: of a framework without its unused packages, and advice on a module that is missing.
-
-Runs in: anywhere
-"""
+"""Imports: of a framework without its unused packages, and advice on a module that is missing."""
 
 from __future__ import annotations
 

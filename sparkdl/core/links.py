@@ -1,7 +1,4 @@
-"""Links to the documentation, for errors and help texts.
-
-Runs in: anywhere
-"""
+"""Links to the documentation, for errors and help texts."""
 
 from __future__ import annotations
 

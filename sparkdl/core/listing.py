@@ -1,7 +1,4 @@
-"""Lists in messages, shortened, because a cluster may have thousands of nodes.
-
-Runs in: anywhere
-"""
+"""Lists in messages, shortened, because a cluster may have thousands of nodes."""
 
 from __future__ import annotations
 

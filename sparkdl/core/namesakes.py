@@ -1,7 +1,5 @@
 """Names of other packages that users look for in `sparkdl`, and their replacements.
 
-Runs in: anywhere
-
 Databricks' Deep Learning Pipelines, and the package `sparkdl` on PyPI, which are
 imported by the same name; their files may lie in the same folder as these: docs/deployment.md.
 And Horovod's names that have no place in `sparkdl.horovod`.

@@ -1,7 +1,5 @@
 """The options of a launch besides its function, its size and its framework.
 
-Runs in: anywhere
-
 They are grouped into objects by topic; `Observe`, for the driver alone, is in `driver/options.py`.
 Each option is declared once: `launch`, `run`, `search` and the estimators take the objects as they
 are, and `Settings` carries them to the executors.

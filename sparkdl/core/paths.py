@@ -1,7 +1,4 @@
-"""Where a path without a scheme is, as Hadoop's users expect it; and where modules are.
-
-Runs in: anywhere
-"""
+"""Where a path without a scheme is, as Hadoop's users expect it; and where modules are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Folders for files that are of use for a moment only.
-
-Runs in: anywhere
-"""
+"""Folders for files that are of use for a moment only."""
 
 from __future__ import annotations
 

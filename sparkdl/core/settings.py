@@ -1,7 +1,4 @@
-"""Every number and environment variable a user can turn.
-
-Runs in: anywhere
-"""
+"""Every number and environment variable a user can turn."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The requested cluster: its nodes, their roles, and its settings.
-
-Runs in: anywhere
-"""
+"""The requested cluster: its nodes, their roles, and its settings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Finds the name that a misspelt one was meant to be.
-
-Runs in: anywhere
-"""
+"""Finds the name that a misspelt one was meant to be."""
 
 from __future__ import annotations
 

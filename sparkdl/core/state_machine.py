@@ -1,7 +1,4 @@
-"""The lookup of a transition in a table, shared by all pure state machines.
-
-Runs in: anywhere
-"""
+"""The lookup of a transition in a table, shared by all pure state machines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Passes on what changes often: at once after a rest, and a few times a second at most.
-
-Runs in: anywhere
-"""
+"""Passes on what changes often: at once after a rest, and a few times a second at most."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The live nodes of a cluster, in order, with their addresses, and the checkpoint they resume from.
-
-Runs in: anywhere
-"""
+"""The live nodes of a cluster, in order, with addresses, and the checkpoint they resume from."""
 
 from __future__ import annotations
 

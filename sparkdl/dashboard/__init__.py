@@ -4,5 +4,5 @@ The driver writes its events (`driver/events.py`) to a separate process, which f
 histories (`driver/history.py`, pure) and serves the pages (`server.py`, `pages.py`). Neither the
 driver nor a node makes a page, so a fault in a page cannot harm the training.
 
-Runs in: driver, dashboard
+Runs in: dashboard
 """

@@ -1,7 +1,4 @@
-"""The charts of a page: one axis of time for all of them, with marks of what happened.
-
-Runs in: dashboard
-"""
+"""The charts of a page: one axis of time for all of them, with marks of what happened."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The pages of the dashboard, made of Bokeh's models.
 
-Runs in: dashboard
-
 Each page of each reader is a Bokeh document that looks at the histories once a second and sends the
 changes. Texts of nodes and programs become text, never HTML: they are escaped here.
 """

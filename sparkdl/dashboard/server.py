@@ -1,7 +1,5 @@
 """The process that serves the pages: `python -m sparkdl.dashboard.server`, and recorded runs.
 
-Runs in: dashboard
-
 Anyone who knows the token can see them, as in Jupyter: it is in the URL once, then in a cookie.
 Texts from nodes are never interpreted as HTML.
 

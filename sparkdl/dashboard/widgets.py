@@ -1,7 +1,4 @@
-"""The parts of pages besides charts: tables and texts in HTML, and their style.
-
-Runs in: dashboard
-"""
+"""The parts of pages besides charts: tables and texts in HTML, and their style."""
 
 from __future__ import annotations
 

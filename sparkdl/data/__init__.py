@@ -1,6 +1,6 @@
 """TFRecord files as a data source of Spark, without a jar.
 
-Runs in: anywhere
+Runs in: driver, feeder
 
     spark.dataSource.register(sparkdl.data.TFRecordDataSource)
     spark.read.format("tfrecord").load("s3://bucket/train")

@@ -1,7 +1,4 @@
-"""The columns for features: the types of TFRecords, in Arrow and in Spark.
-
-Runs in: driver, feeder
-"""
+"""The columns for features: the types of TFRecords, in Arrow and in Spark."""
 
 from __future__ import annotations
 

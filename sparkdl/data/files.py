@@ -1,7 +1,4 @@
-"""The files of a data set and the options that they are read and written with.
-
-Runs in: driver, feeder
-"""
+"""The files of a data set and the options that they are read and written with."""
 
 from __future__ import annotations
 

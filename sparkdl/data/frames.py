@@ -1,7 +1,5 @@
 """TFRecord files as DataFrames without a data source, which Spark 3.5 cannot have in Python.
 
-Runs in: driver, feeder
-
 The same reader and writer as of the data source, in tasks of `mapInArrow`.
 """
 

@@ -1,7 +1,5 @@
 """TFRecord files: records one after another, each with its length and two checksums.
 
-Runs in: driver, feeder
-
     uint64 length | uint32 masked CRC-32C of the length | data | uint32 masked CRC-32C of the data
 
 All numbers are little-endian. Whole files may be compressed with gzip, as TensorFlow does.

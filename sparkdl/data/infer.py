@@ -1,7 +1,5 @@
 """Infer the schema of files from all their records, or from the first ones of each file.
 
-Runs in: driver, feeder
-
 The summary of a file, or of a part of it, is small and adds up, so files are read in parallel.
 """
 

@@ -1,7 +1,5 @@
 """The data source `tfrecord`, with which Spark reads and writes TFRecord files.
 
-Runs in: driver, feeder
-
 A write is atomic: all of its files appear, or none:
 
 1. The driver makes a hidden folder `_staging-…` within the folder that is written to.

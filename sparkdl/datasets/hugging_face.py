@@ -1,7 +1,4 @@
-"""A feed as a `datasets.IterableDataset`, for trainers that take these alone.
-
-Runs in: child
-"""
+"""A feed as a `datasets.IterableDataset`, for trainers that take these alone."""
 
 from __future__ import annotations
 

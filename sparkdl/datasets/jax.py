@@ -1,7 +1,5 @@
 """A feed as arrays of JAX, on this node's device or sharded over all nodes' devices.
 
-Runs in: child
-
 Processes that hold the same rows, because they differ in an axis of the model alone, read an equal
 share each. These are put together as if the model's axes split the rows as well, and JAX moves them
 to where the sharding wants them. Keras makes global arrays itself, out of the rows that each

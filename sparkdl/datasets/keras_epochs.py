@@ -1,7 +1,5 @@
 """Keras follows its feed: an epoch is as long as it is fed, and there are as many as are fed.
 
-Runs in: child
-
 Keras does not know the length of a stream, so it takes all epochs for as long as the first one, and
 trains as many as `epochs` says. But an epoch that continues after a failure is shorter than those
 after it, each `cluster.feed` may bring more rows than the one before, and a feed may end before

@@ -1,7 +1,4 @@
-"""One epoch of a feed as a `tf.data.Dataset`.
-
-Runs in: child
-"""
+"""One epoch of a feed as a `tf.data.Dataset`."""
 
 from __future__ import annotations
 

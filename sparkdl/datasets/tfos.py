@@ -1,7 +1,5 @@
 """TensorFlowOnSpark's `DataFeed`: rows of Spark partitions, one list at a time.
 
-Runs in: child
-
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFNode.py
 """
 

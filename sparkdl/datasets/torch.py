@@ -1,7 +1,4 @@
-"""A feed as a dataset of PyTorch, for a `DataLoader` with any number of workers.
-
-Runs in: child
-"""
+"""A feed as a dataset of PyTorch, for a `DataLoader` with any number of workers."""
 
 from __future__ import annotations
 

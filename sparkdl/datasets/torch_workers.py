@@ -1,7 +1,5 @@
 """A server of batches for a DataLoader's worker processes: each batch goes to one worker.
 
-Runs in: child
-
     node's process                               worker processes (fork, forkserver or spawn)
       │◀─ Hello + connection ─ an inherited socket ─ │  one iteration of one worker
       │◀──────────── next ──────────────────────────  │

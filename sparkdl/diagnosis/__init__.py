@@ -1,4 +1,4 @@
 """`sparkdl doctor`: finds what would make a launch on this cluster fail, or slow.
 
-Runs in: driver, feeder
+Runs in: driver
 """

@@ -1,7 +1,4 @@
-"""Runs `sparkdl doctor`: starts Spark if it can, and makes the report.
-
-Runs in: driver
-"""
+"""Runs `sparkdl doctor`: starts Spark if it can, and makes the report."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`sparkdl.doctor`: checks a cluster as a launch would, and says what to change.
-
-Runs in: driver
-"""
+"""`sparkdl.doctor`: checks a cluster as a launch would, and says what to change."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Judges: pure functions from facts to checks.
-
-Runs in: driver
-"""
+"""Judges: pure functions from facts to checks."""
 
 from __future__ import annotations
 

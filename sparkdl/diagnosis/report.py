@@ -1,7 +1,4 @@
-"""The doctor's report: checks with verdicts, as text, HTML and JSON.
-
-Runs in: driver
-"""
+"""The doctor's report: checks with verdicts, as text, HTML and JSON."""
 
 from __future__ import annotations
 

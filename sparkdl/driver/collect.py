@@ -1,7 +1,5 @@
 """Collections that are complete once all nodes have sent their part.
 
-Runs in: driver
-
 Parts of checkpoints, and values of `ctx.all_gather`. All pure.
 """
 

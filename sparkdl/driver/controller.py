@@ -1,7 +1,5 @@
 """The driver's thread for one cluster: agents' messages become events, decisions become messages.
 
-Runs in: driver
-
 It decides in `driver/lifecycle/transitions.py`; this file performs. All of it runs on one event
 loop in one thread; the handle asks from other threads through `submit`, `broadcast` and `wait_for`.
 """

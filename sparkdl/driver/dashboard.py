@@ -1,7 +1,5 @@
 """Sends the events of this program's clusters to the dashboard's process and to record files.
 
-Runs in: driver
-
 One process serves the pages of all clusters of a program, from the first launch to the program's
 end. A thread here writes the latest events to it once a second. No cluster waits for either of
 them, so a dashboard that crashes or hangs harms no training. In the driver's own process Bokeh's

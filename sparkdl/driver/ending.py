@@ -1,7 +1,5 @@
 """Begins and ends a cluster: its nodes, its coordinator, its Spark jobs; and handles Ctrl-C.
 
-Runs in: driver
-
 Python raises an interrupt in the main thread at an arbitrary point: there it would leave a cluster
 half begun, and a second Ctrl-C would interrupt the clean-up of the first. So one thread owns the
 cluster (`_own`): it starts everything, waits for a request to end, and lets another thread end it.

@@ -1,7 +1,4 @@
-"""The user's handle on a running cluster.
-
-Runs in: driver
-"""
+"""The user's handle on a running cluster."""
 
 from __future__ import annotations
 

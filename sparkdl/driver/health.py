@@ -1,7 +1,5 @@
 """Watches whether the training moves.
 
-Runs in: driver
-
 A training hangs when none of its nodes takes a step, reads a row or ends for `hang_timeout_s`.
 Steps are the batches of a feed, the batches of files that a node reads itself, and the steps of
 `ctx.report`. Nodes without any of these are judged by whether they print. A node that has read all

@@ -1,7 +1,4 @@
-"""`launch` and `run`: from the user's request to a running cluster.
-
-Runs in: driver
-"""
+"""`launch` and `run`: from the user's request to a running cluster."""
 
 from __future__ import annotations
 

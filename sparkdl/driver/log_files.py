@@ -1,7 +1,5 @@
 """Log files of the nodes' output: one for each node, rotated, on the driver's machine.
 
-Runs in: driver
-
 The driver writes them, not the nodes: an executor's disk goes with its container, and object stores
 cannot be appended to. A thread writes, since a disk may be slow or hang.
 """

@@ -1,7 +1,5 @@
 """The options of `launch`: `Observe`, all option objects by name, and a type for `**options`.
 
-Runs in: driver
-
 Type checkers and editors alone read `LaunchOptions`. Its fields are those of `launch`'s signature,
 written by `python -m scripts.options`.
 """

@@ -1,7 +1,4 @@
-"""Pickling user code for the nodes, with errors that name the variable.
-
-Runs in: driver
-"""
+"""Pickling user code for the nodes, with errors that name the variable."""
 
 from __future__ import annotations
 

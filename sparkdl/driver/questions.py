@@ -1,7 +1,4 @@
-"""The driver's questions to the nodes: their last lines and stacks.
-
-Runs in: driver
-"""
+"""The driver's questions to the nodes: their last lines and stacks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a program shows of a running cluster: progress bars, and the dashboard in a notebook.
-
-Runs in: driver
-"""
+"""What a program shows of a running cluster: progress bars, and the dashboard in a notebook."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Publishing a cluster's events to subscribers: see Events in docs/design.md.
-
-Runs in: driver
-"""
+"""Publishing a cluster's events to subscribers: see Events in docs/design.md."""
 
 from __future__ import annotations
 

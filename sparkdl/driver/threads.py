@@ -1,7 +1,5 @@
 """Waits that Ctrl-C may interrupt: a condition, and a job in a thread of its own.
 
-Runs in: driver
-
 Why not `threading.Condition`? An interrupt is raised wherever Python has just called something, or
 begins a function: also within `Condition.__enter__`, `__exit__` and `wait`, which are Python code,
 when the lock has been taken, and will never be released. Every other thread then waits for ever,

@@ -1,7 +1,4 @@
-"""The controller's view of its cluster, and the events that describe its changes.
-
-Runs in: driver
-"""
+"""The controller's view of its cluster, and the events that describe its changes."""
 
 from __future__ import annotations
 

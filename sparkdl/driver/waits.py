@@ -1,7 +1,5 @@
 """The nodes' waits for rows and for each other, and the node that the others wait for. Pure.
 
-Runs in: driver
-
 Children report how many seconds they have waited so far (`node/waits.py`). This module alone turns
 them into shares of the last minute, for tables, pages, records and the log. In a synchronous
 training a step lasts equally long on all nodes; the straggler is the one that does not wait while

@@ -1,4 +1,4 @@
 """Connect each deep-learning framework with its cluster: one file a framework.
 
-Runs in: child, driver
+Runs in: child
 """

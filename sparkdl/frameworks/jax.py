@@ -1,7 +1,5 @@
 """Connect JAX with its cluster: `jax.distributed` over all nodes that train.
 
-Runs in: child
-
 JAX has a coordinator in rank 0's process. When that process dies, JAX aborts all others and logs it
 there. Their failures rank behind rank 0's, which may be reported later. The loss of any other node
 is noticed in time by sparkdl alone: JAX would notice it by missed heartbeats, much later.

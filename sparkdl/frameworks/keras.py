@@ -1,7 +1,5 @@
 """Changes to Keras 3 so that it trains on several workers with TensorFlow.
 
-Runs in: child
-
 Stock Keras 3 fails in `fit` under a `MultiWorkerMirroredStrategy` of several workers, and all of
 them write the same files. `apply_shim` changes, for such strategies only:
 

@@ -1,7 +1,5 @@
 """A callback that makes checkpoints while `fit` trains, and resumes from the last one.
 
-Runs in: child
-
 Keras 3 with each of its backends, and tf_keras. Model and optimizer are written by Keras itself:
 `save_weights` in Keras 3, whose files hold the optimizer as well, and `tf.train.Checkpoint` for
 tf_keras.

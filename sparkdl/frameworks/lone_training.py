@@ -1,7 +1,5 @@
 """Detects a node that reads its share of a feed and has no connection with the other nodes.
 
-Runs in: child
-
 If it trains, its model is unrelated to theirs, unless the launch says that this is meant by
 `Roles(independent_models=True)`. `fit` of Keras raises at once; other loops log a warning after an
 epoch. Everything here looks at libraries that the program has imported. If an installed version

@@ -1,7 +1,4 @@
-"""Connect TensorFlow with its cluster: `TF_CONFIG`, and a Keras that can use it.
-
-Runs in: child
-"""
+"""Connect TensorFlow with its cluster: `TF_CONFIG`, and a Keras that can use it."""
 
 from __future__ import annotations
 

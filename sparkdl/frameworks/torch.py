@@ -1,7 +1,4 @@
-"""Connect PyTorch with its cluster: the variables of torchrun.
-
-Runs in: child
-"""
+"""Connect PyTorch with its cluster: the variables of torchrun."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Lines that a process sends to the driver: `log_to_driver`, and what `LogCallback` makes of `fit`.
-
-Runs in: child
-"""
+"""Lines that a process sends to the driver: `log_to_driver`, and `LogCallback`'s for `fit`."""
 
 from __future__ import annotations
 

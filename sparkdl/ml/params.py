@@ -1,7 +1,4 @@
-"""The parameters of all stages in one table, and the mix-ins whose setters are made from it.
-
-Runs in: driver
-"""
+"""The parameters of all stages in one table, and the mix-ins whose setters are made from it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The result of a `fit`, which its model holds.
-
-Runs in: driver
-"""
+"""The result of a `fit`, which its model holds."""
 
 from __future__ import annotations
 

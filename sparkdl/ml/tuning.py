@@ -1,7 +1,5 @@
 """Hyper-parameter search: trials in parallel over sub-clusters, run and chosen by Optuna.
 
-Runs in: driver
-
 https://optuna.readthedocs.io/en/stable/reference/generated/optuna.study.Study.html
 """
 

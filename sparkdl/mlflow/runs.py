@@ -1,7 +1,5 @@
 """Runs of MLflow, and the one thread of this program that writes to them.
 
-Runs in: driver
-
 Trainings put jobs into its queue and never wait. MLflow's own queue would keep a program from
 ending while it retries a server that does not answer.
 """

@@ -1,7 +1,4 @@
-"""Makes runs of MLflow of what trains.
-
-Runs in: driver
-"""
+"""Makes runs of MLflow of what trains."""
 
 from __future__ import annotations
 

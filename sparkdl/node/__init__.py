@@ -1,4 +1,4 @@
 """One member of the cluster: its Spark task, its agent, its child, and the context user code gets.
 
-Runs in: feeder, agent, child
+Runs in: child
 """

@@ -1,7 +1,5 @@
 """Waits for libraries that write a checkpoint in the background.
 
-Runs in: child
-
 `ctx.checkpoint` is complete when its block ends, so each asynchronous save that began inside the
 block must end before. Only libraries that the program has imported are looked at. A version whose
 function is not found is not waited for; `CheckpointStore.late` finds its files.

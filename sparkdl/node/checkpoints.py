@@ -1,7 +1,5 @@
 """A node's side of checkpoints: what `ctx.checkpoint` and `ctx.last_checkpoint` do.
 
-Runs in: child
-
 All nodes that train write their files, and report the rows their state was trained on. Once the
 driver has all reports, the first node completes the checkpoint, and reports this to the driver.
 From then on a restart resumes from it.

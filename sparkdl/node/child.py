@@ -1,7 +1,5 @@
 """The framework process: imports the framework, waits for the world, runs `map_fun` once.
 
-Runs in: child
-
 `python -m sparkdl.node.child CHANNEL_FD STACKS_FD PARENT_PID FRAMEWORK [MODULE …]`, started by an
 agent. Each MODULE is imported after the framework. With the world comes the name of a file with the
 pickled `(map_fun, args)`, which came inside Spark's own task payload.

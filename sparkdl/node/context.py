@@ -1,7 +1,4 @@
-"""`ctx` of `map_fun(args, ctx)`: a node's place in the world, its feeds and its checkpoints.
-
-Runs in: child
-"""
+"""`ctx` of `map_fun(args, ctx)`: a node's place in the world, its feeds and its checkpoints."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Lets `ctx.is_draining` turn true at the same call on all nodes; they then make a checkpoint.
 
-Runs in: child
-
 The notice reaches nodes at different moments, but a checkpoint needs all of them at the same step.
 Each node therefore reports its number of calls so far, and its next call waits for all reports. The
 answer is true from the call after the largest number on. The thread that receives the notice sends

@@ -1,7 +1,4 @@
-"""Makes the C library keep freed memory for the training's next step.
-
-Runs in: child
-"""
+"""Makes the C library keep freed memory for the training's next step."""
 
 from __future__ import annotations
 

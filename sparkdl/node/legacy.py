@@ -1,7 +1,5 @@
 """The members of TensorFlowOnSpark's `TFNodeContext` that `ctx` offers to programs written for it.
 
-Runs in: child
-
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFSparkNode.py
 """
 

@@ -1,7 +1,4 @@
-"""The child's end of the pipe to its agent: feeds come in, requests, progress and results go out.
-
-Runs in: child
-"""
+"""The child's end of the pipe to its agent: feeds come in, progress and results go out."""
 
 from __future__ import annotations
 

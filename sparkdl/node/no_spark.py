@@ -1,7 +1,5 @@
 """What user code on a node has of Spark: the files of `SparkContext.addFile`. The rest is refused.
 
-Runs in: child
-
 A child is no task of Spark. Without this, a session made in `map_fun` starts a second Spark, and
 functions of columns and `SparkFiles` fail by bare assertions. Modules of pyspark are changed once
 the program imports them: importing pyspark at each start would take half a second.

@@ -1,7 +1,4 @@
-"""The readers of a node's feeds: what comes from the agent is sorted to them, by feed.
-
-Runs in: child
-"""
+"""The readers of a node's feeds: what comes from the agent is sorted to them, by feed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Measures how long this process waits: for rows, and for the other nodes in collectives.
 
-Runs in: child
-
 A thread looks some twenty times a second at what the main thread does. It finds the same in every
 framework, and no call of user code gets slower. Three questions decide about a look:
 

@@ -1,7 +1,5 @@
 """One process's share of a converter's rows: batches of columns, epoch after epoch.
 
-Runs in: driver, child
-
 Without an agent, so it works in any process: a node's, Horovod's, a notebook's.
 """
 

@@ -1,7 +1,4 @@
-"""`TransformSpec`: what a program does with rows, in frames of pandas, before they are a batch.
-
-Runs in: driver, child
-"""
+"""`TransformSpec`: what a program does with rows, in frames of pandas, before they are a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """Where data sets lie: file systems as Spark names them, and the Parquet files there.
 
-Runs in: anywhere
+Runs in: driver, agent, feeder
 """

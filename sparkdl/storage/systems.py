@@ -1,7 +1,5 @@
 """Where files are: paths as users write them become a file system and the files in it.
 
-Runs in: driver, agent, feeder. Listing: driver.
-
 Why not the discovery of `pyarrow.dataset`? It knows neither patterns nor Spark's rules about hidden
 names, folders that count, and types of partitions other than `int` and `string`. TFRecord files are
 found here too.

@@ -1,7 +1,5 @@
 """TensorFlowOnSpark's `TFManager`: queues to try out a `map_fun` with, without Spark.
 
-Runs in: anywhere
-
 Nodes of a cluster need no manager. This one is for a program's own tests: put rows into
 `start(…).get_queue("input")`, and read them with `TFNode.DataFeed`.
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFManager.py

@@ -1,7 +1,5 @@
 """TensorFlowOnSpark's `gpu_info`: which GPUs of this host are free.
 
-Runs in: anywhere
-
 It asks NVML (package `nvidia-ml-py`, the extra `gpu`), so names of products do not matter.
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/gpu_info.py
 """

@@ -1,7 +1,5 @@
 """TensorFlowOnSpark's `reservation`: a meeting point for the processes of a program.
 
-Runs in: anywhere
-
 Nodes of sparkdl meet at the driver's coordinator instead. A `TFCluster` has a server for clients
 that ask for the nodes, or for the end of a stream: `python -m sparkdl.tfos.reservation HOST PORT`
 asks for it, as `stop_streaming.py` of TensorFlowOnSpark's examples does.

@@ -1,7 +1,5 @@
 """TensorFlowOnSpark's `util`: a process's own environment and address.
 
-Runs in: anywhere
-
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/util.py
 """
 

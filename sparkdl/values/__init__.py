@@ -1,4 +1,4 @@
 """Values: rows of Python become Arrow columns and come back; Arrow columns become numpy arrays.
 
-Runs in: anywhere
+Runs in: feeder, child
 """

@@ -1,7 +1,5 @@
 """A column of Python values becomes one Arrow array, and a codec by which it can come back.
 
-Runs in: feeder, child
-
 `encode` looks at all values of a column at once and picks a codec; codecs nest:
 
     bool int float str bytes     Arrow's own type, with nulls where values are None; null if all are

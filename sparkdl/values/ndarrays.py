@@ -1,7 +1,5 @@
 """Numpy arrays, and Spark's vectors, inside Arrow: how they are laid out in lists.
 
-Runs in: feeder, child
-
 Arrays of one shape become nested fixed-size lists, so a column is one array [rows, *shape] again
 without a copy. Arrays of different shapes become struct<shape, data>. A dtype that Arrow does not
 have travels as bytes: uint8, with an axis more.

@@ -1,7 +1,5 @@
 """Rows of an RDD become Arrow record batches, and come back as the rows they were.
 
-Runs in: feeder, child
-
 A batch made here carries a `RowSchema` in its schema's metadata. A batch without one comes from a
 DataFrame (`mapInArrow`); its rows come back as `df.rdd` would give them.
 """

@@ -1,7 +1,4 @@
-"""The interface of executors: the places where nodes and feeders run.
-
-Runs in: driver
-"""
+"""The interface of executors: the places where nodes and feeders run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Nodes as plain processes of this machine, feeders as threads of this process: no Spark, no JVM.
-
-Runs in: driver
-"""
+"""Nodes as processes of this machine, feeders as threads of this process: no Spark, no JVM."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The Parquet files behind a DataFrame that only scans them, as a source for the nodes.
-
-Runs in: driver
-"""
+"""The Parquet files behind a DataFrame that only scans them, as a source for the nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Finding the origin of a DataFrame's columns in Spark's plan.
 
-Runs in: driver
-
 A plan is followed from its columns down to the files, through nodes that keep rows unchanged:
 
     Project [x AS z, y]    Filter (z > 3)    LogicalRelation [x, y] parquet

@@ -1,7 +1,4 @@
-"""A DataFrame with columns of results: their names and types.
-
-Runs in: driver
-"""
+"""A DataFrame with columns of results: their names and types."""
 
 from __future__ import annotations
 

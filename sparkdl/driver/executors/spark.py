@@ -1,7 +1,4 @@
-"""Nodes as tasks of an ordinary Spark job, feeders as tasks of further jobs.
-
-Runs in: driver
-"""
+"""Nodes as tasks of an ordinary Spark job, feeders as tasks of further jobs."""
 
 from __future__ import annotations
 

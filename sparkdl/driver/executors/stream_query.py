@@ -1,7 +1,4 @@
-"""A query of Structured Streaming whose micro-batches feed a cluster, each as an epoch.
-
-Runs in: driver
-"""
+"""A query of Structured Streaming whose micro-batches feed a cluster, each as an epoch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The feeds of a cluster, as its handle uses them: calls, streams, and their ends.
-
-Runs in: driver
-"""
+"""The feeds of a cluster, as its handle uses them: calls, streams, and their ends."""
 
 from __future__ import annotations
 

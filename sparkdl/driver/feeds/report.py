@@ -1,7 +1,4 @@
-"""Reports of feeds: the use of a call's rows, errors and warnings. Pure.
-
-Runs in: driver
-"""
+"""Reports of feeds: the use of a call's rows, errors and warnings. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Performs the actions of the feeds' state machine: messages, Spark jobs, answers to calls.
 
-Runs in: driver
-
 Methods of `FeedRunner` that begin with an underscore run on the controller's event loop, where all
 events come one after the other: so the feeds need no lock, and no step sees half of another's
 change. Blocking work does not run there: Spark jobs run in threads of the waiting calls

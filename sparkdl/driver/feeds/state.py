@@ -1,7 +1,5 @@
 """The states of a feed, its events, and its actions. Pure data.
 
-Runs in: driver
-
 One feed is in one state at a time. `driver/feeds/transitions.py` holds the table of transitions,
 `driver/feeds/runner.py` makes the events and performs the actions.
 """

@@ -1,7 +1,5 @@
 """The rows of an epoch: where they are held, and which node gets them. Pure.
 
-Runs in: driver
-
 Agents report the rows that feeders have brought to them as lots. A row is identified by its
 partition and its number there, so a row that comes twice, because Spark repeats a task, is
 recognised. The table assigns free rows to nodes that run short, so that all nodes get equally many:

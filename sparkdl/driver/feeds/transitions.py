@@ -1,7 +1,5 @@
 """The life of one feed as the driver sees it, without sockets, threads, clocks or Spark.
 
-Runs in: driver
-
 `step(state, event, now_s)` returns the next state and the actions that the runner has to perform.
 First the handler in `TRANSITIONS` applies the event; then handlers in `LOOKS` act on the state
 until nothing is left to do. A handler therefore need not consider the situation in its next state,

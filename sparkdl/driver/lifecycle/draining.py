@@ -1,7 +1,5 @@
 """Nodes on executors that Spark decommissions leave at a checkpoint, and come back elsewhere. Pure.
 
-Runs in: driver
-
     Running    ExecutorsDrain ──▶ Relaunch (elsewhere), Drain (a checkpoint is wanted)
                CheckpointMade ──▶ Stop (leaving nodes), NewRound (the others) ──▶ Gathering
 

@@ -1,7 +1,4 @@
-"""The decision about failures: fail, retry on new ports, or restart. Pure.
-
-Runs in: driver
-"""
+"""The decision about failures: fail, retry on new ports, or restart. Pure."""
 
 from __future__ import annotations
 

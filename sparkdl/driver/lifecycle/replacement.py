@@ -1,7 +1,5 @@
 """The return of lost nodes, and the task slots they take. Pure.
 
-Runs in: driver
-
     detached    Begin ──▶ Detach ──▶ AgentDetached ──▶ ForgetTask
 
 Where the cluster's placement is detached, agents give their slots back: those of a world when it

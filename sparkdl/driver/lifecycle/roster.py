@@ -1,7 +1,4 @@
-"""Which agents are connected, and what survives the rounds of children. Pure.
-
-Runs in: driver
-"""
+"""Which agents are connected, and what survives the rounds of children. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The states of a cluster, its events, and the actions that they lead to. Pure.
 
-Runs in: driver
-
 The transitions are in `driver/lifecycle/transitions.py`. The functions at the end of this file
 interpret a state for callers that wait for the cluster's end, or feed it.
 """

@@ -1,7 +1,5 @@
 """The life of a cluster as the coordinator sees it. Pure: no sockets, threads, clocks or Spark.
 
-Runs in: driver
-
 `step(state, event, now_s)` returns the next state and the actions that the controller has to
 perform. All transitions are in `TRANSITIONS`; docs/design.md draws them, from the handlers' types.
 A pair that is not there is a bug and raises `IllegalTransitionError`. States, events and actions

@@ -1,7 +1,4 @@
-"""Spark's settings for speed and encryption: advice on the first, detection of the second.
-
-Runs in: driver
-"""
+"""Spark's settings for speed and encryption: advice on the first, detection of the second."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Executors that Spark decommissions: they get no more tasks, and end when theirs have ended.
 
-Runs in: driver
-
 A standalone worker or an executor gets the notice as SIGPWR, which a pod's preStop hook sends;
 YARN's resource manager announces it for a host. Spark's scheduler collects all these notices and
 informs no listener, so it is polled.

@@ -1,7 +1,4 @@
-"""Excluding lost hosts from Spark: no more tasks run there, and their blocks are forgotten.
-
-Runs in: driver
-"""
+"""Excluding lost hosts from Spark: no more tasks run there, and their blocks are forgotten."""
 
 from __future__ import annotations
 

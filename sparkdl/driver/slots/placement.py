@@ -1,7 +1,5 @@
 """Placement of nodes: how many fit, their GPUs, and whether they keep their task slots.
 
-Runs in: driver
-
 It is decided once, before the launch.
 """
 

@@ -1,7 +1,4 @@
-"""Counting the task slots, and the checks before anything starts.
-
-Runs in: driver
-"""
+"""Counting the task slots, and the checks before anything starts."""
 
 from __future__ import annotations
 

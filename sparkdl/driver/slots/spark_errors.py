@@ -1,7 +1,4 @@
-"""Reading Spark's errors: of the nodes' job, of any task, and of a stopped context.
-
-Runs in: driver
-"""
+"""Reading Spark's errors: of the nodes' job, of any task, and of a stopped context."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One epoch of a feed as batches of columns: gathered, shuffled, cut, and in step with other nodes.
-
-Runs in: child
-"""
+"""One epoch of a feed as batches of columns: gathered, shuffled, cut, in step with other nodes."""
 
 from __future__ import annotations
 

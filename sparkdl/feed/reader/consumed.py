@@ -1,7 +1,5 @@
 """The rows of each batch given to user code. No locks, no messages.
 
-Runs in: child
-
 The rows of all segments that are taken are numbered through: each row has a position.
 
     │ epoch 0, segment 0 │ epoch 0, segment 1 │ epoch 1, segment 0 again │ …

@@ -1,7 +1,5 @@
 """The arrived segments of a feed, epoch by epoch, and a position in them. No locks, no messages.
 
-Runs in: child
-
     epoch 0: ▓▓▓ ▓▓▓ ▓▓▓ ░░░ ░░░ mark        epoch 1: the same again, or segments of its own
              ▲       ▲   ▲
              floor   │   position            ▓ taken   ░ not taken yet

@@ -1,7 +1,5 @@
 """The child's end of one feed: waits for rows, and reports the rows read to the agent.
 
-Runs in: child
-
 `cursor.py` holds the arrived segments and the reader's position.
 """
 

@@ -1,7 +1,5 @@
 """The feeds being fed, and the time after which a reader gives up an unfed one.
 
-Runs in: child
-
 Between two calls of `cluster.feed` a node waits as long as it takes. It gives up a feed that has
 never been fed: its name may be misspelt, or the driver may never feed.
 """

@@ -1,7 +1,5 @@
 """What a node holds of its feeds, and how much it may: segments within a budget.
 
-Runs in: agent
-
 A batch becomes a segment in three steps: room in the budget, its file, its entry in a log or a
 spool. The lock of the budget guards all of these.
 """

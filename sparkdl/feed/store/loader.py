@@ -1,7 +1,4 @@
-"""Reads Parquet files into a node's spools and logs: one thread a data set, which waits for room.
-
-Runs in: agent
-"""
+"""Reads Parquet files into a node's spools and logs: a thread a data set, which waits for room."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """One feed's rows that belong to this node: a sequence of segments shared with the child.
 
-Runs in: agent
-
               append, enter              cut              EpochEnd, again or not
     epoch open ────────────────▶ … ─────────────▶ counted ──────────────────────▶ read again | freed
 

@@ -1,7 +1,5 @@
 """The rows of one feed that feeders have brought to an agent and the driver has not assigned yet.
 
-Runs in: agent
-
     append ──▶ ▓▓▓▓▓▓▓▓▓▓ a segment; its `Lot` is reported
                ▓▓▓░░░░▓▓▓ granted in windows: a window of this node's moves to its log (`take`),
                           one of another node is read and sent (`read`), then freed (`free`)

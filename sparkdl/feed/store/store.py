@@ -1,7 +1,4 @@
-"""The store of one node's feeds: spools, logs, and inference that waits for results.
-
-Runs in: agent
-"""
+"""The store of one node's feeds: spools, logs, and inference that waits for results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """The way of rows from a Spark task to the agents, and of results back.
 
-Runs in: feeder, agent
+Runs in: agent
 """

@@ -1,7 +1,4 @@
-"""A node's feeds at its agent: rows from Flight go to the child, counts to the coordinator.
-
-Runs in: agent
-"""
+"""A node's feeds at its agent: rows from Flight go to the child, counts to the coordinator."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Fetches this node's assigned rows from the agents that hold them.
-
-Runs in: agent
-"""
+"""Fetches this node's assigned rows from the agents that hold them."""
 
 from __future__ import annotations
 

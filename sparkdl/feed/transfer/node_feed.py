@@ -1,7 +1,4 @@
-"""An agent's state of one feed, for one child.
-
-Runs in: agent
-"""
+"""An agent's state of one feed, for one child."""
 
 from __future__ import annotations
 

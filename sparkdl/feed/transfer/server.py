@@ -1,7 +1,5 @@
 """The Arrow Flight server of an agent: rows come in, results go out.
 
-Runs in: agent
-
 `DoPut` appends to a spool. The descriptor's command is a `PutHeader`; each batch comes with a
 `PutPiece`; the server answers once at the start and then once per batch with a `PutAck`, within
 `FULL_WAIT_S`. `DoGet` sends the rows of a `FetchTicket` to another agent, their assignee.

@@ -1,7 +1,5 @@
 """`hvd.init`, `hvd.rank`, and what else Horovod answers of the world.
 
-Runs in: child
-
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/common/basics.py
 """
 

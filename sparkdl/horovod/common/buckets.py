@@ -1,7 +1,5 @@
 """The buckets of some megabytes in which gradients travel together, and their order.
 
-Runs in: child
-
 As in PyTorch's DistributedDataParallel (https://dl.acm.org/doi/10.14778/3415478.3415530) a bucket
 is reduced during the backward pass, as soon as its gradients are there. The backward pass begins
 with the last layers, so buckets are made from the last gradient to the first. The first bucket is

@@ -1,7 +1,5 @@
 """`hvd.Compression`: gradients travel in half the bytes, with PyTorch and with TensorFlow.
 
-Runs in: child
-
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/compression.py
 """
 

@@ -1,7 +1,5 @@
 """Horovod's elastic training over sparkdl's restarts: `run`, `State`, `ObjectState`.
 
-Runs in: child
-
 `state.commit()` is a checkpoint. When a node is lost, all nodes restart, or fewer if `min_nodes`
 allows it: `run` restores the last commit into the state, then calls the training function again
 from its beginning. https://horovod.readthedocs.io/en/v0.28.1/elastic_include.html

@@ -1,7 +1,5 @@
 """The table of Horovod's operations: what a group is called for, and the gradient rule of each.
 
-Runs in: child
-
 Each row is written once, for a list of PyTorch's tensors. The public modules choose the row and
 lend their tensors: PyTorch's as they are, TensorFlow's and Keras's by DLPack. Gradients are
 Horovod's: a process's input gets the reduced gradient of all outputs.

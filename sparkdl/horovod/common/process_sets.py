@@ -1,7 +1,5 @@
 """The processes that train, as `hvd.init()` has found them, and process sets: some of them.
 
-Runs in: child
-
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/common/process_sets.py
 """
 

@@ -1,7 +1,5 @@
 """Horovod's callbacks for Keras 3, and the mixins of all callbacks, `hvd.elastic`'s included.
 
-Runs in: child
-
 A callback must be a subclass of `Callback` in Keras 3 or in `tf.keras`, and neither is imported
 before its first use. `classes` therefore builds the callbacks of one of the two from the mixins
 here. https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.keras

@@ -1,7 +1,5 @@
 """`hvd.elastic` for Keras 3: a model's state, and the callbacks that keep it.
 
-Runs in: child
-
 The callbacks are classes of Keras, which is imported on first use.
 """
 

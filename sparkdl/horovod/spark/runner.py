@@ -1,7 +1,5 @@
 """`run` and `run_elastic`: call a function in all processes of a training, return its results.
 
-Runs in: driver
-
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/runner.py
 """
 

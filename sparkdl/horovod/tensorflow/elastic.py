@@ -1,7 +1,5 @@
 """`hvd.elastic` for TensorFlow: models and variables that are there again after a restart.
 
-Runs in: child
-
 https://horovod.readthedocs.io/en/v0.28.1/elastic_include.html
 """
 

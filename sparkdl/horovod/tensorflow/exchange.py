@@ -1,7 +1,5 @@
 """The border of TensorFlow: its tensors are lent to a group by DLPack, eagerly and in graphs.
 
-Runs in: child
-
 In a graph each exchange is one `tf.py_function`. Members must exchange in the same order, but
 TensorFlow runs independent operations in any order. Each exchange therefore reads a variable first
 and writes it afterwards. TensorFlow's automatic control dependencies keep these accesses in program

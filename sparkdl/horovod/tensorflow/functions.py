@@ -1,7 +1,4 @@
-"""Variables and objects: the same on all members.
-
-Runs in: child
-"""
+"""Variables and objects: the same on all members."""
 
 from __future__ import annotations
 

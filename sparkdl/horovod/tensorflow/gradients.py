@@ -1,7 +1,4 @@
-"""`DistributedGradientTape`, and how gradients are reduced over all members, in buckets.
-
-Runs in: child
-"""
+"""`DistributedGradientTape`, and how gradients are reduced over all members, in buckets."""
 
 from __future__ import annotations
 

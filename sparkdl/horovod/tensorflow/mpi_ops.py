@@ -1,7 +1,5 @@
 """Horovod's operations on tensors of TensorFlow, and their gradients.
 
-Runs in: child
-
 They work eagerly and in `tf.function`, in the order of the program, which must be the same on all
 members. Names, arguments and gradients are those of Horovod 0.28.1
 (https://horovod.readthedocs.io/en/stable/api.html#module-horovod.tensorflow). `device_dense`,

@@ -1,7 +1,5 @@
 """Optimizers of Keras 3 and tf_keras that reduce their gradients over all members.
 
-Runs in: child
-
 The optimizer becomes one of a subclass that is made for it: `apply` (Keras 3) or `apply_gradients`
 (tf_keras) reduces the gradients first. Its `__class__` is the stock one, so a saved model names
 that, and loads where there is no sparkdl.

@@ -1,7 +1,5 @@
 """`hvd.elastic` for PyTorch: a state and a sampler that are there again after a restart.
 
-Runs in: child
-
 https://horovod.readthedocs.io/en/v0.28.1/elastic_include.html
 """
 

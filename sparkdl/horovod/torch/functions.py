@@ -1,7 +1,5 @@
 """Objects, parameters and optimizers' states: the same on all processes.
 
-Runs in: child
-
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/functions.py
 """
 

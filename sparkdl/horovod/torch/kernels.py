@@ -1,7 +1,4 @@
-"""The border of PyTorch: a call of the table becomes a function of autograd, or a handle.
-
-Runs in: child
-"""
+"""The border of PyTorch: a call of the table becomes a function of autograd, or a handle."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Horovod's operations on tensors of PyTorch.
 
-Runs in: child
-
 All processes of the process set call the same operations in the same order. Operations with
 `_async` return a handle for `synchronize`; operations that end in `_` change the tensor itself;
 gradients flow back through the others. All of them raise the errors of `allreduce`.

@@ -1,7 +1,5 @@
 """`hvd.DistributedOptimizer`: an optimizer that steps by the gradients of all processes.
 
-Runs in: child
-
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/optimizer.py
 """
 

@@ -1,7 +1,5 @@
 """`Reducer`: reduces the gradients of one optimizer during the backward pass, in buckets.
 
-Runs in: child
-
 Buckets are reduced from the last parameter to the first, the order of a backward pass, each as soon
 as it and those before it are complete, in a group of the optimizer's own: it does not matter what
 else is reduced meanwhile.

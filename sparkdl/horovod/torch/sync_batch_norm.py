@@ -1,7 +1,5 @@
 """`hvd.SyncBatchNorm`: batch normalization over the batches of all processes.
 
-Runs in: child
-
 Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, with mean and variance of the global batch.
 """
 

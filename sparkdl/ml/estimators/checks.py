@@ -1,7 +1,5 @@
 """Reject data that cannot be trained on, before any node is launched.
 
-Runs in: driver
-
 Types come from the schema. To check values would cost a pass over the data: nulls end the feeding,
 see `training.without_nulls`, and nodes check the lengths of arrays.
 """

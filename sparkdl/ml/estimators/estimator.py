@@ -1,7 +1,4 @@
-"""`TFEstimator`: trains with the user's `train_fn` on a cluster of nodes, fed from a DataFrame.
-
-Runs in: driver
-"""
+"""`TFEstimator`: trains with the user's `train_fn` on a cluster of nodes, fed from a DataFrame."""
 
 from __future__ import annotations
 

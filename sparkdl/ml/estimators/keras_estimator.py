@@ -1,7 +1,4 @@
-"""`KerasEstimator`: trains a Keras model on several nodes, without a `train_fn`.
-
-Runs in: driver
-"""
+"""`KerasEstimator`: trains a Keras model on several nodes, without a `train_fn`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The base class of the Keras, PyTorch and Lightning estimators.
-
-Runs in: driver
-"""
+"""The base class of the Keras, PyTorch and Lightning estimators."""
 
 from __future__ import annotations
 

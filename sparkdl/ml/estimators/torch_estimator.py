@@ -1,7 +1,4 @@
-"""`TorchEstimator` and `LightningEstimator`: train a module of PyTorch on several nodes.
-
-Runs in: driver
-"""
+"""`TorchEstimator` and `LightningEstimator`: train a module of PyTorch on several nodes."""
 
 from __future__ import annotations
 

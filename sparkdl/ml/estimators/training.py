@@ -1,7 +1,4 @@
-"""One training on a cluster of its own: launch, feed, wait, results; and what came of it.
-
-Runs in: driver
-"""
+"""One training on a cluster of its own: launch, feed, wait, results; and what came of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Train as Spark jobs, without long-running nodes or open ports: the functions that users call.
 
-Runs in: driver
-
 The way of BigDL (https://arxiv.org/abs/1804.05839): weights are broadcast, each partition's task
 computes the gradient of its part of the mini-batch, Spark adds them up, the driver takes the step.
 See docs/jobs.md. `KerasEstimator(mode="jobs")` is the face for Keras, `fit_in_jobs` for PyTorch.

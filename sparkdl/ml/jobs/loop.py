@@ -1,7 +1,5 @@
 """The driver's loop of a training as Spark jobs: epochs, iterations, validation.
 
-Runs in: driver
-
 ```text
  driver   state ──broadcast──▶ tasks ──gradients──▶ groups ──sums──▶ driver: one update
 ```

@@ -1,7 +1,5 @@
 """The Spark side of a training as Spark jobs: rows kept on executors, and one job an iteration.
 
-Runs in: driver
-
 `kept` is a persisted RDD with one small record for each partition, made by the task that puts the
 partition's rows on its executor's disk. Spark therefore schedules each iteration's task on the
 executor with its rows. If the executor is lost, Spark computes its partitions again elsewhere,

@@ -1,4 +1,4 @@
 """Models that score DataFrames in Spark's own tasks.
 
-Runs in: driver, feeder
+Runs in: feeder
 """

@@ -1,7 +1,4 @@
-"""A task's calls of the scorer of its executor, which the first task starts.
-
-Runs in: feeder
-"""
+"""A task's calls of the scorer of its executor, which the first task starts."""
 
 from __future__ import annotations
 

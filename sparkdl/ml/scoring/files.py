@@ -1,7 +1,4 @@
-"""Rows of Parquet files by their numbers.
-
-Runs in: feeder
-"""
+"""Rows of Parquet files by their numbers."""
 
 from __future__ import annotations
 

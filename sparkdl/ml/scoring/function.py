@@ -1,7 +1,4 @@
-"""A function of the user's as a model: made once in each worker, called with columns.
-
-Runs in: feeder
-"""
+"""A function of the user's as a model: made once in each worker, called with columns."""
 
 from __future__ import annotations
 

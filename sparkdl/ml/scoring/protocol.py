@@ -1,7 +1,5 @@
 """The calls between tasks and the scorer of their executor: Arrow Flight over a Unix socket.
 
-Runs in: feeder
-
 `DoExchange` without a command lasts as long as a task: a scorer with such a call is in use. Each
 piece of a task's rows is a `DoExchange` of its own, with a `Piece` as the command: a batch in, and
 a batch or a `Failed` back. The action `leave` asks a scorer to end for another.

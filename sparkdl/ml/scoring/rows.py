@@ -1,7 +1,4 @@
-"""The rows of a partition: where they are from, put into chunks, and made ahead by a thread.
-
-Runs in: feeder
-"""
+"""The rows of a partition: where they are from, put into chunks, and made ahead by a thread."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The process that runs one model for several task slots of an executor: a scorer.
 
-Runs in: feeder
-
 `python -m sparkdl.ml.scoring.scorer` is started by the first task that needs it. The main thread
 loads the model and calls it; Flight's threads read the tasks' pieces meanwhile. A scorer ends with
 its executor, after some time without a task, or when its model fails again and again. While it has

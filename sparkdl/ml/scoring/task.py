@@ -1,7 +1,5 @@
 """The Spark tasks that score: Arrow batches through a model.
 
-Runs in: feeder
-
 The Python worker keeps the model, or a scorer does, which serves several workers of the executor.
 
 `ScoreFiles` reads the model's columns from Parquet files itself. Spark gives each row's file and

@@ -1,7 +1,5 @@
 """A DataFrame written to Parquet once, and read by processes that train: Petastorm's converter.
 
-Runs in: driver, child
-
 https://petastorm.readthedocs.io/en/latest/api.html#petastorm.spark.spark_dataset_converter.make_spark_converter
 """
 

@@ -1,4 +1,4 @@
 """Parquet data sets with the values that Spark reads: discovery, shares of the rows, reading.
 
-Runs in: driver, agent, child, feeder
+Runs in: driver, child
 """

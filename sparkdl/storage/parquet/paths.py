@@ -1,7 +1,4 @@
-"""Parquet files as users name them: a path, a pattern, several of them, with options or without.
-
-Runs in: driver, child
-"""
+"""Parquet files as users name them: a path, a pattern, several of them, with options or without."""
 
 from __future__ import annotations
 

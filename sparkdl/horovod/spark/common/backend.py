@@ -1,7 +1,5 @@
 """`SparkBackend`, by which programs for Horovod say how many processes there are.
 
-Runs in: driver
-
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/common/backend.py
 """
 

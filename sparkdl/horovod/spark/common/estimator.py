@@ -1,7 +1,5 @@
 """The base classes of Horovod's estimators and models: they translate to those of `sparkdl.ml`.
 
-Runs in: driver
-
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/common/estimator.py
 """
 

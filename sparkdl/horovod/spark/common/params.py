@@ -1,7 +1,5 @@
 """The parameters of Horovod's estimators and models, and what becomes of each.
 
-Runs in: driver
-
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/common/params.py
 """
 

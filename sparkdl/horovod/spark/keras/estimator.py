@@ -1,7 +1,5 @@
 """`KerasEstimator` and `KerasModel`, as Horovod has them.
 
-Runs in: driver, child
-
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/keras/estimator.py
 """
 

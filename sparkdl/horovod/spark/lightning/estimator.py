@@ -1,7 +1,5 @@
 """`TorchEstimator` and `TorchModel` for PyTorch Lightning, as Horovod has them.
 
-Runs in: driver, child
-
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/lightning/estimator.py
 """
 

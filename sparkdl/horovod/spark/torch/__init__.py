@@ -1,6 +1,6 @@
 """`import sparkdl.horovod.spark.torch`: Horovod's estimator for PyTorch.
 
-Runs in: driver, child
+Runs in: driver
 
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/torch/estimator.py
 """

@@ -1,7 +1,5 @@
 """`TorchEstimator` and `TorchModel`, as Horovod has them.
 
-Runs in: driver
-
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/torch/estimator.py
 """
 

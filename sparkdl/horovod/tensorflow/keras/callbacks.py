@@ -1,7 +1,4 @@
-"""Horovod's callbacks for `tf.keras`, whichever Keras that is; see `horovod.keras.callbacks`.
-
-Runs in: child
-"""
+"""Horovod's callbacks for `tf.keras`, whichever Keras that is; see `horovod.keras.callbacks`."""
 
 from __future__ import annotations
 
