@@ -11,6 +11,7 @@ import resource
 import threading
 import time
 from itertools import count
+from pathlib import Path
 
 import psutil
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.dashboard.pages import PAGES
 from sparkdl.driver.dashboard import Dashboard
-from sparkdl.driver.events import Changed, Launched, Place, event_of, line_of
+from sparkdl.driver.events import SUFFIX, Changed, Launched, Place, event_of, line_of
 from sparkdl.driver.history import History
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import Running
@@ -88,14 +89,17 @@ def measure_page(nodes: int, seconds: float) -> None:
     start_s, ends = time.time(), threading.Event()
     names = tuple(node.name for node in spec.nodes)
     places = tuple(Place(n, n, f"h{n % 100}") for n in range(nodes))
-    shown.write(line_of(Launched("c", start_s, "plain", names)))
-    shown.write(line_of(Changed("c", start_s, "running", 0, places)))
+    record = Path(shown.folder, f"c{SUFFIX}")
 
     def tell() -> None:
-        for turn in count():
-            shown.write(line_of(sampled(spec, time.time(), views[turn % 10])))
-            if ends.wait(1.0):
-                return
+        with record.open("wb", buffering=0) as file:
+            file.write(line_of(Launched("c", start_s, "plain", names)))
+            file.write(line_of(Changed("c", start_s, "running", 0, places)))
+            shown.show(record)
+            for turn in count():
+                file.write(line_of(sampled(spec, time.time(), views[turn % 10])))
+                if ends.wait(1.0):
+                    return
 
     teller = threading.Thread(target=tell)
     teller.start()

@@ -32,7 +32,7 @@ _MS = 1000.0
 _LEFT, _RIGHT = 84, 14
 """Pixels beside each chart: as many beside all of them, so that moments are above each other."""
 _COLORS = ("#3b8eea", "#e0823d", "#2fa36b", "#b065d6")
-_BAD, _SAVED, _EPOCH = "#d9484f", "#74c69d", "#a9b2be"
+_BAD, _SAVED = "#d9484f", "#74c69d"
 PHASES = {  # a phase's label here, and its color
     "starting": ("starting", "#aeb6c2"),
     "gathering": ("gathering", "#8d99ab"),
@@ -276,7 +276,7 @@ def failures(history: History) -> dict[int, tuple[float, str]]:
 
 
 def _marks(history: History) -> dict[str, Any]:
-    """Return failures in red, other restarts, checkpoints and ends of epochs."""
+    """Return failures in red, other restarts and checkpoints."""
     failed = failures(history)
     marks = [(at, _BAD, "solid", why) for at, why in failed.values()]
     for begun in history.begun:
@@ -287,9 +287,6 @@ def _marks(history: History) -> dict[str, Any]:
         (made.time_s, _SAVED, "dashed", f"checkpoint of step {made.step:,}")
         for made in _thinned(history.checkpoints)
     ]
-    for at, generation, number in _thinned(history.epoch_ends):
-        what = f"end of epoch {number} of attempt {generation + 1}"
-        marks.append((at, _EPOCH, "dotted", what))
     lines = [(_MS * (at - history.launched.time_s), *rest) for at, *rest in marks]
     return _columns(("x", "color", "dash", "what"), lines)
 
@@ -319,7 +316,7 @@ def _values(columns: Mapping[str, Sequence[float]], name: str) -> list[float]:
 def _legend(phases: set[str]) -> str:
     shown = {word: color for phase, (word, color) in PHASES.items() if phase in phases}
     chips = [f'<span style="color:{c}">&#9632;</span> {escape(w)}' for w, c in shown.items()]
-    lines = {"failure": _BAD, "checkpoint": _SAVED, "epoch": _EPOCH}
+    lines = {"failure": _BAD, "checkpoint": _SAVED}
     chips += [f'<span style="color:{color}">&#9474;</span> {w}' for w, color in lines.items()]
     return (
         f'<h2>Nodes</h2> <span class="chips">{"".join(f"<span>{c}</span>" for c in chips)}</span>'

@@ -7,11 +7,9 @@ changes. Texts of nodes and programs become text, never HTML: they are escaped h
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import ClassVar
@@ -20,15 +18,13 @@ import jinja2
 import numpy as np
 from bokeh.core.templates import FILE
 from bokeh.document import Document
+from bokeh.models import Column as Stacked
 from bokeh.models import (
-    Button,
     ColumnDataSource,
     DataTable,
     Select,
-    TextInput,
     UIElement,
 )
-from bokeh.models import Column as Stacked
 
 from sparkdl.dashboard.charts import PHASES, Chart, Stream, TimeAxis, failures
 from sparkdl.dashboard.widgets import (
@@ -42,13 +38,9 @@ from sparkdl.dashboard.widgets import (
     show_text,
     text_box,
 )
-from sparkdl.driver.events import Ask, AskLog, AskStacks
 from sparkdl.driver.history import ENDED, TRAINING, Clusters, History, NodeRow
 
 _PERIOD_MS = 1000
-_LOG_LINES = 1000
-_LOOK_S = 2.0
-"""A log that is looked at is fetched this often."""
 _MAX_METRICS = 12
 """Charts of them; a training may report hundreds."""
 _TONES = {
@@ -58,23 +50,9 @@ _TONES = {
     "failed": "bad",
     "finished": "good",
 }
-_RECORDED = (
-    "A recorded run keeps no log lines, except for the last ones of nodes that failed, which are "
-    "in the overview. Observe(log_dir=…) keeps all."
-)
-_LOG = '<h2>Last lines</h2><div class="log" tabindex="0"><pre>{}</pre></div>'
-_STACK = "<details open><summary>{}</summary><pre>{}</pre></details>"
 _template = jinja2.Environment(autoescape=True).from_string(
     Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 )
-
-
-@dataclass(frozen=True)
-class Source:
-    """The clusters shown by pages, and the function that queries nodes; none for a recorded run."""
-
-    clusters: Clusters
-    ask: Callable[[Ask], None] | None
 
 
 class Page:
@@ -83,10 +61,10 @@ class Page:
     path: ClassVar[str]
     title: ClassVar[str]
 
-    def __init__(self, doc: Document, source: Source) -> None:
+    def __init__(self, doc: Document, clusters: Clusters) -> None:
         context = doc.session_context
         asked = context.request.arguments.get("cluster", [b""]) if context else [b""]
-        self.source = source
+        self._clusters = clusters
         self._asked = asked[0].decode(errors="replace")
         self._shown: History | None = None
         self._axis = TimeAxis()
@@ -107,9 +85,9 @@ class Page:
         self._turn()
 
     @classmethod
-    def build(cls, doc: Document, source: Source) -> None:
+    def build(cls, doc: Document, clusters: Clusters) -> None:
         """Fill a reader's document."""
-        cls(doc, source)
+        cls(doc, clusters)
 
     def _models(self) -> Sequence[UIElement]:
         """Return what the page consists of, empty."""
@@ -127,8 +105,8 @@ class Page:
         self._turn()
 
     def _turn(self) -> None:
-        names = list(self.source.clusters.histories)
-        history = self.source.clusters.get(self._asked)
+        names = list(self._clusters.histories)
+        history = self._clusters.get(self._asked)
         if history is None:
             self._head.text = "<p>No cluster has been launched yet.</p>"
             return
@@ -157,7 +135,7 @@ class Overview(Page):
     path, title = "overview", "Overview"
 
     def _models(self) -> Sequence[UIElement]:
-        self._tiles, self._words, self._past = text_box(), text_box(), text_box()
+        self._tiles, self._past = text_box(), text_box()
         self._stream = Stream(self._axis)
         rows = {"rows used": "used by training", "rows in": "coming to the nodes"}
         share = {"without rows": "of the last minute, mean of the nodes"}
@@ -169,7 +147,7 @@ class Overview(Page):
         self._metrics: dict[str, Chart] = {}
         self._curves = Stacked(sizing_mode="stretch_width")
         windows = self._axis.windows
-        return (self._tiles, self._words, windows, self._stream.root, self._curves, self._past)
+        return (self._tiles, windows, self._stream.root, self._curves, self._past)
 
     def _update(self, history: History) -> None:
         for name in _metric_names(history)[:_MAX_METRICS]:
@@ -183,14 +161,12 @@ class Overview(Page):
         if self._curves.children != roots:
             self._curves.children = roots
         show_text(self._tiles, _tiles(history))
-        self._words.visible = bool(history.bottleneck())
-        show_text(self._words, f"<p>{escape(history.bottleneck())}</p>")
         tables = (_attempts(history), _problems(history), _feeds(history))
         show_text(self._past, "".join(tables))
 
 
 class Nodes(Page):
-    """A row for each node, the output of one, and the stacks of all."""
+    """A row for each node."""
 
     path, title = "nodes", "Nodes"
 
@@ -217,21 +193,12 @@ class Nodes(Page):
             Chart(self._axis, "GPU of a node, busy", {"gpu": "mean"}, " %"),
             Chart(self._axis, "GPU memory of a node", {"gpu_nbytes": "mean"}, " GiB"),
         ]
-        self._node = Select(title="Node", stylesheets=[CSS])
-        self._search = TextInput(title="Lines that contain", stylesheets=[CSS])
-        self._button = Button(label="Show stacks of all nodes", stylesheets=[CSS])
-        self._button.on_click(self._ask_stacks)
-        self._lines, self._stacks = text_box(), text_box()
-        self._asked_s = -math.inf
         charts = [chart.root for chart in self._charts]
-        logs = (self._node, self._search, self._lines, self._button, self._stacks)
-        note = text_box(_NETWORK_NOTE)
-        return (self._counts, self._table, self._axis.windows, *charts, note, *logs)
+        return (self._counts, self._table, self._axis.windows, *charts, text_box(_NETWORK_NOTE))
 
     def _reset(self, history: History) -> None:
         for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
             model.visible = not column.format
-        self._reset_log(history)
 
     def _update(self, history: History) -> None:
         rows = history.rows()
@@ -247,44 +214,9 @@ class Nodes(Page):
         self._table.view.tags = [history.now_s]  # Bokeh's table looks again when its view changes
         counts = Counter(_word(row) for row in rows)
         said = ", ".join(f"{count:,} {escape(word)}" for word, count in sorted(counts.items()))
-        slow = [
-            f"{row.name} (the others wait for it)" if row.waits.get("lag") else row.name
-            for row in rows
-            if row.is_slow
-        ]
-        if slow:
+        if slow := [f"{row.name} (the others wait for it)" for row in rows if row.is_slow]:
             said += f'; <b class="wait">slow: {escape(", ".join(slow[:8]))}</b>'
         show_text(self._counts, f"<p>{said}</p>")
-        self._update_log(history)
-
-    def _reset_log(self, history: History) -> None:
-        self._node.options = [(str(n), name) for n, name in enumerate(history.launched.nodes)]
-        self._node.value = "0" if history.launched.nodes else ""
-        is_live = self.source.ask is not None
-        self._button.visible = self._node.visible = self._search.visible = is_live
-
-    def _update_log(self, history: History) -> None:
-        if not self._node.value and history.launched.nodes:
-            self._reset_log(history)
-        node_id = int(self._node.value or 0)
-        is_due = time.monotonic() - self._asked_s >= _LOOK_S
-        if self.source.ask and is_due and history.changed.state != "stopped":
-            self._asked_s = time.monotonic()
-            self.source.ask(AskLog(history.launched.cluster, node_id, _LOG_LINES))
-        printed = history.logs.get(node_id)
-        lines = printed.lines if printed else ()
-        wanted = self._search.value.lower()
-        shown = [line for line in lines if wanted in line.lower()]
-        nothing = "No line contains that." if lines else "The node has printed nothing yet."
-        text = escape("\n".join(shown)) or f'<span class="soft">{nothing}</span>'
-        show_text(self._lines, _LOG.format(text) if self.source.ask else f"<p>{_RECORDED}</p>")
-        stacks = history.stacks.stacks if history.stacks else {}
-        texts = (_STACK.format(escape(name), escape(text)) for name, text in stacks.items())
-        show_text(self._stacks, "".join(texts))
-
-    def _ask_stacks(self) -> None:
-        if self.source.ask and self._shown:
-            self.source.ask(AskStacks(self._shown.launched.cluster))
 
 
 PAGES: tuple[type[Page], ...] = (Overview, Nodes)
@@ -368,7 +300,6 @@ def _headline(history: History) -> str:
         f"{len(launched.nodes):,} nodes of {escape(launched.framework)}",
         f"attempt {attempt}{f': {escape(before[1])}' if before else ''}" if restarts else "",
         duration(history.elapsed_s),
-        "" if math.isnan(left_s := history.left_s()) else f"about {duration(left_s)} left to read",
     ]
     text = " · ".join(part for part in parts if part)
     word = "stopped early" if state == "stopped" else state
@@ -389,7 +320,7 @@ def _tiles(history: History) -> str:
     steps = [row for row in rows if row.step >= 0]
     rates = [row.rate for row in rows if row.rate > 0]
     used = [value for value in columns.get("rows used", ()) if not math.isnan(value)]
-    is_over, left_s = history.state in ENDED, history.left_s()
+    is_over = history.state in ENDED
     metric = next(iter(_metric_names(history)), "")
     values = [value for value in columns.get(metric, ()) if not math.isnan(value)]
     tiles = {
@@ -399,7 +330,6 @@ def _tiles(history: History) -> str:
         "Steps / s": f"{np.median(rates):.3g}" if rates and not is_over else "",
         "Rows / s": f"{used[-1]:,.0f}" if used and not is_over else "",
         metric.removeprefix("metric "): f"{values[-1]:.4g}" if values else "",
-        "Left to read": "" if math.isnan(left_s) else duration(left_s),
     }
     shown = "".join(
         f"<div><span>{escape(name)}</span><b>{escape(value)}</b></div>"

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 from bokeh.application import Application
@@ -31,14 +31,14 @@ from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPHeaders
-from tornado.ioloop import IOLoop
+from tornado.ioloop import IOLoop, PeriodicCallback
 from tornado.web import OutputTransform, RequestHandler
 from tornado.websocket import WebSocketHandler
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.world import host_port
-from sparkdl.dashboard.pages import PAGES, Source
-from sparkdl.driver.events import SUFFIX, Ask, event_of, line_of
+from sparkdl.dashboard.pages import PAGES
+from sparkdl.driver.events import SUFFIX, event_of
 from sparkdl.driver.history import Clusters
 
 _HEADERS = {
@@ -129,11 +129,13 @@ class _Tornado(BokehTornado):
         return Resources(mode="server", root_url="", path_versioner=None)
 
 
-def serve(loop: IOLoop, listener: socket.socket, prefix: str, token: str, source: Source) -> None:
+def serve(
+    loop: IOLoop, listener: socket.socket, prefix: str, token: str, clusters: Clusters
+) -> None:
     """Serve the pages on a listening socket, once the loop runs."""
     auth = _Token(token)
     applications = {
-        f"/{page.path}": Application(FunctionHandler(partial(page.build, source=source)))
+        f"/{page.path}": Application(FunctionHandler(partial(page.build, clusters=clusters)))
         for page in PAGES
     }
     tornado = _Tornado(
@@ -156,36 +158,51 @@ def serve(loop: IOLoop, listener: socket.socket, prefix: str, token: str, source
     BaseServer(loop, tornado, http).start()
 
 
-def read_records(path: Path) -> Clusters:
-    """Return the runs recorded in a file, or in the files of a folder.
+class Records:
+    """Reads the records of runs, again and again: those of runs that go on grow."""
 
-    Raises:
-        ConfigError: if there is no record.
-    """
-    # Oldest first, as the clusters ran.
-    files = sorted(path.glob(f"*{SUFFIX}"), key=os.path.getmtime) if path.is_dir() else [path]
-    clusters = Clusters()
-    for file in files:
-        try:
-            lines = file.read_bytes().splitlines(keepends=True)
-        except OSError as error:
-            raise ConfigError(
-                f"{file} cannot be read: {error.strerror}. Give the record of a launch, or a "
-                "folder of records"
-            ) from error
-        for number, line in enumerate(lines, 1):
+    def __init__(self, clusters: Clusters) -> None:
+        self._clusters = clusters
+        self._files: dict[Path, IO[bytes]] = {}
+
+    def add(self, path: Path) -> None:
+        """Read a record, or the records in a folder, from now on.
+
+        Raises:
+            ConfigError: if one cannot be read.
+        """
+        # Oldest first, as the clusters ran.
+        files = sorted(path.glob(f"*{SUFFIX}"), key=os.path.getmtime) if path.is_dir() else [path]
+        for file in files:
             try:
-                clusters.add(event_of(line))
-            except msgspec.DecodeError as error:
-                if number == len(lines):
-                    break  # an incomplete line: the program ended while writing it
+                self._files[file] = file.open("rb")
+            except OSError as error:
                 raise ConfigError(
-                    f"{file}:{number} is no event of sparkdl's: {error}. Give a file that a "
-                    "launch with record= has written"
+                    f"{file} cannot be read: {error.strerror}. Give the record of a launch, or a "
+                    "folder of records"
                 ) from error
-    if not clusters.histories:
-        raise ConfigError(f"{path}: no record is there. Launch with record={str(path)!r}")
-    return clusters
+        self.read()
+
+    def read(self) -> None:
+        """Take in what has been written since.
+
+        Raises:
+            ConfigError: if a line is no event.
+        """
+        for path, file in self._files.items():
+            while (line := file.readline()).endswith(b"\n"):
+                try:
+                    self._clusters.add(event_of(line))
+                except msgspec.DecodeError as error:
+                    raise ConfigError(
+                        f"{path} holds a line that is no event of sparkdl's: {error}. Give a file "
+                        "that a launch with record= has written"
+                    ) from error
+            file.seek(-len(line), os.SEEK_CUR)  # a line that is being written
+
+    def follow(self) -> None:
+        """Read once a second while the loop runs."""
+        PeriodicCallback(self.read, 1000).start()
 
 
 def show_records(path: Path, host: str, port: int) -> None:
@@ -194,7 +211,11 @@ def show_records(path: Path, host: str, port: int) -> None:
     Raises:
         ConfigError: if there is no record, or nothing can listen there.
     """
-    source = Source(read_records(path), None)
+    clusters = Clusters()
+    records = Records(clusters)
+    records.add(path)
+    if not clusters.histories:
+        raise ConfigError(f"{path}: no record is there. Launch with record={str(path)!r}")
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
@@ -203,35 +224,32 @@ def show_records(path: Path, host: str, port: int) -> None:
             "leave it out for any free one"
         ) from error
     token, loop = secrets.token_urlsafe(24), IOLoop.current()
-    serve(loop, listener, "", token, source)
+    serve(loop, listener, "", token, clusters)
     sys.stdout.write(f"http://{host_port(host, listener.getsockname()[1])}/?token={token}\n")
     sys.stdout.flush()
+    records.follow()
     loop.start()
 
 
 def main() -> None:
-    """Serve the events that the driver writes to standard input, until it ends."""
+    """Serve the records that the driver names on standard input, until it ends."""
     logging.basicConfig(level=logging.ERROR)  # the rest is of no use to who trains
     listener = socket.socket(fileno=int(sys.argv[1]))
-    clusters, loop, lock = Clusters(), IOLoop.current(), threading.Lock()
+    clusters, loop = Clusters(), IOLoop.current()
+    records = Records(clusters)
     lines = iter(sys.stdin.buffer.readline, b"")
     token = next(lines).decode().strip()
 
-    def ask(question: Ask) -> None:
-        # Whole lines, because several pages may ask at once.
-        with lock:
-            sys.stdout.buffer.write(line_of(question))
-            sys.stdout.buffer.flush()
-
-    def read() -> None:
+    def listen() -> None:
         for line in lines:
             # On the loop, which alone reads and changes the clusters.
-            loop.add_callback(clusters.add, event_of(line))
+            loop.add_callback(records.add, Path(os.fsdecode(line.rstrip(b"\n"))))
         # The driver has closed its end, so its program is over.
         loop.add_callback(loop.stop)
 
-    serve(loop, listener, sys.argv[2], token, Source(clusters, ask))
-    threading.Thread(target=read, name="sparkdl-events", daemon=True).start()
+    serve(loop, listener, sys.argv[2], token, clusters)
+    threading.Thread(target=listen, name="sparkdl-records", daemon=True).start()
+    records.follow()
     loop.start()
 
 

@@ -37,8 +37,7 @@ p { margin: .2em 0; } h2, p, .tiles div { overflow-wrap: anywhere; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.4 ui-monospace, monospace;
   background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .6em;
   margin: .3em 0; max-height: 32em; overflow-y: auto; }
-.log { display: flex; flex-direction: column-reverse; max-height: 34em; overflow-y: auto; }
-.log pre { max-height: none; flex: none; } summary { cursor: pointer; }
+summary { cursor: pointer; }
 input, select, button, .bk-btn { background: var(--card) !important; color: var(--text) !important;
   border-color: var(--line) !important; } .bk-btn.bk-active { color: var(--busy) !important; }
 :focus-visible { outline: 2px solid var(--busy) !important; outline-offset: 1px; }

@@ -2,8 +2,8 @@
 
 Runs in: driver, dashboard
 
-The events up to `Stacks` are also written to recorded runs and sent to the dashboard's process, one
-JSON object a line. The others stay in the driver.
+The events up to `Sampled` are also written to records, one JSON object a line. The others stay in
+the driver.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ class Launched(Event, frozen=True):
 
     Attributes:
         nodes: their names, by node id.
-        is_fed: by this driver; otherwise its nodes read their own data.
     """
 
     framework: str
     nodes: tuple[str, ...]
-    is_fed: bool = True
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -99,18 +97,12 @@ class FeedColumns(msgspec.Struct, frozen=True):
         used: rows that user code was given.
         steps: batches that it was given.
         epochs: that are over.
-        goal: rows that all nodes together will have used at the end of the current call; 0 without
-            a call, or while unknown.
-        stage: of the call that is being fed, empty if there is none: `computing`: none of its rows
-            has come yet; `fed`: some have; `delivered`: all have, and the nodes read them.
     """
 
     received: list[int]
     used: list[int]
     steps: list[int]
     epochs: list[int]
-    goal: int = 0
-    stage: str = ""
 
 
 class Sampled(Event, frozen=True):
@@ -134,19 +126,6 @@ class Sampled(Event, frozen=True):
     feeds: dict[str, FeedColumns] = {}
     load: dict[str, list[float]] = {}
     waits: dict[str, list[float | None]] = {}
-
-
-class Printed(Event, frozen=True):
-    """The last lines that a node has printed: the answer to `AskLog`."""
-
-    node_id: int
-    lines: tuple[str, ...]
-
-
-class Stacks(Event, frozen=True):
-    """The stacks of the nodes' threads, by node name: the answer to `AskStacks`."""
-
-    stacks: dict[str, str]
 
 
 class Report(Event, frozen=True):
@@ -179,32 +158,16 @@ class Ended(Event, frozen=True):
     """The controller is closed: the last event of all."""
 
 
-class AskLog(msgspec.Struct, frozen=True, tag=True):
-    """A page asks for a node's log."""
-
-    cluster: str
-    node_id: int
-    lines: int
-
-
-class AskStacks(msgspec.Struct, frozen=True, tag=True):
-    """A page asks for the threads' stacks."""
-
-    cluster: str
-
-
 SUFFIX = ".sparkdl.jsonl"
 """The suffix of recorded runs."""
-AnyEvent = Launched | Changed | Checkpoint | Sampled | Printed | Stacks
-Ask = AskLog | AskStacks
+AnyEvent = Launched | Changed | Checkpoint | Sampled
 _events: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
-_asks: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
 _encoder = msgspec.json.Encoder()
 
 
-def line_of(message: Event | Ask) -> bytes:
-    """Return a message as one line of JSON."""
-    return _encoder.encode(message) + b"\n"
+def line_of(event: Event) -> bytes:
+    """Return an event as one line of JSON."""
+    return _encoder.encode(event) + b"\n"
 
 
 def event_of(line: bytes) -> AnyEvent:
@@ -214,12 +177,3 @@ def event_of(line: bytes) -> AnyEvent:
         msgspec.DecodeError: if it is none.
     """
     return _events.decode(line)
-
-
-def ask_of(line: bytes) -> Ask:
-    """Return the dashboard's question in a line.
-
-    Raises:
-        msgspec.DecodeError: if the line is no question.
-    """
-    return _asks.decode(line)

@@ -8,20 +8,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sparkdl.driver.events import (
     Changed,
     Checkpoint,
     Event,
-    FeedColumns,
     Launched,
     Place,
-    Printed,
     Problem,
     Sampled,
-    Stacks,
 )
 
 MAX_POINTS = 1000
@@ -31,9 +28,6 @@ _MAX_EVENTS = 1000
 _MAX_CLUSTERS = 20
 _RECENT_S = 60.0
 _MAX_RECENT = 61
-_SLOW = 0.7
-"""A node is slow if its rate of steps is below this share of the median."""
-_MOST = 0.5
 _PLOTTED = {"cores": 1.0, "gpu": 100.0, "memory_nbytes": 2**-30, "gpu_nbytes": 2**-30}
 """The parts of a node's load with curves, and their scale: cores, percent, GiB."""
 TRAINING = "in map_fun"
@@ -93,7 +87,6 @@ class NodeRow:
     Attributes:
         used: rows of all epochs; a row counts once for each epoch.
         rate: steps, or else batches, in a second of the last minute.
-        is_slow: it takes fewer steps than most, or the others wait for it.
         waits: shares of the last minute, see `Sampled`.
         load: its use of CPU, memory and GPU; see `NodeLoad`.
     """
@@ -109,11 +102,15 @@ class NodeRow:
     used: int = 0
     epochs: int = 0
     rate: float = float("nan")
-    is_slow: bool = False
     waits: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     load: Mapping[str, float] = field(default_factory=dict)
     problem: str = ""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the others wait for it."""
+        return bool(self.waits.get("lag"))
 
     @property
     def step_s(self) -> float:
@@ -178,19 +175,6 @@ class Samples:
                 values[name] = max(0.0, (now[index] - then[index]) / span_s)
         self.series.add(event.time_s, {**values, **_values(event)})
 
-    def left_s(self) -> float:
-        """Return the seconds until the current call is read, by the last minute's rate, or NaN."""
-        if len(self._recent) < 2:
-            return math.nan
-        first, last = self._recent[0], self._recent[-1]
-        left = [
-            (feed.goal - sum(feed.used)) / rate
-            for name, feed in last.feeds.items()
-            if feed.goal and name in first.feeds
-            if (rate := _gained(first.feeds[name], feed) / (last.time_s - first.time_s)) > 0
-        ]
-        return max(0.0, *left) if left else math.nan
-
     def rate(self, at: int) -> float:
         """Return how many steps a node takes in a second: those it reports, or else its batches."""
         if not self._recent:
@@ -198,7 +182,8 @@ class Samples:
         last = self._recent[-1]
         does_report = last.steps[at] >= 0
         first = next(each for each in self._recent if (each.steps[at] >= 0) is does_report)
-        return _growth(first, last, lambda sample: _steps(sample, at))
+        span_s = last.time_s - first.time_s
+        return max(0, _steps(last, at) - _steps(first, at)) / span_s if span_s > 0 else math.nan
 
 
 class History:
@@ -209,7 +194,6 @@ class History:
         state: as in `Changed`, but `finished` and `failed` remain when the cluster is stopped
             later.
         problems: of all generations: time, generation, problem.
-        epoch_ends: when all nodes had read an epoch: time, generation, epoch (from 1).
         begun: the change to each generation that has begun.
     """
 
@@ -222,11 +206,8 @@ class History:
         self.problems: deque[tuple[float, int, Problem]] = deque(maxlen=_MAX_EVENTS)
         self.begun: deque[Changed] = deque(maxlen=_MAX_EVENTS)
         self.checkpoints: deque[Checkpoint] = deque(maxlen=_MAX_EVENTS)
-        self.epoch_ends: deque[tuple[float, int, int]] = deque(maxlen=_MAX_EVENTS)
         self.samples = Samples()
         self.phases = Phases()
-        self.logs: dict[int, Printed] = {}
-        self.stacks: Stacks | None = None
         self._rows: list[NodeRow] | None = None
         """The last result of `rows`, for several readers."""
 
@@ -234,10 +215,6 @@ class History:
     def elapsed_s(self) -> float:
         """Since the launch, until the end."""
         return (self.ended_s or self.now_s) - self.launched.time_s
-
-    def left_s(self) -> float:
-        """Return the seconds until the current call is read; NaN if unknown."""
-        return math.nan if self.state in ENDED else self.samples.left_s()
 
     def spans(self) -> Iterator[Span]:
         """Yield the phases of all nodes."""
@@ -256,7 +233,6 @@ class History:
                 self._change(event)
             case Sampled():
                 self.samples.add(event)
-                self._end_epochs(event)
                 for node_id, (state, step) in enumerate(
                     zip(event.states, event.steps, strict=True)
                 ):
@@ -265,10 +241,6 @@ class History:
                     )
             case Checkpoint():
                 self.checkpoints.append(event)
-            case Printed():
-                self.logs[event.node_id] = event
-            case Stacks():
-                self.stacks = event
 
     def rows(self) -> list[NodeRow]:
         """Return the nodes in the order of their ranks."""
@@ -285,45 +257,7 @@ class History:
             self._row(node_id, places.get(node_id), failed.get(name))
             for node_id, name in enumerate(self.launched.nodes)
         ]
-        rates = [row.rate for row in rows if row.rate > 0]
-        limit = _SLOW * statistics.median(rates) if rates else 0.0
-        rows = [
-            replace(row, is_slow=True) if row.rate < limit or row.waits.get("lag") else row
-            for row in rows
-        ]
         return sorted(rows, key=lambda row: (row.rank < 0, row.rank, row.node_id))
-
-    def bottleneck(self) -> str:
-        """Return in words whether nodes wait for rows, and why; empty if that is unknown."""
-        sample = self.samples.last
-        share = math.nan if sample is None else _waiting(sample)
-        if sample is None or math.isnan(share) or self.state in ENDED:
-            return ""
-        stages = {feed.stage for feed in sample.feeds.values()}
-        if share < _MOST:
-            return (
-                f"Training does not wait for the feed: nodes have waited for rows for {share:.0%} "
-                "of the last minute."
-                if stages - {""}
-                else ""
-            )
-        waits = f"nodes have waited for rows for {share:.0%} of the last minute"
-        if "computing" in stages:
-            return (
-                f"The rows are still being computed, or wait for a task slot of Spark: none has "
-                f"come yet, and {waits}."
-            )
-        if "fed" in stages:
-            return (
-                f"Training waits for the feed: {waits}. More or larger partitions at once, or "
-                "fewer nodes, would help."
-            )
-        if "delivered" in stages:
-            return (
-                f"All rows have come to the nodes; {waits}: before that, or for nodes that have "
-                "more left to read."
-            )
-        return f"{waits.capitalize()}, and the driver feeds none."
 
     def _change(self, event: Changed) -> None:
         last = self.begun[-1].generation if self.begun else -1
@@ -344,14 +278,6 @@ class History:
                 self.phases.note(node_id, "failed", event.time_s)
         if event.state in ENDED and self.ended_s is None:
             self.ended_s = event.time_s
-
-    def _end_epochs(self, event: Sampled) -> None:
-        generation = self.changed.generation
-        for feed in event.feeds.values():
-            nodes = zip(feed.epochs, feed.received, strict=True)
-            done = min((epochs for epochs, rows in nodes if rows), default=0)
-            if done > max((n for _, of, n in self.epoch_ends if of == generation), default=0):
-                self.epoch_ends.append((event.time_s, generation, done))
 
     def _row(self, at: int, place: Place | None, problem: Problem | None) -> NodeRow:
         """Return a node's row."""
@@ -408,17 +334,6 @@ class Clusters:
         """Return a cluster's history; the newest one's if it is not named or not known."""
         newest = next(reversed(self.histories.values()), None)
         return self.histories.get(cluster or "", newest)
-
-
-def _growth(first: Sampled, last: Sampled, count: Callable[[Sampled], int]) -> float:
-    """Return by how much a count has grown in a second; NaN where that is not known."""
-    span_s = last.time_s - first.time_s
-    return max(0.0, (count(last) - count(first)) / span_s) if span_s > 0 else math.nan
-
-
-def _gained(first: FeedColumns, last: FeedColumns) -> int:
-    """Return how many rows were used between two samples."""
-    return sum(last.used) - sum(first.used)
 
 
 def _rows(sample: Sampled) -> tuple[int, int]:

@@ -218,8 +218,12 @@ class _Watch:
         if self.files is not None:
             self.files.start()
             controller.events.subscribe(self.files.put, Logged, Ended)
-        if self.pages is not None or self.record is not None:
-            Recorder(controller, self.record, self.pages).start()
+        folder = self.pages.folder if self.pages is not None else None
+        if (folder := self.record or folder) is not None:
+            recorder = Recorder(controller, folder)
+            recorder.start()
+            if self.pages is not None:
+                self.pages.show(recorder.path)
         if self.tracker is not None:
             self.tracker.follow(controller)
         if asked.on_report is not None:

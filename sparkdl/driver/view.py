@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from sparkdl.control.counts import FeedCount
@@ -23,30 +23,6 @@ from sparkdl.driver.events import (
 )
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.waits import Shares, Waits, in_step
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of `cluster.feed` that is under way.
-
-    Attributes:
-        before: the counts by node id when it began.
-        rows: the number of rows to read, 0 while unknown.
-        received: rows of all nodes before the Spark job that runs now; `None` while none does.
-        is_delivered: all rows have reached the nodes.
-    """
-
-    before: Mapping[int, FeedCount]
-    rows: int
-    received: int | None = None
-    is_delivered: bool = False
-
-    def stage(self, counts: Iterable[FeedCount]) -> str:
-        """Return the stage of the feeding, given the nodes' counts; see `FeedColumns`."""
-        before = self.received
-        if before is not None and sum(count.rows_received for count in counts) <= before:
-            return "computing"
-        return "delivered" if self.is_delivered else "fed"
 
 
 @dataclass
@@ -70,8 +46,6 @@ class View:
     """The nodes' use of CPU, memory and GPU, by node id; empty without an observer of it."""
     waits: Waits = field(default_factory=Waits)
     """The nodes' waits in the last minute."""
-    calls: dict[str, Call] = field(default_factory=dict)
-    """The calls that are being fed, by feed."""
     have_feeds_ended: bool = False
     """Whether the end of all feeds has been announced to the nodes."""
 
@@ -79,7 +53,7 @@ class View:
 def launched(spec: ClusterSpec, begun_s: float) -> Launched:
     """Return the first event of a cluster."""
     names = tuple(node.name for node in spec.nodes)
-    return Launched(spec.cluster_id, begun_s, spec.framework, names, spec.is_fed)
+    return Launched(spec.cluster_id, begun_s, spec.framework, names)
 
 
 @dataclass
@@ -155,12 +129,7 @@ def sampled(spec: ClusterSpec, now_s: float, view: View) -> Sampled:
         [view.pids.get(node_id, 0) for node_id in node_ids],
         [each.step for each in active],
         {name: [each.numbers.get(name) for each in active] for name in names},
-        {
-            feed: _columns(
-                feed, [view.feeds.get((n, feed)) for n in node_ids], view.calls.get(feed)
-            )
-            for feed in feeds
-        },
+        {feed: _columns([view.feeds.get((n, feed)) for n in node_ids]) for feed in feeds},
         _loads([view.load.get(node_id) or _IDLE for node_id in node_ids]) if view.load else {},
         _waits(view, node_ids),
     )
@@ -188,19 +157,13 @@ def _waits(view: View, node_ids: Iterable[int]) -> dict[str, list[float | None]]
     }
 
 
-def _columns(feed: str, counts: list[FeedCount | None], call: Call | None) -> FeedColumns:
-    found = [count or FeedCount(feed) for count in counts]
-    stage, goal = "", 0
-    if call is not None:
-        stage = call.stage(found)
-        goal = call.rows and call.rows + sum(count.given.used for count in call.before.values())
+def _columns(counts: list[FeedCount | None]) -> FeedColumns:
+    found = [count or FeedCount("") for count in counts]
     return FeedColumns(
         [count.rows_received for count in found],
         [count.given.used for count in found],
         [count.given.steps for count in found],
         [count.given.epochs for count in found],
-        goal,
-        stage,
     )
 
 

@@ -19,9 +19,9 @@ def places(size: int) -> tuple[events.Place, ...]:
     return tuple(events.Place(node_id, node_id, "host") for node_id in range(size))
 
 
-def sample(time_s: float, loss: list[float | None], epochs: int = 0, **more: Any) -> events.Sampled:
+def sample(time_s: float, loss: list[float | None], **more: Any) -> events.Sampled:
     size = len(loss)
-    feed = events.FeedColumns([10] * size, [0] * size, [0] * size, [epochs] * size)
+    feed = events.FeedColumns([10] * size, [0] * size, [0] * size, [0] * size)
     states, pids, steps = ["in map_fun"] * size, [1] * size, [int(time_s)] * size
     metrics, feeds = {"loss": loss}, {"input": feed}
     return events.Sampled("c", time_s, states, pids, steps, metrics, feeds, **more)
@@ -35,7 +35,7 @@ def history(size: int = 2) -> History:
     made.add(events.Changed("c", 1.0, "running", 0, places(size)))
     loss: list[float | None] = [2.0, 4.0] * (size // 2)
     for second in range(2, 10):
-        made.add(sample(second, loss, epochs=int(second > 5)))
+        made.add(sample(second, loss))
     made.add(events.Checkpoint("c", 8.0, "/c", 1234))
     problem = events.Problem("worker:1", KILLED)
     made.add(events.Changed("c", 10.0, "failing", 0, (), (problem,)))
@@ -43,7 +43,7 @@ def history(size: int = 2) -> History:
     return made
 
 
-def test_marks_say_when_and_why_a_node_failed_and_name_checkpoints_and_epochs() -> None:
+def test_marks_say_when_and_why_a_node_failed_and_name_checkpoints() -> None:
     axis, made = charts.TimeAxis(), history()
     made.add(events.Changed("c", 20.0, "running", 2, places(2), reason="a host came back"))
     axis.update(made)
@@ -53,10 +53,8 @@ def test_marks_say_when_and_why_a_node_failed_and_name_checkpoints_and_epochs() 
         "worker:1 was killed by SIGKILL",
         "attempt 3: a host came back",
         "checkpoint of step 1,234",
-        "end of epoch 1 of attempt 1",
     ]
     assert found["worker:1 was killed by SIGKILL"] == (10_000, "#d9484f")
-    assert found["end of epoch 1 of attempt 1"][0] == 6000
 
 
 def test_chart_says_the_mean_and_the_spread_of_the_nodes() -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,11 @@ import psutil
 import pytest
 
 import sparkdl
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.events import Changed, Sampled, event_of
 from sparkdl.driver.options import Observe
-from sparkdl.driver.view import View, sampled
-from tests.doubles.gates import Gate
 from tests.doubles.lazy import needs
-from tests.doubles.nodes import SOON_S, launch
+from tests.doubles.nodes import launch
 from tests.doubles.programs import output_of
 
 pytestmark = needs("bokeh")
@@ -101,39 +97,6 @@ def test_process_ends_with_the_program() -> None:
         " p.cmdline()))\n"
     )
     assert not psutil.pid_exists(int(output_of(sys.executable, "-c", program)))
-
-
-def test_it_is_known_how_many_rows_there_are_left_to_read(tmp_path: Path) -> None:
-    second = Gate.at(tmp_path / "second")
-
-    def read(args: Any, ctx: sparkdl.NodeContext) -> int:
-        batches = 0
-        for epoch in range(4):
-            if epoch % 2:
-                second.wait()
-            batches += sum(1 for _ in ctx.batches(10))
-        return batches
-
-    def goal(view: View) -> int:
-        return sampled(cluster.spec, 0.0, view).feeds["input"].goal
-
-    with launch(read, nodes=1) as cluster, ThreadPoolExecutor() as pool:
-        for call in (1, 2):
-            feeding = pool.submit(cluster.feed, range(100), epochs=2)
-            known = cluster._controller.wait_for(
-                lambda view: (
-                    "input" in view.calls
-                    and view.calls["input"].rows > 0
-                    and "input" in sampled(cluster.spec, 0.0, view).feeds
-                ),
-                Deadline.after(SOON_S),
-            )
-            assert known
-            assert cluster._controller.look(goal) == call * 200
-            second.open()
-            feeding.result(SOON_S)
-            assert cluster._controller.look(goal) == 0
-        assert cluster.results(SOON_S) == [40]
 
 
 def test_record_holds_what_happened_and_is_refused_where_it_cannot_be_written(

@@ -44,7 +44,6 @@ def browser(no_dashboard_stays: None) -> Iterator[Any]:
 
 
 def train(args: Any, ctx: sparkdl.NodeContext) -> None:
-    print(*range(100), EVIL, sep="\n", flush=True)
     epochs = (ctx.batches(10) for _ in range(EPOCHS))
     steps = count()
     for step, batch in zip(steps, chain.from_iterable(epochs), strict=False):
@@ -92,11 +91,6 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
             status = page.inner_text("[role=status]")
             assert re.match(rf"running · cluster {cluster.spec.cluster_id} · 2 nodes", status)
             assert page.title() == f"{name.capitalize()} · sparkdl"
-        page.wait_for_selector(f"pre:has-text({EVIL!r})", timeout=WAIT_MS)
-        assert page.title() == "Nodes · sparkdl", "what a node prints is text"
-        log = page.locator(".log")
-        size = log.evaluate("log => [log.scrollHeight > log.clientHeight, log.scrollTop]")
-        assert size == [True, 0], "its last lines are seen: it scrolls from its end"
         look_at(page, "overview")
         page.wait_for_selector("td:text-is('2,400')", timeout=WAIT_MS)
         fed = page.inner_text("tr:has(td:text-is('2,400'))")
@@ -160,7 +154,6 @@ def test_recorded_run_that_failed_is_looked_at(browser: Any, tmp_path: Path) -> 
             page.click("summary:has-text('no such column: price')")
             assert "the last words" in page.inner_text("details pre")
             look_at(page, "nodes")
-            page.wait_for_selector("p:has-text('A recorded run keeps no log')", timeout=WAIT_MS)
             page.wait_for_selector(".slick-cell:has-text('worker:1')", timeout=WAIT_MS)
             height = page.evaluate("document.documentElement.scrollHeight")
             assert page.locator(".slick-row").count() >= 2

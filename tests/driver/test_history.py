@@ -13,7 +13,7 @@ NAMES = ("worker:0", "worker:1", "worker:2")
 
 def history(nodes: tuple[str, ...] = NAMES) -> History:
     made = History("c", 0.0)
-    made.add(events.Launched("c", 0.0, "plain", nodes, True))
+    made.add(events.Launched("c", 0.0, "plain", nodes))
     return made
 
 
@@ -48,40 +48,6 @@ def test_rates_are_of_all_nodes_and_metrics_their_mean() -> None:
     assert (columns["least metric loss"], columns["most metric loss"]) == ([0.0] * 2, [2.0] * 2)
 
 
-def waiting(stage: str, rows: float | None, time_s: float = 1.0) -> events.Sampled:
-    """Return a sample of nodes that have used more rows than they received, as in all epochs."""
-    feed = events.FeedColumns([10] * 3, [50] * 3, [5] * 3, [4] * 3, 0, stage)
-    waits = {} if rows is None else {"rows": [rows, rows, None]}
-    return replace(sample(time_s, [0] * 3, [0] * 3), feeds={"input": feed}, waits=waits)
-
-
-@pytest.mark.parametrize(
-    ("stage", "rows", "words"),
-    [
-        ("fed", 0.02, "Training does not wait for the feed: nodes have waited for rows for 2%"),
-        ("fed", 0.65, "Training waits for the feed: nodes have waited for rows for 65%"),
-        (
-            "computing",
-            0.65,
-            "The rows are still being computed, or wait for a task slot of Spark: none",
-        ),
-        ("", 0.65, "Nodes have waited for rows for 65% of the last minute, and the driver feeds"),
-        ("delivered", 0.65, "All rows have come to the nodes; nodes have waited for rows for 65%"),
-        ("", 0.02, ""),
-        ("fed", None, ""),
-    ],
-)
-def test_who_waits_is_named_as_the_nodes_say(stage: str, rows: float | None, words: str) -> None:
-    made = history()
-    made.add(waiting(stage, rows))
-    assert made.bottleneck().startswith(words)
-    assert bool(made.bottleneck()) == bool(words)
-    assert ("fewer nodes" in made.bottleneck()) == (stage == "fed" and rows == 0.65)
-    assert made.samples.series.columns.get("without rows") == (rows and [100 * rows])
-    made.add(events.Changed("c", 2.0, "finished", 0))
-    assert made.bottleneck() == ""
-
-
 def test_node_that_the_others_wait_for_is_slow_though_all_take_as_many_steps() -> None:
     made = history()
     made.add(events.Changed("c", 0.5, "running", 0, places(0, 1, 2)))
@@ -111,19 +77,16 @@ def test_run_that_has_ended_by_itself_does_not_end_as_stopped(end: str) -> None:
     assert aborted.state == "stopped"
 
 
-def test_nodes_are_in_the_order_of_ranks_and_the_slow_one_is_named() -> None:
+def test_nodes_are_in_the_order_of_ranks_with_their_rates() -> None:
     made = history()
     made.add(events.Changed("c", 0.5, "running", 0, places(2, 0, 1)))
     made.add(sample(1.0, [0] * 3, [0] * 3, [0, 0, 0]))
     made.add(sample(11.0, [0] * 3, [0] * 3, [100, 100, 20]))
     rows = made.rows()
     assert [row.name for row in rows] == ["worker:2", "worker:0", "worker:1"]
-    assert [row.is_slow for row in rows] == [True, False, False]
     assert (rows[0].rate, rows[0].step_s) == (2.0, 0.5)
     assert rows[0].metrics == {"loss": 2.0}
     assert made.rows() is rows, "made once for all that look"
-    made.add(sample(12.0, [0] * 3, [0] * 3, [110, 110, 110]))
-    assert not any(row.is_slow for row in made.rows())
 
 
 def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None:
@@ -173,17 +136,3 @@ def test_what_nodes_take_is_a_mean_of_those_that_have_a_process_in_gib_and_perce
     columns = made.samples.series.columns
     names = ("cores", "memory_nbytes", "most memory_nbytes", "gpu")
     assert [columns[name] for name in names] == [[2.0], [2.5], [4.0], [50.0]]
-
-
-def test_end_of_an_epoch_is_when_the_last_node_has_read_it_and_each_generation_counts_anew() -> (
-    None
-):
-    made = history()
-    for generation in (0, 1):
-        begun_s = 10.0 * generation
-        made.add(events.Changed("c", begun_s, "running", generation, places(0, 1, 2)))
-        for second, epochs in enumerate([[0, 0, 0], [1, 0, 0], [1, 1, 0], [2, 1, 0]], 1):
-            feed = events.FeedColumns([9, 9, 0], [9, 9, 0], [1] * 3, epochs)
-            fed = {"input": feed}
-            made.add(replace(sample(begun_s + second, [0] * 3, [0] * 3), feeds=fed))
-    assert list(made.epoch_ends) == [(3.0, 0, 1), (13.0, 1, 1)]

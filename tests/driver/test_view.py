@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import ChildReturned, Hello, NodeActive
 from sparkdl.core.failure import Failure
 from sparkdl.core.options import Roles
@@ -16,7 +15,7 @@ from sparkdl.core.world import Address, build_world
 from sparkdl.driver.events import Changed, Place
 from sparkdl.driver.lifecycle.roster import Agent, Roster
 from sparkdl.driver.lifecycle.state import Failed, Finished, Gathering, Running, Stopped, Stopping
-from sparkdl.driver.view import Call, Seen, View, node_state, sampled
+from sparkdl.driver.view import Seen, View, node_state, sampled
 
 SPEC = ClusterSpec("c", plan_nodes(2))
 FED = ClusterSpec("c0ffee", plan_nodes(3, Roles(ps=1)), framework="plain")
@@ -54,21 +53,6 @@ def test_what_was_reported_before_a_restart_is_not_told_after_it() -> None:
 )
 def test_node_says_what_it_does(state: Any, words: list[str]) -> None:
     assert [node_state(View(state), node.node_id) for node in FED.nodes] == words
-
-
-@pytest.mark.parametrize(
-    ("call", "stage"),
-    [
-        (Call({}, 0, received=30), "computing"),
-        (Call({}, 0, received=29), "fed"),
-        (Call({}, 0), "fed"),
-        (Call({}, 0, is_delivered=True), "delivered"),
-    ],
-)
-def test_spark_computes_until_the_job_has_brought_rows_those_of_earlier_calls_aside(
-    call: Call, stage: str
-) -> None:
-    assert call.stage([FeedCount("input", rows_received=10), FeedCount("input", 20)]) == stage
 
 
 def told(seen: Seen, state: Any) -> list[tuple[str, tuple[Place, ...], str, bool]]:

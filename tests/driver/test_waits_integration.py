@@ -36,14 +36,6 @@ def rest_as_users_do(seconds: float) -> None:
     time.sleep(seconds)  # noqa: TID251 (what a straggler does)
 
 
-def train(args: Any, ctx: NodeContext) -> None:
-    """Take a while for each step, on rank 1 a longer one."""
-    batches = ctx.batches(20)
-    while ctx.has_epoch():
-        for _ in batches:
-            rest(0.03 + 0.06 * ctx.rank)
-
-
 def launched(cluster: sparkdl.Cluster) -> History:
     clusters = Clusters()
     for event in cluster._controller.events.present():
@@ -51,31 +43,12 @@ def launched(cluster: sparkdl.Cluster) -> History:
     return clusters.histories[cluster.spec.cluster_id]
 
 
-def look(cluster: sparkdl.Cluster, history: History) -> str:
-    """Take a sample; return what the dashboard's pages say of it."""
+def look(cluster: sparkdl.Cluster, history: History) -> list[float]:
+    """Take a sample; return the shares of the last minute that nodes have waited for rows."""
     for event in cluster._controller.events.present():
         if isinstance(event, Sampled):
             history.add(event)
-    return history.bottleneck()
-
-
-def test_nodes_without_rows_wait_for_their_computation_and_later_for_a_feed(tmp_path: Path) -> None:
-    begins = tmp_path / "begins"
-
-    def rows() -> Iterator[tuple[float]]:
-        looked(begins.exists)
-        yield from [(0.0,)] * 80
-
-    with launch(train, nodes=2) as cluster:
-        history = launched(cluster)
-        feeding = cluster.feed_async(rows())
-        assert looked(
-            lambda: look(cluster, history).startswith("The rows are still being computed")
-        )
-        assert "fewer nodes" not in history.bottleneck()
-        begins.touch()
-        feeding.result(SOON_S)
-        assert looked(lambda: "the driver feeds none" in look(cluster, history))
+    return [row.waits.get("rows", 0.0) for row in history.rows()]
 
 
 _FEATURES = 1 << 16
@@ -156,14 +129,10 @@ def test_training_that_the_feed_holds_up_is_said_to_wait_for_it(
         history = launched(cluster)
         feeding = cluster.feed_async(slow_rows(0.4, is_over))
         try:
-            waits_for_it = "Training waits for the feed: nodes have waited for rows for"
-            assert looked(lambda: look(cluster, history).startswith(waits_for_it))
-            waits_of = [row.waits["rows"] for row in history.rows()]
+            assert looked(lambda: min(look(cluster, history)) > 0.5)
         finally:
             is_over.set()
         feeding.result(SOON_S)
-    assert len(waits_of) == nodes
-    assert min(waits_of) > 0
 
 
 def step_with_torch(ctx: NodeContext, end: Path) -> Iterator[int]:

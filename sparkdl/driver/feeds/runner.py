@@ -50,7 +50,7 @@ from sparkdl.driver.lifecycle.state import (
     left_of,
 )
 from sparkdl.driver.threads import Thread, begin
-from sparkdl.driver.view import Call, View
+from sparkdl.driver.view import View
 from sparkdl.feed.transfer.messages import SHUT_DOWN, FeedSpec
 
 _log = logging.getLogger(__name__)
@@ -274,27 +274,12 @@ class FeedRunner:
         if state is not before:
             with self._controller.changed:
                 self._states[name] = state
-                if isinstance(state, fs.Idle):
-                    self._controller.view.calls.pop(name, None)
-                else:
-                    is_delivered = isinstance(state, fs.Reading)
-                    call = Call(state.run.before, state.run.rows, is_delivered=is_delivered)
-                    if isinstance(state, fs.Delivering) and state.is_job_running:
-                        call = replace(call, received=self._received_before(name))
-                    self._controller.view.calls[name] = call
                 self._controller.changed.notify_all()
         for action in actions:
             self._perform(name, action)
         self._arm(name, fs.wakes_s(state))
         if isinstance(state, fs.Idle):
             self._announce_ends()
-
-    def _received_before(self, name: str) -> int:
-        """Return how many rows the nodes had received when the running job began."""
-        view = self._controller.view
-        if (call := view.calls.get(name)) and call.received is not None:
-            return call.received
-        return sum(count.rows_received for (_, feed), count in view.feeds.items() if feed == name)
 
     def _new(self, name: str) -> fs.Idle:
         spec = replace(self._spec, feed=name)
