@@ -218,7 +218,7 @@ def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
 
 def _before_launch(spark: SparkSession, asked: Asked) -> Iterator[Check]:
     from sparkdl.driver.slots.advice import costly_settings, encrypting_setting
-    from sparkdl.driver.slots.preflight import read_topology
+    from sparkdl.driver.slots.placement import read_topology
 
     driver = msgspec.convert(probe.basics(), Facts)
     yield from _guarded("package", judges.judge_packages, [driver])
@@ -247,7 +247,7 @@ def _judge_spark(spark: SparkSession, driver: Facts) -> Check:
 
 def _judge_slots(spark: SparkSession, asked: Asked, topology: Topology | None) -> Check:
     """Place the nodes as a launch would."""
-    from sparkdl.driver.slots.preflight import placing_of
+    from sparkdl.driver.slots.placement import placing_of
 
     placing = placing_of(spark, asked.spec(_nodes(asked, topology)), topology)
     keeps = "keep their slots" if placing.is_attached else "give their slots back once they run"
@@ -331,7 +331,7 @@ def _ask(spark: SparkSession, tasks: int, address: tuple[str, int], limit_s: flo
 
 def _launched(spark: SparkSession, asked: Asked, urls: list[str], there: str) -> Iterator[Check]:
     """Launch plain nodes that look around them and exchange a tensor; judge what they find."""
-    from sparkdl.driver.slots.preflight import read_topology
+    from sparkdl.driver.slots.placement import read_topology
 
     nodes = _nodes(asked, read_topology(spark, asked.spec(1)))
     began_s = time.monotonic()

@@ -10,6 +10,7 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFParal
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,8 +28,7 @@ from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.executors.sessions import default_fs, session_of
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
-from sparkdl.driver.slots.placement import needs, outlook
-from sparkdl.driver.slots.preflight import EXECUTORS_WAIT_S, read_topology
+from sparkdl.driver.slots.placement import EXECUTORS_WAIT_S, may_come, needs, read_topology
 from sparkdl.node.task import Problem, parse_problem
 from sparkdl.tfos.TFSparkNode import TFNodeContext
 from sparkdl.tfos.util import num_gpus
@@ -161,7 +161,7 @@ def _check_slots(spark: SparkSession, runs: int, feeding: Feeding, **options: An
     settings = Settings(feeding=feeding)
     spec = ClusterSpec("", plan_nodes(runs), framework="plain", settings=settings, **options)
     topology = read_topology(spark, spec, EXECUTORS_WAIT_S)
-    if topology and topology.most is None and outlook(spec, topology) == "may fit":
+    if topology and math.isinf(topology.most) and may_come(spec, topology):
         raise ConfigError(
             f"num_executors={runs}: {needs(runs)} at once, and Spark has {topology.describe()}. "
             "Ask for fewer runs, give Spark more executors or cores, or set use_barrier=False, "

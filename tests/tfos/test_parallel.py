@@ -20,7 +20,7 @@ from sparkdl.driver.executors import local
 from sparkdl.tfos import TFParallel
 from sparkdl.tfos.TFSparkNode import TFNodeContext
 from tests.doubles.until import until
-from tests.driver.slots.test_preflight import Executors, context
+from tests.driver.slots.test_placement import Executors, context
 
 
 def tell(args: Any, ctx: TFNodeContext) -> Any:
@@ -97,7 +97,7 @@ def test_more_runs_at_once_than_slots_fail_unless_spark_promises_more(
     options: dict[str, Any] = {"feeding": Feeding(fed=False), "num_gpus": None}
     with pytest.raises(ConfigError, match=r"3 nodes need 3 task slots.*use_barrier=False"):
         TFParallel._check_slots(context("spark://m:7077", two), 3, **options)
-    promised = context("spark://m:7077", two, spark_cores_max="3")
+    promised = context("k8s://m", two, spark_executor_instances="3")
     TFParallel._check_slots(promised, 3, **options)
 
 

@@ -46,9 +46,8 @@ from sparkdl.driver.executors.sessions import (
     session_of,
 )
 from sparkdl.driver.slots.advice import encrypting_setting
-from sparkdl.driver.slots.draining import LOOK_S, can_drain, draining_executors
-from sparkdl.driver.slots.lost_hosts import leave_host
-from sparkdl.driver.slots.preflight import node_profile, placing_of, read_topology
+from sparkdl.driver.slots.lost_hosts import LOOK_S, can_drain, draining_executors, leave_host
+from sparkdl.driver.slots.placement import node_profile, placing_of, read_topology
 from sparkdl.driver.slots.spark_errors import explain_job_failure
 from sparkdl.feed.transfer.feeder import BATCH_NBYTES, FED_SCHEMA, FeedDataFrame, FeedRdd
 from sparkdl.feed.transfer.infer_task import InferRdd, decode_results

@@ -1,4 +1,10 @@
-"""Excluding lost hosts from Spark: no more tasks run there, and their blocks are forgotten."""
+"""Executors that end: those on lost hosts, and those that Spark decommissions.
+
+No more tasks run on a lost host, and its blocks are forgotten. A decommissioned executor gets no
+more tasks, and ends when its own have ended: a standalone worker or an executor gets the notice as
+SIGPWR, which a pod's preStop hook sends; YARN's resource manager announces it for a host. Spark's
+scheduler collects all these notices and informs no listener, so it is polled.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.driver.slots.advice import is_true
 from sparkdl.driver.slots.spark_errors import raised_in_task
 
 if TYPE_CHECKING:
@@ -14,6 +21,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+LOOK_S = 1.0
+"""The polling period. A spot instance is gone thirty seconds after its notice, or later."""
 _left: dict[str, set[str]] = {}
 """The executors on hosts that have been given up, by application."""
 
@@ -103,3 +112,17 @@ def _addresses(name: str) -> set[str]:
     with suppress(OSError):
         return {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
     return set()
+
+
+def can_drain(sc: SparkContext | None) -> bool:
+    """Whether Spark may decommission executors; over Spark Connect it cannot be asked."""
+    return sc is not None and is_true(sc.getConf().get("spark.decommission.enabled", "false"))
+
+
+def draining_executors(sc: SparkContext | None) -> frozenset[str]:
+    """Return Spark's ids of the live executors that are being decommissioned."""
+    if sc is None or not can_drain(sc):
+        return frozenset()
+    # As one text, in one call of py4j for all ids.
+    pending = sc._jsc.sc().taskScheduler().executorsPendingDecommission()
+    return frozenset(filter(None, pending.keySet().mkString(",").split(",")))

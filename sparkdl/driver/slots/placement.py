@@ -5,26 +5,39 @@ It is decided once, before the launch.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
     ConfigError,
     ReservationTimeoutError,
     SparkConfigError,
     SparkdlError,
 )
+from sparkdl.core.jobs import context_of
 from sparkdl.core.listing import count
 from sparkdl.core.spec import ClusterSpec
+from sparkdl.driver.slots.lost_hosts import draining_executors, executors_left, executors_of
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
 
 _DYNAMIC = "spark.dynamicAllocation"
-_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
-_MOST_EXECUTORS = 100_000
-"""A larger `maxExecutors` is no limit."""
+EXECUTORS_WAIT_S = 15.0
+"""How long to wait for further executors if the caller gives no limit."""
+_POLL_S = 0.1
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)")
 
 
 @dataclass(frozen=True)
@@ -39,8 +52,8 @@ class Topology:
         executor_gpus: GPUs of each executor (`spark.executor.resource.gpu.amount`).
         task_gpus: GPUs that a task takes (`spark.task.resource.gpu.amount`). Below 1, tasks share a
             GPU.
-        most: cores of each executor once all executors have started that Spark's settings allow;
-            `None` if the settings give no limit.
+        most: how many executors Spark starts; as many as workers register for, where that is not
+            known.
     """
 
     master: str
@@ -49,7 +62,7 @@ class Topology:
     is_dynamic: bool = False
     executor_gpus: int = 0
     task_gpus: float = 0.0
-    most: tuple[int, ...] | None = None
+    most: float = math.inf
 
     @classmethod
     def of(
@@ -63,6 +76,11 @@ class Topology:
         # In local mode Spark assigns no GPUs and starts no executors, whatever the settings say.
         is_local = master.partition("[")[0] == "local"
         is_dynamic = not is_local and get(f"{_DYNAMIC}.enabled", "false") == "true"
+        most: float = 1 if is_local else math.inf
+        if found := _LOCAL_CLUSTER.match(master):
+            most = int(found[1])
+        elif master == "yarn" or master.startswith("k8s://"):
+            most = int(get("spark.executor.instances", "2") or 2)
         gpus = "0" if is_local else get("spark.executor.resource.gpu.amount", "0")
         task_gpus = "0" if is_local else get("spark.task.resource.gpu.amount", "0")
         return cls(
@@ -72,7 +90,7 @@ class Topology:
             is_dynamic,
             int(gpus or 0),
             float(task_gpus or 0),
-            cores if is_local else most_cores(master, is_dynamic, get),
+            most,
         )
 
     @property
@@ -113,51 +131,18 @@ class Topology:
         )
 
 
-def most_cores(
-    master: str, is_dynamic: bool, get: Callable[[str, str], str | None]
-) -> tuple[int, ...] | None:
-    """Return the cores of each executor that Spark may ever start; `None` if there is no limit.
-
-    YARN and Kubernetes start `spark.executor.instances` executors, 2 by default, of
-    `spark.executor.cores` cores, 1 by default. A standalone master starts executors on each worker
-    that registers, until the application has `spark.cores.max` cores; how these are split without
-    `spark.executor.cores` is not known, so they count as those of one executor.
-    """
-    if found := _LOCAL_CLUSTER.fullmatch(master):
-        return (int(found[2]),) * int(found[1])
-    if master.startswith("spark://"):
-        total, each = get("spark.cores.max", "") or "", get("spark.executor.cores", "") or ""
-        has_gpus = get("spark.executor.resource.gpu.amount", "0") != "0"
-        if not total or (has_gpus and not each):
-            return None
-        return (int(each),) * (int(total) // int(each)) if each else (int(total),)
-    if master != "yarn" and not master.startswith("k8s://"):
-        return None
-    setting = f"{_DYNAMIC}.maxExecutors" if is_dynamic else "spark.executor.instances"
-    number = get(setting, "" if is_dynamic else "2") or ""
-    if not number.isdigit() or int(number) > _MOST_EXECUTORS:
-        return None
-    return (int(get("spark.executor.cores", "1") or 1),) * int(number)
-
-
-Outlook = Literal["fits", "may fit", "never"]
-
-
-def outlook(spec: ClusterSpec, topology: Topology) -> Outlook:
-    """Return whether the nodes fit now, may fit when more executors come, or can never fit.
+def may_come(spec: ClusterSpec, topology: Topology) -> bool:
+    """Whether the nodes do not fit, and executors are still to come.
 
     Raises:
         SparkConfigError: if Spark's settings do not give the GPUs that are asked for.
     """
-    gpus = _node_gpus(spec, topology)
-    if _fits(spec, topology, gpus):
-        return "fits"
-    most = topology.most
-    if most is not None and not _fits(spec, replace(topology, cores=most), gpus):
-        return "never"
     # Dynamic allocation starts executors for waiting tasks only, so a wait before the job is in
     # vain.
-    return "fits" if topology.is_dynamic else "may fit"
+    return (
+        not (topology.is_dynamic or _fits(spec, topology, _node_gpus(spec, topology)))
+        and len(topology.cores) < topology.most
+    )
 
 
 @dataclass(frozen=True)
@@ -188,8 +173,8 @@ def choose_placing(spec: ClusterSpec, topology: Topology) -> Placing:
         ReservationTimeoutError: if it could hold them with executors that have not come yet.
     """
     gpus = _node_gpus(spec, topology)
-    if (found := outlook(spec, topology)) != "fits":
-        raise _refusal(spec, topology, gpus, found)
+    if not (topology.is_dynamic or _fits(spec, topology, gpus)):
+        raise _refusal(spec, topology, gpus)
     attached = is_attached(spec, topology.is_dynamic)
     if not attached and topology.is_dynamic:
         raise ConfigError(
@@ -219,7 +204,7 @@ def _fits(spec: ClusterSpec, topology: Topology, gpus: float) -> bool:
     return not _feeds_beside(spec, topology) or topology.slots > taken
 
 
-def _refusal(spec: ClusterSpec, topology: Topology, gpus: float, found: Outlook) -> SparkdlError:
+def _refusal(spec: ClusterSpec, topology: Topology, gpus: float) -> SparkdlError:
     nodes = spec.num_tasks
     wants_more_gpus = gpus > topology.task_gpus
     room = topology.room(topology.task_cpus, gpus)
@@ -230,10 +215,8 @@ def _refusal(spec: ClusterSpec, topology: Topology, gpus: float, found: Outlook)
     if wants_more_gpus and room < nodes:
         needed = f"no room for {count(nodes, 'node')} with num_gpus={gpus:g}, only for {room}"
     text = f"{needed}, and Spark has {topology.describe()}"
-    if topology.most is not None and topology.most != topology.cores:
-        room = replace(topology, cores=topology.most).room(topology.task_cpus, gpus)
-        text += f", and room for {count(room, 'node')} once all executors are there"
-    if found == "may fit":
+    may_grow = len(topology.cores) < topology.most
+    if may_grow:
         text += ". No more executors came in time: raise Startup(timeout_s=…) if they come later"
     text += ". Ask for fewer nodes (nodes=, num_executors=)"
     if lacks_feeder:
@@ -244,7 +227,7 @@ def _refusal(spec: ClusterSpec, topology: Topology, gpus: float, found: Outlook)
         text += ", or raise spark.executor.resource.gpu.amount"
     text += f", or {_more_slots(topology.master, nodes, topology.task_cpus, topology.is_dynamic)}"
     never = SparkConfigError if wants_more_gpus else ConfigError
-    return (never if found == "never" else ReservationTimeoutError)(text)
+    return (ReservationTimeoutError if may_grow else never)(text)
 
 
 def _more_slots(master: str, nodes: int, task_cpus: int, is_dynamic: bool) -> str:
@@ -304,3 +287,90 @@ def _asked_gpus(spec: ClusterSpec, topology: Topology) -> int | None:
     counts = [spec.gpus_of(node) for node in spec.nodes[spec.driver_nodes :]]
     most = max((count for count in counts if count is not None), default=0)
     return most if None not in counts or most > max(1.0, topology.task_gpus) else None
+
+
+# of a session
+
+
+def read_topology(
+    spark: SparkSession,
+    spec: ClusterSpec,
+    timeout_s: float = EXECUTORS_WAIT_S,
+    silent_s: float = 2.0,
+) -> Topology | None:
+    """Return the task slots, after a wait for executors if the nodes do not fit yet.
+
+    Args:
+        timeout_s: how long to wait if more executors may come. There is no wait if the nodes can
+            never fit.
+        silent_s: after which a wait is worth a line of the log.
+
+    Returns:
+        `None` over Spark Connect, where they are unknown.
+
+    Raises:
+        ConfigError: if Spark's settings do not give the GPUs that are asked for.
+    """
+    sc = context_of(spark)
+    if sc is None:
+        return None
+    deadline, silence, pause = (
+        Deadline.after(timeout_s),
+        Deadline.after(silent_s),
+        threading.Event(),
+    )
+    has_warned = False
+    while True:
+        topology = _topology(sc)
+        if not may_come(spec, topology) or deadline.has_passed:
+            return topology
+        if silence.has_passed and not has_warned:
+            has_warned = True
+            _log.warning(
+                "Waiting up to %g s for executors: %s at once, and Spark has %s. Give Spark more "
+                "executors or cores, or launch fewer nodes",
+                *(timeout_s, needs(spec.num_tasks), topology.describe()),
+            )
+        pause.wait(_POLL_S)
+
+
+def placing_of(session: SparkSession, spec: ClusterSpec, topology: Topology | None) -> Placing:
+    """Decide between attached and detached nodes.
+
+    Raises:
+        ConfigError, ReservationTimeoutError: see `choose_placing`.
+    """
+    if topology is not None:
+        return choose_placing(spec, topology)
+    attached = is_attached(spec, session.conf.get(f"{_DYNAMIC}.enabled", "false") == "true")
+    return Placing(attached, "the slots of a Spark Connect server are not known")
+
+
+def node_profile(placing: Placing, task_cpus: int) -> ResourceProfile | None:
+    """Return the resource profile of a node's task, or `None` for the session's default.
+
+    A profile of cores alone would have no GPUs, whatever `spark.task.resource.gpu.amount` says.
+    """
+    if placing.node_gpus is None:
+        return None
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    requests = TaskResourceRequests().cpus(task_cpus)
+    if placing.node_gpus:
+        requests.resource("gpu", placing.node_gpus)
+    return ResourceProfileBuilder().require(requests).build
+
+
+def _topology(sc: SparkContext) -> Topology:
+    if str(sc.master).partition("[")[0] == "local":
+        # In local mode the driver runs the tasks itself, so no executor is waited for.
+        cores = (sc.defaultParallelism,)
+    else:
+        # Spark lists these executors for a while, though they get no more tasks.
+        left = executors_left(sc) | draining_executors(sc)
+        cores = tuple(
+            cores
+            for there in executors_of(sc)
+            if there.id() not in left and (cores := there.totalCores())
+        )
+    return Topology.of(str(sc.master), cores, sc.getConf().get)

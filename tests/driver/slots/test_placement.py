@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,23 +12,25 @@ from sparkdl.core.errors import ConfigError, ReservationTimeoutError, SparkConfi
 from sparkdl.core.options import Feeding, Placement, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.driver.slots import placement
 from sparkdl.driver.slots.placement import (
     Placing,
     Topology,
     choose_placing,
-    outlook,
+    placing_of,
+    read_topology,
 )
 
 YARN = "yarn"
-DYNAMIC_ON, DYNAMIC_MOST = (f"spark.dynamicAllocation.{end}" for end in ("enabled", "maxExecutors"))
+DYNAMIC_ON = "spark.dynamicAllocation.enabled"
 
 
 def spec(
-    nodes: int, placement: Placement = "auto", is_fed: bool = True, num_ps: int = 0, **options: Any
+    nodes: int, placing: Placement = "auto", is_fed: bool = True, num_ps: int = 0, **options: Any
 ) -> ClusterSpec:
     planned = plan_nodes(nodes, Roles(ps=num_ps))
     settings = Settings(feeding=Feeding(fed=is_fed))
-    return ClusterSpec("c", planned, placement=placement, settings=settings, **options)
+    return ClusterSpec("c", planned, placement=placing, settings=settings, **options)
 
 
 @pytest.mark.parametrize(
@@ -38,58 +41,45 @@ def test_slots_are_counted_per_executor(cores: tuple[int, ...], task_cpus: int, 
     assert Topology(YARN, cores, task_cpus).slots == slots
 
 
-@pytest.mark.parametrize("is_fed", [True, False])
-@pytest.mark.parametrize("placement", ["auto", "attached", "detached"])
-def test_too_few_slots_are_refused_with_the_settings_to_change(
-    placement: Placement, is_fed: bool
+@pytest.mark.parametrize(
+    ("master", "settings", "cores", "may_come"),
+    [
+        ("local[3]", {}, (3,), False),
+        ("local[3]", {DYNAMIC_ON: "true"}, (3,), False),  # which ignores it
+        ("local-cluster[2,2,512]", {}, (2,), True),
+        ("local-cluster[3, 1, 512]", {}, (1, 1, 1), False),
+        # YARN and Kubernetes: so many executors, no more, and they come when there is room.
+        ("yarn", {}, (2,), True),
+        ("yarn", {}, (1, 2), False),
+        ("k8s://https://m", {"spark.executor.instances": "4"}, (1, 1), True),
+        # A standalone master starts executors on workers that come later.
+        ("spark://m:7077", {}, (), True),
+        # Who knows what another master does.
+        ("nomad://m", {}, (1,), True),
+    ],
+)
+def test_four_nodes_that_do_not_fit_wait_while_executors_may_come(
+    master: str, settings: dict[str, str], cores: tuple[int, ...], may_come: bool
 ) -> None:
-    with pytest.raises(ConfigError) as refused:
-        choose_placing(spec(4, placement, is_fed), Topology(YARN, (2, 1), most=(2, 1)))
-    text = str(refused.value)
-    assert text.startswith("4 nodes need 4 task slots at once, and Spark has 3 task slots (2 exec")
-    for setting in ("nodes=", "num_executors=", "spark.executor.instances", "spark.executor.cores"):
-        assert setting in text
+    topology = Topology.of(master, cores, settings.get)
+    assert placement.may_come(spec(4), topology) == may_come
+    error = ReservationTimeoutError if may_come else ConfigError
+    with pytest.raises(error, match="4 nodes need 4 task slots at once, and Spark has") as refused:
+        choose_placing(spec(4), topology)
+    assert "nodes=, num_executors=" in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("master", "settings", "cores", "found"),
-    [
-        ("local[3]", {}, (3,), "never"),
-        ("local-cluster[2,2,512]", {}, (), "may fit"),
-        ("local-cluster[3, 1, 512]", {}, (), "never"),
-        # YARN and Kubernetes: so many executors, no more, and they come when there is room.
-        ("yarn", {}, (), "never"),
-        ("yarn", {"spark.executor.cores": "2"}, (2,), "may fit"),
-        ("k8s://https://m", {"spark.executor.instances": "4"}, (1, 1), "may fit"),
-        ("k8s://https://m", {"spark.executor.instances": "4"}, (1, 1, 1, 1), "fits"),
-        ("yarn", {"spark.executor.instances": "4", "spark.task.cpus": "2"}, (), "never"),
-        # A standalone master starts executors on workers that come later.
-        ("spark://m:7077", {}, (), "may fit"),
-        ("spark://m:7077", {"spark.cores.max": "3"}, (2,), "never"),
-        ("spark://m:7077", {"spark.cores.max": "4"}, (2,), "may fit"),
-        ("spark://m:7077", {"spark.cores.max": "4", "spark.executor.cores": "3"}, (3,), "never"),
-        ("spark://m:7077", {"spark.cores.max": "4",
-                            "spark.executor.resource.gpu.amount": "1"}, (), "may fit"),
-        # Dynamic allocation asks for executors when tasks wait, up to its limit.
-        ("yarn", {DYNAMIC_ON: "true"}, (), "fits"),
-        ("yarn", {DYNAMIC_ON: "true", DYNAMIC_MOST: "3"}, (), "never"),
-        ("yarn", {DYNAMIC_ON: "true", DYNAMIC_MOST: "2147483647"}, (), "fits"),
-        ("local[3]", {DYNAMIC_ON: "true"}, (3,), "never"),  # which ignores it
-        # Who knows what another master does.
-        ("nomad://m", {}, (1,), "may fit"),
-    ],
+    ("master", "settings", "cores"),
+    [("k8s://https://m", {"spark.executor.instances": "4"}, (1, 1, 1, 1)),
+     ("yarn", {DYNAMIC_ON: "true"}, ())],  # which asks for executors when tasks wait
 )  # fmt: skip
-def test_settings_say_whether_four_nodes_may_still_fit(
-    master: str, settings: dict[str, str], cores: tuple[int, ...], found: str
+def test_four_nodes_that_fit_wait_for_nothing(
+    master: str, settings: dict[str, str], cores: tuple[int, ...]
 ) -> None:
     topology = Topology.of(master, cores, settings.get)
-    assert outlook(spec(4), topology) == found
-    error = {"never": ConfigError, "may fit": ReservationTimeoutError}.get(found)
-    if error:
-        with pytest.raises(error, match="4 nodes need 4 task slots at once"):
-            choose_placing(spec(4), topology)
-    else:
-        choose_placing(spec(4), topology)
+    assert not placement.may_come(spec(4), topology)
+    choose_placing(spec(4), topology)
 
 
 DYNAMIC = Topology(YARN, (2, 2), is_dynamic=True)
@@ -123,10 +113,8 @@ def test_fed_nodes_are_detached_and_others_keep_their_slots(
 
 
 def test_attached_nodes_in_every_slot_could_not_be_fed() -> None:
-    topology = Topology(YARN, (2, 1))
-    assert outlook(spec(3, "attached"), topology) == "may fit"
     with pytest.raises(ConfigError, match=r"and one more for feeding.*or for placement='detached'"):
-        choose_placing(spec(3, "attached"), replace(topology, most=(2, 1)))
+        choose_placing(spec(3, "attached"), Topology(YARN, (2, 1), most=2))
 
 
 def test_detached_nodes_would_lose_their_executors_to_dynamic_allocation() -> None:
@@ -150,7 +138,7 @@ def test_slots_are_as_many_as_gpus_allow(executor_gpus: int, task_gpus: float, s
 def with_gpus(
     executor_gpus: int, task_gpus: float = 0.0, master: str = YARN, cores: tuple[int, ...] = (4, 4)
 ) -> Topology:
-    return Topology(master, cores, 1, False, executor_gpus, task_gpus, cores)
+    return Topology(master, cores, 1, False, executor_gpus, task_gpus, len(cores))
 
 
 CLUSTER = "local-cluster[2,4,1024]"
@@ -211,3 +199,73 @@ def test_gpus_that_spark_does_not_give_are_refused_with_the_setting_to_change(
     with pytest.raises(ConfigError, match=words) as refused:
         choose_placing(wanted, topology)
     assert isinstance(refused.value, SparkConfigError) == ("num_gpus" in words)
+
+
+# executors that are still to come
+
+
+class Executors:
+    """What Spark's status store says, at each look; the last word stays."""
+
+    def __init__(self, *cores: tuple[int, ...]) -> None:
+        self.looks, self._cores = 0, cores
+
+    def executorList(self, _is_active: bool) -> Executors:  # noqa: N802 (Spark calls it so)
+        self._now = self._cores[min(self.looks, len(self._cores) - 1)]
+        self.looks += 1
+        return self
+
+    def size(self) -> int:
+        return len(self._now)
+
+    def apply(self, at: int) -> Any:
+        return SimpleNamespace(id=lambda: str(at), totalCores=lambda: self._now[at])
+
+
+def context(master: str, executors: Executors, **settings: str) -> Any:
+    """A SparkContext, as far as slots are counted by it."""
+    conf = {name.replace("_", "."): value for name, value in settings.items()}
+    store = SimpleNamespace(statusStore=lambda: executors)
+    return SimpleNamespace(
+        master=master,
+        applicationId="app-late",
+        startTime=0,
+        getLocalProperty=None,
+        getConf=lambda: conf,
+        _jsc=SimpleNamespace(sc=lambda: store),
+    )
+
+
+def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executors = Executors((), (2,), (2,), (2, 2))
+    spark = context("spark://m:7077", executors)
+    topology = read_topology(spark, spec(3), 60.0, silent_s=0.0)
+    assert topology is not None
+    assert topology.slots == 4
+    assert executors.looks >= 4
+    (line,) = caplog.records
+    assert line.levelno == logging.WARNING
+    assert line.getMessage() == (
+        "Waiting up to 60 s for executors: 3 nodes need 3 task slots at once, and Spark has 0 task "
+        "slots (0 executors with [] cores, spark.task.cpus=1). Give Spark more executors or cores, "
+        "or launch fewer nodes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("placing", "settings", "is_fed", "is_attached"),
+    [
+        ("auto", {}, True, False),  # the nodes may fill every slot
+        ("auto", {}, False, True),
+        ("auto", {"spark.dynamicAllocation.enabled": "true"}, True, True),
+        ("attached", {}, True, True),
+        ("detached", {}, False, False),
+    ],
+)
+def test_over_spark_connect_nodes_to_feed_give_their_slots_back(
+    placing: Placement, settings: dict[str, str], is_fed: bool, is_attached: bool
+) -> None:
+    session: Any = SimpleNamespace(conf=settings)
+    assert placing_of(session, spec(2, placing, is_fed), None).is_attached == is_attached
