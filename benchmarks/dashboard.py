@@ -25,8 +25,7 @@ from sparkdl.dashboard.pages import PAGES
 from sparkdl.driver.dashboard import Dashboard
 from sparkdl.driver.events import SUFFIX, Changed, Launched, Place, event_of, line_of
 from sparkdl.driver.history import History
-from sparkdl.driver.lifecycle.roster import Roster
-from sparkdl.driver.lifecycle.state import Running
+from sparkdl.driver.lifecycle.state import Roster, Running
 from sparkdl.driver.view import View, sampled
 
 LONG_TASKS = """() => { window.busy_ms = 0; new PerformanceObserver(list => {

@@ -31,8 +31,7 @@ from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import gone_beyond
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.lifecycle.roster import Agent
-from sparkdl.driver.lifecycle.state import agents_of, failure_of, generation_of
+from sparkdl.driver.lifecycle.state import Agent, agents_of, failure_of, generation_of
 from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.questions import Questions
 from sparkdl.driver.stream import ClusterEvents

@@ -13,8 +13,7 @@ from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver import health
-from sparkdl.driver.lifecycle.roster import Roster
-from sparkdl.driver.lifecycle.state import Running
+from sparkdl.driver.lifecycle.state import Roster, Running
 
 TIMEOUT_S = 60.0
 ONE, TWO = health.Progress(0, "worker:0", 0, step=7), health.Progress(1, "worker:1", 1, step=7)

@@ -9,7 +9,7 @@ from sparkdl.control.messages import FetchStacks, Hello, ToAgent
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.lifecycle.roster import Agent, Roster
+from sparkdl.driver.lifecycle.state import Agent, Roster
 from sparkdl.driver.questions import Questions
 from sparkdl.driver.threads import Changed
 from sparkdl.driver.view import View

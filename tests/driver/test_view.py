@@ -13,8 +13,16 @@ from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver.events import Changed, Place
-from sparkdl.driver.lifecycle.roster import Agent, Roster
-from sparkdl.driver.lifecycle.state import Failed, Finished, Gathering, Running, Stopped, Stopping
+from sparkdl.driver.lifecycle.state import (
+    Agent,
+    Failed,
+    Finished,
+    Gathering,
+    Roster,
+    Running,
+    Stopped,
+    Stopping,
+)
 from sparkdl.driver.view import Seen, View, node_state, sampled
 
 SPEC = ClusterSpec("c", plan_nodes(2))

@@ -27,7 +27,7 @@ from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.lifecycle.roster import Roster
+from sparkdl.driver.lifecycle.state import Roster
 from sparkdl.driver.view import View
 from sparkdl.node.context import NodeContext
 from sparkdl.node.spec import AgentSpec, StatusLine, start_agent

@@ -14,27 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
+from sparkdl.control.messages import Begin, Detach, Drain, NewRound, Stop, StopChild, ToAgent
 from sparkdl.core.errors import ReservationTimeoutError
 from sparkdl.core.failure import Failure
 from sparkdl.core.listing import count, listed
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import CheckpointRef
-from sparkdl.driver.lifecycle import draining
-from sparkdl.driver.lifecycle.policy import Fail, Restart, Retry, decide
-from sparkdl.driver.lifecycle.replacement import (
-    continues_without,
-    detach,
-    detached,
-    has_begun,
-    is_too_many,
-    refused,
-    relaunch,
-)
-from sparkdl.driver.lifecycle.roster import Agent, Roster
+from sparkdl.driver.lifecycle.policy import Fail, Retry, decide
 from sparkdl.driver.lifecycle.state import (
     Action,
+    Agent,
     AgentDetached,
     AgentJoined,
     AgentLeft,
@@ -49,12 +39,15 @@ from sparkdl.driver.lifecycle.state import (
     Failed,
     Failing,
     Finished,
+    ForgetTask,
     Gathering,
     LaunchBroke,
     NodesBlamed,
     R,
+    Relaunch,
     Release,
     Report,
+    Roster,
     Running,
     S,
     Send,
@@ -116,8 +109,8 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering |
         for node_id, agent in roster.agents.items()
         if node_id in members
     ]
-    running, asks = draining.asked_again(Running(roster, world))
-    begins += [*detach(roster), *asks]
+    running, asks = _asked_again(Running(roster, world))
+    begins += [*_detach(roster), *asks]
     if not names:
         return running, [Report(text), *begins]
     return running, [Warn(f"{text} (missing: {listed(sorted(names))})"), *begins]
@@ -125,8 +118,8 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering |
 
 def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step[Gathering]:
     """Seat the agent; it brings a child for generation 0, so ask for a later one."""
-    if is_too_many(state, event):
-        return refused(state, event)
+    if _is_too_many(state, event):
+        return _refused(state, event)
     gathering = replace(state, roster=state.roster.seated(Agent(event.hello)))
     if state.generation == 0:
         return gathering, []
@@ -136,7 +129,7 @@ def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Ste
 def _gathering_left(state: Gathering, event: AgentLeft, now_s: float) -> Step[Gathering | Running]:
     # A standby that has offered may take the seat, and may be all that the round waits for.
     after, actions = _try_begin(replace(state, roster=state.roster.without(event.agent_id)))
-    return after, [*actions, *relaunch(after)]
+    return after, [*actions, *_relaunch(after)]
 
 
 def _gathering_offered(
@@ -198,8 +191,8 @@ def _named(nodes: Sequence[NodeSpec]) -> str:
 
 def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step[Gathering | Failed]:
     """Fail before the first world; later, bring the missing nodes back by another job."""
-    if has_begun(state):
-        return replace(state, problem=event.problem), relaunch(state)
+    if _has_begun(state):
+        return replace(state, problem=event.problem), _relaunch(state)
     leaves_s = now_s + state.roster.spec.settings.stay_s
     failed = Failed(state.roster, (), event.problem, deadline_s=leaves_s)
     return failed, _stop_children(state.roster, state.generation)
@@ -259,7 +252,7 @@ def _running_left(state: Running, event: AgentLeft, now_s: float) -> Step[Runnin
     left = replace(state, roster=state.roster.without(event.agent_id))
     after, actions = _fails(left, failure, now_s) if failure else (left, [])
     if isinstance(after, Running):  # a standby may have the seat now
-        actions = [*actions, *detach(after.roster)]
+        actions = [*actions, *_detach(after.roster)]
     return after, actions
 
 
@@ -271,11 +264,11 @@ def _running_blamed(state: Running, event: NodesBlamed, now_s: float) -> Step[Ru
 
 def _joined(state: U, event: AgentJoined, now_s: float) -> Step[U]:
     """Seat the agent, and detach it now if feeding needs its slot, not when its world begins."""
-    if is_too_many(state, event):
-        return refused(state, event)
+    if _is_too_many(state, event):
+        return _refused(state, event)
     seated = replace(state, roster=state.roster.seated(Agent(event.hello)))
-    after, asks = draining.asked_again(seated)
-    return after, [*asks, *detach(after.roster, event.hello.agent_id)]
+    after, asks = _asked_again(seated)
+    return after, [*asks, *_detach(after.roster, event.hello.agent_id)]
 
 
 def _offered(state: R, event: AgentOffered, now_s: float) -> Step[R]:
@@ -283,7 +276,7 @@ def _offered(state: R, event: AgentOffered, now_s: float) -> Step[R]:
 
 
 def _fails(state: Running, failure: Failure, now_s: float) -> Step[Running | Failing]:
-    return continues_without(state, failure) or (_failing(state, (failure,), now_s), [])
+    return _continues_without(state, failure) or (_failing(state, (failure,), now_s), [])
 
 
 def _failing(state: Running, failures: tuple[Failure, ...], now_s: float) -> Failing:
@@ -295,9 +288,8 @@ def _settled_s(state: Failing, now_s: float) -> float:
     """Return until when to wait for other failures."""
     settings = state.roster.spec.settings
     cause = min(state.failures, key=lambda failure: failure.order)
-    decision = decide(state.failures, state.roster.history, settings, now_s)
     # A SIGKILL explains a restart: no failure of another node sends one.
-    if cause.signal_number == signal.SIGKILL and isinstance(decision, Restart):
+    if cause.signal_number == signal.SIGKILL and settings.can_restart:
         return now_s
     nodes = {member.node.node_id for member in state.world.members}
     suspects = nodes - {failure.node_id for failure in state.failures} - state.returned.keys()
@@ -317,12 +309,12 @@ def _running_checkpoint(
     roster = replace(state.roster, checkpoint=event.ref)
     members = {member.node.node_id for member in state.world.members}
     newcomers = sorted(roster.agents.keys() - members)
-    leaving = draining.leaving(state)
+    leaving = _leaving(state)
     # A node that has returned would have to train again.
     if state.returned:
         return replace(state, roster=roster), []
     if not newcomers and not leaving:
-        return replace(state, roster=roster), relaunch(replace(state, roster=roster))
+        return replace(state, roster=roster), _relaunch(replace(state, roster=roster))
     moved = [agent.hello.node_id for agent in leaving] or newcomers
     names = listed([roster.spec.nodes[node_id].name for node_id in moved])
     reason = f"{names} {'left' if leaving else 'came back'}: restarting at step {event.ref.step}"
@@ -395,11 +387,11 @@ def _decide(
     history = roster.history
     generation = state.world.generation if isinstance(state, Failing) else state.generation
     decision = decide(failures, history, settings, now_s)
+    cause = min(failures, key=lambda failure: failure.order)
     if isinstance(decision, Fail):
         returned = state.returned if isinstance(state, Failing) else {}
         end_s = now_s + settings.stay_s
         failed = Failed(roster, failures, None, returned, world, decision.reason, end_s)
-        cause = min(failures, key=lambda failure: failure.order)
         # Each agent gets this text for its feeders, so it has no lines of the log.
         return failed, _stop_children(roster, generation, replace(cause, log_tail=()).describe())
     is_held = False
@@ -409,7 +401,6 @@ def _decide(
         said: Action = Report(decision.reason)
         failures = ()
     else:
-        cause = min(failures, key=lambda failure: failure.order)
         restarts_s = (*history.restarts_s, now_s)
         history = replace(history, restarts_s=restarts_s, cause=cause)
         is_held = decision.backoff_s > 0
@@ -425,7 +416,7 @@ def _decide(
         world,
     )
     rounds = _to_all(roster, NewRound(generation + 1), True)  # a standby may get a seat in it
-    return gathering, [said, *rounds, *relaunch(gathering)]
+    return gathering, [said, *rounds, *_relaunch(gathering)]
 
 
 def _ending_joined(state: S, event: AgentJoined, now_s: float) -> Step[S]:
@@ -494,14 +485,171 @@ def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
     return node_failure(state, node_id, "lost", event.reason, event.wall_s)
 
 
+# the return of lost nodes, and the task slots they take
+#
+#    detached    Begin ──▶ Detach ──▶ AgentDetached ──▶ ForgetTask
+#
+# Where the cluster's placement is detached, agents give their slots back: those of a world when it
+# begins, later joiners as they join.
+
+
+def _continues_without(state: Running, failure: Failure) -> Step[Running] | None:
+    """Return the next state if the others continue; `None` if this failure affects all nodes."""
+    node = state.roster.spec.nodes[failure.node_id]
+    if node.role.is_needed:
+        return None
+    after = replace(
+        state, in_map_fun=state.in_map_fun - {node.node_id}, left=state.left | {node.node_id}
+    )
+    return after, [Warn(f"the training goes on without {node.name}: {failure.describe()}")]
+
+
+def _relaunch(state: State) -> list[Action]:
+    """Bring missing nodes back, if they were there before."""
+    if not isinstance(state, (Gathering, Running)) or not _has_begun(state):
+        return []
+    left = state.left if isinstance(state, Running) else ()
+    wanted = tuple(node for node in state.roster.wanted() if node.node_id not in left)
+    return [Relaunch(wanted)] if wanted else []
+
+
+def _has_begun(state: Gathering | Running) -> bool:
+    """Whether nodes that are missing were there before, and are to come back."""
+    # Until the first world the job of the launch itself still brings the missing nodes.
+    is_first = isinstance(state, Gathering) and not state.failures and state.world is None
+    return not is_first and state.roster.spec.settings.can_restart
+
+
+def _is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> bool:
+    """Whether an agent is to go at once: it would take a slot, and is not needed.
+
+    Its node has an agent that is detached or belongs to another task. The latter happens where
+    Spark kills an executor while its tasks end in order: Spark repeats some of them, and a relaunch
+    brings the same nodes.
+    """
+    roster, node_id = state.roster, event.hello.node_id
+    holder = roster.agents.get(node_id)
+    if holder is None:
+        return False
+    if roster.drains(holder):  # its successor; one is enough
+        standbys = {agent.hello.node_id for agent in roster.standbys}
+        return node_id in standbys or event.hello.executor in roster.draining
+    return holder.is_detached or holder.hello.task != event.hello.task
+
+
+def _refused(state: R, event: AgentJoined) -> Step[R]:
+    """Stop a surplus agent in order, so that Spark does not repeat its task."""
+    hello, nodes = event.hello, state.roster.spec.nodes
+    task = [ForgetTask(nodes[hello.node_id])] if 0 <= hello.node_id < len(nodes) else []
+    return state, [Send(hello.agent_id, Stop(0.0)), *task]
+
+
+def _detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
+    """Make one agent or all give their slots back, if the placement is detached.
+
+    Agents on decommissioned executors keep their slots: no other task can have them, and Spark ends
+    such an executor as soon as it has no task.
+    """
+    return [
+        Send(agent.agent_id, Detach())
+        for agent in roster.agents.values()
+        if roster.spec.placement == "detached" and agent.holds_slot and not roster.drains(agent)
+        if agent_id in (None, agent.agent_id)
+    ]
+
+
+def _detached(state: R, event: AgentDetached, now_s: float) -> Step[R]:
+    """Record that an agent's task ends, and stop its standbys: they would only hold a slot.
+
+    They are not stopped earlier: when the first attempt of a task has ended, Spark ends the others.
+    """
+    node_id = state.roster.node_of(event.agent_id)
+    if node_id is None:
+        return state, []
+    roster = state.roster.detached(event.agent_id)
+    standbys = () if roster.drains(roster.agents[node_id]) else roster.standbys
+    idle = [agent for agent in standbys if agent.hello.node_id == node_id]
+    ends = [Send(agent.agent_id, Stop(0.0)) for agent in idle]
+    return replace(state, roster=roster), [ForgetTask(roster.spec.nodes[node_id]), *ends]
+
+
+# executors that Spark decommissions
+#
+#    Running    ExecutorsDrain ──▶ Relaunch (elsewhere), Drain (a checkpoint is wanted)
+#               CheckpointMade ──▶ Stop (leaving nodes), NewRound (the others) ──▶ Gathering
+#
+# A node leaves once another agent stands by for it, or if `min_nodes` are there without it. Until
+# then it trains on, because Spark keeps the executor while a task runs there. If the executor ends
+# earlier, the node is lost like any other, and the other agent takes its seat.
+
+
+def _drain_noted(state: R, event: ExecutorsDrain, now_s: float) -> Step[R]:
+    """Start the nodes on these executors elsewhere as well, and ask for a checkpoint."""
+    before = state.roster
+    roster = replace(before, draining=before.draining | event.executors)
+    after = replace(state, roster=roster)
+    new = [agent for agent in _drained(roster) if not before.drains(agent)]
+    if not new:
+        return after, []
+    nodes = tuple(roster.spec.nodes[agent.hello.node_id] for agent in new)
+    names = listed([node.name for node in nodes])
+    text = f"Spark decommissions the executors of {names}: all nodes are asked for a checkpoint"
+    actions: list[Action] = [Warn(text)]
+    # Without restarts no second agent could take the seat.
+    if roster.spec.settings.can_restart:
+        actions += [*map(ForgetTask, nodes), Relaunch(nodes)]
+    return _asked(after, actions) if isinstance(after, Running) else (after, actions)
+
+
+def _leaving(state: Running) -> list[Agent]:
+    """Return the agents on such executors if the others can continue at once; else none."""
+    roster, settings = state.roster, state.roster.spec.settings
+    found, least = _drained(roster), settings.recovery.min_nodes
+    if not found or not settings.can_restart:
+        return []
+    there = {each.hello.node_id for each in roster.standbys if not roster.drains(each)}
+    lost = {each.hello.node_id for each in found} - there
+    stay = [member.role for member in state.world.members if member.node.node_id not in lost]
+    # The others must make a world by themselves: enough nodes, without a lost one that they need,
+    # and with one that ends the job.
+    can_shrink = (
+        least is not None
+        and len(stay) >= least
+        and all(roster.spec.nodes[node_id].role.is_expendable for node_id in lost)
+        and any(role.finishes_job for role in stay)
+    )
+    return found if not lost or can_shrink else []
+
+
+def _asked_again(state: R) -> Step[R]:
+    """Request a checkpoint at which nodes can leave, once their replacements have joined."""
+    return _asked(state, []) if isinstance(state, Running) and _leaving(state) else (state, [])
+
+
+def _drained(roster: Roster) -> list[Agent]:
+    return [agent for agent in roster.agents.values() if roster.drains(agent)]
+
+
+def _asked(state: R, actions: list[Action]) -> Step[R]:
+    assert isinstance(state, Running)
+    roster = replace(state.roster, drain_notices=state.roster.drain_notices + 1)
+    # Negative, because the calls of `ctx.all_gather` have the numbers from 0 on.
+    notice = Drain(state.world.generation, -roster.drain_notices)
+    trainers = [m.node.node_id for m in state.world.trainers if not m.role.is_server]
+    return replace(state, roster=roster), [
+        *actions,
+        *(Send(roster.agents[n].agent_id, notice) for n in trainers if n in roster.agents),
+    ]
+
+
 _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     **dict.fromkeys(
         (ChildEntered, ChildGaveResult, NodesBlamed, CheckpointMade, LaunchBroke), stay
     ),
     AgentJoined: _joined,
-    AgentDetached: detached,
+    AgentDetached: _detached,
     AgentOffered: _offered,
-    ExecutorsDrain: draining.noted,
+    ExecutorsDrain: _drain_noted,
     StopAsked: _stop,
 }
 """The default handlers in each state before the end has been decided."""

@@ -19,7 +19,7 @@ from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, CheckpointRef, World, build_world
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.policy import History
-from sparkdl.driver.lifecycle.roster import Agent, Roster
+from sparkdl.driver.lifecycle.state import Agent, Roster
 from sparkdl.driver.lifecycle.transitions import TRANSITIONS, begin, step
 from tests.doubles.machines import Row, declared_steps_only, ignored, illegal, name_of, pairs_of
 
