@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any, TypeVar
 
 from sparkdl.control import messages as msg
@@ -33,7 +34,6 @@ from sparkdl.driver.feeds.report import gone_beyond
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import Agent, agents_of, failure_of, generation_of
 from sparkdl.driver.lifecycle.transitions import begin, step
-from sparkdl.driver.questions import Questions
 from sparkdl.driver.stream import ClusterEvents
 from sparkdl.driver.threads import Changed
 from sparkdl.driver.view import View
@@ -54,14 +54,12 @@ class Controller:
 
     Args:
         executor: where the nodes run.
-        log_tail: returns a node's last lines from its log file; used when its agent is lost.
         checkpoint: the checkpoint from which the first world resumes.
         tls: the certificate of the cluster's servers; `None` without TLS.
 
     Attributes:
         changed: held while the `view` changes.
         events: the cluster's events, for subscribers.
-        questions: to the nodes.
         server: the server that agents and feeders connect to.
         reached_at: its address for executors; `None` before it listens.
     """
@@ -71,7 +69,6 @@ class Controller:
         spec: ClusterSpec,
         token: str,
         executor: Executor,
-        log_tail: Callable[[str, int], tuple[str, ...]] = lambda node, lines: (),
         checkpoint: CheckpointRef | None = None,
         tls: Tls | None = None,
     ) -> None:
@@ -88,8 +85,11 @@ class Controller:
         limits = (settings.lease_s, settings.recovery.host_timeout_s)
         self.server = CoordinatorServer(token, self, *limits, tls=tls, num_nodes=num_nodes)
         self.events = ClusterEvents(spec, self.view, self.changed, self._loop)
-        ask = (self.view, self.changed, self.soon, self.server.send)
-        self.questions = Questions(spec.nodes, *ask, log_tail)
+        self._numbers = count()
+        self._answers: dict[int, dict[str, Any]] = {}
+        """To questions, by their numbers and the agents."""
+        self._last_lines: dict[int, tuple[str, ...]] = {}
+        """Of the child that ended last, by node id."""
         self.reached_at: ServerAddress | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._progress = Throttle(self._loop, self._notify, _PROGRESS_S)
@@ -137,6 +137,40 @@ class Controller:
         """Return what `at` finds in the view."""
         with self.changed:
             return at(self.view)
+
+    def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
+        """Return the last lines of a node's child; if its agent is gone, those of its end."""
+        answers = self._ask([node_id], partial(msg.FetchLog, lines=lines), deadline)
+        with self.changed:
+            found = answers.get(node_id, self._last_lines.get(node_id, ()))
+        return tuple(found[-lines:]) if lines > 0 else ()
+
+    def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
+        """Return by node name the stacks of its child, or why they are unknown."""
+        answers = self._ask([node.node_id for node in self.spec.nodes], msg.FetchStacks, deadline)
+        silent = "its agent did not answer: it is lost or stopped, or cannot be reached"
+        if self.look(lambda view: states.is_empty(view.state)):
+            silent = "it has ended, as the cluster has"
+        return {node.name: answers.get(node.node_id, silent) for node in self.spec.nodes}
+
+    def _ask(
+        self, node_ids: Iterable[int], question: Callable[[int], msg.ToAgent], deadline: Deadline
+    ) -> dict[int, Any]:
+        """Ask the agents of some nodes; return the answers in time, by node id."""
+        number, answers = next(self._numbers), dict[str, Any]()
+        with self.changed:
+            agents = self._agents
+            asked = {agents[n].agent_id: n for n in node_ids if n in agents}
+            self._answers[number] = answers
+        if self.soon(self._send_all, list(asked), question(number)):
+            self.changed.wait_for(lambda: len(answers) == len(asked), deadline)
+        with self.changed:
+            del self._answers[number]
+            return {asked[agent_id]: answer for agent_id, answer in answers.items()}
+
+    def _send_all(self, agent_ids: Iterable[str], message: msg.ToAgent) -> None:
+        for agent_id in agent_ids:
+            self.server.send(agent_id, message)
 
     def is_lost(self, node: NodeSpec, pid: int) -> bool:
         """Whether the agent of a node, by its process id, was connected and is not any more."""
@@ -221,14 +255,16 @@ class Controller:
                 self._note_gathering(agent_id, message)
             case msg.BoardStarted():
                 self._note_tensorboard(message)
-            case msg.LastLines(generation, lines) if node_id is not None:
-                self.questions.keep(node_id, generation, lines)
+            case msg.LastLines(_, lines) if node_id is not None:
+                with self.changed:
+                    self._last_lines[node_id] = lines
             case msg.LogLines() if node_id is not None:
                 self.events.publish(events.Logged, self._name(node_id), message)
-            case msg.LogTail(number, lines):
-                self.questions.answer(agent_id, number, lines)
-            case msg.Stacks(number, text):
-                self.questions.answer(agent_id, number, text)
+            case msg.LogTail(number, answer) | msg.Stacks(number, answer):
+                with self.changed:
+                    if number in self._answers:  # otherwise it comes too late
+                        self._answers[number][agent_id] = answer
+                        self.changed.notify_all()
 
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""

@@ -376,7 +376,7 @@ class Cluster:
         if not 0 <= rank < self.world.size:
             raise ConfigError(f"rank={rank}: must be at least 0 and at most {self.world.size - 1}")
         node_id = self.world.members[rank].node.node_id
-        return list(self._controller.questions.fetch_log(node_id, lines, Deadline.after(_FETCH_S)))
+        return list(self._controller.fetch_log(node_id, lines, Deadline.after(_FETCH_S)))
 
     def stacks(self) -> dict[str, str]:
         """Return what all threads of the nodes' children are doing now, by node name.
@@ -385,7 +385,7 @@ class Cluster:
         hangs in C code and holds the GIL. A child that does not answer is described by its
         process's state.
         """
-        return self._controller.questions.fetch_stacks(Deadline.after(_FETCH_S))
+        return self._controller.fetch_stacks(Deadline.after(_FETCH_S))
 
     @ends_if_interrupted
     def shutdown(self, timeout_s: float | None = None) -> None:

@@ -264,7 +264,7 @@ class HangWatch:
         settings = self._controller.spec.settings
         found_s = self._controller.events.now_s()
         # Asked for before anything is decided: the stacks of a blamed node end with its child.
-        stacks = self._controller.questions.fetch_stacks(Deadline.after(STACKS_S))
+        stacks = self._controller.fetch_stacks(Deadline.after(STACKS_S))
         spec = self._controller.spec
         vain = self._controller.look(lambda view: waits_in_vain(spec, view.feeds))
         vain = vain and f"; {vain}"

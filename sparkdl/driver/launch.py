@@ -244,7 +244,6 @@ def _start(
         newest, resumed = _at_newest_checkpoint(spec)
         controller = Controller(
             *(newest, token, where),
-            watch.files.tail if watch.files else lambda node, lines: (),
             resumed.ref if resumed else None,
             tls,
         )

@@ -20,7 +20,6 @@ from sparkdl.driver.stream import Batches
 
 _log = logging.getLogger(__name__)
 
-_TAIL_NBYTES = 256 * 1024
 _PERIOD_S = 0.2
 _MAX_WAITING = 1000
 """Messages of at most a megabyte each, usually far less."""
@@ -83,16 +82,6 @@ class LogFiles(Batches):
             self._warn("the disk is too slow")
         else:
             super().put(event)
-
-    def tail(self, node: str, lines: int) -> tuple[str, ...]:
-        """Return the last lines of a node's file, of its last 256 KiB at most."""
-        try:
-            with open(self._path_of(node), "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_NBYTES))
-                kept = file.read().decode(errors="replace").splitlines()
-        except OSError:
-            return ()
-        return tuple(kept[max(0, len(kept) - lines) :])
 
     def close(self) -> None:
         """Write the queue, for ten seconds at most."""

@@ -250,8 +250,8 @@ def test_counts_that_a_child_leaves_behind_are_not_the_next_ones() -> None:
 
 def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: Play) -> None:
     agents = play.world()
-    assert play.controller.questions.fetch_log(7, 5, Deadline.after(SOON_S)) == ()
-    assert play.controller.questions.fetch_log(0, 5, Deadline.after(0.05)) == ()
+    assert play.controller.fetch_log(7, 5, Deadline.after(SOON_S)) == ()
+    assert play.controller.fetch_log(0, 5, Deadline.after(0.05)) == ()
     asked = agents[0].hears()
     assert isinstance(asked, msg.FetchLog)
     agents[0].say(msg.LogTail(asked.request, ("too late",)))
@@ -269,8 +269,8 @@ def test_the_last_lines_of_a_child_outlive_its_agent_and_the_cluster(play: Play)
     play.until(lambda view: bool(getattr(view.state, "returned", ())))
     play.controller.close()
     for lines, kept in ((2, ("two", "three")), (9, ("one", "two", "three")), (0, ())):
-        assert play.controller.questions.fetch_log(0, lines, Deadline.after(SOON_S)) == kept
-    assert play.controller.questions.fetch_log(1, 5, Deadline.after(SOON_S)) == ()
+        assert play.controller.fetch_log(0, lines, Deadline.after(SOON_S)) == kept
+    assert play.controller.fetch_log(1, 5, Deadline.after(SOON_S)) == ()
 
 
 # Its thread.

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from sparkdl.control.messages import LogLines
-from sparkdl.core.errors import ConfigError, NodeLostError
+from sparkdl.core.errors import ConfigError
 from sparkdl.driver import log_files
 from sparkdl.driver.events import Logged
 from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
-from tests.doubles.gates import Gate
 from tests.doubles.limits import full_disk
-from tests.doubles.nodes import SOON_S, Lines, launch, processes
+from tests.doubles.nodes import SOON_S, launch
 from tests.doubles.until import until
 
 
@@ -44,25 +43,6 @@ def test_each_node_has_a_file_of_all_its_lines_and_nothing_is_printed(
             assert rest == ["é unfinished"]
     assert len(list(folder.iterdir())) == 2, "clusters do not share files"
     assert capsys.readouterr().out == ""
-
-
-def test_log_of_a_node_that_is_lost_is_what_its_file_has(tmp_path: Path) -> None:
-    def speak(args: Gate, ctx: NodeContext) -> None:
-        print("last words")
-        args.wait()
-
-    gate = Gate.at(tmp_path / "gate")
-    with (
-        pytest.raises(NodeLostError),
-        launch(
-            speak, gate, nodes=1, observe=Observe(log_dir=str(tmp_path), on_log=(lines := Lines()))
-        ) as cluster,
-    ):
-        lines.wait_for("last words")
-        processes()["worker:0"].agent.kill()
-        cluster.wait(SOON_S)
-    assert cluster.logs(0) == ["last words"]
-    assert cluster.logs(0, lines=0) == []
 
 
 def logged(node: str, *lines: str) -> Logged:

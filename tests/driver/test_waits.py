@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from sparkdl.control.messages import NodeActive
-from sparkdl.driver.waits import Shares, Waits
+from sparkdl.driver.view import Shares, Waits
 
 Seconds = Callable[[float], tuple[float, float]]
 """Shares of the next second in which a node waits for rows and for the others, at its beginning."""

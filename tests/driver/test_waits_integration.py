@@ -15,7 +15,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.options import Feeding
-from sparkdl.driver import waits
+from sparkdl.driver import view
 from sparkdl.driver.events import Sampled
 from sparkdl.driver.history import Clusters, History
 from sparkdl.node.context import NodeContext
@@ -213,7 +213,7 @@ IN_STEP: dict[str, Any] = {"feeding": Feeding(fed=False)}
 def test_node_that_the_others_wait_for_in_each_step_is_named(
     framework: str, delay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "SLICE_S", _SLICE_S)
+    monkeypatch.setattr(view, "SLICE_S", _SLICE_S)
     end = tmp_path / "end"
     with launch(train_in_step, (str(end), delay), 2, framework=framework, **IN_STEP) as cluster:
         history = launched(cluster)
@@ -226,5 +226,5 @@ def test_node_that_the_others_wait_for_in_each_step_is_named(
         end.touch()
         cluster.results(60)
     fast, slow = history.rows()
-    assert fast.waits["others"] > slow.waits["others"] + waits.AWAITED
+    assert fast.waits["others"] > slow.waits["others"] + view.AWAITED
     assert (fast.is_slow, slow.is_slow) == (False, True)

@@ -185,7 +185,7 @@ def test_detached_agent_dies_with_its_executor_and_not_with_its_input(node: NewN
         assert [each.is_detached for each in news] == [False, True]
         one.agent.stdin.close()
         for _ in range(2):  # one that has noticed the end of its input answers once at most
-            one.controller.questions.fetch_log(0, 1, Deadline.after(SOON_S))
+            one.controller.fetch_log(0, 1, Deadline.after(SOON_S))
         assert one.agent.poll() is None
         executor.kill()
         assert all_gone([pair.child])
