@@ -56,7 +56,6 @@ PYSPARK = {  # who may import pyspark
     "driver/executors/parquet_scan.py": "reads a DataFrame's plan, types and files",
     "driver/executors/plan.py": "reads a DataFrame's plan",
     "driver/executors/scored.py": "names and types the columns of results",
-    "driver/executors/stream_query.py": "feeds the micro-batches of a query",
     "driver/slots/placement.py": "asks Spark for a node's GPUs; lazily",
     "*task.py": "runs inside a Spark task",
     "feed/transfer/feeder.py": "runs inside a Spark task",

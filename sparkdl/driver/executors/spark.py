@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ from sparkdl.driver.slots.advice import encrypting_setting
 from sparkdl.driver.slots.lost_hosts import LOOK_S, can_drain, draining_executors, leave_host
 from sparkdl.driver.slots.placement import node_profile, placing_of, read_topology
 from sparkdl.driver.slots.spark_errors import explain_job_failure
+from sparkdl.driver.threads import Thread
 from sparkdl.feed.transfer.feeder import BATCH_NBYTES, FED_SCHEMA, FeedDataFrame, FeedRdd
 from sparkdl.feed.transfer.infer_task import InferRdd, decode_results
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
@@ -64,6 +66,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0
 _LOST_S = 1.0
+_STARTED_S = 60.0
+_LOOK_S = 0.5
+_INTERRUPTED = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling z:java.lang.Thread.sleep: "
+    "java.lang.InterruptedException"
+)
+"""By this text Spark distinguishes a stop from a failure: `StreamExecution.PROXY_ERROR`."""
 _gathering = threading.Lock()
 
 
@@ -247,9 +256,7 @@ class SparkExecutor(Executor):
                 "process of its server. Run the program with spark-submit, or call cluster.feed "
                 "for the rows that have arrived"
             )
-        from sparkdl.driver.executors.stream_query import start_query  # pyspark-client has no py4j
-
-        return start_query(data, self.thread, *target, **options)
+        return _start_query(data, self.thread, *target, **options)
 
     def scanned_files(
         self, data: Any, is_local: bool, is_wanted: Callable[[], bool]
@@ -321,6 +328,77 @@ class SparkExecutor(Executor):
             cancel_jobs(self._spark, self._nodes_tag)
             for job in jobs:
                 job.join(_JOIN_S)
+
+
+class QueryStoppedError(SparkdlError):
+    """The micro-batch was not used as a whole, since its query was stopped."""
+
+
+def _start_query(  # noqa: C901 (small functions that share one query)
+    data: Any,
+    thread: Thread,
+    feed: Callable[[Any], object],
+    is_wanted: Callable[[], bool],
+    nodes: Callable[[], int],
+    *,
+    checkpoint_location: str | None,
+    trigger: str | Mapping[str, Any] | None,
+    query_name: str | None,
+) -> StreamingQuery:
+    if not (isinstance(data, DataFrame) and data.isStreaming):
+        raise ConfigError(
+            f"train_stream takes a streaming DataFrame, of spark.readStream, not this "
+            f"{type(data).__name__}; cluster.feed takes others"
+        )
+    # The user's session: with a micro-batch's copy `createDataFrame` would make that the active
+    # one.
+    session, waiting = data.sparkSession, list[Any]()
+    started: Future[StreamingQuery] = Future()
+
+    def is_used(batch: DataFrame) -> bool:
+        # A step of nodes that train in step takes a row of each: fewer rows wait for more.
+        if waiting:
+            batch = batch.union(session.createDataFrame(waiting, batch.schema))
+        count = nodes()
+        first = batch.take(count)
+        if len(first) >= count:
+            feed(batch)
+            if not is_wanted():
+                return False
+            first = []
+        waiting[:] = first
+        return True
+
+    def take(batch: DataFrame, _number: int) -> None:
+        query = started.result(_STARTED_S)
+        try:
+            if is_used(batch):
+                return
+        except Exception:
+            if query.isActive:
+                raise
+        # A return would commit rows that no node has used. `stop` is on its way from `watch`.
+        stopped = Deadline.after(_STARTED_S)
+        while query.isActive and not stopped.has_passed:
+            threading.Event().wait(_LOOK_S)
+        raise QueryStoppedError(_INTERRUPTED)
+
+    def watch() -> None:
+        with suppress(Exception):  # of Spark, which is gone
+            while query.isActive and is_wanted():
+                threading.Event().wait(_LOOK_S)
+            query.stop()
+
+    writer: Any = data.writeStream.foreachBatch(take)
+    if checkpoint_location is not None:
+        writer = writer.option("checkpointLocation", checkpoint_location)
+    if trigger is not None:
+        given = {"processingTime": trigger} if isinstance(trigger, str) else trigger
+        writer = writer.trigger(**given)
+    query: StreamingQuery = writer.start(queryName=query_name)
+    started.set_result(query)
+    thread(watch, f"sparkdl-stream-{query.id}").start()
+    return query
 
 
 def _is_dataframe(data: Any) -> bool:
