@@ -134,7 +134,6 @@ class Controller:
         return self.wait_for(lambda view: not isinstance(view.state, states.Gathering), deadline)
 
     def look(self, at: Callable[[View], T]) -> T:
-        """Return what `at` finds in the view."""
         with self.changed:
             return at(self.view)
 
@@ -181,7 +180,6 @@ class Controller:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing happens any more."""
         return self._loop.is_closed()
 
     def soon(self, function: Callable[..., object], *arguments: Any) -> bool:
@@ -199,7 +197,6 @@ class Controller:
         return self._loop.call_later(wait_s, function, *arguments)
 
     def close(self) -> None:
-        """Close all connections and end the thread."""
         if not self._thread.is_alive():
             self.events.end()
             self._loop.close()
@@ -218,19 +215,16 @@ class Controller:
     # From the server, on the loop.
 
     def joined(self, hello: msg.Hello) -> None:
-        """An agent has connected."""
         _log.debug("%s joined from %s", self._name(hello.node_id), hello.host)
         with self.changed:
             self.view.joined.add((hello.node_id, hello.pid))
         self._handle(states.AgentJoined(hello))
 
     def refused(self, message: msg.Refused) -> None:
-        """A node cannot start on its executor."""
         problem = Problem(message.kind, message.text).at_driver()
         self._handle(states.LaunchBroke(problem))
 
     def said(self, agent_id: str, message: msg.FromAgent) -> None:  # noqa: C901, PLR0912 (one case a message)
-        """An agent has sent a message."""
         node_id = self._node_of(agent_id)
         match message:
             case msg.Offer():
@@ -267,7 +261,6 @@ class Controller:
                         self.changed.notify_all()
 
     def left(self, agent_id: str, reason: str) -> None:
-        """An agent's connection has ended."""
         self._handle(states.AgentLeft(agent_id, reason, self.events.now_s()))
 
     def silent(self, hello: msg.Hello) -> None:

@@ -110,7 +110,6 @@ class Dashboard:
 
     @property
     def is_there(self) -> bool:
-        """Whether its process runs."""
         return self._process.poll() is None
 
     def show(self, record: Path) -> None:
@@ -118,7 +117,6 @@ class Dashboard:
         self._tell(os.fspath(record.absolute()))
 
     def close(self) -> None:
-        """End the process."""
         atexit.unregister(self.close)
         self._process.kill()  # it has nothing to lose
         self._process.wait(_END_S)

@@ -66,7 +66,6 @@ class Ending:
 
     @property
     def is_over(self) -> bool:
-        """Whether the cluster has ended completely."""
         return self._is_over
 
     def is_wanted(self) -> bool:

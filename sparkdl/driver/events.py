@@ -39,8 +39,6 @@ class Launched(Event, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a node of a generation runs."""
-
     node_id: int
     rank: int
     host: str
@@ -83,8 +81,6 @@ class Changed(Event, frozen=True):
 
 
 class Checkpoint(Event, frozen=True):
-    """A checkpoint is complete."""
-
     url: str
     step: int
 

@@ -57,7 +57,6 @@ class Progress:
 
     @property
     def has_reported(self) -> bool:
-        """Whether the node has reported steps or read rows."""
         return self.step >= 0 or self.batches > 0 or self.rows > 0
 
     def __str__(self) -> str:
@@ -143,7 +142,6 @@ class Hang:
     still_s: float
 
     def describe(self) -> str:
-        """Return the finding in words."""
         text = f"no step, no row and no exit in any node for {self.still_s:.0f} s"
         if not self.ahead:
             return f"{text}; {self._all_at(self.behind)}"
@@ -152,7 +150,6 @@ class Hang:
         return f"{text}; behind: {behind}; ahead: {ahead}"
 
     def message(self, node: Progress) -> str:
-        """Return the message of a failure of `node`."""
         text = f"made no progress for {self.still_s:.0f} s, at {self._at(node)}"
         if not self.ahead:
             return text
@@ -241,7 +238,6 @@ class HangWatch:
         self._watch = Watch()
 
     def start(self) -> None:
-        """Look periodically, from now on."""
         self._controller.soon(self._turn)
 
     def _turn(self) -> None:

@@ -44,7 +44,6 @@ class Series:
         self._every, self._skipped = 1, 0
 
     def add(self, time_s: float, values: Mapping[str, float]) -> None:
-        """Append a point; a column that it does not have gets no value (NaN)."""
         self._skipped += 1
         if self._skipped < self._every:
             return
@@ -74,7 +73,6 @@ class Span:
     last_step: int = -1
 
     def note_step(self, step: int) -> None:
-        """Note the node's latest step."""
         self.last_step = step
         if self.first_step < 0:
             self.first_step = step
@@ -126,7 +124,6 @@ class Phases:
         self._open: dict[int, Span] = {}
 
     def note(self, node_id: int, phase: str, time_s: float, step: int = -1) -> None:
-        """Note a node's phase, and its latest step."""
         span = self._open.get(node_id)
         if span is None or span.phase != phase:
             if span is not None:
@@ -137,7 +134,6 @@ class Phases:
             span.note_step(step)
 
     def until(self, end_s: float) -> Iterator[Span]:
-        """Yield all phases; open ones end at `end_s`."""
         yield from self._ended
         for span in self._open.values():
             yield replace(span, end_s=max(span.start_s, end_s))
@@ -161,7 +157,6 @@ class Samples:
         self._recent.clear()
 
     def add(self, event: Sampled) -> None:
-        """Take in a sample."""
         before, is_later = self.last, bool(self._recent)
         self.last = event
         self._recent.append(event)
@@ -217,11 +212,9 @@ class History:
         return (self.ended_s or self.now_s) - self.launched.time_s
 
     def spans(self) -> Iterator[Span]:
-        """Yield the phases of all nodes."""
         return self.phases.until(self.now_s if self.ended_s is None else self.ended_s)
 
     def add(self, event: Event) -> None:
-        """Apply an event."""
         self.now_s = max(self.now_s, event.time_s)
         self._rows = None
         match event:
@@ -243,7 +236,6 @@ class History:
                 self.checkpoints.append(event)
 
     def rows(self) -> list[NodeRow]:
-        """Return the nodes in the order of their ranks."""
         if self._rows is None:
             self._rows = self._new_rows()
         return self._rows
@@ -280,7 +272,6 @@ class History:
             self.ended_s = event.time_s
 
     def _row(self, at: int, place: Place | None, problem: Problem | None) -> NodeRow:
-        """Return a node's row."""
         sample = self.samples.last
         row = NodeRow(
             at,
@@ -322,7 +313,6 @@ class Clusters:
         self.histories: dict[str, History] = {}
 
     def add(self, event: Event) -> None:
-        """Take in an event of any of them."""
         history = self.histories.get(event.cluster)
         if history is None:
             history = self.histories[event.cluster] = History(event.cluster, event.time_s)

@@ -209,7 +209,6 @@ class _Watch:
         return any(each is not None for each in (self.pages, self.record, self.tracker))
 
     def begin(self, controller: Controller) -> None:
-        """Attach all subscribers, before the first node starts."""
         asked = self.asked
         if asked.on_log is not None:
             controller.events.subscribe(partial(hand_on, asked.on_log), Logged)

@@ -21,7 +21,6 @@ _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 

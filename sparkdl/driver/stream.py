@@ -95,7 +95,6 @@ class ClusterEvents:
             return [launched(self._spec, self.begun_s), *news, sample]
 
     def wants(self, kind: type[Event]) -> bool:
-        """Whether anyone has subscribed to this kind."""
         return kind in self._by_kind
 
     def publish(self, kind: type[Event], *about: Any) -> None:
@@ -104,7 +103,6 @@ class ClusterEvents:
             self._publish(kind(self._spec.cluster_id, self.now_s(), *about))
 
     def publish_state(self) -> None:
-        """Publish the changes in the state of the view."""
         self.publish(Stepped)
         for event in self._seen.news(self._view.state, self.now_s()):
             self._publish(event)

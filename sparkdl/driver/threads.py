@@ -75,7 +75,6 @@ class Outcome(Future[T]):
         self._is_there = False
 
     def of(self, job: Callable[[], T]) -> None:
-        """Run the job, once."""
         try:
             self.set_result(job())
         except BaseException as error:  # noqa: BLE001 (raised in `result`)
@@ -85,11 +84,9 @@ class Outcome(Future[T]):
             self._changed.notify_all()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the job's end; return whether it has come."""
         return self._changed.wait_for(lambda: self._is_there, Deadline.after(timeout_s))
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the job's end; return its result, or raise its error."""
         # 0.0 makes `Future.result` raise its TimeoutError at once.
         return super().result(None if self.wait(timeout) else 0.0)
 

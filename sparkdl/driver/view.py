@@ -68,7 +68,6 @@ class Waits:
         """Seconds that were watched, waited for rows, and for others, by node id and number."""
 
     def note(self, node_id: int, active: NodeActive, now_s: float) -> None:
-        """Record a node's report."""
         if active.generation < self._generation:
             return
         if active.generation > self._generation:
@@ -159,7 +158,6 @@ class View:
 
 
 def launched(spec: ClusterSpec, begun_s: float) -> Launched:
-    """Return the first event of a cluster."""
     names = tuple(node.name for node in spec.nodes)
     return Launched(spec.cluster_id, begun_s, spec.framework, names)
 

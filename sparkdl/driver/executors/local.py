@@ -62,7 +62,6 @@ class LocalExecutor(Executor):
         self._is_lost: Callable[[NodeSpec, int], bool] = lambda node, pid: True
 
     def driver_host(self) -> str:
-        """Return the loopback address."""
         return "127.0.0.1"
 
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], object]) -> None:
@@ -82,7 +81,6 @@ class LocalExecutor(Executor):
             start(node)
 
     def has(self, node: NodeSpec) -> bool:
-        """Whether this node was started here."""
         return node.node_id in self._agents
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
@@ -155,7 +153,6 @@ class LocalExecutor(Executor):
         self._threads.append(watcher)
 
     def feed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:
-        """Feed every partition, a few at a time."""
         partitions = _partitions(data)
         spec.check_partitions(len(partitions))
         feeders = [Feeder(spec, number) for number in range(len(partitions))]
@@ -183,14 +180,12 @@ class LocalExecutor(Executor):
     def scanned_files(
         self, data: Any, is_local: bool, is_wanted: Callable[[], bool]
     ) -> ParquetSource:
-        """Raise: there are no DataFrames here."""
         raise ConfigError(
             "with executor='local' nodes can only read files of sparkdl.parquet, not a "
             f"{type(data).__name__}"
         )
 
     def infer(self, data: Any, spec: FeedSpec, schema: Any) -> Iterator[Any]:
-        """Return an iterator of results: there are no DataFrames here."""
         if schema is not None:
             raise ConfigError(
                 f"schema={schema!r} makes a DataFrame, which needs Spark; leave it out"
@@ -198,7 +193,6 @@ class LocalExecutor(Executor):
         return self.infer_rows(data, spec)
 
     def infer_rows(self, data: Any, spec: FeedSpec) -> Iterator[Any]:
-        """Yield one result per row, in order."""
         try:
             for number, partition in enumerate(_partitions(data)):
                 for results in answers(spec, _batches(partition), number):
@@ -207,7 +201,6 @@ class LocalExecutor(Executor):
             raise self._explain(error) from None
 
     def cancel_feeds(self, feed: str | None = None) -> None:
-        """Stop reading partitions, and waiting for nodes: those of one feed, or of all."""
         with self._lock:
             for name, cancelled, feeders in self._feeds:
                 if feed in (None, name):

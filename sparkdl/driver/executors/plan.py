@@ -194,7 +194,6 @@ def _check_settings(frame: DataFrame) -> None:
 
 
 def _has_local_files(relation: Any) -> bool:
-    """Return whether all files of a `HadoopFsRelation` are local."""
     paths = items(relation.location().rootPaths())
     return {path.toUri().getScheme() for path in paths} == {"file"}
 
@@ -213,7 +212,6 @@ def items(sequence: Any) -> list[Any]:
 
 
 def names_of(schema: Any) -> tuple[str, ...]:
-    """Return the names of the fields of Spark's `StructType`."""
     return tuple(field["name"] for field in json.loads(schema.json())["fields"])
 
 
@@ -249,7 +247,6 @@ def trees(frame: DataFrame, sequence: Any) -> list[Tree]:
 
 
 def kind_in(node: Mapping[str, Any]) -> str:
-    """Return what `kind_of` does for the node of a tree."""
     return str(node["class"]).rpartition(".")[2]
 
 

@@ -29,7 +29,6 @@ _NOWHERE = "sparkdl-asks-where-this-would-be"
 
 
 def is_running(spark: SparkSession | SparkContext) -> bool:
-    """Whether a session or context has not been stopped."""
     context = context_of(spark)
     if context is None:
         return not getattr(spark, "is_stopped", False)  # of Spark Connect alone
@@ -140,7 +139,6 @@ def is_rdd(data: Any) -> bool:
 
 
 def default_fs(session: SparkSession) -> str:
-    """Return Hadoop's default file system without a trailing slash."""
     context = context_of(session)
     if context is None:
         uri = urlsplit(qualified(session, "/"))

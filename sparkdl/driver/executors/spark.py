@@ -102,11 +102,9 @@ class SparkExecutor(Executor):
         self._draining: frozenset[str] = frozenset()
 
     def driver_host(self) -> str:
-        """Return the address under which executors reach this machine."""
         return driver_host(self._spark)
 
     def encrypting_setting(self) -> str:
-        """Return the setting by which Spark encrypts its own connections."""
         return encrypting_setting(self._spark)
 
     def gathering(self) -> threading.Lock:
@@ -120,7 +118,6 @@ class SparkExecutor(Executor):
         return _gathering
 
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], object]) -> None:
-        """Submit the job whose tasks are the nodes."""
         if launch.spec.driver_nodes:
             self._here.start(launch, on_broken)
         self._submit(launch, launch.spec.nodes[launch.spec.driver_nodes :], on_broken)
@@ -140,13 +137,11 @@ class SparkExecutor(Executor):
         self._keeper.start()
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
-        """Submit a job for those of these nodes that no job brings back: Spark repeats tasks."""
         self._here.relaunch([node for node in nodes if self._here.has(node)])
         if there := [node for node in nodes if not self._here.has(node)]:
             self._wanted.put(there)
 
     def forget_task(self, node: NodeSpec) -> None:
-        """Note that this node's task has ended in order: Spark will not repeat it."""
         with self._lock:
             for nodes in self._jobs.values():
                 nodes.discard(node)
@@ -249,7 +244,6 @@ class SparkExecutor(Executor):
         return [FedPartition(**row.asDict()) for row in rows]
 
     def stream(self, data: Any, *target: Any, **options: Any) -> StreamingQuery:
-        """Start a query whose micro-batches are fed."""
         if self._context is None:
             raise ConfigError(
                 "train_stream needs a classic session: Spark Connect calls foreachBatch in a "
@@ -261,11 +255,9 @@ class SparkExecutor(Executor):
     def scanned_files(
         self, data: Any, is_local: bool, is_wanted: Callable[[], bool]
     ) -> ParquetSource:
-        """Ask Spark's plan, and the footers of the files; starts no job."""
         return scanned_files(data, is_local, is_wanted)
 
     def infer(self, data: Any, spec: FeedSpec, schema: Any) -> Any:
-        """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""
         if _is_dataframe(data):
             return scored(data, spec, schema)
         results = self.infer_rows(data, spec)
@@ -276,7 +268,6 @@ class SparkExecutor(Executor):
         return self._spark.createDataFrame(rows, columns)
 
     def infer_rows(self, data: Any, spec: FeedSpec) -> Any:
-        """Return an RDD of results."""
         if self._context is None:
             raise ConfigError(
                 f"{NO_RDDS}: give inference a DataFrame and a schema= for its results, for example "
@@ -290,11 +281,9 @@ class SparkExecutor(Executor):
         raise ConfigError(f"inference takes a DataFrame or an RDD, not {type(data).__name__}")
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
-        """Return a daemon thread with this one's local properties: pool, description, job group."""
         return inheriting_thread(self._spark, run, name)
 
     def cancel_feeds(self, feed: str | None = None) -> None:
-        """Cancel the jobs of running `feed` calls: those of one feed, or all."""
         self._here.cancel_feeds(feed)
         cancel_jobs(self._spark, self._feed_tag if feed is None else self._tag_of(feed))
 
@@ -402,7 +391,6 @@ def _start_query(  # noqa: C901 (small functions that share one query)
 
 
 def _is_dataframe(data: Any) -> bool:
-    """Whether `data` is a DataFrame, of a classic session or of Spark Connect."""
     return isinstance(data, DataFrame) or hasattr(data, "mapInArrow")
 
 

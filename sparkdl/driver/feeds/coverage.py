@@ -101,7 +101,6 @@ class Call:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the data are known to have no rows."""
         return 0 < self.shape.partitions == len(self.covered_partitions({}))
 
     @property
@@ -111,7 +110,6 @@ class Call:
         return self.whole * sum(self.shape.rows.values()) + partial
 
     def left(self) -> list[EpochLeft]:
-        """Return the epochs with rows to feed."""
         return [
             EpochLeft(epoch, self.covered.get(epoch, {}))
             for epoch in range(self.whole, self.request.epochs)
@@ -138,7 +136,6 @@ class Call:
         return bool(done) and 0 < partitions == len(self.covered_partitions(done))
 
     def cover(self, rows: EpochRows) -> None:
-        """Note what a checkpoint covers."""
         if not rows:
             return
         # Epochs before the first one listed are covered as a whole.
@@ -171,7 +168,6 @@ def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
 
 
 def _numbered_as(request: FeedRequest, rows: EpochRows, shape: CallShape) -> FeedRequest:
-    """Return the request, for Spark to read where Spark has numbered the covered `rows`."""
     if request.frame is None or not any(rows.values()) or shape.numbering:
         return request
     return replace(request, data=request.frame, shape=UNKNOWN)
@@ -199,7 +195,6 @@ class CallHistory:
         self._next_epoch = 0
 
     def restore(self, coverage: FeedCoverage) -> None:
-        """Start from an earlier run's checkpoint; call it before the first `add`."""
         self._restored = coverage
 
     def add(self, request: FeedRequest) -> Call:
@@ -248,7 +243,6 @@ class CallHistory:
         return lost
 
     def next(self, up_to: Call | None = None) -> Call | None:
-        """Return the first call with rows for this generation; look no further than `up_to`."""
         for call in self._calls.values():
             if call.fed_in < self._generation and not call.is_broken and call.left():
                 return call
@@ -274,7 +268,6 @@ class CallHistory:
         self._forget()
 
     def broke(self, call: Call) -> None:
-        """Note that feeding `call` has failed."""
         call.is_broken = True
         self._forget()
 
@@ -326,7 +319,6 @@ class CallHistory:
         return self._next_epoch
 
     def cover(self, coverage: FeedCoverage) -> None:
-        """Note a complete checkpoint with this coverage."""
         for number, call in self._calls.items():
             if 0 <= number < coverage.calls:
                 call.whole = call.request.epochs
@@ -375,7 +367,6 @@ class CoverageStore:
         return self._histories[feed]
 
     def restore(self, coverage: Mapping[str, FeedCoverage]) -> None:
-        """Start from an earlier run's checkpoint."""
         self._restored = dict(coverage)
 
     def coverage(
@@ -408,7 +399,6 @@ class CoverageStore:
         return {feed: history.covered_to(generation) for feed, history in self._histories.items()}
 
     def cover(self, coverage: Mapping[str, FeedCoverage]) -> None:
-        """Note a complete checkpoint with this coverage."""
         for feed, covered in coverage.items():
             if feed in self._histories:
                 self._histories[feed].cover(covered)

@@ -124,8 +124,6 @@ class Feeds:
         to: str | None,
         **options: Any,
     ) -> Any:
-        """Start a query whose micro-batches are fed, see `Cluster.train_stream`."""
-
         def nodes() -> int:
             return len(self.feed_spec(name, timeout_s, to).targets)
 
@@ -185,12 +183,10 @@ class Feeds:
             self._runner.end(name or EVERY, timeout_s)
 
     def raise_problem(self) -> None:
-        """Raise the error of feeding rows again in the background, if there is one."""
         if self._runner is not None:
             self._runner.raise_problem()
 
     def close(self) -> None:
-        """Stop all streams, and feed nothing more."""
         self._is_closed = True
         self._stop_queries()
         if self._runner is not None:
@@ -264,7 +260,6 @@ class Feeds:
         return replace(request, data=files, shape=shape, frame=frame)
 
     def _scanned(self, name: str, request: FeedRequest) -> ParquetSource | None:
-        """Return the files behind a DataFrame; `None` if Spark must read it."""
         is_asked = request.reader == "nodes"
         # Only a DataFrame has a plan to follow. The error of other data is for `nodes` alone.
         if request.reader == "spark" or not (is_asked or hasattr(request.data, "mapInArrow")):

@@ -122,7 +122,6 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
 
 
 def no_rows(feed: str) -> ConfigError:
-    """Return the error for data without rows."""
     return ConfigError(
         f"feed {feed!r}: the data have no rows, so there is nothing to train on. Check the filter, "
         "the partition or the path that the data come from (df.count())"
@@ -164,7 +163,6 @@ def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount])
 def gone_beyond(
     node: str, now: FeedCount, feeds: Mapping[tuple[int, str], FeedCount]
 ) -> str | None:
-    """Return a warning if `node` is the first to read on beyond the end of a feed."""
     if not now.given.beyond or any(
         c.given.beyond for (_, feed), c in feeds.items() if feed == now.feed
     ):
@@ -220,7 +218,6 @@ def check_size(message: ReadShare) -> None:
 
 
 def warn_of_reader(name: str, request: FeedRequest, call: Call) -> list[Action]:
-    """Return a warning if nodes could read the rows themselves but must not."""
     if call.request.data is request.data:
         return []
     return [
@@ -232,7 +229,6 @@ def warn_of_reader(name: str, request: FeedRequest, call: Call) -> list[Action]:
 
 
 def warn_of_lost(name: str, calls: list[Call]) -> list[Action]:
-    """Return a warning if a restart has lost micro-batches."""
     rows = sum(max(0, sum(call.shape.rows.values()) - call.rows_covered) for call in calls)
     if not rows:
         return []

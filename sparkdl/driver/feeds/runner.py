@@ -81,11 +81,9 @@ class JobThread:
         self._thread.start()
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Run `job` once those before it have ended."""
         self._jobs.put(job)
 
     def close(self) -> None:
-        """End the thread once its jobs have ended."""
         self._jobs.put(None)
 
     def join(self, cancel: Callable[[], None]) -> None:
@@ -238,7 +236,6 @@ class FeedRunner:
             raise problem
 
     def close(self) -> None:
-        """Stop feeding rows again: the cluster ends."""
         self._spawner.close()
 
     # on the controller's loop
@@ -417,7 +414,6 @@ def failure_behind(controller: Controller, error: SparkdlError) -> SparkdlError:
 
 
 def nodes_now(view: View, feed: str) -> fs.Nodes:
-    """Return the part of the view that concerns a feed."""
     state = view.state
     counts: Mapping[int, Any] = {
         node_id: reported for (node_id, name), reported in view.feeds.items() if name == feed

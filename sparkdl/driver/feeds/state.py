@@ -49,7 +49,6 @@ class Nodes:
     progress: int = 0
 
     def counts_of(self, node_ids: Iterable[int]) -> dict[int, FeedCount]:
-        """Return the counts of these nodes."""
         return {node_id: self.counts.get(node_id, FeedCount("")) for node_id in sorted(node_ids)}
 
     def gone(self, node_ids: Iterable[int]) -> frozenset[int]:
@@ -62,7 +61,6 @@ class Nodes:
         return frozenset(n for n, count in counts.items() if count.closed or n in self.over)
 
     def staying(self, node_ids: Iterable[int]) -> dict[int, FeedCount]:
-        """Return the counts of the nodes that take more rows."""
         gone = self.gone(node_ids)
         return {n: count for n, count in self.counts_of(node_ids).items() if n not in gone}
 
@@ -103,7 +101,6 @@ class Feed:
 
     @property
     def name(self) -> str:
-        """The feed's name."""
         return self.spec.feed
 
 
@@ -159,7 +156,6 @@ class Run:
 
     @property
     def last(self) -> int:
-        """The number of the last epoch."""
         return self.first + len(self.left) - 1
 
     @property
@@ -169,12 +165,10 @@ class Run:
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether each epoch redistributes its rows over all nodes."""
         return self.call.request.shuffle is not None
 
     @property
     def now(self) -> EpochLeft:
-        """The rest of `epoch`."""
         return self.left[self.epoch - self.first]
 
     def with_table(self) -> Run:
@@ -188,11 +182,9 @@ class Run:
 
     @property
     def node_ids(self) -> frozenset[int]:
-        """The nodes that are fed."""
         return frozenset(member.node.node_id for member in self.members)
 
     def name_of(self, node_id: int) -> str:
-        """Return the name of a node that is fed."""
         return next(m.node.name for m in self.members if m.node.node_id == node_id)
 
 
@@ -246,12 +238,10 @@ class Delivering(_OfRun):
 
     @property
     def is_job_running(self) -> bool:
-        """Whether a Spark job runs."""
         return self.num_rows is None
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the job has been cancelled."""
         return self.gives_up_s < math.inf
 
 
@@ -280,8 +270,6 @@ State = Idle | Running
 
 @dataclass(frozen=True)
 class NodesSeen:
-    """The nodes' state or counts have changed."""
-
     nodes: Nodes
 
 
@@ -294,15 +282,11 @@ class RowsSpooled:
 
 @dataclass(frozen=True)
 class Requested:
-    """A new request, which waits for its turn."""
-
     request: FeedAsked
 
 
 @dataclass(frozen=True)
 class JobEnded:
-    """The Spark job `job` has fed every partition."""
-
     job: int
     fed: tuple[FedPartition, ...]
 
@@ -335,8 +319,6 @@ Event = NodesSeen | RowsSpooled | Requested | JobEnded | JobBroke | DeadlinePass
 
 @dataclass(frozen=True)
 class Send:
-    """Send `message` to the agents of some nodes, as long as the world is of `generation`."""
-
     message: ToAgent
     node_ids: frozenset[int]
     generation: int
@@ -354,8 +336,6 @@ class StartJob:
 
 @dataclass(frozen=True)
 class CancelJob:
-    """End the feed's job soon."""
-
     job: int
 
 
@@ -376,8 +356,6 @@ class KeepProblem:
 
 @dataclass(frozen=True)
 class Warn:
-    """Log a line at WARNING."""
-
     text: str
 
 
@@ -397,17 +375,14 @@ def wakes_s(state: State) -> float:
 
 
 def with_feed(state: S, **changes: Any) -> S:
-    """Return the state with changes to its feed."""
     return replace(state, feed=replace(state.feed, **changes))
 
 
 def with_run(state: R, **changes: Any) -> R:
-    """Return the state with changes to its run."""
     return replace(state, run=replace(state.run, **changes))
 
 
 def added(*rows: Mapping[Any, int]) -> dict[Any, int]:
-    """Return the sums of rows by key."""
     total: Counter[Any] = Counter()
     for each in rows:
         total.update(each)

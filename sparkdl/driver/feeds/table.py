@@ -57,7 +57,6 @@ class _Spool:
         self.pieces.append(piece)
 
     def take(self, rows: int, from_end: bool) -> list[Lot]:
-        """Remove and return `rows` rows, the oldest or the newest ones."""
         taken: list[Lot] = []
         self.rows -= rows
         while rows:
@@ -152,7 +151,6 @@ class RowTable:
         return unwanted
 
     def is_complete(self, num_rows: Mapping[int, int]) -> bool:
-        """Whether all rows of partitions of so many rows are known."""
         return all(
             not rows or self._known.get(part) == [(0, rows)] for part, rows in num_rows.items()
         )
@@ -219,7 +217,6 @@ class RowTable:
         return self._grant({n: min(rooms[n], r) for n, r in zip(open_to, shares, strict=True)})
 
     def assign_rest(self, nodes: Sequence[int]) -> dict[int, list[Grant]]:
-        """Assign all remaining rows, so that these nodes get equally many."""
         nodes = sorted(nodes)
         if not nodes or not self.rows_waiting:
             return {}
@@ -371,11 +368,9 @@ def _blocks(lot: Lot, rows: int) -> Iterator[Lot]:
 
 
 def _split(lot: Lot, rows: int) -> tuple[Lot, Lot]:
-    """Return the first `rows` rows, and the others."""
     middle = lot.start + rows
     return _part(lot, lot.start, middle), _part(lot, middle, lot.start + lot.rows)
 
 
 def _part(lot: Lot, start: int, stop: int) -> Lot:
-    """Return rows [`start`, `stop`) of the partition of a lot, which has them."""
     return Lot(lot.number, lot.partition, start, lot.skip + start - lot.start, stop - start)

@@ -268,7 +268,6 @@ def _deliver(
 def _share_out(
     feed: Feed, run: Run, source: ParquetSource, now_s: float
 ) -> Step[Delivering | Explaining | CuttingShort]:
-    """Give each node that takes rows a share of the files to read."""
     spec = run.spec
     counts, done = feed.nodes.staying(run.node_ids), spec.done.get(0, ())
     if not counts:  # a node may be about to report why
@@ -374,7 +373,6 @@ def _granting(spec: FeedSpec, grants: Mapping[int, list[Grant]]) -> list[Action]
 
 
 def _freeing(node_id: int, feed: str, epoch: int, lots: Iterable[Lot], generation: int) -> Send:
-    """Return the message for an agent to free rows that no node reads."""
     order = Assign(feed, epoch, "", unwanted=tuple(lots))
     return Send(order, frozenset({node_id}), generation)
 
@@ -388,7 +386,6 @@ def _problem(feed: Feed, run: Run) -> ReadError | None:
 
 
 def _cancel(state: Delivering, now_s: float) -> Step[Delivering]:
-    """Cancel the job and wait for its end, since the next job needs its slots."""
     after = replace(state, deadline_s=now_s + CANCEL_S, gives_up_s=now_s + GIVE_UP_S)
     return after, [CancelJob(state.job)]
 
@@ -502,7 +499,6 @@ def _look_cutting(
 
 
 def _received(feed: Feed, run: Run, node_id: int) -> int:
-    """Return how many of its rows of the epoch a node has received."""
     since = feed.nodes.counts[node_id].rows_received - run.before[node_id].rows_received
     return min(run.table.assigned[node_id], max(0, since - run.sent.get(node_id, 0)))
 
@@ -580,7 +576,6 @@ def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort 
 
 
 def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
-    """End the call and answer with its report or error."""
     said: list[Action]
     if error is not None:
         feed, said = _broke(feed, run.call, error)
@@ -618,7 +613,6 @@ def _broke(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Action]
 
 
 def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
-    """Store the nodes' new state and counts."""
     nodes = event.nodes
     if nodes == state.feed.nodes:
         return state, []
@@ -766,7 +760,6 @@ def fed_members(world: World, to: str | None) -> tuple[Member, ...]:
 
 
 def feed_targets(members: Iterable[Member]) -> tuple[Target, ...]:
-    """Return where feeders find the nodes."""
     return tuple(
         Target(member.node.node_id, member.node.name, member.data_address) for member in members
     )

@@ -54,8 +54,6 @@ class History:
 
 @dataclass(frozen=True)
 class Fail:
-    """End the cluster with these failures."""
-
     reason: str = ""
 
 

@@ -36,7 +36,6 @@ class Agent:
 
     @property
     def agent_id(self) -> str:
-        """Which connection this is."""
         return self.hello.agent_id
 
     @property
@@ -84,12 +83,10 @@ class Roster:
         return agent.hello.executor in self.draining
 
     def missing(self) -> tuple[NodeSpec, ...]:
-        """Return the nodes without an agent."""
         return tuple(node for node in self.spec.nodes if node.node_id not in self.agents)
 
     @property
     def is_anybody_there(self) -> bool:
-        """Whether there are agents."""
         return bool(self.agents or self.standbys)
 
     def wanted(self) -> tuple[NodeSpec, ...]:
@@ -97,7 +94,6 @@ class Roster:
         return tuple(sorted(self.missing(), key=lambda node: node.role.is_expendable))
 
     def detached(self, agent_id: str) -> Roster:
-        """Note that an agent has let go of its task."""
         node_id = self.node_of(agent_id)
         if node_id is None:
             return self
@@ -129,7 +125,6 @@ class Roster:
         return replace(self, agents=agents, standbys=standbys)
 
     def offering(self, agent_id: str, offer: Offer | None) -> Roster:
-        """Note what an agent offers."""
         node_id = self.node_of(agent_id)
         if node_id is not None:
             agent = replace(self.agents[node_id], offer=offer)
@@ -271,15 +266,11 @@ State = WithRoster | Stopped
 
 @dataclass(frozen=True)
 class AgentJoined:
-    """An agent has connected."""
-
     hello: Hello
 
 
 @dataclass(frozen=True)
 class AgentLeft:
-    """An agent's connection has ended."""
-
     agent_id: str
     reason: str
     wall_s: float = 0.0
@@ -302,24 +293,18 @@ class AgentDetached:
 
 @dataclass(frozen=True)
 class ChildEntered:
-    """A child has entered `map_fun`."""
-
     agent_id: str
     message: ChildRunning
 
 
 @dataclass(frozen=True)
 class ChildGaveResult:
-    """A child's `map_fun` has returned and the child has ended."""
-
     agent_id: str
     message: ChildReturned
 
 
 @dataclass(frozen=True)
 class ChildBroke:
-    """A child has failed."""
-
     agent_id: str
     message: ChildFailed
 
@@ -341,8 +326,6 @@ class ExecutorsDrain:
 
 @dataclass(frozen=True)
 class CheckpointMade:
-    """A checkpoint is complete, of the world of its generation."""
-
     ref: CheckpointRef
 
 
@@ -385,23 +368,17 @@ Event = (
 
 @dataclass(frozen=True)
 class Send:
-    """Send `message` to an agent."""
-
     agent_id: str
     message: ToAgent
 
 
 @dataclass(frozen=True)
 class Report:
-    """Log a line at INFO."""
-
     text: str
 
 
 @dataclass(frozen=True)
 class Warn:
-    """Log a line at WARNING."""
-
     text: str
 
 
@@ -441,7 +418,6 @@ def status_of(state: Any) -> str:
 
 
 def left_of(state: Any) -> frozenset[int]:
-    """Return the nodes that the others continue without."""
     return state.left if isinstance(state, Running) else frozenset()
 
 
@@ -472,7 +448,6 @@ def generation_of(state: Any) -> int | None:
 
 
 def agents_of(state: Any) -> Mapping[int, Agent]:
-    """Return the agents of the nodes, by node id."""
     roster: Roster | None = getattr(state, "roster", None)
     return roster.agents if roster else {}
 

@@ -68,7 +68,6 @@ def begin(
     now_s: float,
     checkpoint: CheckpointRef | None = None,
 ) -> Gathering:
-    """Return the first state; its world resumes at `checkpoint`."""
     roster = Roster(spec, checkpoint=checkpoint)
     return Gathering(roster, 0, now_s + spec.settings.start_timeout_s)
 
@@ -185,7 +184,6 @@ def _gathering_expired(
 
 
 def _named(nodes: Sequence[NodeSpec]) -> str:
-    """Return the names of the first few nodes, and how many more there are."""
     return listed([node.name for node in nodes])
 
 
@@ -348,7 +346,6 @@ def _failing_left(state: Failing, event: AgentLeft, now_s: float) -> Step[Failin
 
 
 def _failed_as_well(state: Failing, failure: Failure, now_s: float) -> Failing:
-    """Note a failure, unless it is of a node that the others continue without."""
     if not state.roster.spec.nodes[failure.node_id].role.is_needed:
         return state
     return _sooner(replace(state, failures=(*state.failures, failure)), now_s)
@@ -478,7 +475,6 @@ def _stop_children(roster: Roster, generation: int, reason: str = "") -> list[Ac
 
 
 def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
-    """Return the failure of a node whose agent has gone; `None` if it is not in the world."""
     node_id = state.roster.node_of(event.agent_id)
     if node_id is None or not state.world.has(node_id):
         return None

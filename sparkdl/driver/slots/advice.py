@@ -21,8 +21,6 @@ _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 @dataclass(frozen=True)
 class Advice:
-    """A recommended setting of Spark, with the reason."""
-
     setting: str
     why: str
     level: int = logging.INFO

@@ -28,7 +28,6 @@ _left: dict[str, set[str]] = {}
 
 
 def executors_left(sc: SparkContext) -> set[str]:
-    """Return the executors on hosts that have been given up."""
     return _left.get(str(sc.applicationId), set())
 
 

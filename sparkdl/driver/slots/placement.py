@@ -95,7 +95,6 @@ class Topology:
 
     @property
     def slots(self) -> int:
-        """How many tasks run at once."""
         return self.room(self.task_cpus, self.task_gpus)
 
     @property
@@ -107,7 +106,6 @@ class Topology:
         return not self.master.startswith("local") and not self.is_dynamic
 
     def room(self, cpus: int, gpus: float) -> int:
-        """Return how many tasks of so many cores and GPUs run at once."""
         if gpus <= 0:
             by_gpus = sys.maxsize
         elif gpus < 1:
@@ -118,7 +116,6 @@ class Topology:
         return sum(min(cores // cpus, by_gpus) for cores in self.cores)
 
     def describe(self) -> str:
-        """Return the slots in words."""
         gpus = (
             f", {count(self.executor_gpus, 'GPU')} each, "
             f"spark.task.resource.gpu.amount={self.task_gpus:g}"

@@ -49,5 +49,4 @@ def raised_in_task(error: Exception) -> str:
 
 
 def was_shut_down(error: Exception) -> bool:
-    """Whether a job failed because its SparkContext was stopped."""
     return "SparkContext was shut down" in str(error)
