@@ -1,9 +1,9 @@
-"""Restarts, worlds that shrink and grow, nodes that begin anew alone: the stories, step by step."""
+"""The cluster's life, step by step: who comes, restarts, worlds that shrink and grow, the end."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -11,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control import messages as msg
-from sparkdl.core.errors import LaunchError
+from sparkdl.core.errors import (
+    IllegalTransitionError,
+    LaunchError,
+    ReservationTimeoutError,
+)
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.options import Feeding, Recovery, Roles
 from sparkdl.core.settings import Settings
@@ -19,8 +23,10 @@ from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import CheckpointRef, Resume
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
-from sparkdl.driver.lifecycle.transitions import begin, step
-from tests.doubles.machines import Played
+from sparkdl.driver.lifecycle.transitions import TRANSITIONS, begin, step
+from tests.doubles.machines import Played, declared_steps_only
+
+steps_are_declared = declared_steps_only(TRANSITIONS)
 
 EXPIRED = states.DeadlinePassed()
 RECOVERY = {each.name for each in fields(Recovery)}
@@ -259,6 +265,337 @@ def test_lost_ps_or_worker_of_parameter_servers_restarts_all(victim: str, is_fed
     play = Play(4, {**SERVED, "is_fed": is_fed})
     play.say(play.broke(victim))
     assert isinstance(play.state, states.Failing)
+
+
+# who comes, and the end
+
+
+def fresh(nodes: int = 3, **settings: Any) -> Play:
+    """Return a cluster to which no agent has come."""
+    play = Play(nodes, **settings)
+    play.state = begin(play.spec, play.now_s)
+    return play
+
+
+def missed(play: Play) -> str:
+    """Return why the launch fails when its time is over."""
+    actions = play.expire()
+    assert isinstance(play.state, states.Failed)
+    assert isinstance(play.state.problem, ReservationTimeoutError)
+    assert sent(actions, msg.StopChild) == [a.agent_id for a in play.state.roster.agents.values()]
+    return str(play.state.problem)
+
+
+def test_nodes_that_did_not_come_in_time_are_named_those_without_a_child_apart() -> None:
+    play = fresh()
+    play.say(play.joined("b"))
+    text = missed(play)
+    assert text.startswith("1 of 3 nodes came up within 600 s; missing: worker:0, worker:2. ")
+    assert "Startup(timeout_s=…)" in text
+    play = fresh()
+    play.say(*(play.joined(i) for i in "abc"))
+    assert missed(play).startswith("3 of 3 nodes came up within 600 s; missing: none, but not all")
+    missing = "worker:0, worker:1, worker:2, worker:3, worker:4 and 15 more. "
+    assert f"0 of 20 nodes came up within 600 s; missing: {missing}" in missed(fresh(20))
+
+
+def test_an_agent_of_no_node_never_gets_a_seat() -> None:
+    play = fresh()
+    assert play.say(play.joined("z")) == []
+    assert not states.agents_of(play.state)
+    assert sent(play.say(states.StopAsked(5.0, 5.0)), msg.Stop) == ["z"]
+
+
+def test_stop_names_agents_that_stay_and_may_be_hastened() -> None:
+    play = Play()
+    assert sent(play.say(states.StopAsked(5.0, 15.0)), msg.Stop) == ["a", "b", "c"]
+    assert play.say(states.StopAsked(5.0, 99.0)) == []
+    assert sent(play.say(states.StopAsked(0.0, 5.0)), msg.Stop) == ["a", "b", "c"]
+    assert sent(play.say(play.joined("b2")), msg.Stop) == ["b2"]
+    play.say(play.left("a"), play.left("b2"))
+    play.expire()
+    assert isinstance(play.state, states.Stopped)
+    assert play.state.left_behind == ("worker:1", "worker:2")
+    assert sent(play.say(play.joined("b3")), msg.Stop) == ["b3"]
+    with pytest.raises(IllegalTransitionError, match=r"(?m)^DeadlinePassed in Stopped$"):
+        play.say(EXPIRED)
+
+
+@pytest.mark.parametrize("end", ["finished", "failed"])
+def test_cluster_that_is_over_lets_its_agents_go_and_then_its_slots(end: str) -> None:
+    play = Play(max_restarts=0)
+    if end == "finished":
+        play.say(*(states.ChildGaveResult(i, msg.ChildReturned(0, b"")) for i in "abc"))
+    else:
+        play.say(play.broke("b"))
+        assert sent(play.expire(), msg.StopChild) == ["a", "b", "c"]
+    assert sent(play.say(play.joined("b2")), msg.Stop) == ["b2"]
+    assert sent(play.expire(), msg.Stop) == ["a", "b", "c"]
+    assert play.say(play.left("a"), play.left("b")) == []
+    assert play.say(play.left("c")) == [states.Release()]
+    assert states.is_empty(play.state)
+
+
+def test_finished_cluster_whose_tensorboard_is_looked_at_stays_until_it_is_stopped() -> None:
+    play = Play()
+    assert isinstance(play.state, states.Running)
+    roster = replace(play.state.roster, spec=replace(play.spec, tensorboard=""))
+    play.state = replace(play.state, roster=roster)
+    play.say(*(states.ChildGaveResult(i, msg.ChildReturned(0, b"")) for i in "abc"))
+    assert isinstance(play.state, states.Finished)
+    assert math.isinf(play.state.deadline_s)
+
+
+# how long other failures are awaited
+
+
+def broken_link(play: Play, agent_id: str) -> states.ChildBroke:
+    """Return the event of a child that blames the connection to another node."""
+    blames = replace(play.failure(agent_id, 0, "exception"), is_consequence=True)
+    return states.ChildBroke(agent_id, msg.ChildFailed(0, blames))
+
+
+def waits_s(play: Play) -> float:
+    return play.state.deadline_s - play.now_s
+
+
+def test_cause_is_awaited_where_all_blame_a_connection() -> None:
+    play = Play(max_restarts=0)
+    play.say(broken_link(play, "b"))
+    settings = play.spec.settings
+    assert waits_s(play) == settings.recovery.host_timeout_s + settings.settle_s
+    play.say(play.left("c"))
+    assert waits_s(play) == pytest.approx(settings.settle_s)
+    play.expire()
+    assert isinstance(play.state, states.Failed)
+    assert min(play.state.failures, key=lambda failure: failure.order).kind == "lost"
+
+
+def test_no_cause_is_awaited_where_no_node_is_left_to_be_it() -> None:
+    play = Play()
+    returned = states.ChildGaveResult("a", msg.ChildReturned(0, b""))
+    play.say(returned, broken_link(play, "b"), broken_link(play, "c"))
+    assert waits_s(play) == pytest.approx(play.spec.settings.settle_s)
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_a_sigkill_needs_no_other_failure_to_explain_a_restart(max_restarts: int) -> None:
+    play = Play(max_restarts=max_restarts)
+    play.say(play.broke("b"))
+    assert waits_s(play) == pytest.approx(0.0 if max_restarts else play.spec.settings.settle_s)
+
+
+# slots that nodes give back
+
+DETACHED = {"placement": "detached"}
+
+
+def relaunched(actions: list[states.Action]) -> list[str]:
+    return [node.name for a in actions if isinstance(a, states.Relaunch) for node in a.nodes]
+
+
+def released(actions: list[states.Action]) -> list[str]:
+    return [action.node.name for action in actions if isinstance(action, states.ForgetTask)]
+
+
+def lose(play: Play, *agent_ids: str) -> list[states.Action]:
+    """Lose agents; return what follows when it has been decided."""
+    play.say(*(play.left(agent_id) for agent_id in agent_ids))
+    return play.expire()
+
+
+def come_back(play: Play, *agent_ids: str, generation: int = 1) -> list[states.Action]:
+    play.say(*(play.joined(agent_id) for agent_id in agent_ids))
+    offers = [play.offered(agent_id, generation) for agent_id in agent_ids]
+    return play.say(*offers)
+
+
+# who gives a slot back, and when
+
+
+def test_nodes_that_are_waited_for_give_theirs_back_when_the_world_begins() -> None:
+    """Until then each slot is to get its one node."""
+    play = Play(options=DETACHED)
+    assert not sent(lose(play, "b"), msg.Detach)
+    actions = come_back(play, "b2", "a", "c")
+    assert sorted(sent(actions, msg.Detach)) == ["a", "b2", "c"]
+
+
+def test_node_that_comes_later_does_not_keep_a_slot_until_the_next_checkpoint() -> None:
+    play = Play(options=DETACHED, min_nodes=1)
+    lose(play, "b")
+    play.say(*(play.offered(agent_id, 1) for agent_id in "ac"))
+    play.expire()
+    assert play.names == ["worker:0", "worker:2"]
+    assert sent(play.say(play.joined("b2")), msg.Detach) == ["b2"]
+    actions = play.say(states.CheckpointMade(CheckpointRef("/c/7", 7, 1)))
+    assert sent(actions, msg.NewRound) == ["a", "c", "b2"]
+
+
+def test_a_task_that_starts_another_agent_has_its_slot_asked_back_too() -> None:
+    """Its first agent had not been detached yet."""
+    play = Play(options=DETACHED)
+    play.say(states.AgentDetached("a"), states.AgentDetached("c"))
+    lose(play, "b")
+    actions = come_back(play, "b2", "a", "c")
+    assert sent(actions, msg.Detach) == ["b2"]
+
+
+def test_detached_placement_gives_the_slots_back_when_the_first_world_begins() -> None:
+    play = Play()
+    play.state = begin(replace(play.spec, placement="detached"), 0.0)
+    play.say(*(play.joined(agent_id) for agent_id in "abc"))
+    assert not play.actions
+    actions = play.say(*(play.offered(agent_id) for agent_id in "abc"))
+    assert sent(actions, msg.Begin) == sent(actions, msg.Detach) == ["a", "b", "c"]
+
+
+# who brings nodes back then
+
+
+def test_standby_goes_when_the_node_lives_on_without_its_task() -> None:
+    """Not before: Spark would end the node's own attempt with it."""
+    play = Play(options=DETACHED)
+    assert not sent(play.say(play.joined("b2")), msg.Stop)
+    assert sent(play.say(states.AgentDetached("b")), msg.Stop) == ["b2"]
+    play.say(play.left("b2"))
+    assert sent(play.say(play.joined("b3")), msg.Stop) == ["b3"]
+    assert released(play.actions) == ["worker:1"]
+    assert not sent(play.say(play.left("b3")), msg.Stop)
+    assert isinstance(play.state, states.Running)
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_second_task_of_a_node_goes_at_once_in_order(is_failing: bool) -> None:
+    """Spark has repeated a task that had ended in order, and a job of ours brings the node too."""
+    play = Play()
+    lose(play, "b")
+    come_back(play, "b2", "a", "c")
+    if is_failing:
+        play.say(play.broke("a", 1))
+    actions = play.say(play.joined("b3", task="5.0"))
+    assert (sent(actions, msg.Stop), released(actions)) == (["b3"], ["worker:1"])
+    play.say(play.left("b3"))
+    assert states.agents_of(play.state)[1].agent_id == "b2"
+
+
+# with fewer nodes
+
+
+def test_standby_that_takes_a_seat_gives_its_slot_back_too() -> None:
+    play = Play(options=DETACHED, min_nodes=1)
+    play.say(states.AgentDetached("a"), states.AgentDetached("c"))
+    lose(play, "b")
+    play.say(*(play.offered(agent_id, 1) for agent_id in "ac"))
+    play.expire()
+    play.say(play.joined("b2"), play.joined("b3"))
+    assert sent(play.say(play.left("b2")), msg.Detach) == ["b3"]
+
+
+def test_needed_roles_are_asked_for_before_others() -> None:
+    play = Play(4, {"ps": 1}, min_nodes=2)
+    lose(play, "d", "a")
+    assert relaunched(play.actions) == ["ps:0", "worker:2"]
+
+
+# executors that Spark decommissions
+
+MADE = states.CheckpointMade(CheckpointRef("/c/7", 7, 0))
+
+
+def drains(*agent_ids: str) -> states.ExecutorsDrain:
+    return states.ExecutorsDrain(frozenset(f"x-{agent_id}" for agent_id in agent_ids))
+
+
+def test_notice_asks_all_for_a_checkpoint_and_starts_the_node_elsewhere() -> None:
+    play = Play()
+    actions = play.say(drains("b"))
+    assert sent(actions, msg.Drain) == ["a", "b", "c"]
+    assert "executors of worker:1" in said(actions)
+    assert released(actions) == relaunched(actions) == ["worker:1"]
+    kinds = [type(action) for action in actions]  # or a job would still carry the node
+    assert kinds.index(states.ForgetTask) < kinds.index(states.Relaunch)
+    assert isinstance(play.state, states.Running)
+
+
+def test_node_leaves_at_the_checkpoint_once_another_agent_stands_by_for_it() -> None:
+    play = Play()
+    play.say(drains("b"))
+    assert play.say(MADE) == []  # safe, but there is nobody for the node yet
+    assert sent(play.say(play.joined("b2", "5.0")), msg.Drain) == ["a", "b", "c"]
+    play.say(play.offered("b2"))
+    ref = CheckpointRef("/c/9", 9, 0)
+    actions = play.say(states.CheckpointMade(ref))
+    assert sent(actions, msg.Stop) == ["b"]
+    assert {"a", "c", "b2"} <= set(sent(actions, msg.NewRound))
+    kinds = [type(action.message) for action in actions if isinstance(action, states.Send)]
+    assert kinds[0] is msg.Stop  # else it might offer another child
+    play.say(*(play.offered(agent_id, 1) for agent_id in ("a", "c", "b2")))
+    assert isinstance(play.state, states.Gathering)  # its process is still there
+    actions = play.say(play.left("b"))
+    assert sent(actions, msg.Begin) == ["a", "b2", "c"]
+    assert resumes(actions) == {Resume(0, ref)}  # and it is no restart
+
+
+def test_world_shrinks_at_the_checkpoint_and_grows_at_a_later_one() -> None:
+    play = Play(min_nodes=2)
+    play.say(drains("b"))
+    assert sent(play.say(MADE), msg.Stop) == ["b"]
+    play.say(play.offered("a", 1), play.left("b"))
+    assert sent(play.say(play.offered("c", 1)), msg.Begin) == ["a", "c"]  # no deadline has passed
+    assert play.names == ["worker:0", "worker:2"]
+    play.say(play.joined("b2", "5.0"), play.offered("b2"))
+    actions = play.say(states.CheckpointMade(CheckpointRef("/c/9", 9, 1)))
+    assert sent(actions, msg.NewRound) == ["a", "c", "b2"]
+
+
+@pytest.mark.parametrize("settings", [{"max_restarts": 0}, {}, {"min_nodes": 3}])
+def test_node_without_a_successor_trains_on_where_it_cannot_be_done_without(settings: Any) -> None:
+    play = Play(**settings)
+    actions = play.say(drains("b"))
+    assert sent(actions, msg.Drain) == ["a", "b", "c"]
+    assert relaunched(actions) == (["worker:1"] if settings != {"max_restarts": 0} else [])
+    assert not sent(play.say(MADE), msg.Stop)
+    assert isinstance(play.state, states.Running)
+
+
+def test_chief_leaves_only_for_a_successor() -> None:
+    play = Play(3, {"chief": "chief"}, min_nodes=1)
+    play.say(drains("a"))
+    assert not sent(play.say(MADE), msg.Stop)
+    play.say(play.joined("a2", "5.0"), play.offered("a2"))
+    assert sent(play.say(MADE), msg.Stop) == ["a"]
+
+
+def test_executor_that_ends_before_the_checkpoint_is_a_loss_that_its_successor_shortens() -> None:
+    play = Play()
+    play.say(drains("b"), play.joined("b2", "5.0"), play.offered("b2"), play.left("b"))
+    assert isinstance(play.state, states.Failing)
+    actions = play.expire()
+    assert sent(actions, msg.NewRound) == ["a", "b2", "c"]
+    assert not relaunched(actions)
+
+
+def test_one_successor_is_enough() -> None:
+    play = Play()
+    play.say(drains("b"), play.joined("b2", "5.0"))
+    assert sent(play.say(play.joined("b3", "6.0")), msg.Stop) == ["b3"]
+
+
+def test_nodes_are_asked_again_in_the_world_after_a_failure() -> None:
+    play = Play()
+    play.say(drains("b"), play.joined("b2", "5.0"), play.broke("c"))
+    play.expire()
+    actions = play.say(*(play.offered(agent_id, 1) for agent_id in ("a", "b", "c")))
+    assert sent(actions, msg.Begin) == sent(actions, msg.Drain) == ["a", "b", "c"]
+
+
+def test_node_keeps_a_slot_that_nobody_can_have() -> None:
+    """Without a task its executor would end before it has made a checkpoint."""
+    play = Play(options={"placement": "detached"})
+    play.say(drains("b"), play.broke("c"))
+    play.expire()
+    assert sent(play.say(*(play.offered(i, 1) for i in "abc")), msg.Detach) == ["a", "c"]
 
 
 # Whatever happens.
