@@ -29,7 +29,7 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> list[float]:
     model = DistributedDataParallel(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     # Batches come ready made, full ones alone: what is left over comes first in the next epoch.
-    data = ctx.torch_dataset(args.batch_size, x="image", y="label", tail="carry", shuffle=True)
+    data = ctx.torch_dataset(args.batch_size, x="image", y="label", tail="drop", shuffle=True)
     loader = DataLoader(data, batch_size=None)
     losses = []
     for epoch in range(args.epochs):

@@ -41,9 +41,9 @@ def hf_dataset(batches: EpochBatches, is_resumed: bool = False) -> Any:
         raise ConfigError(
             f"steps={batches.steps}: must be None in ctx.hf_dataset. Set the trainer's max_steps"
         )
-    if batches.tail not in ("drop", "carry"):
+    if batches.tail != "drop":
         raise ConfigError(
-            f"tail={batches.tail!r}: must be 'drop' or 'carry' in ctx.hf_dataset, because trainers "
+            f"tail={batches.tail!r}: must be 'drop' in ctx.hf_dataset, because trainers "
             "batch its rows again, and all nodes must take the same number of steps"
         )
     try:

@@ -126,8 +126,7 @@ class NodeContext(LegacyContext):
                 fewer rows than steps are left; it then gets one row again in each further step,
                 counted in `rows_padded` of the feed's report. `pad`: every batch is filled up to
                 `batch_size`, and has one more column, `sample_weight`, float32 `[rows]`, 0 for rows
-                that only fill. `drop`: they are not used. `carry`: they come first in the next
-                epoch.
+                that only fill. `drop`: they are not used.
             shuffle: `True` mixes rows within some 32 MB; a number, within so many rows. Epochs that
                 are read from the node's log have their segments in random order as well.
             seed: for the order; it differs from epoch to epoch.
@@ -314,7 +313,7 @@ class NodeContext(LegacyContext):
 
         Args:
             batch_size: the trainer's `per_device_train_batch_size`.
-            options: `feed`, `tail` ("drop" or "carry"), `shuffle`, `seed`, `pad`, see `batches`.
+            options: `feed`, `shuffle`, `seed`, `pad`, see `batches`.
 
         Returns:
             Rows, and features of the columns' types, see `sparkdl.datasets.hugging_face`.

@@ -52,7 +52,7 @@ def test_wrong_use_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerate: Any = import_module("accelerate")
     with Arrivals() as it:
         data = dataset(it)
-        with pytest.raises(ConfigError, match=r"tail='short': must be 'drop' or 'carry'"):
+        with pytest.raises(ConfigError, match=r"tail='short': must be 'drop'"):
             dataset(it, 0, tail="short")
         prepare = accelerate.Accelerator(cpu=True).prepare
         with pytest.raises(ConfigError, match="set num_workers=0"):

@@ -191,29 +191,6 @@ def test_drop_uses_full_batches_alone_and_drops_no_more_than_it_must(case: Case)
             assert set(used) <= set(rows)
 
 
-@given(case=cases(least=0))
-def test_carry_uses_full_batches_alone_and_brings_the_rest_first_in_the_next_epoch(
-    case: Case,
-) -> None:
-    found = run(case, "carry")
-    assert steps_agree(found)
-    everything = _all_fed(case)
-    held = [0] * case.num_nodes
-    for epoch in range(case.num_epochs):
-        have = [held[node] + len(everything[node][epoch]) for node in range(case.num_nodes)]
-        steps = min(have) // case.batch_size
-        for node in range(case.num_nodes):
-            assert [len(b) for b in found[node][epoch]] == [case.batch_size] * steps
-            held[node] = have[node] - steps * case.batch_size
-    for node, epochs in enumerate(found):
-        used = [row for batches in epochs for batch in batches for row in batch]
-        rows = [row for epoch_rows in everything[node] for row in epoch_rows]
-        assert not Counter(used) - Counter(rows)
-        assert len(rows) - len(used) == held[node]
-        if not case.shuffle:
-            assert used == rows[: len(used)]
-
-
 def _all_fed(case: Case) -> list[list[list[int]]]:
     return [fed(case, node) for node in range(case.num_nodes)]
 
@@ -226,23 +203,6 @@ def test_rest_of_an_epoch_without_a_row_for_each_node_comes_first_in_the_next_on
         it.rows(2, epoch=1)
         it.end_epoch(1, {0: 2, 1: 2})
         assert read(batches, 1) == [[[0, 1], [2, 3], [4]]]
-
-
-def test_node_that_carries_rows_makes_room_while_it_lacks_rows_of_the_epoch() -> None:
-    """All nodes would be full otherwise, and the epoch's last rows would find no room."""
-    with Arrivals(TIMEOUT_S) as it:
-        batches = EpochBatches(it.reader, 2, is_even=True, tail="carry")
-        reading = Running(lambda: read(batches, 2))
-        it.rows(3)
-        it.end_epoch(0, {0: 3, 1: 3})
-        it.rows(3, epoch=1)
-        it.reader.hear(Granted(FEED, 1, 2))
-        it.wait_sent(lambda _: it.consumed[0] == 4)
-        it.reader.hear(Reclaim(FEED))
-        it.wait_sent(lambda _: it.released == 2)
-        it.rows(1, epoch=1)
-        it.end_epoch(1, {0: 4, 1: 4})
-        assert reading.result() == [[[0, 1]], [[2, 3], [4, 5]]]
 
 
 def test_every_epoch_has_another_order_and_all_nodes_reading_anew_have_the_same() -> None:

@@ -38,8 +38,8 @@ class FeedReport:
             `rows_dropped` and `passes` it counts since the last restart.
         rows_dropped: rows left out because they did not fill a step.
         rows_unused: rows not wanted by any node, received but not read, of epochs not read by any
-            node, or carried to a later epoch. If no node wants more, the remaining rows are counted
-            for half a minute at most, and after a `terminate()` not at all; a log line says so.
+            node. Of rows that no node wants any more only those are counted that Spark brings at
+            once; a log line says so.
         passes: how many times the data has been read; further epochs came from the nodes' logs.
         rows_covered: rows fed before a restart or in an earlier run, and covered by the checkpoint
             at which training resumed.
@@ -105,7 +105,7 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
             for node_id, name in names.items()
             if node_id in left_by or after[node_id].closed_to >= run.first
         ]
-        why = "nodes keep them for an epoch to come (tail='carry')"
+        why = "too few for a step on every node"
         if enough:
             why = f"map_fun has returned or called terminate() on {listed(enough)}"
         least = "at least " * is_cut

@@ -82,7 +82,7 @@ from sparkdl.driver.feeds.state import (
     with_feed,
     with_run,
 )
-from sparkdl.feed.transfer.messages import MAX_COUNT_S, FeedSpec, Target
+from sparkdl.feed.transfer.messages import FeedSpec, Target
 from sparkdl.storage.parquet.source import ParquetSource
 
 REASON_S = 5.0
@@ -406,7 +406,8 @@ def _delivering_ended(
         if not event.fed or run.call.is_empty:
             return _cut_short(feed, run, no_rows(feed.name), now_s)
     refused = sum(each.rows_refused for each in event.fed)
-    state = with_run(state, refused=run.refused + refused)
+    is_cut = any(each.rows_refused and each.num_rows < 0 for each in event.fed)
+    state = with_run(state, refused=run.refused + refused, is_cut=run.is_cut or is_cut)
     if after := _after_job(state, now_s):
         return after
     if refused:  # the nodes are about to report why
@@ -642,7 +643,7 @@ def note_news(state: R, now_s: float) -> Step[R | Idle]:
     if not run.is_unwanted and _is_unwanted(feed, run):
         # The nodes may have returned by mistake, so the report counts the remaining rows.
         has_left = len(feed.nodes.gone(run.node_ids)) == len(run.members)
-        until_s = now_s + MAX_COUNT_S if has_left else now_s
+        until_s = now_s + REASON_S if has_left else now_s
         said: list[Action] = []
         if has_left and isinstance(state, Delivering):  # agents refuse more, and feeders count it
             said = [_to_nodes(run, FeedCut(feed.name, run.epoch))]

@@ -34,7 +34,7 @@ SHUFFLE_NBYTES = 32 * 1024 * 1024
 Columns = dict[str, np.ndarray[Any, Any]]
 """Arrays by column name, all with the same first dimension: `[rows, …]`."""
 Names = str | Sequence[str]
-Tail = Literal["short", "pad", "drop", "carry"]
+Tail = Literal["short", "pad", "drop"]
 
 
 class _Sign(Enum):
@@ -87,7 +87,6 @@ class EpochBatches:
                 rows before the others gets one of its last again.
             pad: every batch is filled up with rows of weight 0, see `SAMPLE_WEIGHT`.
             drop: they are not used.
-            carry: they come first in the next epoch; those of the last epoch are not used.
         shuffle: `True` mixes rows within some 32 MB; a number, within so many rows. An epoch that
             is read from the node's log has its segments in random order as well.
         seed: of the random order, which differs from epoch to epoch, and where one begins again.
@@ -302,7 +301,8 @@ class _Epoch:
             # Checked before any row is taken: shuffled rows can no longer go to a node without
             # rows.
             self._has_row_everywhere()
-        ahead = self._rows_ahead()
+        # A row beyond a step proves that it is not the last, whose rows several steps may share.
+        ahead = int(self._of.is_even and self._of.tail == "short")
         while True:
             if not self._fill(size + ahead):
                 return
@@ -314,18 +314,6 @@ class _Epoch:
             elif not self._fill(None):
                 return
         yield from self._finish()
-
-    def _rows_ahead(self) -> int:
-        """Return how many rows beyond the batch a step waits for."""
-        of = self._of
-        if of.is_even and of.tail == "short":
-            return 1  # proves that this step is not the last, whose rows several steps may share
-        if of.is_even and of.tail == "carry":
-            # Grants count the rows of this epoch alone. A node that waits for a grant therefore
-            # holds the carried rows already. A node without them consumes its rows, and thereby
-            # frees memory for more.
-            return sum(part.rows for part in of._carried)
-        return 0
 
     def _fill(self, rows: int | None) -> bool:
         """Gather so many rows, or as many as there are; false once another owner has claimed."""
@@ -382,7 +370,7 @@ class _Epoch:
     def _agreed_steps(self, mark: EpochEnd | None) -> int:
         """Return how many steps the epoch has."""
         of = self._of
-        if of.is_even and mark is None and (of.tail in ("drop", "carry") or of._carried):
+        if of.is_even and mark is None and (of.tail == "drop" or of._carried):
             return self._steps  # the feed has ended: no other node takes a step for carried rows
         if of.is_even and mark is not None and mark.rows:
             rows = self._rows_by_node(mark)
@@ -439,32 +427,20 @@ class _Epoch:
         mark = self._mark
         if mark is None or not mark.goes_on:
             yield _Sign.OVER
-        carries = mark is not None and self._carries(mark)
-        rest = self._rows.rest()
-        dropped = 0 if carries else sum(part.rows for part in rest)
-        parts = [] if carries else [each for part in rest for each in part.positions]
-        # An abandoned epoch carries nothing: it comes again, with the rows it had carried in.
-        if self._reader.finish_epoch(self._owner, dropped, parts):
-            self._of._carried = rest if carries else []
-            self._carry(mark if carries else None, steps * size)
+        rest, waiting = self._rows.rest(), dict[int, int]()
+        # The rest of an epoch, without a row for each node, comes first in the next epoch.
+        if self._of.is_even and mark is not None and mark.goes_on and mark.rows:
+            by_node = self._rows_by_node(mark)
+            if self._is_short_of_rows(mark, by_node):
+                waiting = dict(zip(mark.rows, by_node, strict=True))
+        dropped = [] if waiting else rest
+        parts = [each for part in dropped for each in part.positions]
+        if self._reader.finish_epoch(self._owner, sum(part.rows for part in dropped), parts):
+            # An abandoned epoch comes again, with the rows that had waited for it.
+            self._of._carried, self._of._carried_by_node = rest if waiting else [], waiting
             self.continues = mark is not None and mark.goes_on
             if not self.continues:
                 self._reader.watch.epoch_over(self._reader.feed)
-
-    def _carries(self, mark: EpochEnd) -> bool:
-        """Whether the rows that are left come first in the next epoch."""
-        if self._of.tail == "carry":
-            return True
-        waits = self._of.is_even and mark.goes_on and bool(mark.rows)
-        return waits and self._is_short_of_rows(mark, self._rows_by_node(mark))
-
-    def _carry(self, mark: EpochEnd | None, used: int) -> None:
-        carried = self._of._carried_by_node
-        self._of._carried_by_node = (
-            {node: count + carried.get(node, 0) - used for node, count in mark.rows.items()}
-            if mark
-            else {}
-        )
 
 
 class GatheredRows:
@@ -555,7 +531,7 @@ def agreed_steps(rows: Sequence[int], batch_size: int, tail: Tail) -> int:
     Args:
         rows: how many rows each node has.
         batch_size: rows per node and step.
-        tail: `short` and `pad` use all rows; `drop` and `carry` take full batches only.
+        tail: `short` and `pad` use all rows; `drop` takes full batches only.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")

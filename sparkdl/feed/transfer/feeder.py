@@ -26,7 +26,6 @@ from sparkdl.control.cause import fetch_cause
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.row_ranges import merge_ranges, uncovered
 from sparkdl.feed.transfer.messages import (
-    MAX_COUNT_S,
     FedPartition,
     FeederError,
     FeedSpec,
@@ -48,8 +47,9 @@ MAX_JOINED_S = 0.1
 """How long small batches wait for others to be joined to."""
 _MOST_FEEDERS = 32
 """Of one node at once, of those that heed each other."""
-_SKIP_S = 0.5
-"""How long to read unwanted rows: about the time that a new Python worker costs."""
+_COUNT_S = 0.5
+"""How long to read and count unwanted rows: Spark ends a Python worker that leaves input unread,
+and the next one has to import as long."""
 _LOOK_S = 1.0
 _SILENT_S = 2.0
 """How long the driver may take to hear from a node why it cannot be reached: it may have failed."""
@@ -71,11 +71,9 @@ class Feeder:
         self._stream = PutStream(self._targets[0], header, spec)
         self._done = merge_ranges(spec.done.get(partition, ()))
         self._row = 0
-        self._is_cancelled = False
 
     def cancel(self) -> None:
         """Interrupt `feed`, in another thread, at its next wait for the agent."""
-        self._is_cancelled = True
         self._stream.cancel()
 
     def feed(self, batches: Iterator[pa.RecordBatch]) -> FedPartition:
@@ -86,8 +84,7 @@ class Feeder:
             FeedTimeoutError: if the agent stored nothing for the feed timeout.
         """
         if self._partition in self._spec.skipped:
-            # Spark ends a Python worker that leaves input unread, and the next one has to import.
-            self._count(batches, _SKIP_S)
+            self._count(batches)
             return FedPartition(self._partition, 0, 0)
         with chosen_target(self._targets, self._spec.run) as self._stream.target:
             return self._feed(batches)
@@ -95,15 +92,11 @@ class Feeder:
     def _feed(self, batches: Iterator[pa.RecordBatch]) -> FedPartition:
         joined = join_small(batches, self._spec.min_piece_nbytes, MAX_JOINED_S)
         halved = (half for batch in joined for half in halve(batch, MAX_PIECE_NBYTES))
-        num_rows = -1
         try:
             for batch in halved:
                 self._stream.put(self._pieces(batch))
                 if self._stream.is_closed:
                     break
-            else:
-                # Only a partition that was read to its end has a known number of rows.
-                num_rows = self._row
             self._stream.flush()
         except FeederError:
             # An agent that is gone because every `map_fun` has returned is no failure: no row is
@@ -113,7 +106,9 @@ class Feeder:
         finally:
             self._stream.close()
         # `halved` goes on where the loop above left it.
-        refused = self._stream.rows_left + self._count(halved, MAX_COUNT_S)
+        counted, is_whole = self._count(halved)
+        refused = self._stream.rows_left + counted
+        num_rows = self._row if is_whole else -1
         return FedPartition(self._partition, self._stream.rows_stored, refused, num_rows)
 
     @property
@@ -121,16 +116,14 @@ class Feeder:
         """The node whose agent could not be reached, or not any more."""
         return self._stream.target if self._stream.is_unreachable else None
 
-    def _count(self, batches: Iterator[pa.RecordBatch], within_s: float) -> int:
-        """Return how many rows are left, all of them unwanted; stop after `within_s`."""
-        rows, deadline = 0, Deadline.after(within_s)
+    def _count(self, batches: Iterator[pa.RecordBatch]) -> tuple[int, bool]:
+        """Return how many rows are left, all of them unwanted, and whether that is all."""
+        rows, deadline = 0, Deadline.after(_COUNT_S)
         for batch in batches:
             rows += sum(int(piece.batch.num_rows) for piece in self._pieces(batch))
-            if self._is_cancelled:
-                raise FeederError("it was cancelled")
             if deadline.has_passed:
-                break
-        return rows
+                return rows, False
+        return rows, True
 
     def _pieces(self, batch: pa.RecordBatch) -> list[Piece]:
         """Return the rows of the next batch that no checkpoint covers."""

@@ -38,8 +38,6 @@ WHAT_TO_DO = (
     "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
 )
 
-MAX_COUNT_S = 30.0
-"""How long unwanted rows are counted, for the result of `cluster.feed`."""
 TAKEN = "taken"
 RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 _LISTENING_S = 1.0
@@ -155,7 +153,7 @@ class FedPartition:
 
     Attributes:
         rows: that were spooled at an agent.
-        rows_refused: rows that no node wanted any more.
+        rows_refused: rows that no node wanted any more, as far as they were counted.
         num_rows: of the partition, those `done` as well; -1 if it was not read to its end.
     """
 

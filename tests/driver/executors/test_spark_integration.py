@@ -158,7 +158,7 @@ def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> No
 def test_job_of_a_feed_that_nobody_wants_is_cancelled_however_slow_its_source(
     spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transitions, "MAX_COUNT_S", 2.0)
+    monkeypatch.setattr(transitions, "REASON_S", 2.0)
 
     def rows_and_no_end(_: Any) -> Any:
         yield from [bytes(1 << 18)] * 64

@@ -19,7 +19,7 @@ from tests.doubles.map_funs import count_rows
 from tests.doubles.meetings import STEP_S, Meetings, meet, parts, train
 from tests.doubles.nodes import SOON_S, launch
 
-TAILS: tuple[Tail, ...] = ("short", "pad", "drop", "carry")
+TAILS: tuple[Tail, ...] = ("short", "pad", "drop")
 STILL_S = 1.0
 DEEP = pytest.mark.deep
 """After which a feed that stands still times out."""
@@ -55,7 +55,7 @@ def test_nodes_that_meet_at_every_step_use_each_row_once_an_epoch(
         results = nodes.ended(feed)
     has_room = nodes.cluster.spec.settings.feeding.disk_nbytes != 0
     assert report.epochs == 3
-    assert report.rows_unused == 0 or tail == "carry"
+    assert report.rows_unused == 0
     assert report.rows_fed == 3 * count
     assert report.passes == 1 if has_room else report.passes == 3 or count <= 300
     first, second = steps_of(results)
@@ -74,19 +74,16 @@ def _check_full_batches(tail: Tail, results: list[Any], report: FeedReport, coun
     every = [x for node in results for epoch in node for step in epoch for x in step]
     assert all(len(step) == 8 for node in results for epoch in node for step in epoch)
     assert max(Counter(every).values()) <= 3
-    if tail == "drop":
-        assert len(every) + report.rows_dropped == 3 * count
-        assert all(
-            len({x for node in results for step in node[epoch] for x in step})
-            == sum(len(step) for node in results for step in node[epoch])
-            for epoch in range(3)
-        )
-    else:
-        assert len(every) + report.rows_unused == 3 * count
+    assert len(every) + report.rows_dropped == 3 * count
+    assert all(
+        len({x for node in results for step in node[epoch] for x in step})
+        == sum(len(step) for node in results for step in node[epoch])
+        for epoch in range(3)
+    )
 
 
 @pytest.mark.parametrize("stop", [[0, 3], [2, 1]], ids=["first epoch", "from the log"])
-@pytest.mark.parametrize("tail", ["short", "carry"])
+@pytest.mark.parametrize("tail", ["short", "drop"])
 def test_terminate_of_all_ends_the_feed_and_the_cluster_is_fed_again(
     roomy: Lab, feed: str, stop: list[int], tail: Tail
 ) -> None:
@@ -95,7 +92,7 @@ def test_terminate_of_all_ends_the_feed_and_the_cluster_is_fed_again(
         roomy.cluster.feed(parts(100, 100), 1000, feed, STEP_S)
         report = roomy.cluster.feed(parts(50, 7), 2, feed, STEP_S)
         results = roomy.ended(feed)
-    assert report.rows_unused == 0 or tail == "carry"
+    assert report.rows_unused == 0
     first, second = steps_of(results)
     assert first == second
     if tail == "short":
@@ -125,7 +122,7 @@ def endless() -> Iterator[dict[str, int]]:
         yield {"x": x}
 
 
-@pytest.mark.parametrize("tail", ["short", "carry", "drop"])
+@pytest.mark.parametrize("tail", ["short", "drop"])
 def test_terminate_of_one_worker_ends_an_endless_feed_and_all_take_part_in_the_next(
     disk: Lab, feed: str, tail: Tail
 ) -> None:
@@ -134,7 +131,7 @@ def test_terminate_of_one_worker_ends_an_endless_feed_and_all_take_part_in_the_n
     assert report.epochs == 0
     again = disk.cluster.feed(parts(50, 7, 39), 2, feed, STEP_S)
     results = disk.ended(feed)
-    assert again.rows_unused == 0 or tail == "carry"
+    assert again.rows_unused == 0
     stayed, left = results
     assert [len(steps) for steps in stayed[-2:]] == [len(steps) for steps in left[-2:]]
     if tail == "short":

@@ -73,7 +73,7 @@ def told_of(world: World, refused: int, expected: dict[int, int], **nodes: Any) 
     [
         (FeedCount("f"), [0], "map_fun has returned or called terminate() on worker:0"),
         (FeedCount("f", closed_to=4, cut=EpochCount(4)), [], "or called terminate() on worker:0"),
-        (FeedCount("f"), [], "nodes keep them for an epoch to come"),
+        (FeedCount("f"), [], "too few for a step on every node"),
     ],
 )
 def test_warning_says_which_node_wants_no_more_rows(

@@ -71,12 +71,10 @@ class Book:
     Attributes:
         batches: the rows of each.
         dropped: rows that were dropped behind so many batches.
-        carried: rows that wait for the next epoch, in order.
     """
 
     batches: list[list[Row]] = field(default_factory=list)
     dropped: list[tuple[int, Row]] = field(default_factory=list)
-    carried: list[Row] = field(default_factory=list)
 
     def read(self, batches: Iterator[list[int]], epoch: int, rows: list[int], tail: Tail) -> None:
         """Take the batches of an epoch of `rows` rows."""
@@ -84,15 +82,10 @@ class Book:
         for batch in batches:
             found: list[Row] = []
             for row in batch:
-                waiting = [each for each in self.carried if each[1] == row]
-                source = self.carried if self.carried else left
-                found.append(waiting[0] if self.carried else (epoch, row))
-                source.remove(found[-1])
+                found.append((epoch, row))
+                left.remove(found[-1])
             self.batches.append(found)
-        if tail == "carry":
-            self.carried += left
-        else:
-            self.dropped += [(len(self.batches), row) for row in left]
+        self.dropped += [(len(self.batches), row) for row in left]
 
     def used(self, batches: int) -> list[Row]:
         rows = [row for batch in self.batches[:batches] for row in batch]
@@ -113,7 +106,7 @@ def own_rows(batch: dict[str, np.ndarray]) -> list[int]:
     return rows if weights is None else rows[: int(weights.sum())]
 
 
-@pytest.mark.parametrize("tail", ["short", "pad", "drop", "carry"])
+@pytest.mark.parametrize("tail", ["short", "pad", "drop"])
 @given(
     passes=st.lists(epochs, min_size=1, max_size=3),
     size=st.sampled_from([1, 3, 7, 20]),
@@ -285,11 +278,11 @@ def _places(rows: ConsumedRows, batches: int) -> list[int]:
 
 def test_epochs_that_need_not_be_told_any_more_are_forgotten() -> None:
     with Numbered() as it:
-        batches = EpochBatches(it.reader, 4, tail="carry")
+        batches = EpochBatches(it.reader, 4)
         for epoch in range(4):
             it.rows(5, 5, epoch=epoch)
             it.end_epoch(epoch, {0: 10})
-            assert len(list(batches)) == (10 * epoch + 10) // 4 - 10 * epoch // 4
+            assert len(list(batches)) == 3
             it.reader.hear(FeedCovered(FEED, epoch - 1))
         told = [row for row in it.position(None) if row[0] >= 2]
         assert told == [
