@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.channel import Reclaim
 from sparkdl.control.messages import Granted
 from sparkdl.feed.reader.batches import EpochBatches, Tail
 from tests.doubles.feeds import FEED, Arrivals, Running, numbers
