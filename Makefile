@@ -68,9 +68,12 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 	@[ -z "$(TORCH)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt accelerate datasets transformers
 	@touch $@
 
+demo_conf = $(addprefix --conf ,spark.ui.enabled=false spark.ui.showConsoleProgress=false \
+  spark.python.unix.domain.socket.enabled=true)
 demo: TF_CPP_MIN_LOG_LEVEL = 3  # as nodes leave, TensorFlow calls those that left first unreachable
 demo: setup  ## train a small model on a small cluster, here
-	@$(with_java) $(bin)/sparkdl demo $(ARGS)
+	@mkdir -p out; $(with_java) PYSPARK_PYTHON=$(bin)/python $(bin)/spark-submit --master 'local-cluster[2,2,1024]' $(demo_conf) \
+	  examples/digits/train.py $(ARGS) 2>out/spark.log || { cat out/spark.log >&2; exit 1; }
 
 test test-deep: browser
 test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage: build/spark.jsa

@@ -16,10 +16,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 import sparkdl
-from sparkdl.demo import digits
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from sparkdl import NodeContext
 
@@ -56,6 +55,16 @@ def train(args: argparse.Namespace, ctx: NodeContext) -> float:
     return float(np.mean(np.concatenate(rights)))
 
 
+def digits(spark: SparkSession) -> list[DataFrame]:
+    """Return training and test rows of `image: array<float>` (64) and `label: long`."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    rows = list(zip((images / 16.0).tolist(), labels.tolist(), strict=True))
+    frame = spark.createDataFrame(rows, "image array<float>, label long").repartition(4)
+    return frame.randomSplit([0.8, 0.2], seed=1)
+
+
 def run(spark: SparkSession, args: argparse.Namespace) -> float:
     """Train and test; return the accuracy on the test rows."""
     training, test = digits(spark)
@@ -82,7 +91,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     """Run on the session that spark-submit set up."""
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     spark = SparkSession.builder.appName("sparkdl parameter server").getOrCreate()
     try:

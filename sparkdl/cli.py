@@ -21,8 +21,6 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedEr
 from sparkdl.core.links import docs_page
 from sparkdl.version import __version__
 
-_QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
-DEMO_MASTER = "local-cluster[2,2,1024]"
 _BESIDE = ("pyspark", "tensorflow", "tensorflow-cpu", "keras", "tf-keras", "torch", "lightning")
 _INTERRUPTED = 130  # as shells have it
 
@@ -36,11 +34,6 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"sparkdl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser(
-        "demo",
-        help="train and score a small model on a Spark cluster of this machine",
-        add_help=False,
-    )
     _add_doctor(
         commands.add_parser(
             "doctor", help="look at a cluster before a training: what would fail, what is slow"
@@ -54,18 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     explain.add_argument("name", nargs="?", metavar="ERROR",
         help="FeedTimeoutError or SPARKDL-FEED-LOST, say; without it, all are listed")  # fmt: skip
     commands.add_parser("version", help="print the versions of sparkdl, Spark and the frameworks")
-    # The demo parses options of its own.
-    options, rest = parser.parse_known_args(argv)
-    if options.command == "demo":
-        _demo(rest)
-        return 0
-    if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return _status(options)
-
-
-def _status(options: argparse.Namespace) -> int:
-    """Run a command; what cannot be done is a line on the error stream."""
+    options = parser.parse_args(argv)
     commands = {
         "doctor": _doctor,
         "run": _run,
@@ -210,31 +192,3 @@ def _version(_options: argparse.Namespace) -> int:
         except metadata.PackageNotFoundError:
             continue
     return 0
-
-
-def _demo(argv: list[str]) -> None:
-    from sparkdl import demo
-    from sparkdl.diagnosis.command import printing_to
-
-    args = demo.parse(argv)  # mistakes and --help come before a cluster
-    log = Path(args.model).with_name("spark.log")
-    demo.tell(f"a Spark cluster of two executors starts on this machine; its own messages: {log}")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    for name, value in _QUIET_TENSORFLOW.items():
-        os.environ.setdefault(name, value)
-    from pyspark.sql import SparkSession
-
-    builder = (
-        SparkSession.builder.master(DEMO_MASTER)
-        .config("spark.ui.enabled", "false")
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.ui.showConsoleProgress", "false")
-    )
-    log.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with printing_to(log, 2):
-            builder.getOrCreate()
-    except BaseException:
-        os.write(2, log.read_bytes())
-        raise
-    demo.main(argv)

@@ -36,7 +36,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             *("diagnosis", "dashboard", "mlflow"),
             *("tfos", "horovod"),
             "",  # sparkdl/__init__.py
-            *("demo", "cli", "__main__"),
+            *("cli", "__main__"),
         )
     )
 }
@@ -66,7 +66,6 @@ PYSPARK = {  # who may import pyspark
     "data/*": "a Spark data source",
     "tfos/*": "a face",
     "horovod/*": "a face",
-    "demo*": "a face",
     "cli.py": "a face",
     "mlflow/*": "a face",
     "petastorm/*": "a face",
@@ -74,7 +73,7 @@ PYSPARK = {  # who may import pyspark
     "distributors.py": "a face",
 }
 PYSPARK_LAZILY = (
-    *("feed/*", "values/*", "cli.py", "demo*", "node/resources.py", "*task.py"),
+    *("feed/*", "values/*", "cli.py", "node/resources.py", "*task.py"),
     *("distributors.py", "petastorm/*", "diagnosis/command.py"),
 )
 """Of these, those that import it inside functions only: they load where there may be no pyspark."""
@@ -103,7 +102,6 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "ml/jobs/torch.py": "a PyTorch model in Spark jobs",
     "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",
     "horovod/*": "Horovod's signatures name the frameworks' types",
-    "demo*": "trains a model",
     "petastorm/*": "a converter gives datasets of both",
     "lightning.py": "a data module gives loaders of PyTorch",
 }

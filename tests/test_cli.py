@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -121,14 +120,3 @@ def test_what_cannot_work_is_told_without_a_traceback(capfd: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match="2"):
         main(["run", "--mpi", "python", __file__])
     assert "unrecognized arguments: --mpi" in capfd.readouterr().err
-
-
-@pytest.mark.deep  # a Spark cluster of its own
-@pytest.mark.spark
-@pytest.mark.tensorflow
-def test_demo_prints_about_twenty_lines_and_its_result_last(tmp_path: Path) -> None:
-    command = (sys.executable, "-m", "sparkdl", "demo", "--model", str(tmp_path / "digits.keras"))
-    *said, last = output_of(*command, timeout_s=240, with_stderr=True).splitlines()
-    assert all(line.startswith(("demo: ", "[worker:0] ")) for line in said), said
-    assert 15 < len(said) < 22
-    assert re.fullmatch(r"demo: test accuracy 0\.9\d, 2 nodes, \d+\.\d s", last)

@@ -1,11 +1,8 @@
 """Handwritten digits: nodes train a Keras model, fed from a DataFrame, and score the test rows.
 
-Runs in: driver
-
     spark-submit examples/digits/train.py
-    sparkdl demo
 
-The second starts a Spark cluster of its own on this machine. The data are the 1,797 images of
+`make demo` runs it on a Spark cluster of this machine. The data are the 1,797 images of
 scikit-learn's `load_digits` (https://archive.ics.uci.edu/dataset/80).
 
 Prints `demo: test accuracy`, above 0.9. Takes about 65 seconds on two cores.
@@ -90,7 +87,7 @@ def digits(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="sparkdl demo", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=2, help="training nodes (default 2)")
     parser.add_argument("--epochs", type=int, default=15, help="epochs (default 15)")
     parser.add_argument(

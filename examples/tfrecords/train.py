@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import sparkdl
 import sparkdl.data
-from sparkdl.demo import digits
 from sparkdl.tfos import compat
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
@@ -53,6 +56,16 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
     if ctx.is_chief:
         model.save(args.model)
     return float(history.history["accuracy"][-1])
+
+
+def digits(spark: SparkSession) -> list[DataFrame]:
+    """Return training and test rows of `image: array<float>` (64) and `label: long`."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    rows = list(zip((images / 16.0).tolist(), labels.tolist(), strict=True))
+    frame = spark.createDataFrame(rows, "image array<float>, label long").repartition(4)
+    return frame.randomSplit([0.8, 0.2], seed=1)
 
 
 def main() -> None:

@@ -1,1 +1,0 @@
-../examples/digits/train.py
