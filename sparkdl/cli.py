@@ -128,7 +128,7 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from sparkdl.diagnosis.command import diagnose
+    from sparkdl.diagnosis.doctor import diagnose
 
     with _stdout_kept() as stdout:
         report = diagnose(options)

@@ -69,12 +69,12 @@ PYSPARK = {  # who may import pyspark
     "cli.py": "a face",
     "mlflow/*": "a face",
     "petastorm/*": "a face",
-    "diagnosis/command.py": "starts the session that it examines",
+    "diagnosis/doctor.py": "starts the session that it examines",
     "distributors.py": "a face",
 }
 PYSPARK_LAZILY = (
     *("feed/*", "values/*", "cli.py", "node/resources.py", "*task.py"),
-    *("distributors.py", "petastorm/*", "diagnosis/command.py"),
+    *("distributors.py", "petastorm/*", "diagnosis/doctor.py"),
 )
 """Of these, those that import it inside functions only: they load where there may be no pyspark."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -32,12 +33,12 @@ from sparkdl.core.settings import Environment
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import host_port
 from sparkdl.diagnosis import judges, probe
-from sparkdl.diagnosis.facts import Facts
-from sparkdl.diagnosis.look import look_around
-from sparkdl.diagnosis.report import Check, Report
+from sparkdl.diagnosis.judges import Check, Report
+from sparkdl.diagnosis.look import Facts, look_around
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
 from sparkdl.driver.slots.placement import Topology
+from sparkdl.driver.slots.spark_errors import explain_job_failure, raised_in_task
 from sparkdl.driver.threads import begin
 from sparkdl.frameworks.framework import TRAINING, framework_named
 
@@ -51,6 +52,14 @@ _log = logging.getLogger(__name__)
 
 LIMIT_S = 120.0
 START_S = 60.0
+_SESSION_S = 120.0
+"""A master that does not answer is asked for ever on YARN, and for a minute elsewhere."""
+_STOP_S = 30.0
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
 _MOST_TASKS = 1024
 _EXCHANGED_NBYTES = 16 << 20
 _NO_SPARK = Check(
@@ -145,6 +154,58 @@ def doctor(
     paths = (paths,) if isinstance(paths, str) else tuple(paths)
     asked = Asked(nodes, framework, num_gpus, paths, tls, limit_s)
     return examine(_session(spark), asked)
+
+
+def diagnose(options: argparse.Namespace) -> Report:
+    """Do what `sparkdl doctor` asks for: start Spark if a master is named, examine it, stop it.
+
+    Raises:
+        ConfigError: if an option cannot be.
+    """
+    asked = Asked(
+        nodes=options.nodes,
+        framework=options.framework,
+        num_gpus=options.num_gpus,
+        paths=tuple(options.path),
+        tls=options.tls,
+        limit_s=options.limit,
+    )
+    if wrong := [text for text in options.conf if not text.partition("=")[2]]:
+        raise ConfigError(f"--conf {wrong[0]!r}: give KEY=VALUE")
+    if options.master and options.remote:
+        raise ConfigError("--master and --remote cannot both be given: leave one out")
+    where = options.master or options.remote
+    if not where:
+        if options.conf:
+            raise ConfigError(
+                "--conf sets options of Spark, and no Spark is examined: add --master or --remote"
+            )
+        return examine(None, asked)
+    began_s = time.monotonic()
+    try:
+        # In a daemon, because a call of py4j cannot be interrupted.
+        spark = begin(partial(_start, options), "sparkdl-doctor-spark").result(_SESSION_S)
+    except Exception as error:  # noqa: BLE001 (py4j's, Spark's, anybody's; or the time is over)
+        why = raised_in_task(error) if str(error) else f"nothing for {_SESSION_S:g} s"
+        finding = f"no session at {where}: {why}"
+        advice = "Look at address and port, at the log there, and whether spark.driver.host is an "
+        advice += "address of this machine that the cluster reaches"
+        return examine(None, asked, Check("Spark", "problem", finding, advice), began_s)
+    try:
+        return examine(spark, asked, began_s=began_s)
+    finally:
+        begin(spark.stop, "sparkdl-doctor-stop").wait(_STOP_S)
+
+
+def _start(options: argparse.Namespace) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName("sparkdl doctor")
+    builder = builder.remote(options.remote) if options.remote else builder.master(options.master)
+    settings = dict(text.split("=", 1) for text in options.conf)
+    for name, value in {**({} if options.remote else _SETTINGS), **settings}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
 def examine(
@@ -269,7 +330,6 @@ def _judge_tls(asked: Asked, setting: str) -> Check:
 def _judge_way(spark: SparkSession, tasks: int, limit_s: float, driver: Facts) -> Iterator[Check]:
     """Ask whether executors reach the driver, and which packages they have."""
     from sparkdl.driver.executors.sessions import driver_host
-    from sparkdl.driver.slots.spark_errors import explain_job_failure
 
     address = ("", 0)
     with ExitStack() as stack:

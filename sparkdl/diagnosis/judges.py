@@ -1,27 +1,135 @@
-"""Judges: pure functions from facts to checks."""
+"""Judges, pure functions from facts to checks, and the report that these make."""
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from html import escape
+from typing import Any, Literal, TypeVar
 
-from sparkdl.core.listing import count
-from sparkdl.diagnosis.facts import Facts, Machine, grouped, places, so_many
+import msgspec
+
+from sparkdl.core.errors import in_words
+from sparkdl.core.listing import count, listed
+from sparkdl.diagnosis.look import Facts, Machine
 from sparkdl.diagnosis.probe import PACKAGES
-from sparkdl.diagnosis.report import Check, Verdict
 from sparkdl.driver.slots.advice import Advice
 from sparkdl.node.task import cannot_reach_driver
 
+T = TypeVar("T")
+Verdict = Literal["ok", "warning", "problem", "skipped"]
+_COLUMNS = 100
 _FRAMEWORKS = ("tensorflow", "keras", "torch", "jax")
 _SAME_PARTS = {"Python": 2, "sparkdl": 9, "pyspark": 9, "numpy": 1}
 """How many parts of a version must match: with others a launch is refused, or fails later."""
 _ABSENT = "not installed"
 _SLOW_MBS = 100.0
-_SOME = 5
-"""Executors on which the same is wrong, each with its own numbers."""
 _UNITS = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        verdict: `problem`: a launch fails, or hangs. `warning`: it may, or is slow. `skipped`: it
+            could not be looked at, or was not wanted.
+        finding: the observation, as a phrase.
+        advice: what to change; empty if nothing.
+    """
+
+    name: str
+    verdict: Verdict
+    finding: str
+    advice: str = ""
+
+    @classmethod
+    def of_error(cls, name: str, error: BaseException | str) -> Check:
+        """Return the problem that a launch would raise; its last sentences are the advice."""
+        text = error if isinstance(error, str) else in_words(error)
+        # Errors of this library say what is wrong first, and then what to do.
+        finding, _, advice = text.partition(". ")
+        return cls(name, "problem", finding, advice)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All checks, in the order in which they were made.
+
+    Attributes:
+        seconds: how long they took.
+    """
+
+    checks: tuple[Check, ...]
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check found a problem; there may be warnings."""
+        return all(check.verdict != "problem" for check in self.checks)
+
+    def summary(self) -> str:
+        """Return how many checks had which verdict, the worst first."""
+        counts = Counter(check.verdict for check in self.checks)
+        words = [
+            f"{many} {verdict}{'s' if verdict in ('problem', 'warning') and many > 1 else ''}"
+            for verdict in ("problem", "warning", "ok", "skipped")
+            if (many := counts[verdict])
+        ]
+        return f"{', '.join(words) or 'nothing was checked'}, in {self.seconds:.1f} s"
+
+    def __str__(self) -> str:
+        width = max((len(check.name) for check in self.checks), default=0)
+        margin = " " * (len("problem  ") + width + 2)
+        lines = []
+        for check in self.checks:
+            head = f"{check.verdict:<7}  {check.name:<{width}}  "
+            lines += _wrapped(check.finding, head, margin)
+            lines += _wrapped(check.advice, f"{margin}-> ", f"{margin}   ") if check.advice else []
+        return "\n".join([*lines, self.summary()])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def to_json(self) -> str:
+        """Return an object of `ok`, `seconds` and `checks`: objects as `Check` is."""
+        found: dict[str, Any] = {"ok": self.ok, **asdict(self)}
+        return msgspec.json.format(msgspec.json.encode(found)).decode()
+
+
+def _wrapped(text: str, head: str, margin: str) -> list[str]:
+    # Line by line, because `textwrap` would join them.
+    found = [
+        part
+        for line in text.splitlines()
+        for part in textwrap.wrap(
+            line, _COLUMNS - len(margin), break_long_words=False, break_on_hyphens=False
+        )
+    ]
+    return [(margin if at else head) + part for at, part in enumerate(found or [""])]
+
+
+def grouped(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+    """Group the items by `key`, sorted by it."""
+    found: dict[str, list[T]] = {}
+    for one in items:
+        found.setdefault(key(one), []).append(one)
+    return dict(sorted(found.items()))
+
+
+def places(facts: Sequence[Facts]) -> str:
+    """List their hosts and addresses, as text for a report."""
+    return listed(list(dict.fromkeys(one.place for one in facts)))
+
+
+def so_many(some: Sequence[Facts], every: Sequence[Facts]) -> str:
+    """Say how many of the executors `some` are, as text for a report."""
+    if len(some) == len(every):
+        return every[0].place if len(every) == 1 else f"all {len(every)} executors"
+    return f"{len(some)} of {len(every)} executors"
 
 
 # Packages and Spark.
@@ -281,11 +389,11 @@ def judge_machines(facts: Sequence[Facts], needs_shm: bool) -> Iterator[Check]:
     pairs = _machines(facts)
     for rule in _RULES:
         if pairs and (needs_shm or rule.size != "shm_nbytes"):
-            yield from _judge_by(rule, pairs)
+            yield _judge_by(rule, pairs)
 
 
-def _judge_by(rule: _Rule, pairs: Sequence[tuple[Facts, Machine]]) -> Iterator[Check]:
-    """Yield a check for each executor that is poor, or one for the smallest if all are fine."""
+def _judge_by(rule: _Rule, pairs: Sequence[tuple[Facts, Machine]]) -> Check:
+    """Judge the executor that has least."""
     on_host = Counter(one.host for one, _ in pairs)
 
     def size(pair: tuple[Facts, Machine]) -> float:
@@ -293,16 +401,15 @@ def _judge_by(rule: _Rule, pairs: Sequence[tuple[Facts, Machine]]) -> Iterator[C
         return float("inf") if found is None or found < 0 else float(found)  # there is no limit
 
     poor = [pair for pair in pairs if size(pair) < rule.least(pair[1], on_host[pair[0].host])]
-    for one, machine in poor[:_SOME]:
-        finding = f"{one.place}: {rule.poor.format_map(_in_words(machine))}"
-        yield Check(rule.name, "warning", finding, rule.advice)
-    if more := [one for one, _ in poor[_SOME:]]:
-        text = f"likewise {count(len(more), 'more executor')}: {places(more)}"
-        yield Check(rule.name, "warning", text)
-    if not poor:
-        words = _in_words(min(pairs, key=size)[1])
-        words["each"] = " on each executor" if len(pairs) > 1 else ""
-        yield Check(rule.name, "ok", rule.fine.format_map(words))
+    one, machine = min(poor or pairs, key=size)
+    words = _in_words(machine)
+    if poor:
+        finding = f"{one.place}: {rule.poor.format_map(words)}"
+        if len(poor) > 1:
+            finding += f"; it has least of {so_many([each for each, _ in poor], [each for each, _ in pairs])}"
+        return Check(rule.name, "warning", finding, rule.advice)
+    words["each"] = " on each executor" if len(pairs) > 1 else ""
+    return Check(rule.name, "ok", rule.fine.format_map(words))
 
 
 def _in_words(machine: Machine) -> dict[str, str]:

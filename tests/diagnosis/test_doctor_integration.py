@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 import sparkdl
 from sparkdl.diagnosis import probe
-from sparkdl.diagnosis.report import Report
+from sparkdl.diagnosis.judges import Report
 
 
 def findings(report: Report) -> dict[str, str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable
 
 import pytest
 from msgspec.structs import replace
 
+from sparkdl.core.errors import ConfigError
 from sparkdl.diagnosis import judges
-from sparkdl.diagnosis.facts import Facts, Imported, Machine
-from sparkdl.diagnosis.report import Check
+from sparkdl.diagnosis.judges import Check, Report
+from sparkdl.diagnosis.look import Facts, Imported, Machine
 from sparkdl.driver.slots.advice import Advice
 
 GIB = 1 << 30
@@ -170,9 +172,8 @@ def test_machine_where_no_node_can_start_is_named() -> None:
 def test_many_poor_machines_are_not_a_line_each() -> None:
     poor = replace(MACHINE, free_nbytes=GIB)
     many = [replace(A, executor=f"{i} 1", host=f"h{i}", machine=poor) for i in range(100)]
-    said = found(judges.judge_machines(many, needs_shm=False), "warning")
-    assert len(said) == 6
-    assert "likewise 95 more executors" in said[-1]
+    (said,) = found(judges.judge_machines(many, needs_shm=False), "warning")
+    assert "it has least of all 100 executors" in said
 
 
 def test_small_shared_memory_matters_to_pytorch_alone() -> None:
@@ -211,3 +212,28 @@ def test_settings_are_those_that_a_launch_logs() -> None:
     checks = list(judges.judge_settings(advice))
     assert [(c.name, c.verdict) for c in checks] == [("settings", "warning")] * 2
     assert [c.verdict for c in judges.judge_settings([])] == ["ok"]
+
+
+# The report.
+
+
+def test_report_is_text_html_and_json() -> None:
+    good = Check("clocks", "ok", "they agree")
+    bad = Check("slots", "problem", "4 nodes <need> 4", "ask for " + "fewer " * 30)
+    report = Report((good, bad), 1.25)
+    lines = str(report).splitlines()
+    assert lines[0] == "ok       clocks  they agree"
+    assert lines[1] == "problem  slots   4 nodes <need> 4"
+    assert lines[2].startswith(" " * 17 + "-> ask for fewer")
+    assert lines[3].startswith(" " * 20 + "fewer")
+    assert lines[-1] == "1 problem, 1 ok, in 1.2 s"
+    assert max(map(len, lines)) <= 100
+    assert "4 nodes &lt;need&gt; 4" in report._repr_html_()
+    made = json.loads(report.to_json())
+    assert (made["ok"], made["checks"][1]["advice"]) == (False, bad.advice)
+    assert Report((good, Check("a", "warning", ""), Check("b", "skipped", ""))).ok
+
+
+def test_error_of_a_launch_is_parted_into_finding_and_advice() -> None:
+    check = Check.of_error("slots", ConfigError("4 nodes, 2 slots. Ask for fewer. Or wait"))
+    assert (check.finding, check.advice) == ("4 nodes, 2 slots", "Ask for fewer. Or wait")
