@@ -36,8 +36,8 @@ REFERENCE = {
          "distributors.TorchDistributor",
          "distributors.DeepspeedTorchDistributor",
          "distributors.MirroredStrategyRunner",
-         "petastorm.spark.spark_dataset_converter.make_spark_converter",
-         "petastorm.spark.spark_dataset_converter.SparkDatasetConverter", "mlflow"),
+         "petastorm.spark.make_spark_converter",
+         "petastorm.spark.SparkDatasetConverter", "mlflow"),
     ),
     "nodes": (
         "Nodes",

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sparkdl.ml.scoring.torch_model import TorchModel
     from sparkdl.ml.tuning import search
     from sparkdl.node.context import NodeContext
-    from sparkdl.petastorm.spark.spark_dataset_converter import make_spark_converter
+    from sparkdl.petastorm.spark import make_spark_converter
     from sparkdl.storage.parquet.paths import parquet
 
 _HOMES = {
@@ -69,7 +69,7 @@ _HOMES = {
     "errors": "sparkdl.core",
     "keras": "sparkdl",
     "launch": "sparkdl.driver.launch",
-    "make_spark_converter": "sparkdl.petastorm.spark.spark_dataset_converter",
+    "make_spark_converter": "sparkdl.petastorm.spark",
     "mlflow": "sparkdl",
     "parquet": "sparkdl.storage.parquet.paths",
     "predict": "sparkdl.ml.scoring.predict",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from sparkdl.core.namesakes import missing_name
-from sparkdl.petastorm.transform import TransformSpec
+from sparkdl.petastorm.reader import TransformSpec
 
 __all__ = ["TransformSpec"]
 __getattr__ = partial(missing_name, __name__)

@@ -6,13 +6,13 @@ Without an agent, so it works in any process: a node's, Horovod's, a notebook's.
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,9 @@ import pyarrow as pa
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.batches import GatheredRows
 from sparkdl.node.context import current
-from sparkdl.petastorm.transform import TransformSpec
 from sparkdl.storage.parquet.read import read_share
 from sparkdl.storage.parquet.source import ParquetSource, shuffled
-from sparkdl.values.columns import Columns, to_columns
+from sparkdl.values.columns import Columns, objects, to_columns
 
 _LAUNCHERS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
@@ -34,72 +33,131 @@ _LAUNCHERS = (
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The rows that a process reads, and their order.
+class TransformSpec:
+    """A function on frames of pandas, and the columns that it leaves.
 
     Attributes:
-        epochs: `None` for no end.
-        shuffles: whether row groups come in random order, another one in each epoch.
-        window: shuffle within so many rows; 0 for the order in which they are read.
-        threads: how many apply `transform`.
+        func: takes and returns a `pandas.DataFrame`; it may return fewer rows or more. Called on
+            several threads at once.
+        edit_fields: of columns that it changes or adds: `(name, numpy dtype, shape, is nullable)`,
+            or objects with `name`, `numpy_dtype` and `shape`.
+        removed_fields: columns to leave out afterwards.
+        selected_fields: columns to keep, in this order; `None` for all.
     """
 
-    source: ParquetSource
-    shard: int
-    shards: int
-    batch_size: int
-    epochs: int | None
-    shuffles: bool
-    window: int
-    seed: int
-    shard_seed: int | None
-    transform: TransformSpec | None
-    threads: int
+    func: Callable[[Any], Any] | None = None
+    edit_fields: Sequence[Any] | None = None
+    removed_fields: Sequence[str] | None = None
+    selected_fields: Sequence[str] | None = None
 
-    def batches(self) -> Generator[Columns, None, None]:
-        """Yield all batches: of `batch_size` rows over the ends of epochs, the last one smaller.
+    def columns(self, batch: pa.RecordBatch) -> Columns:
+        """Return what becomes of a batch's rows: arrays `[rows, …]` by name.
 
         Raises:
-            ConfigError: if there are no rows, or the storage cannot be opened.
-            ReadError: if a file cannot be read.
+            ConfigError: if the function returns no frame, or a column is not there or not of the
+                shape that `edit_fields` says.
         """
-        rows = GatheredRows()
-        if self.window:
-            rows.shuffle(np.random.default_rng(self.seed), self.window)
-        for epoch in count() if self.epochs is None else range(self.epochs):
-            num_rows = 0
-            # A loop that is left early also ends the threads that read and transform.
-            with closing(self._epoch(epoch)) as parts:
-                for columns in parts:
-                    num_rows += (added := len(next(iter(columns.values()), ())))
-                    rows.add(columns, added)
-                    while rows.count >= self.batch_size:
-                        yield rows.cut(self.batch_size)[0]
-            # Without an end of epochs, a loop over no rows would never yield.
-            if not num_rows:
-                raise ConfigError(
-                    f"shard {self.shard} of {self.shards} has no rows in epoch {epoch}: "
-                    f"{self.source.num_rows} rows are in the files, before a transform_spec. Take "
-                    "fewer shards, or make the DataFrame larger"
-                )
-        # Until then the last rows wait in the window, to be mixed with more.
-        rows.flush()
-        while rows.count:
-            yield rows.cut(min(self.batch_size, rows.count))[0]
-
-    def _epoch(self, epoch: int) -> Generator[Columns, None, None]:
-        share = self.source.shares(self.shards, self.shard_seed)[self.shard]
-        batches = read_share(shuffled(share, self.seed if self.shuffles else None, epoch))
-        with closing(batches):
-            if self.transform is None:
-                yield from map(to_columns, batches)
-            else:
-                yield from _transformed(batches, self.transform, self.threads)
+        frame = batch.to_pandas()
+        if self.func is not None:
+            frame = self.func(frame)
+        names = self.selected_fields
+        if names is None:
+            names = [name for name in frame.columns if name not in (self.removed_fields or ())]
+        edits = {name: (dtype, shape) for name, dtype, shape in map(_edit, self.edit_fields or ())}
+        if missing := [name for name in names if name not in frame.columns]:
+            raise ConfigError(
+                f"TransformSpec: the function's frame has no column {missing[0]!r}, and must have "
+                f"all that are kept; its columns are {', '.join(map(repr, frame.columns))}"
+            )
+        return {str(name): _array(name, frame[name], *edits.get(name, ())) for name in names}
 
 
-def _transformed(
-    batches: Iterator[pa.RecordBatch], transform: TransformSpec, threads: int
+def _edit(field: Any) -> tuple[str, Any, Any]:
+    if isinstance(field, (tuple, list)):
+        return field[0], field[1], field[2]
+    return field.name, field.numpy_dtype, field.shape
+
+
+def _array(name: str, series: Any, dtype: Any = None, shape: Any = ()) -> np.ndarray[Any, Any]:
+    values = list(series) if series.dtype == object else series.to_numpy()
+    if isinstance(values, list):
+        is_nested = all(isinstance(value, (np.ndarray, list)) for value in values)
+        # pandas has arrays as objects, one a row.
+        parts = list(map(np.asarray, values)) if is_nested else []
+        is_even = len({part.shape for part in parts}) == 1
+        values = np.stack(parts) if is_even else objects(parts or values)
+    if values.dtype == object or dtype is None:
+        return values
+    wanted = tuple(shape or ())
+    if all(wanted) and values.shape[1:] != wanted and len(values):
+        if values.size != len(values) * int(np.prod(wanted)):
+            raise ConfigError(
+                f"TransformSpec: column {name!r} has values of shape {values.shape[1:]}, and must "
+                f"have {wanted}, as edit_fields says"
+            )
+        values = values.reshape(len(values), *wanted)
+    return values.astype(np.str_ if dtype is str else dtype, copy=False)
+
+
+def read_batches(
+    source: ParquetSource,
+    place: tuple[int, int],
+    batch_size: int,
+    epochs: int | None,
+    window: int,
+    threads: int,
+    options: Mapping[str, Any],
 ) -> Generator[Columns, None, None]:
+    """Yield all batches: of `batch_size` rows over the ends of epochs, the last one smaller.
+
+    Args:
+        place: which shard this is, of how many.
+        epochs: `None` for no end.
+        window: shuffle within so many rows; 0 for the order in which they are read.
+        threads: how many apply the `transform_spec`.
+        options: of Petastorm's reader.
+
+    Raises:
+        ConfigError: if there are no rows, or the storage cannot be opened.
+        ReadError: if a file cannot be read.
+    """
+    shard, shards = place
+    share, seed = source.shares(shards, options["shard_seed"])[shard], options["seed"] or 0
+    rows = GatheredRows()
+    if window:
+        rows.shuffle(np.random.default_rng(seed), window)
+    for epoch in count() if epochs is None else range(epochs):
+        num_rows = 0
+        order = shuffled(share, seed if options["shuffle_row_groups"] else None, epoch)
+        # A loop that is left early also ends the threads that read and transform.
+        with (
+            closing(read_share(order)) as batches,
+            closing(_columns(batches, options["transform_spec"], threads)) as parts,
+        ):
+            for columns in parts:
+                num_rows += (added := len(next(iter(columns.values()), ())))
+                rows.add(columns, added)
+                while rows.count >= batch_size:
+                    yield rows.cut(batch_size)[0]
+        # Without an end of epochs, a loop over no rows would never yield.
+        if not num_rows:
+            raise ConfigError(
+                f"shard {shard} of {shards} has no rows in epoch {epoch}: {source.num_rows} rows "
+                "are in the files, before a transform_spec. Take fewer shards, or make the "
+                "DataFrame larger"
+            )
+    # Until then the last rows wait in the window, to be mixed with more.
+    rows.flush()
+    while rows.count:
+        yield rows.cut(min(batch_size, rows.count))[0]
+
+
+def _columns(
+    batches: Iterator[pa.RecordBatch], transform: TransformSpec | None, threads: int
+) -> Generator[Columns, None, None]:
+    if transform is None:
+        yield from map(to_columns, batches)
+        return
     pool = ThreadPoolExecutor(threads, "sparkdl-transform")
     ahead: deque[Future[Columns]] = deque()
     try:
@@ -112,54 +170,6 @@ def _transformed(
             yield ahead.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-class Streams:
-    """Iterations over the same rows, each from their beginning, until the `with` block ends."""
-
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        self._open: list[_Stream] = []
-        self._is_closed = False
-
-    def __iter__(self) -> Iterator[Columns]:
-        if self._is_closed:
-            raise ConfigError(
-                "the rows of make_…() are read after the end of the `with` block that opened "
-                "them: iterate inside `with converter.make_…() as data:`"
-            )
-        stream = _Stream(self._reading.batches())
-        self._open.append(stream)
-        return stream
-
-    def __enter__(self) -> Streams:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_closed = True
-        for stream in self._open:
-            stream.close()
-
-
-class _Stream:
-    """An iterator that one thread reads and another closes."""
-
-    def __init__(self, batches: Generator[Columns, None, None]) -> None:
-        self._batches = batches
-        self._lock = threading.Lock()
-
-    def __iter__(self) -> _Stream:
-        return self
-
-    def __next__(self) -> Columns:
-        # A generator cannot be closed while another thread runs it.
-        with self._lock:
-            return next(self._batches)
-
-    def close(self) -> None:
-        """End it, after the batch that is being read; threads end with it."""
-        with self._lock:
-            self._batches.close()
 
 
 def place() -> tuple[int, int]:

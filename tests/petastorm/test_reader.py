@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from importlib import import_module
 from itertools import chain, islice
@@ -96,22 +95,6 @@ def test_elements_of_tensorflow_are_named_tuples(converter: SparkDatasetConverte
         assert x.tolist() == [[2.0 * i, 2.0 * i + 1] for i in part.tolist()]
 
 
-@pytest.mark.tensorflow
-def test_threads_of_an_endless_dataset_end_with_the_block(converter: SparkDatasetConverter) -> None:
-    with converter.make_tf_dataset(8) as dataset:
-        assert len(next(iter(dataset)).id) == 8
-    names = [thread.name for thread in threading.enumerate()]
-    assert not [name for name in names if name.startswith("sparkdl-parquet")]
-
-
-@pytest.mark.torch
-def test_rows_after_the_block_are_an_error(converter: SparkDatasetConverter) -> None:
-    with converter.make_torch_dataloader() as loader:
-        pass
-    with pytest.raises(ConfigError, match="after the end of the `with` block"):
-        next(iter(loader))
-
-
 @pytest.mark.torch
 def test_transform_makes_columns_of_frames(converter: SparkDatasetConverter) -> None:
     def halves(frame: pd.DataFrame) -> pd.DataFrame:
@@ -145,17 +128,11 @@ def test_transform_makes_columns_of_frames(converter: SparkDatasetConverter) -> 
     ],
 )
 def test_shard_is_the_rank_that_the_launcher_gave(
-    converter: SparkDatasetConverter,
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str],
-    found: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], found: tuple[int, int]
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert place() == found
-    options = dict.fromkeys(["seed", "shard_seed"])
-    reading = converter._reading(8, 1, None, None, options)
-    assert (reading.shard, reading.shards) == found
 
 
 @pytest.mark.parametrize(
@@ -171,9 +148,9 @@ def test_bad_arguments_are_refused(
     converter: SparkDatasetConverter, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        converter.make_torch_dataloader(**options)
+        ids(converter, **options)
     with pytest.raises(TypeError, match=r"argument 'predicate'.* filter rows and columns in the D"):
-        converter.make_torch_dataloader(predicate=print)
+        ids(converter, predicate=print)
 
 
 def test_shard_without_rows_is_an_error_not_an_endless_wait(
