@@ -149,19 +149,13 @@ class TFCluster:
         dataRDD: Any,
         feed_timeout: float = 600,
         qname: str = DEFAULT_FEED,
-        schema: Any = None,
     ) -> Any:
-        """Return an RDD with one result per row, in order; nothing runs until an action.
+        """Return an RDD with one result per row of an RDD or a DataFrame, in order.
 
-        Args:
-            dataRDD: an RDD or a DataFrame.
-            schema: the results' columns, like `"prediction float"`; makes the return value a
-                DataFrame: of a DataFrame's columns and the results, or of an RDD's results.
+        Nothing runs until an action. `cluster.cluster.infer` returns a DataFrame.
         """
         self._check_feed(qname)
-        if schema is None:
-            return self.cluster.infer_rows(dataRDD, qname, feed_timeout)
-        return self.cluster.infer(dataRDD, qname, schema, feed_timeout)
+        return self.cluster.infer_rows(dataRDD, qname, feed_timeout)
 
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
         """End the feed, wait for `map_fun` to return, end the nodes. A second call does nothing.
@@ -214,8 +208,14 @@ class TFCluster:
         if feed is None:
             feed = DStreamFeed(self.cluster, qname, feed_timeout)
             self._streams.append(feed)
-            log_how_to_end(self.cluster_meta["server_addr"])
-        feed.attach(dstream)
+            # The program's operator needs it, and warnings alone are seen without logging.
+            _log.warning(
+                "The stream continues until a node wants no more, or a client asks the server at "
+                "%s:%d for the end: python -m sparkdl.tfos.reservation %s %d. It needs the token, "
+                "so start both programs with the same secret in %s",
+                *(*self.cluster_meta["server_addr"] * 2, TOKEN_VARIABLE),
+            )
+        dstream.foreachRDD(lambda rdd: feed.feed(rdd))  # pyspark counts a function's arguments
 
 
 def run(
@@ -303,14 +303,7 @@ _log = logging.getLogger(__name__)
 
 
 class DStreamFeed:
-    """Feeds the RDDs of DStreams to one queue.
-
-    Attributes:
-        qname: the queue.
-        is_wanted: returns whether the nodes read on.
-        has_ended: no more RDDs are fed.
-        error: why, if feeding failed.
-    """
+    """Feeds the RDDs of DStreams to one queue."""
 
     def __init__(self, cluster: Cluster, qname: str, feed_timeout: float) -> None:
         self.qname, self._feed_timeout = qname, feed_timeout
@@ -318,10 +311,6 @@ class DStreamFeed:
         self.is_wanted = self._feeds.wants_more(qname)
         self.has_ended = threading.Event()
         self.error: Exception | None = None
-
-    def attach(self, dstream: Any) -> None:
-        """Feed each RDD by the stream's context, one after the other."""
-        dstream.foreachRDD(lambda rdd: self.feed(rdd))  # pyspark counts a function's arguments
 
     def feed(self, rdd: Any) -> None:
         """Feed one RDD unless the feed has ended; `shutdown(ssc)` raises its error."""
@@ -340,26 +329,8 @@ class DStreamFeed:
             self.has_ended.set()
 
 
-def log_how_to_end(address: tuple[str, int]) -> None:
-    """Log where a client asks for the end: the program's operator needs it.
-
-    It is a warning because such are seen where no logging is set up.
-    """
-    _log.warning(
-        "The stream continues until a node wants no more, or a client asks the server at %s:%d for "
-        "the end: python -m sparkdl.tfos.reservation %s %d. It needs the token, so start both "
-        "programs with the same secret in %s",
-        *address,
-        *address,
-        TOKEN_VARIABLE,
-    )
-
-
 def await_end(ssc: Any, server: Server, feeds: list[DStreamFeed]) -> None:
     """Wait until the streaming has ended; end it when no more rows are needed.
-
-    It ends when a node has called `terminate()`, all nodes have returned or one has failed, or a
-    client has asked `server` to stop. The SparkContext stays.
 
     Raises:
         SparkdlError: if feeding failed.

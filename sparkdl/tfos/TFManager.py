@@ -8,15 +8,13 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFManag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from queue import Empty, Queue
+from queue import Queue
 from typing import Any, NoReturn
 
-from sparkdl.core.errors import ConfigError, FeedTimeoutError, RemovedError
+from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.tfos.marker import EndPartition
 
 __all__ = ["TFManager", "connect", "start"]
-
-_TIMEOUT_S = 600.0
 
 
 class TFManager:
@@ -102,12 +100,7 @@ class _QueueFeed:
             self._get()
 
     def _get(self) -> Any:
-        try:
-            row = self._rows.get(timeout=_TIMEOUT_S)
-        except Empty:
-            raise FeedTimeoutError(
-                f"no row came into the queue for {_TIMEOUT_S:g} s; put None at its end"
-            ) from None
+        row = self._rows.get()
         # So that a test may wait by `queue.join()`, as TensorFlowOnSpark's feeders did.
         self._rows.task_done()
         return row

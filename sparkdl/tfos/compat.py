@@ -7,11 +7,7 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/compat.
 
 from __future__ import annotations
 
-import os
-import shutil
-import uuid
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.ml.scoring.keras_objects import output_names
@@ -26,8 +22,7 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
     """Export a model as a SavedModel, for inference.
 
     Call it on all nodes of a strategy: reading the variables takes all of them. Only the chief
-    writes to `export_dir`. The folder appears complete or not at all, and replaces an earlier one.
-    Outputs of a Keras model are called after their layers.
+    writes to `export_dir`. Outputs of a Keras model are called after their layers.
 
     Args:
         model: of Keras 3, of tf_keras, or a `tf.Module`.
@@ -38,20 +33,7 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
         with scratch_folder() as private:
             _export(model, str(private / "model"))
         return
-    folder = export_dir.removeprefix("file://")
-    if urlsplit(folder).scheme:
-        _export(model, folder)
-        return
-    whole = os.path.abspath(folder)
-    # Beside the target, because a rename does not cross file systems.
-    partial = f"{whole}.{uuid.uuid4().hex}"
-    try:
-        _export(model, partial)
-        if os.path.isdir(whole):
-            shutil.rmtree(whole)
-        os.rename(partial, whole)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    _export(model, export_dir.removeprefix("file://"))
 
 
 def disable_auto_shard(options: tf.data.Options) -> None:

@@ -7,10 +7,8 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/gpu_inf
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Sequence
 
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.settings import visible_gpus
 from sparkdl.node.gpus import Gpu, is_claimed, list_gpus, open_nvml
@@ -19,7 +17,6 @@ __all__ = ["AS_LIST", "AS_STRING", "get_gpus", "is_gpu_available"]
 
 AS_STRING = "string"
 AS_LIST = "list"
-_POLL_S = 1.0
 
 
 def is_gpu_available() -> bool:
@@ -31,9 +28,7 @@ def is_gpu_available() -> bool:
         return False
 
 
-def get_gpus(
-    num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING, timeout_s: float = 180.0
-) -> str | list[str]:
+def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) -> str | list[str]:
     """Return GPUs without processes that no other node of a cluster has claimed.
 
     Args:
@@ -41,41 +36,35 @@ def get_gpus(
         worker_index: order of the asking process among those of this host, so that each gets
             others; negative for any, at random.
         format: `AS_STRING` for what CUDA_VISIBLE_DEVICES takes, `AS_LIST` for a list.
-        timeout_s: how long to wait for so many to be free.
 
     Returns:
         UUIDs.
 
     Raises:
         FrameworkMissingError: if NVML or its package is missing.
-        ConfigError: if there are not so many, or they did not become free in time.
+        ConfigError: if there are not so many, or too few are free.
     """
     if format not in (AS_STRING, AS_LIST):
         raise ConfigError(f"format={format!r}: choose gpu_info.AS_STRING or gpu_info.AS_LIST")
     if num_gpu < 0:
         raise ConfigError(f"num_gpu={num_gpu} must be 0 or more")
-    deadline, pause = Deadline.after(timeout_s), threading.Event()
     # The caller's own GPUs are claimed as well, by its agent.
     own = visible_gpus() or ()
     with open_nvml() as nvml:
-        while True:
-            gpus = list_gpus(nvml)
-            free = [gpu.uuid for gpu in gpus if _is_free(gpu, own)]
-            if len(free) >= num_gpu:
-                first = worker_index * num_gpu
-                chosen = (
-                    random.sample(free, num_gpu)
-                    if worker_index < 0
-                    else [free[(first + i) % len(free)] for i in range(num_gpu)]
-                )
-                return ",".join(chosen) if format == AS_STRING else chosen
-            if deadline.has_passed or len(gpus) < num_gpu:
-                raise ConfigError(
-                    f"{num_gpu} GPUs were asked for, and this host has {len(gpus)}, of which "
-                    f"{len(free)} were free within {timeout_s:g} s. Ask for fewer (num_gpus), or "
-                    "end what computes on them"
-                )
-            pause.wait(min(_POLL_S, deadline.remaining_s))
+        gpus = list_gpus(nvml)
+        free = [gpu.uuid for gpu in gpus if _is_free(gpu, own)]
+    if len(free) < num_gpu:
+        raise ConfigError(
+            f"{num_gpu} GPUs were asked for, and this host has {len(gpus)}, of which {len(free)} "
+            "are free. Ask for fewer (num_gpus), or end what computes on them"
+        )
+    first = worker_index * num_gpu
+    chosen = (
+        random.sample(free, num_gpu)
+        if worker_index < 0
+        else [free[(first + i) % len(free)] for i in range(num_gpu)]
+    )
+    return ",".join(chosen) if format == AS_STRING else chosen
 
 
 def _is_free(gpu: Gpu, own: Sequence[str]) -> bool:
