@@ -91,7 +91,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     """Run on the session that spark-submit set up."""
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName("sparkdl parameter server").getOrCreate()
     try:

@@ -406,7 +406,8 @@ def _judge_by(rule: _Rule, pairs: Sequence[tuple[Facts, Machine]]) -> Check:
     if poor:
         finding = f"{one.place}: {rule.poor.format_map(words)}"
         if len(poor) > 1:
-            finding += f"; it has least of {so_many([each for each, _ in poor], [each for each, _ in pairs])}"
+            some, every = ([each for each, _ in them] for them in (poor, pairs))
+            finding += f"; it has least of {so_many(some, every)}"
         return Check(rule.name, "warning", finding, rule.advice)
     words["each"] = " on each executor" if len(pairs) > 1 else ""
     return Check(rule.name, "ok", rule.fine.format_map(words))

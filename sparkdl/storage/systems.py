@@ -20,16 +20,12 @@ import pyarrow.parquet as pq
 
 from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.spelling import did_you_mean
 
 READ_NBYTES = 256 * 1024
 """Local files are read in pieces of this size for each column."""
 _URI = re.compile(r"(?P<base>(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>[^/]*))(?P<path>.*)")
-_FSSPEC = "fsspec+"
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _SCHEMES = ("file", "hdfs", "viewfs", "s3", "gs", "abfs", "abfss")
-_OTHERS = ("dbfs", "wasb", "wasbs", "adl", "oss", "obs", "cos", "http", "https", "ftp", "ofs")
-"""Schemes of other storages, as opposed to misspelt schemes."""
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -38,17 +34,13 @@ def locate(path: str, options: dict[str, Any] | None = None) -> tuple[Storage, s
 
     Args:
         path: a local path, absolute or not, or `file`, `hdfs`, `viewfs`, `s3` (`s3a`), `gs`,
-            `abfs` or `abfss` with `://`; not URL-encoded. `fsspec+` before a scheme has fsspec
-            open it, any that it knows; the rest is the path as fsspec takes it.
+            `abfs` or `abfss` with `://`; not URL-encoded.
         options: keyword arguments of the `pyarrow.fs` class of that scheme, such as `region` and
-            `endpoint_override` for S3, or of fsspec's; they must be able to travel as JSON.
+            `endpoint_override` for S3; they must be able to travel as JSON.
 
     Raises:
         ConfigError: for another scheme.
     """
-    if path.startswith(_FSSPEC):
-        scheme_name, _, inner = path.partition("://")
-        return Storage(f"{scheme_name}://", options or {}), inner
     match = _URI.fullmatch(path)
     if not match:
         # With one slash, as in dbfs:/path, it is no local path either.
@@ -79,11 +71,6 @@ def open_storage(storage: Storage) -> pafs.FileSystem:
     uri = urlsplit(storage.uri)
     options = dict(storage.options)
     try:
-        if uri.scheme.startswith(_FSSPEC):
-            import fsspec
-
-            system = fsspec.filesystem(uri.scheme.removeprefix(_FSSPEC), **options)
-            return pafs.PyFileSystem(pafs.FSSpecHandler(system))
         if uri.scheme == "file":
             return pafs.LocalFileSystem(**options)
         if not options and (uri.netloc or uri.scheme != "hdfs"):
@@ -97,7 +84,7 @@ def open_storage(storage: Storage) -> pafs.FileSystem:
             options.setdefault("account_name", (uri.hostname or "").split(".")[0])
             return pafs.AzureFileSystem(**options)
         return pafs.HadoopFileSystem(uri.hostname or "default", uri.port or 0, **options)
-    except (OSError, TypeError, ValueError, AttributeError, ImportError, pa.ArrowException) as e:
+    except (OSError, TypeError, ValueError, AttributeError, pa.ArrowException) as e:
         raise ConfigError(
             f"{uri.scheme}://{uri.hostname or ''} cannot be opened with the storage options "
             f"{sorted(storage.options)}: {e}. Give those that pyarrow.fs takes for "
@@ -172,9 +159,8 @@ def find_files(system: pafs.FileSystem, path: str) -> Iterator[tuple[str, dict[s
 
 
 def _unknown_scheme(scheme: str, path: str) -> ConfigError:
-    near = "" if scheme in _OTHERS else did_you_mean(scheme, _SCHEMES, 0.5)
     return ConfigError(
-        f"{path}: agents cannot read {scheme}://{near or '.'} They read local paths and "
+        f"{path}: agents cannot read {scheme}://. They read local paths and "
         f"{', '.join(_SCHEMES)}. Or feed it through Spark: cluster.feed(spark.read.parquet(...))"
     )
 
