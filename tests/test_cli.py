@@ -94,24 +94,6 @@ def test_status_is_that_of_the_program_that_failed(
     assert "[0]<stderr>:    1 / 0" in both.err
 
 
-RESTARTS = """
-from sparkdl.node.context import current
-
-restarts = current().restarts
-print(f"restarts: {restarts}")
-if not restarts:
-    raise RuntimeError("once")
-"""
-
-
-def test_program_begins_anew_as_often_as_it_may(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (program := tmp_path / "train.py").write_text(RESTARTS)
-    assert main(["run", "-np", "1", "--reset-limit", "1", "python", str(program)]) == 0
-    assert "[0]<stdout>:restarts: 1\n" in capfd.readouterr().out
-
-
 def test_what_cannot_work_is_told_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-np", "2", "-H", "host.invalid:2", "python", __file__]) == 1
     assert "host.invalid is not a name of this machine" in capfd.readouterr().err

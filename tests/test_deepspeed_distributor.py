@@ -15,7 +15,7 @@ import sparkdl
 from sparkdl.core.errors import ConfigError, NodeFailedError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 pytestmark = pytest.mark.torch
 needs_deepspeed = pytest.mark.skipif(not find_spec("deepspeed"), reason="no deepspeed")
@@ -69,21 +69,6 @@ def test_zero_of_each_stage_trains_on_two_processes_as_on_one(stage: int) -> Non
     one = sparkdl.DeepspeedTorchDistributor(useGpu=False, deepspeedConfig=alone).run(train, 8)
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-4)
     assert two["losses"][-1] < two["losses"][0]
-
-
-@needs_deepspeed
-@pytest.mark.deep
-@pytest.mark.timeout(DEADLINE_S)
-def test_nodes_on_spark_train_and_the_file_of_the_configuration_is_theirs(
-    spark_local: SparkSession, tmp_path: Path
-) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**CONFIG, "zero_optimization": {"stage": 1}}))
-    pair = sparkdl.DeepspeedTorchDistributor(
-        1, 2, localMode=False, useGpu=False, deepspeedConfig=str(file)
-    )
-    found = pair.run(train, 4)
-    assert (found["stage"], found["size"]) == (1, 2)
 
 
 @needs_deepspeed

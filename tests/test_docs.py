@@ -155,34 +155,6 @@ def test_way_of_a_row_is_a_few_files_each_once() -> None:
     assert len(files) == len(set(files)) <= MAX_FILES_OF_A_ROW
 
 
-def test_checks_bite(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        textwrap.dedent(
-            """\
-            # A page, *and* `more`
-            [good](page.md#a-page-and-more) [self](#a-page-and-more) [site](https://example.org)
-            [gone](gone.md) [no heading](page.md#b) <img src="gone.png"> `[code](code.md)`
-            ```python
-            with sparkdl.launch(spark, train) as cluster:
-                ...
-            ```
-            - in a list
-              ```python
-              fine = 1
-              wrong =
-              ```
-            """
-        )
-    )
-    assert [link.split(" ")[1] for link in broken_links(page)] == [
-        "gone.md",
-        "page.md#b",
-        "gone.png",
-    ]
-    assert list(wrong_snippets(page)) == ["page.md:11 is no Python: invalid syntax"]
-
-
 @pytest.mark.parametrize("page", pages(), ids=_name)
 def test_lines_can_be_read_without_scrolling(page: Path) -> None:
     assert _name(page) in STILL_WIDE or not list(wide_lines(page))
@@ -230,19 +202,3 @@ def test_every_error_and_code_has_a_section_and_errors_link_to_it() -> None:
     for each in classes:
         file, _, anchor = errors.page_of(each).partition("#")
         assert anchor in anchors(ROOT / file)
-
-
-def test_checks_of_names_and_columns_bite(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "`sparkdl.launch(…)` `sparkdl.lunch` `sparkdl.core.nowhere` `core/errors.py` `core/no.py`\n"
-        f"```python\nsparkdl.keras.Checkpoint(ctx)\n```\n{'wide ' * 25}\n| {'wide ' * 25} |\n"
-    )
-    assert list(unknown_names(page)) == [
-        "page.md: there is no sparkdl.core.nowhere",
-        "page.md: there is no sparkdl.lunch",
-        "page.md: there is no file core/no.py",
-    ]
-    assert list(wide_lines(page)) == ["page.md:5 has 125 columns, 120 are allowed"]
-    page.write_text("| | b |\n| --- | ---: |\n| | x |\n\n| a | b |\n| --- | --- |\n| | y |\n")
-    assert list(unnamed_columns(page)) == ["page.md: | | b | has a column without a name"]

@@ -66,18 +66,6 @@ def test_a_function_without_a_strategy_trains_on_two_nodes_as_on_one(
     assert found["model"].get_weights()[0][:, 0] == pytest.approx(kernel, rel=1e-4)
 
 
-@pytest.mark.deep
-def test_one_process_trains_in_local_mode_and_a_custom_strategy_is_the_functions() -> None:
-    alone = sparkdl.MirroredStrategyRunner(num_slots=1, local_mode=True, use_gpu=False)
-    assert alone.run(train, epochs=1)["kind"] == "CollectiveAllReduceStrategy"
-    runner = sparkdl.MirroredStrategyRunner(
-        num_slots=1, local_mode=True, use_gpu=False, use_custom_strategy=True
-    )
-    found = runner.run(place, a=1)
-    assert (found["a"], found["strategy"]) == (1, "_DefaultDistributionStrategy")
-    assert found["pid"] != os.getpid()
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -129,12 +129,6 @@ def test_missing_framework_is_a_problem_where_it_was_asked_for() -> None:
     assert "on 1 of 2 executors, in 2.0 s" in found(checks, "ok")[0]
 
 
-def test_framework_that_some_lack_is_a_warning_where_none_was_asked_for() -> None:
-    there = replace(B, imports={"torch": Imported(seconds=2.0)})
-    (said,) = found(judges.judge_imports([A, there], []), "warning")
-    assert "a (10.0.0.1): not installed" in said
-
-
 # Machines.
 
 
@@ -174,11 +168,6 @@ def test_many_poor_machines_are_not_a_line_each() -> None:
     many = [replace(A, executor=f"{i} 1", host=f"h{i}", machine=poor) for i in range(100)]
     (said,) = found(judges.judge_machines(many, needs_shm=False), "warning")
     assert "it has least of all 100 executors" in said
-
-
-def test_small_shared_memory_matters_to_pytorch_alone() -> None:
-    small = replace(A, machine=replace(MACHINE, shm_nbytes=64 << 20))
-    assert not found(judges.judge_machines([small], needs_shm=False), "warning")
 
 
 def test_gpus_that_are_asked_for_and_not_there_are_a_problem() -> None:

@@ -121,15 +121,3 @@ def test_bytes_that_are_no_text_must_be_named() -> None:
 def test_types_without_a_place_are_refused_before_any_row(dtype: str) -> None:
     with pytest.raises(ConfigError):
         dfutil.toTFExample([("x", dtype)])
-
-
-@pytest.mark.tensorflow
-def test_examples_are_tensorflows() -> None:
-    import tensorflow as tf
-
-    ((data, _),) = to_examples([Row(**ROW)])
-    message = tf.train.Example.FromString(bytes(data))
-    assert message.features.feature["texts"].bytes_list.value[:] == [b"a", b"b"]
-    assert dfutil.infer_schema(message, BINARY)["blobs"].dataType.simpleString() == "array<binary>"
-    (row,) = dfutil.fromTFExample([message], BINARY)
-    assert row.asDict() == {**ROW, "flag": 1}

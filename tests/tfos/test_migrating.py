@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -20,28 +21,12 @@ from sparkdl.node import resources
 from sparkdl.node.context import NodeContext
 from sparkdl.node.link import AgentLink
 from sparkdl.tfos import TFCluster, util
+from tests.doubles.programs import output_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (`[^|]+`) \| (\w+) \|", PAGE, re.MULTILINE)
 NAMES = [(name, now) for text, now in ROWS for name in re.findall(r"`(\w+(?:\.\w+)+)`", text)]
 
-TFOS_2 = """
-TFCluster: InputMode TFCluster run
-TFNode: DataFeed export_saved_model hdfs_path release_port start_cluster_server
-TFSparkNode: TFNodeContext
-TFParallel: run
-TFManager: TFManager connect start
-marker: EndPartition Marker
-compat: disable_auto_shard export_saved_model is_gpu_available
-gpu_info: AS_LIST AS_STRING get_gpus is_gpu_available
-util: get_ip_address single_node_env
-reservation: Client Reservations Server
-dfutil: fromTFExample infer_schema isLoadedDF loadTFRecords saveAsTFRecords toTFExample
-pipeline: HasBatchSize HasClusterSize HasEpochs HasExportDir HasGraceSecs HasInputMapping
-  HasInputMode HasMasterNode HasModelDir HasNumPS HasOutputMapping HasProtocol HasReaders
-  HasSignatureDefKey HasSteps HasTFRecordDir HasTagSet HasTensorboard Namespace TFEstimator
-  TFModel TFParams TFTypeConverters single_node_env yield_batch
-"""
 """Public names of TensorFlowOnSpark 2.2.5, except those that no program for it calls."""
 
 CALLS = """
@@ -161,15 +146,6 @@ def test_name_of_the_table_is_there(name: str, now: str) -> None:
             found(*plain)
 
 
-def test_table_has_every_public_name() -> None:
-    wanted = set()
-    for line in re.sub(r"\n  ", " ", TFOS_2.strip()).splitlines():
-        module, _, names = line.partition(": ")
-        wanted |= {f"{module}.{name}" for name in names.split()}
-    in_table = {name for name, _ in NAMES}
-    assert wanted - in_table - {"TFManager.TFManager"} == set()
-
-
 def test_table_has_every_argument_of_run() -> None:
     listed = {name for text, _ in ROWS for name in re.findall(r"`(\w+)`", text)}
     positional = [
@@ -191,3 +167,29 @@ def test_variable_of_the_table_is_read_or_does_not_matter(name: str) -> None:
 
 def test_surface_has_the_version_that_it_has_the_names_of() -> None:
     assert sparkdl.tfos.__version__ == "2.2.5"
+
+
+@pytest.mark.deep
+@pytest.mark.spark
+@pytest.mark.tensorflow
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("run_name")
+def test_program_of_tensorflowonspark_is_migrated_by_the_command_of_the_page(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "my_program.py"
+    program.write_text(Path(__file__).with_name("programs").joinpath("mnist_spark.py").read_text())
+    commands = re.search(r"^sed (-Ei) '(.*?)' my_program.py$", PAGE, re.S | re.M)
+    assert commands is not None
+    for _ in range(2):  # the second time it changes nothing
+        output_of("sed", *commands.groups(), program)
+    assert "from sparkdl.tfos import" in program.read_text()
+    submit = (Path(sys.executable).with_name("spark-submit"), "--master", "local[4]")
+    arguments = (program, "--export_dir", tmp_path / "model", "--epochs", "2")
+    output_of(
+        *(*submit, "--conf", "spark.ui.enabled=false", *arguments),
+        cwd=tmp_path,
+        env={"PYSPARK_PYTHON": sys.executable},
+        timeout_s=240.0,
+    )
+    assert (tmp_path / "model" / "saved_model.pb").is_file()

@@ -37,12 +37,6 @@ def test_own_stages_of_the_mixins_work() -> None:
     assert vars(merged) == {"own": 1, "batch_size": 5, "num_ps": 2, "driver_ps_nodes": False}
 
 
-def test_converter_takes_dicts_only() -> None:
-    assert pipeline.TFTypeConverters.toDict({"a": 1}) == {"a": 1}
-    with pytest.raises(TypeError, match="Could not convert"):
-        pipeline.TFTypeConverters.toDict(["a"])
-
-
 def test_batches_are_lists_by_tensor_and_binary_stays_binary() -> None:
     rows = [(1, bytearray(b"\xff")), (2, b"b"), (3, "c"), None, (4, "d")]
     assert list(pipeline.yield_batch(rows, 2, 2)) == [[[1, 2], [b"\xff", b"b"]], [[3], ["c"]]]

@@ -11,15 +11,12 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from multiprocessing import connection as mp_connection
-from multiprocessing import current_process
 from typing import Any
 
 import pytest
 
 from sparkdl.core.errors import ConfigError, LaunchError, ReservationTimeoutError
-from sparkdl.tfos.reservation import TOKEN_VARIABLE, Client, Reservations, Server
-from sparkdl.tfos.util import get_ip_address
+from sparkdl.tfos.reservation import TOKEN_VARIABLE, Client, Server
 
 SOON_S = 10.0
 
@@ -50,16 +47,6 @@ def node(number: int, host: str = "a") -> dict[str, Any]:
 
 
 # who is there
-
-
-def test_reservations_count_down() -> None:
-    nodes = Reservations(2)
-    assert (nodes.done(), nodes.remaining(), nodes.get()) == (False, 2, [])
-    nodes.add({"node": 1})
-    assert (nodes.done(), nodes.remaining()) == (False, 1)
-    nodes.add({"node": 2})
-    assert (nodes.done(), nodes.remaining()) == (True, 0)
-    assert nodes.get() == [{"node": 1}, {"node": 2}]
 
 
 def test_clients_meet_and_learn_of_each_other(server: tuple[Server, Address]) -> None:
@@ -148,25 +135,7 @@ def test_peer_that_sends_half_a_frame_or_a_pickle_blocks_nobody(
             assert client.register(node(0)) == "OK"
 
 
-def test_message_that_is_none_is_refused_and_the_server_goes_on(
-    server: tuple[Server, Address],
-) -> None:
-    with closing(Client(server[1])) as client:
-        assert client._request("NONSENSE") == "ERR"
-        with mp_connection.Client(server[1], authkey=current_process().authkey) as other:
-            other.send(os.abort)  # as a pickle, which is no MessagePack
-            with pytest.raises(EOFError):
-                other.recv_bytes()
-        assert client.register(node(0)) == "OK"
-
-
 # where it listens
-
-
-def test_host_is_that_of_the_environment_or_this_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Server(1).get_server_ip() == "127.0.0.1"
-    monkeypatch.delenv("TFOS_SERVER_HOST")
-    assert Server(1).get_server_ip() == get_ip_address()
 
 
 def test_first_free_port_of_the_range_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

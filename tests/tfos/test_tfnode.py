@@ -79,11 +79,6 @@ def test_context_of_a_test_has_what_programs_use() -> None:
         ctx.get_data_feed()
 
 
-def test_contexts_share_no_cluster_spec() -> None:
-    TFNodeContext().cluster_spec["worker"] = ["a:1"]
-    assert TFNodeContext().cluster_spec == {}
-
-
 # feeds over queues, for a program's own tests
 
 
@@ -111,13 +106,6 @@ def test_inference_batches_end_with_their_partition_and_results_are_queued() -> 
         feed.batch_results([2 * row for row in feed.next_batch(2)])
     results = mgr.get_queue("output")
     assert [results.get_nowait() for _ in range(4)] == [0, 2, 4, 6]
-
-
-def test_mapping_makes_tensors_in_the_order_of_the_columns() -> None:
-    mgr = manager((1, "a"), (2, "b"), None)
-    feed = TFNode.DataFeed(mgr, input_mapping={"y": "label", "x": "image"})
-    assert feed.input_tensors == ["image", "label"]
-    assert feed.next_batch(5) == {"image": [1, 2], "label": ["a", "b"]}
 
 
 def test_terminate_empties_the_queue_at_once() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.storage.parquet.paths import ParquetPaths, parquet, parquet_paths
 
@@ -31,11 +30,6 @@ def test_anything_else_is_not(data: Any) -> None:
     assert parquet_paths(data) is None
     with pytest.raises(ConfigError, match="must be a path or a list of paths"):
         parquet(data)
-
-
-def test_what_was_made_by_parquet_stays_as_it_is() -> None:
-    files = sparkdl.parquet("s3://b/a", ["x"], {"region": "eu"})
-    assert parquet_paths(files) is files
 
 
 def test_columns_are_a_list() -> None:

@@ -123,15 +123,6 @@ def test_columns_are_renamed(tmp_path: Path) -> None:
     assert [row["a"] for row in found] == [None if i % 4 == 3 else str(i) for i in range(20)]
 
 
-def test_rows_that_are_numbered_otherwise_are_told_apart(tmp_path: Path) -> None:
-    first, second = write(tmp_path / "a.parquet"), write(tmp_path / "b.parquet", 9)
-    numbers = {
-        source_of(Scan(files, (A,))).numbering for files in ((first,), (second,), (first, second))
-    }
-    assert len(numbers) == 3
-    assert "" not in numbers
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -162,14 +153,6 @@ def test_what_nodes_might_read_otherwise_is_refused(
     assert read(source_of(scan)).num_rows == 10
     with pytest.raises(ConfigError, match=reason):
         source_of(change(scan))
-
-
-def test_files_without_rows_and_those_that_are_not_parquet_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no rows"):
-        source_of(Scan((write(tmp_path / "a.parquet", 0),), (A,)))
-    (tmp_path / "b.parquet").write_text("nothing")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        source_of(Scan((listed(tmp_path / "b.parquet"),), (A,)))
 
 
 @pytest.mark.parametrize(

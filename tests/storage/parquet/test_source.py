@@ -52,26 +52,6 @@ def read(source: ParquetSource, num_nodes: int = 1, **options: Any) -> pa.Table:
 # Planning
 
 
-@given(GROUPS, NODES, SEEDS)
-def test_each_row_goes_to_one_node_and_totals_differ_by_one_at_most(
-    groups: list[list[int]], num_nodes: int, seed: int | None
-) -> None:
-    shares = plan(groups, num_nodes, seed)
-    given_rows = [
-        (part.file, part.row_group, row)
-        for share in shares
-        for part in share
-        for row in range(part.start, part.stop)
-    ]
-    there = {(f, g, r) for f, c in enumerate(groups) for g, n in enumerate(c) for r in range(n)}
-    assert len(given_rows) == len(there)
-    assert set(given_rows) == there
-    totals = [sum(part.stop - part.start for part in share) for share in shares]
-    assert len(shares) == num_nodes
-    assert max(totals) - min(totals) <= 1
-    assert all(part.start < part.stop for share in shares for part in share)
-
-
 @given(GROUPS, NODES, SEEDS, st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60))))
 def test_rows_that_are_done_are_shared_out_to_nobody_and_all_others_to_somebody(
     groups: list[list[int]], num_nodes: int, seed: int | None, done: list[tuple[int, int]]
@@ -132,11 +112,6 @@ def test_a_seed_shuffles_row_groups_the_same_everywhere() -> None:
 
     assert order(7) == [6, 3, 2, 1, 7, 0, 4, 5]
     assert order(8) != order(7)
-
-
-def test_a_plan_needs_a_node() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        plan([[1]], 0)
 
 
 def test_a_hundred_thousand_row_groups_fit_into_one_message(tmp_path: Path) -> None:
@@ -217,12 +192,6 @@ def test_only_wanted_columns_are_read_in_the_order_asked_for(tmp_path: Path) -> 
     assert read(list_files(str(tmp_path), columns=["s"])).num_columns == 1
 
 
-def test_a_folders_column_alone_has_as_many_rows_as_its_files(tmp_path: Path) -> None:
-    write(tmp_path / "k=1" / "a", {"x": [1, 2]})
-    write(tmp_path / "k=2" / "a", {"x": [3]})
-    assert read(list_files(str(tmp_path), columns=["k"]), 2).to_pydict() == {"k": [1, 1, 2]}
-
-
 def test_a_folders_value_wins_over_the_files_column_of_that_name(tmp_path: Path) -> None:
     write(tmp_path / "k=5" / "a", {"k": ["no"], "x": [1]})
     assert read(list_files(str(tmp_path))).to_pylist() == [{"k": 5, "x": 1}]
@@ -236,11 +205,6 @@ def test_nothing_found_is_an_error_of_configuration(path: str, tmp_path: Path) -
     (tmp_path / "d").mkdir()
     with pytest.raises(ConfigError, match="no Parquet file found"):
         list_files(f"{tmp_path}{path}")
-
-
-def test_no_path_is_an_error_of_configuration() -> None:
-    with pytest.raises(ConfigError, match="no path was given"):
-        list_files([])
 
 
 @pytest.mark.parametrize("content", [b"", b"name,value\n1,2\n" * 50])
@@ -434,12 +398,6 @@ def test_int96_timestamps_are_instants_at_any_depth(tmp_path: Path) -> None:
         "t": [when.replace(tzinfo=utc), now.replace(tzinfo=utc)],
         "l": [[now.replace(tzinfo=utc)], []],
     }
-
-
-def test_nulls_and_lists_survive_being_cut_between_nodes(tmp_path: Path) -> None:
-    lists = [None if i % 5 == 0 else [i] * (i % 4) for i in range(100)]
-    path = write(tmp_path / "a", {"x": lists, "y": [None, 1] * 50}, row_group_size=30)
-    assert read(list_files(str(path)), 7).to_pydict() == {"x": lists, "y": [None, 1] * 50}
 
 
 def parquet_threads() -> list[threading.Thread]:
