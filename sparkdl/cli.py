@@ -26,7 +26,6 @@ _INTERRUPTED = 130  # as shells have it
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="sparkdl",
         description="Deep learning on a Spark cluster.",

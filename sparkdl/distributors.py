@@ -78,7 +78,6 @@ class _Distributor:
     def _values(
         self, program: Program, nodes: int, num_gpus: int, feed: Any = None, epochs: int = 1
     ) -> list[Any]:
-        """Run the program, and return what it returned, by rank."""
         if self.spark is not None and not self.local_mode:
             _check_encryption(self.spark, self.ssl_conf)
         feeding = replace(self._options.get("feeding", Feeding()), fed=feed is not None)
@@ -172,21 +171,17 @@ class TorchDistributor(_Distributor):
                 as pyspark's.
             ResultError: if the value cannot travel.
         """
-        return self._run(train_object, args, kwargs, is_all=False)[0]
+        return self._run(self._program(train_object, args, kwargs, is_all=False))[0]
 
     def run_all(
         self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any
     ) -> list[Any]:
         """Do what `run` does, and return the values of all processes, by rank."""
-        return self._run(train_object, args, kwargs, is_all=True)
+        return self._run(self._program(train_object, args, kwargs, is_all=True))
 
-    def _run(
-        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_all: bool
-    ) -> list[Any]:
-        program = self._program(what, args, kwargs, is_all)
-        return self._values(
-            *(program, self.num_processes, int(self.use_gpu), self._feed, self._epochs)
-        )
+    def _run(self, program: Program) -> list[Any]:
+        num_gpus = int(self.use_gpu)
+        return self._values(program, self.num_processes, num_gpus, self._feed, self._epochs)
 
     def _program(
         self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_all: bool
@@ -334,7 +329,6 @@ def _check_encryption(spark: SparkSession, ignore: str) -> None:
 
 
 def _json_of(config: str | Mapping[str, Any] | None) -> str:
-    """Return DeepSpeed's configuration as JSON; empty if there is none."""
     if config is None:
         return ""
     try:

@@ -11,22 +11,19 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from sparkdl.control.values import encode_value
-from sparkdl.core.errors import ConfigError, ResultError
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.frameworks.framework import imported
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
-
-_PICKLED = "pickled"
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,6 @@ class Script:
     text: bytes
 
     def run(self, arguments: tuple[str, ...]) -> None:
-        """Run it as `python path arguments` would."""
         path, argv, found_in = Path(self.path), list(sys.argv), list(sys.path)
         with scratch_folder() as folder:
             program = folder / path.name
@@ -129,30 +125,25 @@ def script_of(path: str) -> Script:
         ) from error
 
 
-def value_of(packed: Any) -> Any:
+def value_of(packed: bytes | str | None) -> Any:
     """Return the value that a program returned, out of what came to the driver."""
-    if isinstance(packed, dict):
-        data = packed[_PICKLED]
-        return cloudpickle.loads(data if isinstance(data, bytes) else Path(data).read_bytes())
-    return packed[0] if packed else None
+    if packed is None:
+        return None
+    return cloudpickle.loads(packed if isinstance(packed, bytes) else Path(packed).read_bytes())
 
 
 def _packed(value: Any, folder: str | None) -> Any:
-    """Return `value` in a list if it travels as it is, or pickled in a dict: bytes, or their file.
+    """Return `value` pickled, or the file with it where nodes and driver share a folder.
 
     A value that cannot be pickled is returned as it is: the check of results rejects it by name.
     """
-    # Plain values first: they need no unpickling at the driver.
-    with suppress(ResultError):
-        encode_value(value)
-        return [value]
     try:
         data = bytes(cloudpickle.dumps(value))
     except Exception:  # noqa: BLE001 (whatever pickle raises)
         return value
     if folder is None:
-        return {_PICKLED: data}
+        return data
     file, name = tempfile.mkstemp(dir=folder)
     with open(file, "wb") as out:
         out.write(data)
-    return {_PICKLED: name}
+    return name

@@ -59,7 +59,7 @@ def train(steps: int) -> dict[str, Any]:
 @needs_deepspeed
 @pytest.mark.deep
 @pytest.mark.timeout(DEADLINE_S)
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_zero_of_each_stage_trains_on_two_processes_as_on_one(stage: int) -> None:
     config = {**CONFIG, "zero_optimization": {"stage": stage}}
     pair = sparkdl.DeepspeedTorchDistributor(2, useGpu=False, deepspeedConfig=config)

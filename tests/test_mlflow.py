@@ -19,7 +19,7 @@ import sparkdl.mlflow
 from sparkdl.core.errors import NodeFailedError
 from sparkdl.core.options import Feeding
 from sparkdl.driver.options import Observe
-from sparkdl.mlflow import runs
+from sparkdl.mlflow import tracker
 from sparkdl.node.context import NodeContext
 from tests.doubles import nodes
 from tests.doubles.nodes import SOON_S
@@ -100,7 +100,7 @@ def tracked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("_MLFLOW_TELEMETRY_SESSION_ID", raising=False)
     sparkdl.mlflow.autolog()
     yield
-    monkeypatch.setattr(runs, "END_S", 0.1)
+    monkeypatch.setattr(tracker, "END_S", 0.1)
     sparkdl.mlflow.autolog(disable=True)
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
     from mlflow.utils.request_utils import _cached_get_request_session
@@ -225,7 +225,7 @@ def test_a_server_that_is_gone_or_never_answers_harms_no_training(
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:  # it accepts, and is silent
         port = listener.getsockname()[1]
         choose(f"http://127.0.0.1:{port}", "none")
-        monkeypatch.setattr(runs, "_MAX_WAITING", 2)
+        monkeypatch.setattr(tracker, "_MAX_WAITING", 2)
         with launch(falling, 3.0) as cluster:
             assert cluster.results(SOON_S) == [3.0, 3.0]
         assert not sparkdl.mlflow.flush(0.1), "it still waits for the answer"

@@ -100,12 +100,10 @@ class Asked:
             raise ConfigError(f"limit_s={self.limit_s} must be above zero seconds")
 
     def spec(self, nodes: int) -> ClusterSpec:
-        """Return what `launch` would make of it."""
         framework = self.framework or "plain"
         return ClusterSpec("doctor", plan_nodes(nodes), framework, num_gpus=self.num_gpus)
 
     def looks(self, urls: Iterable[str]) -> list[list[str]]:
-        """Return what `diagnosis/look.py` is to look at."""
         frameworks = self.wanted or (TRAINING if self.framework is None else ())
         kind = "wanted" if self.wanted else "if there"
         return [
@@ -116,7 +114,6 @@ class Asked:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The frameworks that have to be there."""
         return () if self.framework in (None, "plain") else (str(self.framework),)
 
 
@@ -247,7 +244,6 @@ def _guarded(name: str, judge: Callable[..., Any], *arguments: Any) -> Iterator[
 
 
 def _here(asked: Asked, why_not: Check) -> Iterator[Check]:
-    """Check this machine, where there is no Spark: as for `executor="local"`."""
     yield why_not
     urls = [absolute_url(path, "file://", os.getcwd()) for path in asked.paths]
     yield from _guarded("TLS", _judge_tls, asked, "")
@@ -328,7 +324,6 @@ def _judge_tls(asked: Asked, setting: str) -> Check:
 
 
 def _judge_way(spark: SparkSession, tasks: int, limit_s: float, driver: Facts) -> Iterator[Check]:
-    """Ask whether executors reach the driver, and which packages they have."""
     from sparkdl.driver.executors.sessions import driver_host
 
     address = ("", 0)
@@ -431,7 +426,6 @@ def _judge_facts(
 
 
 def _node(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
-    """Return the facts of a node's executor, and what `_exchange` does."""
     found = look_around(args["looks"], args["limit_s"])
     facts = {**probe.basics(), **found, "address": ctx.member.host}
     ctx.barrier(args["limit_s"] + START_S)  # the slowest may have looked so much longer

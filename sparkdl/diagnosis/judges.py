@@ -113,7 +113,6 @@ def _wrapped(text: str, head: str, margin: str) -> list[str]:
 
 
 def grouped(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
-    """Group the items by `key`, sorted by it."""
     found: dict[str, list[T]] = {}
     for one in items:
         found.setdefault(key(one), []).append(one)
@@ -121,12 +120,10 @@ def grouped(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
 
 
 def places(facts: Sequence[Facts]) -> str:
-    """List their hosts and addresses, as text for a report."""
     return listed(list(dict.fromkeys(one.place for one in facts)))
 
 
 def so_many(some: Sequence[Facts], every: Sequence[Facts]) -> str:
-    """Say how many of the executors `some` are, as text for a report."""
     if len(some) == len(every):
         return every[0].place if len(every) == 1 else f"all {len(every)} executors"
     return f"{len(some)} of {len(every)} executors"
@@ -174,7 +171,6 @@ def _first(version: str, parts: int) -> tuple[str, ...]:
 
 
 def judge_packages(facts: Sequence[Facts]) -> Iterator[Check]:
-    """Say where another package named sparkdl hides this one."""
     for folder, them in grouped(facts, lambda one: one.package).items():
         hidden = [one for one in them if folder and not one.has_sparkdl]
         if hidden:
@@ -207,7 +203,6 @@ def judge_spark(driver: Facts, version: str, master: str) -> Check:
 
 
 def judge_settings(found: Sequence[Advice]) -> Iterator[Check]:
-    """Say which of Spark's settings a launch logs as costly."""
     for advice in sorted(found, key=lambda each: -each.level):
         yield Check("settings", "warning", advice.why, f"Set {advice.setting}")
     if not found:
@@ -218,7 +213,6 @@ def judge_settings(found: Sequence[Advice]) -> Iterator[Check]:
 
 
 def judge_way(facts: Sequence[Facts], url: str) -> Iterator[Check]:
-    """Say how many executors have answered, and whether they reach the driver."""
     hosts = len({each.host for each in facts})
     text = f"{count(len(facts), 'executor')} on {count(hosts, 'host')} answered"
     yield Check("executors", "ok", text)
@@ -259,7 +253,6 @@ def judge_exchange(nbytes: int, answers: Sequence[float | str]) -> Check:
 
 
 def judge_imports(facts: Sequence[Facts], wanted: Collection[str]) -> Iterator[Check]:
-    """Say whether frameworks can be imported wherever they have to be."""
     looked = [one for one in facts if one.has_sparkdl]
     names = dict.fromkeys([*wanted, *(name for one in looked for name in one.imports)])
     for name in names:
@@ -393,7 +386,6 @@ def judge_machines(facts: Sequence[Facts], needs_shm: bool) -> Iterator[Check]:
 
 
 def _judge_by(rule: _Rule, pairs: Sequence[tuple[Facts, Machine]]) -> Check:
-    """Judge the executor that has least."""
     on_host = Counter(one.host for one, _ in pairs)
 
     def size(pair: tuple[Facts, Machine]) -> float:

@@ -118,7 +118,6 @@ class Facts(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Its host and address, as text for a report."""
         return f"{self.host} ({self.address})" if self.address else self.host
 
 
@@ -140,7 +139,6 @@ def look_around(looks: list[list[str]], limit_s: float) -> dict[str, Any]:
 
 
 def _answer(limit_s: float, words: list[str]) -> tuple[Any, str]:
-    """Run a process; return its answer, and the problem if there is none."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         # Files, because a process that this one has started may keep a pipe open.
         process = subprocess.Popen(
@@ -164,7 +162,6 @@ def _answer(limit_s: float, words: list[str]) -> tuple[Any, str]:
 
 
 def main(argv: list[str]) -> None:
-    """Look at what the command line names."""
     limit_s, topic, *arguments = argv
     signal.alarm(max(1, round(float(limit_s))))  # not caught: it ends C code as well
     with os.fdopen(os.dup(1), "wb") as answer:
@@ -228,7 +225,6 @@ def look_at_storage(url: str) -> dict[str, str]:
 
 
 def _gpus() -> tuple[str, tuple[str, ...], str]:
-    """Return the driver's version, the GPUs that a node may use, and why they are unknown."""
     if not has_driver():
         return "", (), ""
     try:

@@ -53,7 +53,6 @@ def answer(host: str, port: int, batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def basics() -> dict[str, Any]:
-    """Return the facts that need no connection."""
     versions = {"Python": platform.python_version(), "sparkdl": _own_version()}
     for package, distributions in PACKAGES.items():
         for name in distributions:

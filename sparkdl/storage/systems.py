@@ -192,7 +192,6 @@ def _children(system: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
 
 
 def _matches(system: pafs.FileSystem, pattern: str) -> Iterator[Found]:
-    """Match a pattern name by name, so that only the folders on its way are listed."""
     names = pattern.split("/")
     wild = next((i for i, name in enumerate(names) if re.search(r"[*?[]", name)), len(names))
     if wild == len(names):

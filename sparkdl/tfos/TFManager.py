@@ -7,12 +7,11 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFManag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from queue import Queue
 from typing import Any, NoReturn
 
 from sparkdl.core.errors import ConfigError, RemovedError
-from sparkdl.tfos.marker import EndPartition
 
 __all__ = ["TFManager", "connect", "start"]
 
@@ -45,65 +44,6 @@ class TFManager:
     def set(self, key: str, value: Any) -> None:
         """Keep a value. `state` is `running`, or `terminating` after `DataFeed.terminate`."""
         self._values[key] = value
-
-    def data_feed(
-        self,
-        train_mode: bool,
-        qname_in: str,
-        qname_out: str,
-        input_mapping: Mapping[str, str] | None,
-    ) -> _QueueFeed:
-        """Return the feed over two of the queues."""
-        tensors = [tensor for _, tensor in sorted((input_mapping or {}).items())]
-        results = None if train_mode else self.get_queue(qname_out)
-        return _QueueFeed(self, self.get_queue(qname_in), results, tensors)
-
-
-class _QueueFeed:
-    """Rows from one queue, results into another.
-
-    `None` in the queue is the end of the feed, `marker.EndPartition` that of a partition.
-    """
-
-    def __init__(
-        self, mgr: TFManager, rows: Queue[Any], results: Queue[Any] | None, tensors: list[str]
-    ) -> None:
-        self.done_feeding = False
-        self._mgr, self._rows, self._results, self._tensors = mgr, rows, results, tensors
-
-    def next_batch(self, batch_size: int) -> Any:
-        """Return up to `batch_size` rows, see `TFNode.DataFeed.next_batch`."""
-        rows: list[Any] = []
-        while len(rows) < batch_size and not self.done_feeding:
-            row = self._get()
-            if row is None:
-                self.done_feeding = True
-            elif not isinstance(row, EndPartition):
-                rows.append(row)
-            elif rows and self._results is not None:
-                break
-        if not self._tensors:
-            return rows
-        return {tensor: [row[i] for row in rows] for i, tensor in enumerate(self._tensors)}
-
-    def batch_results(self, results: Sequence[Any]) -> None:
-        """Put each result into the queue of results."""
-        if self._results is None:
-            raise ConfigError("batch_results needs a DataFeed with train_mode=False")
-        for result in results:
-            self._results.put(result)
-
-    def terminate(self) -> None:
-        """Discard the queue's items."""
-        self._mgr.set("state", "terminating")
-        while not self._rows.empty():
-            self._get()
-
-    def _get(self) -> Any:
-        row = self._rows.get()
-        # So that a test may wait by `queue.join()`, as TensorFlowOnSpark's feeders did.
-        self._rows.task_done()
-        return row
 
 
 def start(authkey: bytes, queues: Sequence[str], mode: str = "local") -> TFManager:

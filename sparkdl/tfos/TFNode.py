@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
-from sparkdl.node.legacy import RemovedCalls
+from sparkdl.node.legacy import NodeManager, RemovedCalls
+from sparkdl.tfos.marker import EndPartition
 
 __all__ = [
     "DataFeed",
@@ -24,7 +26,10 @@ __all__ = [
 
 
 class DataFeed:
-    """The rows that Spark feeds to this node, see `sparkdl.datasets.tfos.DataFeed`.
+    """The rows of a manager's queues, for a program's own tests.
+
+    With `ctx.mgr` of a node it is the feed that Spark fills, a `sparkdl.datasets.tfos.DataFeed`.
+    In a queue `None` is the end of the feed, `marker.EndPartition` that of a partition.
 
     Args:
         mgr: `ctx.mgr`, or what `TFManager.start` returns.
@@ -35,7 +40,20 @@ class DataFeed:
 
     Attributes:
         input_tensors: the tensor names, in that order; `None` without a mapping.
+        done_feeding: whether the end of the feed has been read.
     """
+
+    def __new__(
+        cls,
+        mgr: Any,
+        train_mode: bool = True,
+        qname_in: str = DEFAULT_FEED,
+        qname_out: str = "output",
+        input_mapping: Mapping[str, str] | None = None,
+    ) -> Any:
+        if isinstance(mgr, NodeManager):
+            return mgr.data_feed(train_mode, qname_in, qname_out, input_mapping)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -45,19 +63,12 @@ class DataFeed:
         qname_out: str = "output",
         input_mapping: Mapping[str, str] | None = None,
     ) -> None:
-        self.mgr = mgr
-        self.train_mode = train_mode
-        self.qname_in = qname_in
-        self.qname_out = qname_out
+        self.mgr, self.train_mode = mgr, train_mode
+        self.qname_in, self.qname_out = qname_in, qname_out
+        self.done_feeding = False
         self.input_tensors = (
             [tensor for _, tensor in sorted(input_mapping.items())] if input_mapping else None
         )
-        self._feed = mgr.data_feed(train_mode, qname_in, qname_out, input_mapping)
-
-    @property
-    def done_feeding(self) -> bool:
-        """Whether the end of the feed has been read."""
-        return bool(self._feed.done_feeding)
 
     def next_batch(self, batch_size: int) -> Any:
         """Wait for `batch_size` rows and return them; fewer at the end of the feed.
@@ -65,7 +76,20 @@ class DataFeed:
         Returns:
             A list of rows, or with an `input_mapping` a dict of lists.
         """
-        return self._feed.next_batch(batch_size)
+        queue, rows = self.mgr.get_queue(self.qname_in), list[Any]()
+        while len(rows) < batch_size and not self.done_feeding:
+            row = queue.get()
+            # So that a test may wait by `queue.join()`, as TensorFlowOnSpark's feeders did.
+            queue.task_done()
+            if row is None:
+                self.done_feeding = True
+            elif not isinstance(row, EndPartition):
+                rows.append(row)
+            elif rows and not self.train_mode:
+                break
+        if self.input_tensors is None:
+            return rows
+        return {tensor: [row[i] for row in rows] for i, tensor in enumerate(self.input_tensors)}
 
     def should_stop(self) -> bool:
         """Whether the end of the feed has been read."""
@@ -73,11 +97,18 @@ class DataFeed:
 
     def batch_results(self, results: Sequence[Any]) -> None:
         """Answer the oldest unanswered rows, one result each, in order."""
-        self._feed.batch_results(results)
+        if self.train_mode:
+            raise ConfigError("batch_results needs a DataFeed with train_mode=False")
+        for result in results:
+            self.mgr.get_queue(self.qname_out).put(result)
 
     def terminate(self) -> None:
         """Take no more rows: the Spark job that feeds this node ends early."""
-        self._feed.terminate()
+        self.mgr.set("state", "terminating")
+        queue = self.mgr.get_queue(self.qname_in)
+        while not queue.empty():
+            queue.get()
+            queue.task_done()
 
 
 def hdfs_path(ctx: Any, path: str) -> str:

@@ -58,10 +58,6 @@ def run() -> Iterator[Run]:
 # run
 
 
-def test_numbers_of_the_input_modes_stay() -> None:
-    assert (int(TENSORFLOW), int(SPARK)) == (0, 1)
-
-
 def test_cluster_that_reads_its_own_data_tells_each_node_and_takes_no_rows(run: Run) -> None:
     cluster = run(hang, None, 4, 1, master_node="chief", eval_node=True)
     assert [

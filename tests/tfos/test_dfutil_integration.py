@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 from sparkdl.core.errors import ConfigError
 from sparkdl.data.columns import Kind
 from sparkdl.tfos import dfutil
-from tests.data.records import example, write
 from tests.doubles.sessions import jobs_of
 
 INT64, BYTES = Kind.INT64, Kind.BYTES
@@ -41,26 +40,3 @@ def test_what_is_saved_is_loaded(spark_local: SparkSession, tmp_path: Path) -> N
     del loaded
     gc.collect()
     assert len(dfutil.loadedDF) == count - 1  # they do not keep frames alive
-
-
-def test_records_that_differ_from_the_first_are_loaded(
-    spark_local: SparkSession, tmp_path: Path
-) -> None:
-    write(tmp_path / "a", [example({"x": (INT64, [1]), "y": (INT64, [1])})])
-    write(tmp_path / "b", [example({"x": (INT64, [1, 2]), "y": (INT64, [])}), example({})])
-    write(tmp_path / "c", [example({"z": (BYTES, [b"\xff"])})])
-    frame = dfutil.loadTFRecords(spark_local.sparkContext, f"file:{tmp_path}")
-    assert frame.schema.simpleString() == "struct<x:array<bigint>,y:bigint,z:binary>"
-    assert sorted(map(tuple, frame.collect()), key=str) == [
-        (None, None, None),
-        (None, None, bytearray(b"\xff")),
-        ([1, 2], None, None),
-        ([1], 1, None),
-    ]
-
-
-def test_a_folder_without_records_is_an_error(spark_local: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no record with a feature"):
-        dfutil.loadTFRecords(spark_local.sparkContext, str(tmp_path))
-    with pytest.raises(ConfigError, match="no such file or folder"):
-        dfutil.loadTFRecords(spark_local.sparkContext, str(tmp_path / "none"))

@@ -83,19 +83,6 @@ def test_waits_end_and_tell_how_many_came(server: tuple[Server, Address]) -> Non
         it.await_reservations(timeout=0.1)
 
 
-def test_error_in_the_status_ends_the_servers_wait(server: tuple[Server, Address]) -> None:
-    class Status(dict[str, str]):
-        """Has an error from the second look on."""
-
-        def __contains__(self, key: object) -> bool:
-            is_there = super().__contains__(key)
-            self["error"] = "no such executor"
-            return is_there
-
-    with pytest.raises(LaunchError, match="no such executor"):
-        server[0].await_reservations(None, Status(state="running"), timeout=60)
-
-
 # who is let in
 
 

@@ -65,7 +65,6 @@ def parquet_paths(data: Any) -> ParquetPaths | None:
 
 
 def _named(data: Any) -> tuple[str, ...]:
-    """Return all paths; none if `data` is anything else."""
     if isinstance(data, (str, PurePath)):
         return (os.fspath(data),)
     is_list = isinstance(data, (list, tuple))

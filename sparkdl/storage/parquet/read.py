@@ -183,7 +183,6 @@ class _Reader:
         return batches
 
     def _complete(self, batch: pa.RecordBatch, file: DataFile) -> pa.RecordBatch:
-        """Return `batch` with the share's schema, and the values of the file's folders."""
         values = dict(zip(self._partitions, file.values, strict=True))
         columns = [
             pa.repeat(pa.scalar(values[field.name]).cast(field.type), batch.num_rows)
@@ -273,8 +272,6 @@ def _may_start(started: Iterable[_Ahead], piece: _Piece, prefetch_nbytes: int) -
 
 
 class _Ahead:
-    """One piece being decoded on a thread, a number of batches ahead at most."""
-
     def __init__(self, piece: _Piece, read: Callable[[_Piece], Batches], num_batches: int) -> None:
         self.nbytes = piece.nbytes
         self._room = threading.Semaphore(num_batches)
@@ -293,13 +290,11 @@ class _Ahead:
             raise found
 
     def stop(self) -> None:
-        """Decode no more."""
         self._is_stopped = True
         # The thread may be waiting for room: it wakes up, and finds that it is stopped.
         self._room.release()
 
     def join(self) -> None:
-        """Wait until the thread has ended, which it does once it is stopped or done."""
         self._thread.join(_CLOSE_S)
 
     def _run(self, piece: _Piece, read: Callable[[_Piece], Batches]) -> None:

@@ -85,8 +85,6 @@ class Scan:
 
 @dataclass(frozen=True)
 class _Found:
-    """The facts in a footer."""
-
     row_groups: tuple[int, ...]
     row_nbytes: int
 
@@ -170,7 +168,6 @@ def _read_footer(
 
 
 def _in_any_case(fields: Iterable[pa.Field]) -> dict[str, list[pa.Field]]:
-    """Return fields by their names in lower case."""
     found: dict[str, list[pa.Field]] = {}
     for field in fields:
         found.setdefault(field.name.lower(), []).append(field)

@@ -66,7 +66,6 @@ class ParquetSource:
 
     @property
     def num_rows(self) -> int:
-        """How many rows all files have."""
         return sum(map(sum, self.row_groups))
 
     def shares(
@@ -139,13 +138,11 @@ def list_files(
 
 
 def _whole(own: pa.Schema, partitions: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """Return the schema with the folders' columns in it, in the order that was asked for."""
     fields = {field.name: field for field in [*own, *partitions]}
     return pa.schema([fields[name] for name in (fields if columns is None else columns)])
 
 
 def _find(system: pafs.FileSystem, asked: Sequence[str], paths: Sequence[str]) -> dict[str, Values]:
-    """Return all files, sorted, each once, with the values of its folders."""
     found: dict[str, Values] = {}
     for name, path in zip(asked, paths, strict=True):
         here = dict(find_files(system, path))
@@ -266,7 +263,6 @@ def _is_in(path: str, names: set[str]) -> bool:
 def _agreed_schema(
     paths: Sequence[str], footers: Sequence[_Footer], columns: Sequence[str] | None
 ) -> pa.Schema:
-    """Return the wanted columns of the files; `columns` are not those of folders."""
     first = footers[0].schema
     names = list(first.names if columns is None else columns)
     for path, footer in zip(paths, footers, strict=True):
@@ -349,7 +345,6 @@ def plan(
 
 
 def _groups(row_groups: Sequence[Sequence[int]]) -> Iterator[FileRange]:
-    """Yield all row groups that are not empty, as ranges."""
     first = 0
     for file, counts in enumerate(row_groups):
         for group, rows in enumerate(counts):
@@ -360,7 +355,6 @@ def _groups(row_groups: Sequence[Sequence[int]]) -> Iterator[FileRange]:
 
 
 def shuffled(share: Share, seed: int | None, epoch: int) -> Share:
-    """Return the share with its row groups in random order, if there is a seed."""
     if seed is None:
         return share
     # The remaining rows of a row group may be many ranges, which are read in one go.
@@ -373,7 +367,6 @@ def shuffled(share: Share, seed: int | None, epoch: int) -> Share:
 def own_files(
     files: Sequence[DataFile], ranges: Sequence[FileRange]
 ) -> tuple[tuple[DataFile, ...], tuple[FileRange, ...]]:
-    """Return the files that `ranges` name, once each, and the ranges as indices into those."""
     numbers: dict[int, int] = {}
     for part in ranges:
         numbers.setdefault(part.file, len(numbers))
@@ -425,7 +418,6 @@ def spark_type(kind: pa.DataType) -> pa.DataType:
 
 
 def spark_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the batches read from a file of `schema`, without metadata."""
     return pa.schema([pa.field(field.name, spark_type(field.type)) for field in schema])
 
 
