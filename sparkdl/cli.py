@@ -45,17 +45,14 @@ def main(argv: list[str] | None = None) -> int:
     explain = commands.add_parser("explain", help="say what an error means, and what to do")
     explain.add_argument("name", nargs="?", metavar="ERROR",
         help="FeedTimeoutError or SPARKDL-FEED-LOST, say; without it, all are listed")  # fmt: skip
-    commands.add_parser("version", help="print the versions of sparkdl, Spark and the frameworks")
+    explain.set_defaults(function=_explain)
+    version = commands.add_parser(
+        "version", help="print the versions of sparkdl and of what it uses"
+    )
+    version.set_defaults(function=_version)
     options = parser.parse_args(argv)
-    commands = {
-        "doctor": _doctor,
-        "run": _run,
-        "dashboard": _dashboard,
-        "explain": _explain,
-        "version": _version,
-    }
     try:
-        return commands[options.command](options)
+        return int(options.function(options))
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:  # the reader has ended, like `| head`
@@ -68,6 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(function=_run)
     parser.description = (
         "Runs a Python program in several processes of this machine, which find each other by "
         "hvd.init() of sparkdl.horovod: as horovodrun does. On a cluster call "
@@ -90,6 +88,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_dashboard(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(function=_dashboard)
     parser.description = "Shows in a browser what a launch with Observe(record=FOLDER) has written."
     parser.add_argument("path", metavar="FOLDER", help="the folder, or one of the files in it")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (%(default)s)")
@@ -106,6 +105,7 @@ def _dashboard(options: argparse.Namespace) -> int:
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(function=_doctor)
     parser.description = (
         "Checks the driver and the executors as a launch would, and says what to change. See "
         f"{docs_page('doctor')}. The status is 0 if a launch would work, 1 if there are problems, "
@@ -151,7 +151,7 @@ def _run(options: argparse.Namespace) -> int:
     from sparkdl.horovod.runner import run_command
 
     given = {name: value for name, value in vars(options).items() if value is not None}
-    for name in ("command", "gloo", "verbose"):
+    for name in ("command", "function", "gloo", "verbose"):
         del given[name]
     try:
         run_command(given.pop("program"), **given)

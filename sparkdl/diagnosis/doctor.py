@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkdl.control.ports import listening_socket
-from sparkdl.control.tls import choose_tls
 from sparkdl.core.errors import (
     ConfigError,
     FrameworkMissingError,
@@ -69,7 +68,7 @@ _NO_SPARK = Check(
     "sparkdl doctor --master …, or sparkdl.doctor(spark) in a program or notebook",
 )
 _FATAL = {
-    *("Spark job", "slots", "executors", "driver address", "way to the driver", "TLS"),
+    *("Spark job", "slots", "executors", "driver address", "way to the driver"),
     *("version of Python", "version of sparkdl", "package"),
 }
 """Checks whose problems make every launch fail, so that no launch is tried."""
@@ -246,7 +245,6 @@ def _guarded(name: str, judge: Callable[..., Any], *arguments: Any) -> Iterator[
 def _here(asked: Asked, why_not: Check) -> Iterator[Check]:
     yield why_not
     urls = [absolute_url(path, "file://", os.getcwd()) for path in asked.paths]
-    yield from _guarded("TLS", _judge_tls, asked, "")
     looked = look_around(asked.looks(urls), asked.limit_s)
     driver = msgspec.convert({**probe.basics(), **looked}, Facts)
     yield from _guarded("versions", judges.judge_versions, driver, [])
@@ -274,7 +272,7 @@ def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
 
 
 def _before_launch(spark: SparkSession, asked: Asked) -> Iterator[Check]:
-    from sparkdl.driver.slots.advice import costly_settings, encrypting_setting
+    from sparkdl.driver.slots.advice import costly_settings
     from sparkdl.driver.slots.placement import read_topology
 
     driver = msgspec.convert(probe.basics(), Facts)
@@ -289,7 +287,6 @@ def _before_launch(spark: SparkSession, asked: Asked) -> Iterator[Check]:
         yield from _guarded("slots", _judge_slots, spark, asked, topology)
         if topology is not None:  # with dynamic allocation Spark is asked for executors
             tasks = max(topology.slots, tasks if topology.is_dynamic else 1)
-    yield from _guarded("TLS", _judge_tls, asked, encrypting_setting(spark))
     yield from _guarded(
         "executors", _judge_way, spark, min(_MOST_TASKS, tasks), asked.limit_s, driver
     )
@@ -313,14 +310,6 @@ def _judge_slots(spark: SparkSession, asked: Asked, topology: Topology | None) -
 
 def _nodes(asked: Asked, topology: Topology | None) -> int:
     return asked.nodes or max(1, len(topology.cores) if topology else 1)
-
-
-def _judge_tls(asked: Asked, setting: str) -> Check:
-    """Choose TLS as a launch would."""
-    tls = choose_tls(asked.tls, setting)
-    why = f"as {setting} is" if setting and asked.tls is None else "as asked for"
-    text = f"on, {why}" if tls else "off: connections of sparkdl carry a token, in plain text"
-    return Check("TLS", "ok", text)
 
 
 def _judge_way(spark: SparkSession, tasks: int, limit_s: float, driver: Facts) -> Iterator[Check]:
