@@ -92,7 +92,7 @@ class Program:
                 return None
             sys.argv[1:] = arguments or sys.argv[1:]
             value = self.what(*self.args, **self.kwargs)
-        return _packed(value, self.folder) if self.is_all or ctx.is_chief else None
+        return packed(value, self.folder) if self.is_all or ctx.is_chief else None
 
     @contextmanager
     def _deepspeed_arguments(self) -> Iterator[tuple[str, ...]]:
@@ -125,14 +125,7 @@ def script_of(path: str) -> Script:
         ) from error
 
 
-def value_of(packed: bytes | str | None) -> Any:
-    """Return the value that a program returned, out of what came to the driver."""
-    if packed is None:
-        return None
-    return cloudpickle.loads(packed if isinstance(packed, bytes) else Path(packed).read_bytes())
-
-
-def _packed(value: Any, folder: str | None) -> Any:
+def packed(value: Any, folder: str | None) -> Any:
     """Return `value` pickled, or the file with it where nodes and driver share a folder.
 
     A value that cannot be pickled is returned as it is: the check of results rejects it by name.
@@ -147,3 +140,10 @@ def _packed(value: Any, folder: str | None) -> Any:
     with open(file, "wb") as out:
         out.write(data)
     return name
+
+
+def value_of(data: bytes | str | None) -> Any:
+    """Return the value out of what came to the driver; `None` of who has ended by `sys.exit(0)`."""
+    if data is None:
+        return None
+    return cloudpickle.loads(data if isinstance(data, bytes) else Path(data).read_bytes())

@@ -139,7 +139,10 @@ FORBIDDEN = {  # calls, and what to write instead; ruff knows others (pyproject.
 }
 FORBIDDEN_BUT = {
     ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
-    ("torch_program.py", "cloudpickle.loads"): "what the user's function returned, as pyspark's",
+    (
+        "torch_program.py",
+        "cloudpickle.loads",
+    ): "what the user's function returned",
     (
         "ml/persistence.py",
         "cloudpickle.loads",
@@ -155,7 +158,6 @@ FORBIDDEN_BUT = {
         "cloudpickle.loads",
     ): "the user's function, from the Spark task's payload",
     ("collectives/seal.py", "cloudpickle.loads"): "sealed with the group's secret",
-    ("horovod/spark/task.py", "cloudpickle.loads"): "what the user's function returned, in Horovod",
     ("horovod/common/elastic.py", "cloudpickle.loads"): "the user's state, from its checkpoint",
 }
 

@@ -87,7 +87,9 @@ def run(
         with named_jobs(session, "sparkdl", f"{num_executors} runs of TFParallel"):
             rows = tasks.mapInArrow(task, "run long, returned binary").collect()
     except Exception as error:
-        raise _task_error(error) from error
+        problem = parse_problem(str(error))
+        text = f"a run of TFParallel failed: {problem.text if problem else error}"
+        raise LaunchError(text) from error
     return _values(decode_value(bytes(row.returned)) for row in sorted(rows))
 
 
@@ -178,9 +180,3 @@ def _values(returned: Iterable[Mapping[str, Any]]) -> list[Any]:
             )
         values.append(one.get("value"))
     return values
-
-
-def _task_error(error: Exception) -> LaunchError:
-    """Return the error of a task, out of what Spark makes of it."""
-    problem = parse_problem(str(error))
-    return LaunchError(f"a run of TFParallel failed: {problem.text if problem else error}")

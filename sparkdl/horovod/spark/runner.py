@@ -23,7 +23,8 @@ from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.driver.executors.sessions import session_of
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe, reads_own_data
-from sparkdl.horovod.spark.task import Task, unpacked
+from sparkdl.horovod.spark.task import Task
+from sparkdl.torch_program import value_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -213,7 +214,7 @@ def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
             task = replace(task, folder=folder)
         launched = launch(where.spark, task, None, where.num_proc, **options)
         cluster = stack.enter_context(launched)
-        return [unpacked(packed) for packed in cluster.results()]
+        return [value_of(data) for data in cluster.results()]
 
 
 def _options(

@@ -6,20 +6,17 @@ Runs in: child, driver
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import cloudpickle
 
 from sparkdl.core.namesakes import missing_name
 from sparkdl.core.settings import visible_gpus
 from sparkdl.horovod.common.process_sets import Seat
 from sparkdl.node.context import NodeContext
 from sparkdl.node.error_lines import mark_error_lines
+from sparkdl.torch_program import packed
 
 __path__: list[str] = []
 """Makes this a package, as Horovod's is, so that imports of its modules raise advice."""
@@ -43,7 +40,7 @@ class Task:
     marks_errors: bool = False
     folder: str | None = None
 
-    def __call__(self, args: None, ctx: NodeContext) -> bytes | str:
+    def __call__(self, args: None, ctx: NodeContext) -> Any:
         """Call it; return its result, pickled by value, or the name of the file that has it."""
         os.environ.update(self.env)
         if ctx.member.role.is_trainer:
@@ -51,13 +48,7 @@ class Task:
             os.environ.update(Seat.of(ctx).variables)
         if self.marks_errors:
             mark_error_lines()
-        packed: bytes = cloudpickle.dumps(self.fn(*self.args, **self.kwargs))
-        if self.folder is None:
-            return packed
-        file, name = tempfile.mkstemp(dir=self.folder)
-        with open(file, "wb") as out:
-            out.write(packed)
-        return name
+        return packed(self.fn(*self.args, **self.kwargs), self.folder)
 
 
 def get_available_devices() -> list[str]:
@@ -66,13 +57,3 @@ def get_available_devices() -> list[str]:
     Inside a process the numbers begin at 0, because it sees no other GPUs.
     """
     return [str(number) for number, _ in enumerate(visible_gpus() or ())]
-
-
-def unpacked(packed: bytes | str | None) -> Any:
-    """Return a result of the user's own function, which came over the cluster's connections.
-
-    It is `None` of one that ended its process, `sys.exit(0)`.
-    """
-    if packed is None:
-        return None
-    return cloudpickle.loads(Path(packed).read_bytes() if isinstance(packed, str) else packed)
