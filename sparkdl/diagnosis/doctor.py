@@ -76,12 +76,7 @@ _FATAL = {
 
 @dataclass(frozen=True)
 class Asked:
-    """The requirements of the training.
-
-    Attributes:
-        nodes: `None` for one on each executor.
-        framework: `None` for each that is installed.
-    """
+    """The requirements of the training, see `doctor`."""
 
     nodes: int | None = None
     framework: str | None = None
@@ -153,11 +148,7 @@ def doctor(
 
 
 def diagnose(options: argparse.Namespace) -> Report:
-    """Do what `sparkdl doctor` asks for: start Spark if a master is named, examine it, stop it.
-
-    Raises:
-        ConfigError: if an option cannot be.
-    """
+    """Do what `sparkdl doctor` asks for: start Spark if a master is named, examine it, stop it."""
     asked = Asked(
         nodes=options.nodes,
         framework=options.framework,
@@ -210,12 +201,7 @@ def examine(
     why_not: Check = _NO_SPARK,
     began_s: float | None = None,
 ) -> Report:
-    """Make all checks.
-
-    Args:
-        why_not: what to say where there is no session.
-        began_s: when the session was asked for, on the monotonic clock; now by default.
-    """
+    """Make all checks; `why_not` is said where there is no session."""
     began_s = time.monotonic() if began_s is None else began_s
     checks = list(_here(asked, why_not) if spark is None else _there(spark, asked))
     return Report(tuple(checks), time.monotonic() - began_s)
@@ -340,11 +326,7 @@ def _judge_way(spark: SparkSession, tasks: int, limit_s: float, driver: Facts) -
 
 
 def _ask(spark: SparkSession, tasks: int, address: tuple[str, int], limit_s: float) -> list[Facts]:
-    """Run `probe.answer` in as many tasks as slots; return one answer of each executor.
-
-    Raises:
-        ReservationTimeoutError: if the job has not ended in time.
-    """
+    """Run `probe.answer` in as many tasks as slots; return one answer of each executor."""
     from sparkdl.driver.executors.sessions import inheriting_thread, pickle_by_value
 
     pickle_by_value(probe)  # an executor may lack sparkdl, or have another one

@@ -135,11 +135,7 @@ def so_many(some: Sequence[Facts], every: Sequence[Facts]) -> str:
 def judge_versions(
     driver: Facts, executors: Sequence[Facts], is_client: bool = False
 ) -> Iterator[Check]:
-    """Compare packages of the driver and the executors.
-
-    Args:
-        is_client: of a Spark Connect server, whose pyspark may be another.
-    """
+    """Compare packages; a client of Spark Connect may have another pyspark than the server."""
     same: list[str] = []
     for name in ("Python", "sparkdl", *PACKAGES):
         them = grouped(executors, lambda facts: facts.versions.get(name, "none"))  # noqa: B023
@@ -184,11 +180,7 @@ def judge_packages(facts: Sequence[Facts]) -> Iterator[Check]:
 
 
 def judge_spark(driver: Facts, version: str, master: str) -> Check:
-    """Compare Spark with the driver's pyspark; a client of Spark Connect may be of another version.
-
-    Args:
-        master: empty for a Spark Connect server.
-    """
+    """Compare Spark with the driver's pyspark; `master` is empty for a Spark Connect server."""
     own = driver.versions.get("pyspark", "")
     if not master:
         return Check("Spark", "ok", f"{version} behind a Spark Connect server")
@@ -225,11 +217,7 @@ def judge_way(facts: Sequence[Facts], url: str) -> Iterator[Check]:
 
 
 def judge_exchange(nbytes: int, answers: Sequence[float | str]) -> Check:
-    """Judge an exchange between nodes.
-
-    Args:
-        answers: of each node: the seconds that it took, or why there was none.
-    """
+    """Judge an exchange, by the seconds of each node, or why there was none."""
     name = "all-reduce"
     if len(answers) < 2:
         return Check(name, "skipped", "there is one node")
@@ -317,11 +305,9 @@ def _describe_gpus(machine: Machine) -> str:
 
 @dataclass(frozen=True)
 class _Rule:
-    """A question to every machine; texts name the fields of `Machine`.
+    """A question to every machine about its `size`; texts name the fields of `Machine`.
 
-    Attributes:
-        size: the field that is judged.
-        least: of it, by the machine and the number of executors on its host.
+    `least` says how much there has to be, by the machine and the number of executors on its host.
     """
 
     name: str
@@ -366,11 +352,7 @@ _RULES = (
 
 
 def judge_machines(facts: Sequence[Facts], needs_shm: bool) -> Iterator[Check]:
-    """Say whether there is memory and disk for feeds, and whether sparkdl itself works there.
-
-    Args:
-        needs_shm: whether what will run there shares memory by /dev/shm.
-    """
+    """Say whether there is memory and disk for feeds, and whether sparkdl itself works there."""
     for error, them in grouped(facts, lambda one: one.machine_error).items():
         if error:
             yield Check(
@@ -416,11 +398,7 @@ def _in_words(machine: Machine) -> dict[str, str]:
 def judge_storage(
     facts: Sequence[Facts], urls: Sequence[str], default_fs: str = ""
 ) -> Iterator[Check]:
-    """Say whether Python finds each path or URL there.
-
-    Args:
-        default_fs: the one of `urls` that was not requested: a training may not need it.
-    """
+    """Say whether Python finds each path or URL there; a training may not need `default_fs`."""
     looked = [one for one in facts if one.storage]
     for url in urls:
         name = f"path {url.removeprefix('file://')}"

@@ -95,15 +95,7 @@ def open_storage(storage: Storage) -> pafs.FileSystem:
 def open_file(
     system: pafs.FileSystem, path: str, footer: pq.FileMetaData | None = None
 ) -> pq.ParquetFile:
-    """Open a Parquet file to read it in pieces.
-
-    Args:
-        path: within `system`.
-        footer: its metadata, if already read.
-
-    Raises:
-        OSError, pyarrow.ArrowException: if it cannot be read, or is no Parquet file.
-    """
+    """Open a Parquet file to read it in pieces; its footer may have been read already."""
     is_local = isinstance(system, pafs.LocalFileSystem)
     return pq.ParquetFile(
         path,
@@ -120,9 +112,6 @@ def is_unchanged(system: pafs.FileSystem, path: str, nbytes: int, modified_ms: i
     """Return whether a file has this length, and this time of its last change, since 1970.
 
     In storages other than local ones only whole seconds of the time count: they record no more.
-
-    Raises:
-        OSError: if that cannot be found out.
     """
     info = system.get_file_info(path)
     if info.type != pafs.FileType.File or info.size != nbytes or info.mtime_ns is None:
@@ -146,7 +135,8 @@ def find_files(system: pafs.FileSystem, path: str) -> Iterator[tuple[str, dict[s
     """
     try:
         itself = system.get_file_info(path)
-        found = [(itself, dict[str, str | None]())] if _exists(itself) else _matches(system, path)
+        is_there = itself.type in (pafs.FileType.File, pafs.FileType.Directory)
+        found = [(itself, dict[str, str | None]())] if is_there else _matches(system, path)
         for info, values in found:
             if info.type == pafs.FileType.File:
                 yield info.path, values
@@ -163,10 +153,6 @@ def _unknown_scheme(scheme: str, path: str) -> ConfigError:
         f"{path}: agents cannot read {scheme}://. They read local paths and "
         f"{', '.join(_SCHEMES)}. Or feed it through Spark: cluster.feed(spark.read.parquet(...))"
     )
-
-
-def _exists(info: pafs.FileInfo) -> bool:
-    return bool(info.type in (pafs.FileType.File, pafs.FileType.Directory))
 
 
 def _is_hidden(name: str) -> bool:

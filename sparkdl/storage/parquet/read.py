@@ -104,12 +104,10 @@ def _pieces(share: Share) -> Iterator[_Piece]:
 
 
 def _is_read_with(part: FileRange, last: FileRange, nbytes: int) -> bool:
-    """Whether a range is read in one go with those up to `last`, which are `nbytes` with it.
-
-    The remaining rows of a row group may be many ranges; the group is decoded once.
-    """
+    """Whether a range is read in one go with those up to `last`, which are `nbytes` with it."""
     if part.file != last.file:
         return False
+    # The remaining rows of a row group may be many ranges; the group is decoded once.
     if part.row_group == last.row_group:
         return part.start >= last.stop
     return part.row_group > last.row_group and nbytes <= _JOINED_NBYTES
@@ -137,11 +135,6 @@ class _Reader:
         self._footers: dict[str, pq.FileMetaData] = {}  # of the files read last
 
     def read(self, piece: _Piece) -> Batches:
-        """Yield the batches of a piece.
-
-        Raises:
-            ReadError: see `read_share`.
-        """
         try:
             with self._open(piece.file) as file:
                 wanted = _wanted_rows(piece, file.metadata)
@@ -237,15 +230,12 @@ def _in_order(
 ) -> Batches:
     """Decode pieces ahead of time on threads, two at once and more that are small; yield in order.
 
-    Closing the generator waits for its threads, and these for the batch that they make.
+    Closing the generator waits for its threads, and these for the batch that they make. What `read`
+    raises comes after the batches before it.
 
     Args:
-        read: yields the batches of a piece; called on several threads.
-        batch_nbytes: of the largest of them.
+        batch_nbytes: of the largest batch.
         prefetch_nbytes: the most that is held ahead, give or take a batch for each piece.
-
-    Raises:
-        Exception: what `read` raises, after the batches before it.
     """
     # Two pieces are decoded at a time, and each gets half of what may be ahead.
     ahead_of_each = max(1, prefetch_nbytes // 2 // batch_nbytes)

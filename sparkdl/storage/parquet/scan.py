@@ -9,7 +9,7 @@ Arrow reads exactly the same values, and refuses the scan wherever that is uncer
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -101,7 +101,9 @@ def source_of(scan: Scan, is_wanted: Callable[[], bool] = lambda: True) -> Parqu
             type differently. Also if the storage is not supported, a footer cannot
             be read, or there are no rows.
     """
-    _check_columns(scan.columns)
+    names = [column.name for column in scan.columns]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"it has several columns {twice[0]!r}")
     located = [locate(file.path) for file in scan.files]
     storages = {storage.uri: storage for storage, _ in located}
     if len(storages) != 1:
@@ -139,12 +141,6 @@ def source_of(scan: Scan, is_wanted: Callable[[], bool] = lambda: True) -> Parqu
     return source
 
 
-def _check_columns(columns: Sequence[ScannedColumn]) -> None:
-    names = [column.name for column in columns]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"it has several columns {twice[0]!r}")
-
-
 def _read_footer(
     system: pafs.FileSystem, listed: Mapping[str, ScannedFile], scan: Scan, path: str
 ) -> _Found:
@@ -158,20 +154,15 @@ def _read_footer(
             metadata, schema = parquet.metadata, parquet.schema_arrow
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    fields = _in_any_case(schema)
+    fields: dict[str, list[pa.Field]] = {}
+    for field in schema:
+        fields.setdefault(field.name.lower(), []).append(field)
     for column in scan.columns:
         if problem := _problem(column, fields, metadata, scan):
             raise ConfigError(f"its column {column.name!r} {problem} in {path}")
     names = {column.stored_as for column in scan.columns}
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
     return _Found(tuple(group.num_rows for group in groups), row_nbytes(metadata, names))
-
-
-def _in_any_case(fields: Iterable[pa.Field]) -> dict[str, list[pa.Field]]:
-    found: dict[str, list[pa.Field]] = {}
-    for field in fields:
-        found.setdefault(field.name.lower(), []).append(field)
-    return found
 
 
 def _problem(

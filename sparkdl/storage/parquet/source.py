@@ -158,11 +158,7 @@ def _find(system: pafs.FileSystem, asked: Sequence[str], paths: Sequence[str]) -
 
 
 def partition_fields(found: Mapping[str, Values]) -> pa.Schema:
-    """Return the columns that folders give, by the values for each file; at least one file.
-
-    Raises:
-        ConfigError: if files lie in folders with different columns.
-    """
+    """Return the columns that folders give, by the values for each file; at least one file."""
     (first, values), *others = found.items()
     for path, more in others:
         if list(more) != list(values):
@@ -198,11 +194,7 @@ def _is_date(value: str) -> bool:
 def read_footers(
     files: Sequence[T], read: Callable[[T], F], is_wanted: Callable[[], bool]
 ) -> list[F]:
-    """Return `read`'s result for each file, several at a time; raise its first error.
-
-    Raises:
-        ConfigError: if the result is not wanted any more.
-    """
+    """Return `read`'s result for each file, several at a time; raise its first error."""
 
     def read_if_wanted(file: T) -> F:
         if not is_wanted():
@@ -306,15 +298,9 @@ def plan(
 
     Args:
         row_groups: for each file the rows of each of its row groups; `FileRange.file` counts them.
-        num_nodes: at least 1.
         seed: shuffles the row groups first; None keeps their order.
         done: numbers of rows, counted through all files.
-
-    Returns:
-        For each node its ranges, none of them empty.
     """
-    if num_nodes < 1:
-        raise ValueError(f"num_nodes is {num_nodes}; it must be at least 1")
     groups = list(_groups(row_groups))
     if seed is not None:
         # Python seeds by a text's SHA-512, so every node and every run gets the same order.
@@ -422,12 +408,7 @@ def spark_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return `column` as `kind`, its `spark_type`; without a copy where only names differ.
-
-    Raises:
-        pyarrow.ArrowInvalid: if a value does not fit.
-        pyarrow.ArrowNotImplementedError: if the file has another type than was expected.
-    """
+    """Return `column` as `kind`, its `spark_type`; without a copy where only names differ."""
     if column.type.equals(kind):
         return column
     return pc.cast(column, options=pc.CastOptions(kind, allow_time_truncate=True))
