@@ -36,14 +36,11 @@ _IGNORE_SSL = "pytorch.spark.distributor.ignoreSsl"
 
 
 class _Distributor:
-    """Runs one function or program on all nodes, which return its values.
-
-    Attributes:
-        ssl_conf: the setting that allows to train unencrypted where Spark encrypts.
-    """
+    """Runs one function or program on all nodes, which return its values."""
 
     _framework = "tensorflow"
     ssl_conf: str
+    """The setting that allows to train unencrypted where Spark encrypts."""
     spark: SparkSession | None
 
     def _set_up(self, local_mode: bool, options: dict[str, Any]) -> None:
@@ -312,11 +309,7 @@ class MirroredStrategyRunner(_Distributor):
 
 
 def _check_encryption(spark: SparkSession, ignore: str) -> None:
-    """Refuse to train unencrypted where Spark encrypts, as pyspark's distributors do.
-
-    Raises:
-        SparkConfigError: if Spark's `spark.ssl.enabled` is true, and the setting `ignore` is not.
-    """
+    """Refuse to train unencrypted where Spark encrypts, as pyspark's distributors do."""
     if spark.conf.get("spark.ssl.enabled", "false") != "true":
         return
     text = (
@@ -345,11 +338,7 @@ def _json_of(config: str | Mapping[str, Any] | None) -> str:
 
 
 def _shared_out(spark: SparkSession, num_slots: int) -> tuple[int, int]:
-    """Return how many nodes there are, and the GPUs of each.
-
-    Raises:
-        ConfigError: if some node would have fewer GPUs than others.
-    """
+    """Return how many nodes there are, and the GPUs of each."""
     key = "spark.task.resource.gpu.amount"
     amount = max(1, int(float(spark.conf.get(key, "1") or 1)))
     # A single task has more GPUs than are asked for.

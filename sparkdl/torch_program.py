@@ -96,11 +96,7 @@ class Program:
 
     @contextmanager
     def _deepspeed_arguments(self) -> Iterator[tuple[str, ...]]:
-        """Yield what DeepSpeed's programs find at the end of their command line.
-
-        Raises:
-            FrameworkMissingError: if there is no DeepSpeed.
-        """
+        """Yield what DeepSpeed's programs find at the end of their command line."""
         if self.deepspeed is None:
             yield ()
             return
@@ -112,11 +108,6 @@ class Program:
 
 
 def script_of(path: str) -> Script:
-    """Read a program.
-
-    Raises:
-        ConfigError: if it cannot be read.
-    """
     try:
         return Script(str(Path(path).absolute()), Path(path).read_bytes())
     except OSError as error:

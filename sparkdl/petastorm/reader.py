@@ -51,12 +51,7 @@ class TransformSpec:
     selected_fields: Sequence[str] | None = None
 
     def columns(self, batch: pa.RecordBatch) -> Columns:
-        """Return what becomes of a batch's rows: arrays `[rows, …]` by name.
-
-        Raises:
-            ConfigError: if the function returns no frame, or a column is not there or not of the
-                shape that `edit_fields` says.
-        """
+        """Return what becomes of a batch's rows: arrays `[rows, …]` by name."""
         frame = batch.to_pandas()
         if self.func is not None:
             frame = self.func(frame)
@@ -115,11 +110,6 @@ def read_batches(
         epochs: `None` for no end.
         window: shuffle within so many rows; 0 for the order in which they are read.
         threads: how many apply the `transform_spec`.
-        options: of Petastorm's reader.
-
-    Raises:
-        ConfigError: if there are no rows, or the storage cannot be opened.
-        ReadError: if a file cannot be read.
     """
     shard, shards = place
     share, seed = source.shares(shards, options["shard_seed"])[shard], options["seed"] or 0

@@ -330,11 +330,7 @@ class DStreamFeed:
 
 
 def await_end(ssc: Any, server: Server, feeds: list[DStreamFeed]) -> None:
-    """Wait until the streaming has ended; end it when no more rows are needed.
-
-    Raises:
-        SparkdlError: if feeding failed.
-    """
+    """Wait until the streaming has ended; end it when no more rows are needed."""
     # In turns, because a node or a client may end the stream meanwhile.
     while not ssc.awaitTerminationOrTimeout(_TURN_S):
         if server.done or any(feed.has_ended.is_set() or not feed.is_wanted() for feed in feeds):

@@ -156,9 +156,6 @@ def _check_slots(spark: SparkSession, runs: int, feeding: Feeding, **options: An
     """Check that all runs fit, unless Spark's settings promise executors that have not come yet.
 
     A barrier stage of Spark fails where it has fewer slots than tasks, so programs expect it.
-
-    Raises:
-        ConfigError: if they do not fit.
     """
     settings = Settings(feeding=feeding)
     spec = ClusterSpec("", plan_nodes(runs), framework="plain", settings=settings, **options)
