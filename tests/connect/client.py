@@ -133,9 +133,9 @@ def faces(spark: Any, folder: Path) -> None:
 
 
 def jobs(spark: Any, _folder: Path) -> None:
-    from sparkdl.ml.jobs.spark import Jobs
+    from sparkdl.ml.jobs.fit import Jobs, Plan
 
-    said("mode='jobs'", refusal(Jobs, spark))
+    said("mode='jobs'", refusal(Jobs, spark, Plan(None, 1, 1, False, 0)))
 
 
 def sessions(_spark: Any, folder: Path) -> None:

@@ -5,7 +5,6 @@ Runs in: the process of pytest, or one of its own with KERAS_BACKEND set
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.keras_model import Recipe
 from sparkdl.ml.estimators.keras_train import KerasTask
 from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, backend, batch_of, signature_of
-from sparkdl.ml.jobs.task import Sum, pack, total
+from sparkdl.ml.jobs.work import total, weighed
 from sparkdl.ml.scoring.keras_objects import saved
 
 RNG = np.random.default_rng(0)
@@ -64,13 +63,9 @@ def gradients_of_two_partitions_are_those_of_all() -> None:
         found = []
         for number, cut in enumerate(cuts):
             learner.load(master.state())
-            learned, metrics = learner.learn(cut, seed=7)
-            vector, exact = pack(learned)
-            size = len(cut["l"])
-            found.append(Sum(number, size, vector * np.float32(size), exact, metrics))
+            found.append(weighed(number, len(cut["l"]), *learner.learn(cut, seed=7)))
         whole = total(found)
-        assert whole.vector is not None
-        master.apply(replace(whole, vector=whole.vector / whole.weight))
+        master.apply(whole.averages())
         logs = alone.train_on_batch(
             *batch_of(asked, alone, rows(start, start + 12)), return_dict=True
         )
@@ -90,7 +85,7 @@ def random_layers_draw_by_the_seed() -> None:
     vectors = []
     for seed in (1, 2, 1):
         learner.load(state)
-        vectors.append(pack(learner.learn(rows(0, 8), seed)[0])[0])
+        vectors.append(learner.learn(rows(0, 8), seed)[0][0])
     assert np.array_equal(vectors[0], vectors[2])
     assert not np.array_equal(vectors[0], vectors[1])
 

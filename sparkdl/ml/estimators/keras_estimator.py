@@ -20,10 +20,8 @@ from sparkdl.ml.estimators.keras_model import (
     outputs_of,
 )
 from sparkdl.ml.estimators.keras_train import KerasTask, train
-from sparkdl.ml.estimators.network import NetworkEstimator, Trained
-from sparkdl.ml.estimators.training import Training
-from sparkdl.ml.jobs.fit import check_mode, fit_keras
-from sparkdl.ml.jobs.loop import Plan
+from sparkdl.ml.estimators.network import NetworkEstimator
+from sparkdl.ml.jobs.fit import Plan, check_mode, fit_keras
 from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
 from sparkdl.ml.scoring.inputs import named
 from sparkdl.ml.scoring.keras_objects import checked_file, registered
@@ -142,21 +140,14 @@ class KerasEstimator(
             check_labels(task.columns, known.outputs, dataset.schema)
         training = self._training(train, task)
         if self.getMode() == "jobs":
-            content, signature, summary = self._fit_in_jobs(dataset, task, training)
+            plan = Plan(
+                self.getNumWorkers(), task.batch_size, task.epochs, task.shuffle, task.seed or 0
+            )
+            content, signature, summary = fit_keras(task, training, plan, dataset)
         else:
             content, signature, summary = self._trained(dataset, training)
         fitted = KerasModel(content, signature, task.recipe.objects)
         return self._with_values(fitted, summary)
-
-    def _fit_in_jobs(self, dataset: DataFrame, task: KerasTask, training: Training) -> Trained:
-        plan = Plan(
-            partitions=self.getNumWorkers(),
-            batch_size=task.batch_size,
-            epochs=task.epochs,
-            shuffle=task.shuffle,
-            seed=task.seed or 0,
-        )
-        return fit_keras(task, training, plan, dataset, self.getMaxRestarts())
 
     def _task(self) -> KerasTask:
         if self._made is None:

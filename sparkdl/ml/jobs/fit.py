@@ -1,38 +1,103 @@
-"""Train as Spark jobs, without long-running nodes or open ports: the functions that users call.
+"""Train as Spark jobs, without long-running nodes or open ports: the driver's side.
 
 The way of BigDL (https://arxiv.org/abs/1804.05839): weights are broadcast, each partition's task
 computes the gradient of its part of the mini-batch, Spark adds them up, the driver takes the step.
 See docs/jobs.md. `KerasEstimator(mode="jobs")` is the face for Keras, `fit_in_jobs` for PyTorch.
+
+```text
+ driver   state ──broadcast──▶ tasks ──gradients──▶ groups ──sums──▶ driver: one update
+```
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
+from sparkdl.core.jobs import cancel_jobs, context_of, named_jobs
+from sparkdl.driver.executors.scored import addressed
+from sparkdl.driver.slots.spark_errors import raised_in_task
 from sparkdl.ml.estimators.keras_model import with_softmax
 from sparkdl.ml.estimators.keras_train import KerasTask
-from sparkdl.ml.estimators.training import Training, check_columns
+from sparkdl.ml.estimators.training import Training, check_columns, warn_of_no_numbers
 from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, backend, signature_of
-from sparkdl.ml.jobs.loop import JobsResult, Loop, Plan
-from sparkdl.ml.jobs.spark import Jobs
 from sparkdl.ml.jobs.torch import TorchMaster, TorchSpec
+from sparkdl.ml.jobs.work import (
+    STORED_SCHEMA,
+    Column,
+    Forget,
+    Master,
+    Store,
+    Sum,
+    Work,
+    added,
+    num_groups,
+    num_steps,
+    read_sample,
+    total,
+)
+from sparkdl.ml.scoring.inputs import NUMBERS, leaf_type
 from sparkdl.ml.scoring.keras_objects import loaded
 from sparkdl.ml.scoring.source import Signature
 from sparkdl.ml.summary import TrainingSummary
+from sparkdl.node.task import parse_problem
 
 if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
+
     from sparkdl.ml.jobs.torch import LossFn, ModelFn, OptimizerFn
 
+_log = logging.getLogger(__name__)
 _NODES_ONLY = (
-    *("num_gpus", "recovery", "feeding", "observe", "startup", "checkpoint_dir"),
+    *("num_gpus", "max_restarts", "recovery", "feeding", "observe", "startup", "checkpoint_dir"),
     *("shutdown_timeout", "feed_reader", "class_weight", "verbose"),
 )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of a training as jobs.
+
+    Attributes:
+        partitions: number of partitions of the rows; None for as many as they have.
+        batch_size: rows of a mini-batch in each of them, on average.
+        seed: of the order of the rows, and of random layers.
+    """
+
+    partitions: int | None
+    batch_size: int
+    epochs: int
+    shuffle: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class JobsResult:
+    """The result of a training as Spark jobs.
+
+    Attributes:
+        model: the trained model, on the driver's CPU.
+        history: `loss`, and `val_loss` with validation rows; one value an epoch.
+        rows: in an epoch.
+        iterations: training jobs run in this program.
+        seconds: from the first job to the last.
+    """
+
+    model: Any
+    history: dict[str, list[float]]
+    rows: int
+    iterations: int
+    seconds: float
 
 
 def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
@@ -48,7 +113,6 @@ def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
     epochs: int = 1,
     shuffle: bool = True,
     seed: int = 0,
-    max_restarts: int = 0,
 ) -> JobsResult:
     """Train a PyTorch model as Spark jobs, without nodes.
 
@@ -66,7 +130,6 @@ def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
             `df`. The tasks need not run at once.
         batch_size: rows of a mini-batch in each partition, on average.
         seed: of initial weights, the order of rows and random layers.
-        max_restarts: how many jobs may fail; each is run again.
 
     Raises:
         ConfigError: if an argument is invalid, or over Spark Connect.
@@ -74,9 +137,8 @@ def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
             lengths for example, or by nulls.
     """
     names = tuple(columns or df.columns)
-    check_columns(df.columns, names)
-    if validation is not None:
-        check_columns(validation.columns, names)
+    for each in (df,) if validation is None else (df, validation):
+        check_columns(each.columns, names)
     for name, number in (
         ("num_partitions", 1 if num_partitions is None else num_partitions),
         ("batch_size", batch_size),
@@ -85,10 +147,8 @@ def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
         if number < 1:
             raise ConfigError(f"{name}={number} must be at least 1")
     spec = TorchSpec(model_fn, loss_fn, optimizer_fn)
-    plan = Plan(num_partitions, batch_size, epochs, shuffle, seed)
-    with Jobs(df.sparkSession, max_restarts) as jobs:
-        master = TorchMaster(spec, names, seed)
-        return Loop(jobs, plan, master, spec).run(df, validation)
+    with Jobs(df.sparkSession, Plan(num_partitions, batch_size, epochs, shuffle, seed)) as jobs:
+        return jobs.train(TorchMaster(spec, names, seed), spec.learner, df, validation)
 
 
 def check_mode(stage: Any) -> None:
@@ -106,7 +166,7 @@ def check_mode(stage: Any) -> None:
 
 
 def fit_keras(
-    task: KerasTask, training: Training, plan: Plan, dataset: DataFrame, max_restarts: int
+    task: KerasTask, training: Training, plan: Plan, dataset: DataFrame
 ) -> tuple[bytes, Signature, TrainingSummary]:
     """Train; return the model as a `.keras` file, its signature, and a summary of the training.
 
@@ -116,18 +176,229 @@ def fit_keras(
     """
     with (
         training.rows(dataset) as (rows, validation),
-        Jobs(dataset.sparkSession, max_restarts) as jobs,
-        ExitStack() as stack,
+        Jobs(dataset.sparkSession, plan) as jobs,
+        jobs.sent(task.recipe.made if isinstance(task.recipe.made, bytes) else None) as content,
     ):
-        master = KerasMaster(task)
-        content, small = None, task
-        if isinstance(task.recipe.made, bytes):
+        small = task
+        if content.value is not None:
             # As a broadcast: within the task it would travel again in every iteration.
-            content = stack.enter_context(jobs.sent(task.recipe.made))
             small = replace(task, recipe=replace(task.recipe, made=b""))
-        spec = KerasSpec(small, content, backend())
-        outcome = Loop(jobs, plan, master, spec).run(rows, validation)
+        master, spec = KerasMaster(task), KerasSpec(small, content, backend())
+        outcome = jobs.train(master, spec.learner, rows, validation)
     content = task.recipe.packed(master.model)
     model = loaded(content, task.recipe.objects)
     signature = with_softmax(signature_of(model), model)
     return content, signature, TrainingSummary(outcome.history, seconds=outcome.seconds)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Rows on executors.
+
+    Attributes:
+        kept: a persisted RDD with a record for each partition, made by the task that stores its
+            rows: Spark schedules an iteration's task on the executor with its rows. If that is
+            lost, Spark computes them again within the very task that needs them.
+        again: the same records, not persisted: a task of it brings the rows along.
+        rows, digests: by partition.
+        sample: the first row, see `read_sample`.
+    """
+
+    kept: RDD[Any]
+    again: RDD[Any]
+    role: str
+    columns: tuple[Column, ...]
+    rows: tuple[int, ...]
+    digests: tuple[int, ...]
+    sample: bytes
+
+
+class Jobs:
+    """The jobs of one training. On exit it removes its stored rows.
+
+    Raises:
+        ConfigError: over Spark Connect, which has neither RDDs nor broadcasts.
+    """
+
+    def __init__(self, spark: SparkSession, plan: Plan) -> None:
+        context = context_of(spark)
+        if context is None:
+            raise ConfigError(
+                "training as Spark jobs needs a classic SparkSession: Spark Connect has neither "
+                "broadcasts nor RDDs. Run the program with spark-submit, or train on nodes "
+                "(mode='nodes')"
+            )
+        self._context: SparkContext = context
+        self._plan, self._name = plan, secrets.token_hex(6)
+        self._kept: list[RDD[Any]] = []
+
+    def __enter__(self) -> Jobs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(Exception):  # Spark is gone, perhaps
+            cancel_jobs(self._context, self._group)  # one that was interrupted may still run
+            with named_jobs(self._context, self._group, "remove the rows"):
+                for each in self._kept:
+                    each.mapPartitions(Forget(self._name)).collect()
+                    each.unpersist()
+
+    @property
+    def _group(self) -> str:
+        return f"sparkdl {self._name}"
+
+    @contextmanager
+    def sent(self, value: Any) -> Iterator[Any]:
+        """Give a broadcast, which is destroyed afterwards."""
+        broadcast = self._context.broadcast(value)
+        try:
+            yield broadcast
+        finally:
+            with suppress(Exception):  # Spark is gone, perhaps
+                broadcast.destroy()
+
+    def train(
+        self,
+        master: Master,
+        learner: Callable[[], Any],
+        training: DataFrame,
+        validation: DataFrame | None,
+    ) -> JobsResult:
+        """Train.
+
+        Args:
+            learner: makes a worker's model; takes seconds, since it imports a framework.
+
+        Raises:
+            ConfigError: if it cannot work as asked; before the first iteration.
+            JobFailedError: if a job failed.
+        """
+        start_s, columns = time.monotonic(), master.columns()
+        stored = self._store(training, "training", columns)
+        held = None if validation is None else self._store(validation, "validation", columns)
+        master.begin(read_sample(stored.sample, columns))
+        steps = num_steps(stored.rows, self._plan.batch_size * len(stored.rows))
+        history: dict[str, list[float]] = {}
+        iterations = 0
+        for epoch in range(self._plan.epochs):
+            epoch_start_s = time.monotonic()
+            master.epoch_begins(epoch)
+            metrics = Sum(0)
+            for step in range(steps):
+                what = f"training, epoch {epoch}, step {step} of {steps}"
+                found = self._iterate(what, master, learner, stored, epoch, step, steps)
+                master.apply(found.averages())
+                metrics += Sum(0, metrics=found.metrics)
+            iterations += steps
+            logs = master.metrics(metrics.metrics)
+            if held is not None:
+                what = f"validation, epoch {epoch}"
+                found = self._iterate(what, master, learner, held, epoch, None, steps)
+                logs |= {f"val_{n}": value for n, value in master.metrics(found.metrics).items()}
+            for name, value in logs.items():
+                history.setdefault(name, []).append(value)
+            seconds = time.monotonic() - epoch_start_s
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
+            _log.info("Epoch %d: %d iterations in %.1f s, %s", epoch, steps, seconds, shown)
+            if master.epoch_ended(epoch, logs):
+                break
+        master.end()
+        warn_of_no_numbers(history.get("loss", ()))
+        seconds = time.monotonic() - start_s
+        return JobsResult(master.model, history, sum(stored.rows), iterations, seconds)
+
+    def _store(self, data: DataFrame, role: str, columns: tuple[Column, ...]) -> _Stored:
+        """Store the rows of a DataFrame on the executors."""
+        for column in columns:
+            kind = data.schema[column.name].dataType
+            if not isinstance(leaf_type(kind), NUMBERS):
+                raise ConfigError(
+                    f"column {column.name!r} is of type {kind.simpleString()}: training as Spark "
+                    "jobs takes numbers, arrays of them and ML vectors. Encode it as numbers, "
+                    "leave it out, or train on nodes (mode='nodes')"
+                )
+        names, wanted = data.columns, self._plan.partitions
+        data, known = addressed(data)
+        data = data.select([known[names.index(column.name)] for column in columns])
+        store = Store(self._name, role, columns)
+        with self._named(f"keep {role} rows"):
+            again = data.mapInArrow(store, STORED_SCHEMA).rdd
+            if wanted is not None and again.getNumPartitions() != wanted:
+                # A shuffle of the DataFrame is a job of its own.
+                again = data.repartition(wanted).mapInArrow(store, STORED_SCHEMA).rdd
+            # A step of its own: `again` stays unpersisted, or its tasks would not bring rows along.
+            kept = again.mapPartitions(lambda records: records)
+            kept.persist(StorageLevel.MEMORY_AND_DISK)
+            records = sorted(kept.collect(), key=lambda record: record.part)
+        self._kept.append(kept)
+        samples = [bytes(record.sample) for record in records if record.rows]
+        if not samples:
+            raise ConfigError(
+                f"the DataFrame has no {role} rows: give one with rows, or remove its filters"
+            )
+        rows = tuple(record.rows for record in records)
+        digests = tuple(record.digest for record in records)
+        return _Stored(kept, again, role, columns, rows, digests, samples[0])
+
+    def _iterate(
+        self,
+        what: str,
+        master: Master,
+        learner: Callable[[], Any],
+        stored: _Stored,
+        epoch: int,
+        step: int | None,
+        steps: int,
+    ) -> Sum:
+        """Run one iteration; return the sum over all partitions."""
+        plan = self._plan
+        with self.sent(master.state()) as state, self._named(what):
+            work = Work(
+                self._name,
+                learner,
+                state,
+                stored.role,
+                stored.columns,
+                stored.rows,
+                stored.digests,
+                epoch,
+                step,
+                steps,
+                plan.seed,
+                plan.shuffle,
+            )
+            found = stored.kept.mapPartitionsWithIndex(work)
+            groups = 0 if step is None else num_groups(len(stored.rows))
+            if groups:
+                found = found.partitionBy(groups, int).mapPartitions(added)
+            try:
+                whole = total(each for _, each in found.collect())
+            finally:
+                with suppress(Exception):  # else Spark keeps a shuffle's files for long
+                    found._jrdd.rdd().cleanShuffleDependencies(False)
+            if not whole.missing:
+                return whole
+            # Each of them now computes where it has just got its rows.
+            moved = sorted(set(whole.missing))
+            _log.info("Moving partitions %s of the %s rows to other executors", moved, stored.role)
+            rest = self._context.runJob(
+                stored.again.mapPartitionsWithIndex(work), lambda pairs: pairs, moved
+            )
+            return total([replace(whole, missing=()), *(each for _, each in rest)])
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        from py4j.protocol import Py4JJavaError  # which pyspark-client has not
+
+        try:
+            with named_jobs(self._context, self._group, what):
+                yield
+        except (Py4JJavaError, PySparkException) as error:
+            raise explained(error) from None
+
+
+def explained(error: Exception) -> SparkdlError:
+    """Return what the Python of a task raised, as far as Spark's text shows it."""
+    if problem := parse_problem(str(error)):
+        return problem.at_driver()
+    return JobFailedError(f"a Spark job of the training failed: {raised_in_task(error)}")

@@ -25,8 +25,8 @@ from sparkdl.ml.estimators.keras_train import (
     class_columns,
     own_callbacks,
 )
-from sparkdl.ml.jobs.rows import Column
-from sparkdl.ml.jobs.task import Master, Sum, unpack
+from sparkdl.ml.jobs.torch import share_threads
+from sparkdl.ml.jobs.work import Column, Master
 from sparkdl.ml.scoring.share import task_share
 from sparkdl.ml.scoring.source import Signature, Tensor
 from sparkdl.ml.scoring.tensorflow import prepare_worker
@@ -63,9 +63,13 @@ class KerasSpec:
                 f"Keras runs on {self.backend} at the driver and on {keras.backend.backend()} at "
                 "the executors: set spark.executorEnv.KERAS_BACKEND to the driver's"
             )
-        _share_threads(self.backend)
+        # As many threads as the task has cores; frameworks take all cores otherwise.
+        if self.backend == "tensorflow":
+            prepare_worker(task_share())
+        elif self.backend == "torch":
+            share_threads()
         recipe = self.task.recipe
-        if self.content is not None:
+        if self.content is not None and self.content.value is not None:
             recipe = replace(recipe, made=self.content.value)
         return KerasLearner(self.task, recipe.model())
 
@@ -175,16 +179,6 @@ def _keeper(name: str) -> Any:
     return Keeper(learning_rate=0.0, name=name)
 
 
-def _share_threads(backend: str) -> None:
-    """In a Spark task: as many threads as it has cores; frameworks take all cores otherwise."""
-    if backend == "tensorflow":
-        prepare_worker(task_share())
-    elif backend == "torch":
-        from sparkdl.ml.jobs.torch import share_threads
-
-        share_threads()
-
-
 class KerasMaster(Master):
     """The driver's model: the weights, and the optimizer with all that it remembers.
 
@@ -242,17 +236,15 @@ class KerasMaster(Master):
         """Return what workers need."""
         return list(as_arrays(self.model.weights))
 
-    def apply(self, found: Sum) -> None:
+    def apply(self, learned: Sequence[Array]) -> None:
         """Take a step by the averaged gradients."""
         import keras
 
-        assert found.vector is not None
-        like = as_arrays([*self.model.trainable_weights, *self.model.non_trainable_weights])
-        learned = unpack(found.vector, found.exact, like)
-        count = len(self.model.trainable_weights)
-        gradients = [keras.ops.convert_to_tensor(each) for each in learned[:count]]
-        self.model.optimizer.apply(gradients, self.model.trainable_variables)
-        assign(self.model.non_trainable_weights, learned[count:])
+        trained = self.model.trainable_variables
+        pairs = zip(learned, trained, strict=False)
+        gradients = [keras.ops.convert_to_tensor(each, variable.dtype) for each, variable in pairs]
+        self.model.optimizer.apply(gradients, trained)
+        assign(self.model.non_trainable_weights, learned[len(trained) :])
 
     def metrics(self, states: Sequence[Array]) -> dict[str, float]:
         """Return the values that metrics have by the sum of their states."""

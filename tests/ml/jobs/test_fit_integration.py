@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.jobs.fit import fit_in_jobs
-from sparkdl.ml.jobs.rows import num_steps
+from sparkdl.ml.jobs.work import num_steps
 from tests.doubles.sessions import jobs_of
 from tests.ml.train_fns import adam, loss_fn, loss_that_kills, model_fn
 

@@ -1,0 +1,470 @@
+"""The tasks of a training as Spark jobs: they store rows, train on them, and add up gradients.
+
+Runs in: feeder. Sums also in the driver.
+
+A task may run on any executor, again, or twice, with the same result: it depends only on its
+arguments. A worker process keeps models and mapped files between tasks only to save time.
+"""
+
+from __future__ import annotations
+
+import gc
+import secrets
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import lru_cache, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.core.errors import ConfigError, FeedTypeError, ReadError
+from sparkdl.core.imports import quick_imports
+from sparkdl.ml.scoring.inputs import (
+    InputColumn,
+    check_classes,
+    check_weights,
+    fitting,
+    tensor_values,
+)
+from sparkdl.ml.scoring.source import Tensor
+from sparkdl.node.resources import work_root
+from sparkdl.node.task import Problem
+from sparkdl.values.columns import convert
+from sparkdl.values.ndarrays import Array
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+
+_DIRECT = 4
+"""Up to so many partitions are added by the driver itself: a shuffle would cost more."""
+STORED_SCHEMA = "part int, rows long, digest long, sample binary"
+_STORED = pa.schema(
+    {"part": pa.int32(), "rows": pa.int64(), "digest": pa.int64(), "sample": pa.binary()}
+)
+_CHECKED_ROWS = 64
+"""Sparse vectors are made dense by so many rows."""
+_EVALUATION_ROWS = 256
+_MAX_LEARNERS = 4
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that is stored.
+
+    Attributes:
+        tensor: the model's input for it, which gives dtype and shape; None to leave it unchanged.
+        has_classes: it holds numbers of classes.
+        is_weight: it holds the weights of rows, float32.
+    """
+
+    name: str
+    tensor: Tensor | None = None
+    has_classes: bool = False
+    is_weight: bool = False
+
+    def values(self, column: pa.Array) -> Array:
+        """Return some rows of it.
+
+        Raises:
+            FeedTypeError: for nulls, text, arrays of different lengths, or what does not fit.
+        """
+        where = f"column {self.name!r}"
+        if self.tensor is not None:
+            values = tensor_values(column, InputColumn(self.name, self.tensor))
+        else:
+            values = convert(column, None, where)
+        if values.dtype == object:
+            raise FeedTypeError(
+                f"{where} holds {column.type}: training as Spark jobs takes numbers, and arrays of "
+                "one shape. Encode text as numbers, or train on nodes (mode='nodes')"
+            )
+        if self.has_classes:
+            check_classes(values, self.name)
+        if self.is_weight:
+            check_weights(values, self.name)
+            if self.tensor is None:
+                values = fitting(values, np.dtype(np.float32), where, "weights")
+        return values
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Facts about a partition's stored rows.
+
+    Attributes:
+        digest: of all values; it shows whether they are the same when Spark computes them again.
+        sample: the first row, as `read_sample` takes it; empty if there is none.
+    """
+
+    rows: int
+    digest: int
+    sample: bytes
+
+
+def num_steps(rows: Sequence[int], batch_rows: int) -> int:
+    """Return the mini-batches of an epoch, so that none has more than `batch_rows` on average."""
+    return max(1, -(-sum(rows) // batch_rows))
+
+
+class Rows:
+    """A partition's rows.
+
+    Args:
+        path: the file by `store`, mapped into memory, which all processes share.
+    """
+
+    def __init__(self, path: Path) -> None:
+        file = pa.ipc.open_file(pa.memory_map(str(path)))
+        self._batches = [file.get_batch(n) for n in range(file.num_record_batches)]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+        self._order: tuple[tuple[int, int], Array] | None = None
+
+    def batch(
+        self, columns: Sequence[Column], step: int, steps: int, order: tuple[int, int] | None
+    ) -> dict[str, Array]:
+        """Return the rows of one of `steps` mini-batches: every row is in one of them.
+
+        Args:
+            columns: those that `store` was given.
+            order: seed and epoch, which decide the order; None for the order that Spark gave.
+        """
+        # By fractions: the batches differ by one row at most.
+        start, stop = (at * int(self._starts[-1]) // steps for at in (step, step + 1))
+        if start == stop:
+            return {}
+        # Ascending, as the mapped file has them: a gradient does not depend on their order.
+        places = (
+            np.arange(start, stop) if order is None else np.sort(self._places(order)[start:stop])
+        )
+        cuts = np.searchsorted(places, self._starts)
+        parts = [
+            batch.take(pa.array(places[first:last] - number))
+            for batch, number, first, last in zip(
+                self._batches, self._starts, cuts, cuts[1:], strict=False
+            )
+            if first < last
+        ]
+        return {
+            column.name: column.values(pa.concat_arrays([part.column(place) for part in parts]))
+            for place, column in enumerate(columns)
+        }
+
+    def _places(self, order: tuple[int, int]) -> Array:
+        if self._order is None or self._order[0] != order:
+            self._order = (order, np.random.default_rng(order).permutation(self._starts[-1]))
+        return self._order[1]
+
+
+def folder_of(job: str) -> Path:
+    """Return where an executor stores the rows of a training."""
+    return work_root() / f"sparkdl-jobs-{job}"
+
+
+def path_of(folder: Path, role: str, part: int, digest: int) -> Path:
+    """Return the file of a partition's rows; other rows would have another name."""
+    return folder / f"{role}-{part}-{digest:08x}.arrow"
+
+
+def store(
+    folder: Path,
+    role: str,
+    part: int,
+    columns: Sequence[Column],
+    batches: Iterable[pa.RecordBatch],
+) -> Stored:
+    """Write a partition's rows into `folder`; the file appears when all are there.
+
+    Args:
+        batches: each is written before the next is asked for.
+
+    Raises:
+        FeedTypeError: see `Column.values`; or if rows have different shapes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f"draft-{secrets.token_hex(6)}"
+    rows, sample, digests, kinds = 0, b"", [0] * len(columns), [""] * len(columns)
+    try:
+        with ExitStack() as stack:
+            for batch in batches:
+                # By place: Spark does not find a name with a dot in it.
+                for place, column in enumerate(columns):
+                    for start in range(0, batch.num_rows, _CHECKED_ROWS):
+                        values = column.values(batch.column(place)[start : start + _CHECKED_ROWS])
+                        kind = f"{values.dtype} {list(values.shape[1:])}"
+                        if kind != (kinds[place] or kind):
+                            raise FeedTypeError(
+                                f"column {column.name!r} holds rows of {kinds[place]} and of "
+                                f"{kind}; make all rows the same shape"
+                            )
+                        kinds[place] = kind
+                        # A checksum is enough: nobody has a reason to forge it.
+                        digests[place] = zlib.crc32(np.ascontiguousarray(values), digests[place])
+                if batch.num_rows and not rows:
+                    sample = _as_sample(batch.slice(0, 1))
+                    writer = stack.enter_context(pa.ipc.new_file(str(draft), batch.schema))
+                if batch.num_rows:
+                    writer.write_batch(batch)
+                rows += batch.num_rows
+        digest = zlib.crc32(np.array(digests, ">u4"))
+        if rows:
+            draft.rename(path_of(folder, role, part, digest))
+        return Stored(rows, digest, sample)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _as_sample(row: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, row.schema) as writer:
+        writer.write_batch(row)
+    return bytes(sink.getvalue())
+
+
+def read_sample(content: bytes, columns: Sequence[Column]) -> dict[str, Array]:
+    """Return the row that a `Stored.sample` holds, by column `[1, …]`."""
+    row = pa.ipc.open_stream(content).read_next_batch()
+    return {c.name: c.values(values) for c, values in zip(columns, row.columns, strict=True)}
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The sum of what some partitions found; addition in the order of partitions is exact.
+
+    Attributes:
+        first: the lowest of the partitions.
+        weight: rows, by which the partitions' averages are weighted.
+        learned: gradients and weights that are not trained, times the weight where they are
+            floats. Whole numbers are alike on all partitions. Empty if there was no row.
+        metrics: states of metrics, which add up.
+        missing: partitions whose rows are not on the executor where their task ran.
+    """
+
+    first: int
+    weight: float = 0.0
+    learned: tuple[Array, ...] = ()
+    metrics: tuple[Array, ...] = ()
+    missing: tuple[int, ...] = ()
+
+    def __add__(self, other: Sum) -> Sum:
+        learned, metrics = self.learned or other.learned, self.metrics or other.metrics
+        if self.learned and other.learned:
+            pairs = zip(self.learned, other.learned, strict=True)
+            learned = tuple(a + b if a.dtype.kind == "f" else a for a, b in pairs)
+        if self.metrics and other.metrics:
+            metrics = tuple(a + b for a, b in zip(self.metrics, other.metrics, strict=True))
+        missing = (*self.missing, *other.missing)
+        return Sum(self.first, self.weight + other.weight, learned, metrics, missing)
+
+    def averages(self) -> list[Array]:
+        """Return `learned` by the rows, of which partitions have different numbers."""
+        found = (a / a.dtype.type(self.weight) if a.dtype.kind == "f" else a for a in self.learned)
+        return list(map(np.asarray, found))  # numpy makes numbers of arrays without axes
+
+
+def weighed(number: int, rows: int, learned: Iterable[Array], metrics: tuple[Array, ...]) -> Sum:
+    """Return what a partition has learned from a batch, of which `learned` has averages."""
+    found = []
+    for array in learned:
+        # At least float32; bfloat16 and float8 are floats that numpy itself does not know.
+        dtype = np.promote_types(array.dtype, np.float32) if array.dtype.kind in "fV" else None
+        found.append(array if dtype is None else array.astype(dtype) * dtype.type(rows))
+    return Sum(number, rows, tuple(found), metrics)
+
+
+def total(sums: Iterable[Sum]) -> Sum:
+    """Return the sum, added in the order of partitions, whatever order they came in."""
+    # Floating-point sums depend on the order, and the order of tasks' ends is a matter of chance.
+    return reduce(lambda a, b: a + b, sorted(sums, key=lambda each: each.first))
+
+
+def num_groups(partitions: int) -> int:
+    """Return in how many groups executors add up; 0 if the driver does. A tree of depth 2."""
+    return int(np.ceil(np.sqrt(partitions))) if partitions > _DIRECT else 0
+
+
+def added(pairs: Iterable[tuple[int, Sum]]) -> Iterator[tuple[int, Sum]]:
+    """Add up a group's sums."""
+    found = list(pairs)
+    if found:
+        yield found[0][0], total(each for _, each in found)
+
+
+class Master:
+    """The driver's model and optimizer.
+
+    A worker's has `load(state)`; `learn(batch, seed)`, which returns the gradients with the weights
+    that are not trained, and the states of the metrics; and `evaluate(batch)`, which returns these.
+    """
+
+    model: Any
+
+    def columns(self) -> tuple[Column, ...]:
+        """Return the columns to store."""
+        raise NotImplementedError
+
+    def begin(self, sample: dict[str, Array]) -> None:
+        """Build all, from one row `[1, …]`."""
+        raise NotImplementedError
+
+    def state(self) -> list[Array]:
+        """Return what workers need."""
+        raise NotImplementedError
+
+    def apply(self, learned: Sequence[Array]) -> None:
+        """Take one step by the average of what workers have learned."""
+        raise NotImplementedError
+
+    def metrics(self, states: Sequence[Array]) -> dict[str, float]:
+        """Return values from the sums of the metrics' states."""
+        raise NotImplementedError
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Note that an epoch begins."""
+
+    def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
+        """Note that an epoch has ended; return whether it is the last."""
+        return False
+
+    def end(self) -> None:
+        """Note the end."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """For `DataFrame.mapInArrow`: stores each partition's rows on its executor."""
+
+    job: str
+    role: str
+    columns: tuple[Column, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Store a partition; yield one row that describes it."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        part = context.partitionId()
+        stored = store(folder_of(self.job), self.role, part, self.columns, batches)
+        yield pa.RecordBatch.from_pylist([{"part": part, **vars(stored)}], _STORED)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One iteration: what each partition's task does. For `RDD.mapPartitionsWithIndex`.
+
+    Attributes:
+        learner: makes the model in a worker that has none for this training yet.
+        role: of the rows: `training`, or others, which are evaluated.
+        rows, digests: expected of each partition.
+        step: of the epoch; None to evaluate all rows.
+        num_steps: that the epoch has.
+        seed: of the order of the rows, and of random layers.
+    """
+
+    job: str
+    learner: Callable[[], Any]
+    state: Broadcast[Sequence[Array]] = field(repr=False)
+    role: str
+    columns: tuple[Column, ...]
+    rows: tuple[int, ...]
+    digests: tuple[int, ...]
+    epoch: int
+    step: int | None
+    num_steps: int
+    seed: int
+    shuffle: bool
+
+    def __call__(self, number: int, records: Iterable[Any]) -> Iterator[tuple[int, Sum]]:
+        """Yield what this partition adds, with its number; or that its rows are not here."""
+        for record in records:  # all are to be read, or Spark gives this worker up
+            if record.digest != self.digests[number]:
+                raise ReadError(
+                    f"Spark computed partition {number} of the {self.role} rows again, and they "
+                    "are not those of before: make the DataFrame deterministic, or write it to "
+                    "Parquet and read that"
+                )
+        path = path_of(folder_of(self.job), self.role, number, self.digests[number])
+        found = Sum(number)
+        if self.rows[number] and not path.exists():
+            found = Sum(number, missing=(number,))
+        elif self.rows[number]:
+            try:
+                found = (self._evaluate if self.step is None else self._learn)(number, _rows(path))
+            except ConfigError as error:
+                # Spark hands on the text alone; the driver makes the error again of it.
+                raise Problem(ConfigError.__name__, str(error)).error() from error
+        yield number, found
+
+    def _learn(self, number: int, rows: Rows) -> Sum:
+        assert self.step is not None
+        # numpy takes no negative seeds.
+        order = ((self.seed + number) % 2**32, self.epoch) if self.shuffle else None
+        batch = rows.batch(self.columns, self.step, self.num_steps, order)
+        if not batch:
+            return Sum(number)
+        model = self._model()
+        # Another seed for each partition and step, the same one in a repeated task.
+        seeds = np.random.SeedSequence([self.seed % 2**32, self.epoch, self.step, number])
+        found = model.learn(batch, int(seeds.generate_state(1)[0]))
+        _settle()
+        return weighed(number, len(next(iter(batch.values()))), *found)
+
+    def _evaluate(self, number: int, rows: Rows) -> Sum:
+        model = self._model()
+        steps = num_steps([self.rows[number]], _EVALUATION_ROWS)
+        batches = (rows.batch(self.columns, step, steps, None) for step in range(steps))
+        return total(Sum(number, metrics=model.evaluate(batch)) for batch in batches)
+
+    def _model(self) -> Any:
+        """Return this process's model, with the weights of now; the oldest one is let go."""
+        global _has_settled
+        if self.job not in _learners:
+            # A model that was frozen and is let go below would never be collected.
+            gc.unfreeze()
+            while len(_learners) >= _MAX_LEARNERS:
+                del _learners[next(iter(_learners))]
+            with quick_imports():
+                _learners[self.job] = self.learner()
+            _has_settled = False
+        model = _learners[self.job]
+        model.load(self.state.value)
+        return model
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Takes the rows of a job from the executors' disks, and its model from this worker."""
+
+    job: str
+
+    def __call__(self, records: Iterable[Any]) -> Iterator[Any]:
+        """Forget; yields nothing."""
+        # All are read, or Spark ends this Python worker.
+        list(records)
+        shutil.rmtree(folder_of(self.job), ignore_errors=True)
+        _learners.pop(self.job, None)
+        _rows.cache_clear()
+        yield from ()
+
+
+_learners: dict[str, Any] = {}
+"""By job, retained for the next task: Spark gives its Python workers no other place."""
+_has_settled = False
+_rows = lru_cache(maxsize=16)(Rows)
+
+
+def _settle() -> None:
+    """Spark's workers collect garbage after each task, which takes long over a framework's objects.
+
+    They are frozen after the first step, which has made the last of them.
+    """
+    global _has_settled
+    if not _has_settled:
+        gc.collect()
+        gc.freeze()
+        _has_settled = True
