@@ -128,8 +128,8 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
     is_training = feed == DEFAULT_FEED
     # Keras weighs classes in the training alone.
     class_weight = task.class_weight if is_training else {}
-    by_column = keras_inputs_by_column(task.columns.features, inputs_of(model))
-    parts = by_tensor(by_column)
+    fits = Fitting.of(task, model)
+    parts = by_tensor(fits.inputs)
     let_epochs_differ()
     rows = ctx.batches(
         task.batch_size,
@@ -138,9 +138,8 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
         shuffle=task.shuffle and is_training,
         seed=task.seed or 0,
     )
-    fits = Fitting(by_column, class_columns(task, model), task.columns.weight)
     batches = tf_dataset(replace(rows, convert=fits), None, None, ahead=2)
-    for column, tensor in by_column.items():
+    for column, tensor in fits.inputs.items():
         is_part = len(parts[tensor.name]) > 1
         _check_spec(column, batches.element_spec[column], tensor, is_part)
 
@@ -166,6 +165,15 @@ class Fitting:
     classes: Sequence[str]
     weight: str | None
 
+    @classmethod
+    def of(cls, task: KerasTask, model: Any) -> Fitting:
+        outputs = [tensor.name for tensor in outputs_of(model)] if model.outputs else [""]
+        return cls(
+            keras_inputs_by_column(task.columns.features, inputs_of(model)),
+            class_labels(model.loss, task.columns.labels, outputs),
+            task.columns.weight,
+        )
+
     def __call__(self, columns: Mapping[str, Array]) -> dict[str, Array]:
         """Return a batch, with values `[rows, …]` as they are or of the inputs' dtypes.
 
@@ -185,12 +193,6 @@ class Fitting:
         if self.weight:
             check_weights(columns[self.weight], self.weight)
         return found
-
-
-def class_columns(task: KerasTask, model: Any) -> list[str]:
-    """Return the columns of labels that are numbers of classes."""
-    outputs = [tensor.name for tensor in outputs_of(model)] if model.outputs else [""]
-    return class_labels(model.loss, task.columns.labels, outputs)
 
 
 def arranged(

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
@@ -27,15 +28,15 @@ from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
 from sparkdl.core.jobs import cancel_jobs, context_of, named_jobs
 from sparkdl.driver.executors.scored import addressed
 from sparkdl.driver.slots.spark_errors import raised_in_task
-from sparkdl.ml.estimators.keras_model import with_softmax
+from sparkdl.ml.estimators.keras_model import inputs_of, outputs_of, with_softmax
 from sparkdl.ml.estimators.keras_train import KerasTask
 from sparkdl.ml.estimators.training import Training, check_columns, warn_of_no_numbers
-from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, backend, signature_of
-from sparkdl.ml.jobs.torch import TorchMaster, TorchSpec
+from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster, backend
+from sparkdl.ml.jobs.torch import TorchLearner, TorchMaster
 from sparkdl.ml.jobs.work import (
     STORED_SCHEMA,
-    Column,
     Forget,
+    Learner,
     Master,
     Store,
     Sum,
@@ -146,9 +147,10 @@ def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
     ):
         if number < 1:
             raise ConfigError(f"{name}={number} must be at least 1")
-    spec = TorchSpec(model_fn, loss_fn, optimizer_fn)
+    learner = partial(TorchLearner, model_fn, loss_fn)
     with Jobs(df.sparkSession, Plan(num_partitions, batch_size, epochs, shuffle, seed)) as jobs:
-        return jobs.train(TorchMaster(spec, names, seed), spec.learner, df, validation)
+        master = TorchMaster(learner, optimizer_fn, seed)
+        return jobs.train(master, learner, names, df, validation)
 
 
 def check_mode(stage: Any) -> None:
@@ -183,11 +185,13 @@ def fit_keras(
         if content.value is not None:
             # As a broadcast: within the task it would travel again in every iteration.
             small = replace(task, recipe=replace(task.recipe, made=b""))
-        master, spec = KerasMaster(task), KerasSpec(small, content, backend())
-        outcome = jobs.train(master, spec.learner, rows, validation)
+        learner = partial(KerasLearner, small, content, backend())
+        outcome = jobs.train(
+            master := KerasMaster(task), learner, task.columns.names, rows, validation
+        )
     content = task.recipe.packed(master.model)
     model = loaded(content, task.recipe.objects)
-    signature = with_softmax(signature_of(model), model)
+    signature = with_softmax(Signature(inputs_of(model), outputs_of(model)), model)
     return content, signature, TrainingSummary(outcome.history, seconds=outcome.seconds)
 
 
@@ -207,7 +211,7 @@ class _Stored:
     kept: RDD[Any]
     again: RDD[Any]
     role: str
-    columns: tuple[Column, ...]
+    columns: tuple[str, ...]
     rows: tuple[int, ...]
     digests: tuple[int, ...]
     sample: bytes
@@ -260,7 +264,8 @@ class Jobs:
     def train(
         self,
         master: Master,
-        learner: Callable[[], Any],
+        learner: Callable[[], Learner],
+        columns: tuple[str, ...],
         training: DataFrame,
         validation: DataFrame | None,
     ) -> JobsResult:
@@ -273,7 +278,7 @@ class Jobs:
             ConfigError: if it cannot work as asked; before the first iteration.
             JobFailedError: if a job failed.
         """
-        start_s, columns = time.monotonic(), master.columns()
+        start_s = time.monotonic()
         stored = self._store(training, "training", columns)
         held = None if validation is None else self._store(validation, "validation", columns)
         master.begin(read_sample(stored.sample, columns))
@@ -307,19 +312,19 @@ class Jobs:
         seconds = time.monotonic() - start_s
         return JobsResult(master.model, history, sum(stored.rows), iterations, seconds)
 
-    def _store(self, data: DataFrame, role: str, columns: tuple[Column, ...]) -> _Stored:
+    def _store(self, data: DataFrame, role: str, columns: tuple[str, ...]) -> _Stored:
         """Store the rows of a DataFrame on the executors."""
-        for column in columns:
-            kind = data.schema[column.name].dataType
+        for name in columns:
+            kind = data.schema[name].dataType
             if not isinstance(leaf_type(kind), NUMBERS):
                 raise ConfigError(
-                    f"column {column.name!r} is of type {kind.simpleString()}: training as Spark "
+                    f"column {name!r} is of type {kind.simpleString()}: training as Spark "
                     "jobs takes numbers, arrays of them and ML vectors. Encode it as numbers, "
                     "leave it out, or train on nodes (mode='nodes')"
                 )
         names, wanted = data.columns, self._plan.partitions
         data, known = addressed(data)
-        data = data.select([known[names.index(column.name)] for column in columns])
+        data = data.select([known[names.index(name)] for name in columns])
         store = Store(self._name, role, columns)
         with self._named(f"keep {role} rows"):
             again = data.mapInArrow(store, STORED_SCHEMA).rdd
@@ -344,7 +349,7 @@ class Jobs:
         self,
         what: str,
         master: Master,
-        learner: Callable[[], Any],
+        learner: Callable[[], Learner],
         stored: _Stored,
         epoch: int,
         step: int | None,

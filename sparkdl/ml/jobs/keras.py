@@ -6,29 +6,25 @@ Runs in: driver, feeder
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.columns import by_tensor
-from sparkdl.ml.estimators.keras_model import (
-    inputs_of,
-    keras_inputs_by_column,
-    outputs_of,
-)
+from sparkdl.ml.estimators.columns import by_tensor, check_size
 from sparkdl.ml.estimators.keras_train import (
+    Fitting,
     KerasTask,
     arranged,
     callbacks_of,
-    class_columns,
     own_callbacks,
 )
 from sparkdl.ml.jobs.torch import share_threads
-from sparkdl.ml.jobs.work import Column, Master
+from sparkdl.ml.jobs.work import Master
 from sparkdl.ml.scoring.share import task_share
-from sparkdl.ml.scoring.source import Signature, Tensor
+from sparkdl.ml.scoring.source import Tensor
 from sparkdl.ml.scoring.tensorflow import prepare_worker
 from sparkdl.values.ndarrays import Array
 
@@ -37,66 +33,50 @@ if TYPE_CHECKING:
 _AVERAGES = ("sum_over_batch_size", "mean")
 
 
-@dataclass(frozen=True)
-class KerasSpec:
-    """Makes a worker's model.
-
-    Attributes:
-        task: without the model where `content` has it.
-        backend: Keras' on the driver.
-    """
-
-    task: KerasTask
-    content: Broadcast[bytes] | None
-    backend: str
-
-    def learner(self) -> KerasLearner:
-        """Return the worker's model.
-
-        Raises:
-            ConfigError: if the worker's Keras has another backend.
-        """
-        import keras
-
-        if keras.backend.backend() != self.backend:
-            raise ConfigError(
-                f"Keras runs on {self.backend} at the driver and on {keras.backend.backend()} at "
-                "the executors: set spark.executorEnv.KERAS_BACKEND to the driver's"
-            )
-        # As many threads as the task has cores; frameworks take all cores otherwise.
-        if self.backend == "tensorflow":
-            prepare_worker(task_share())
-        elif self.backend == "torch":
-            share_threads()
-        recipe = self.task.recipe
-        if self.content is not None and self.content.value is not None:
-            recipe = replace(recipe, made=self.content.value)
-        return KerasLearner(self.task, recipe.model())
-
-
 class KerasLearner:
     """A worker's model: computes gradients by the model's own `train_on_batch`.
 
     Loss, metrics, regularisation, row weights and the model's own `train_step` are therefore
     Keras'. A stand-in for the optimizer keeps the gradients.
+
+    Args:
+        task: without the model where `content` has it.
+        on_driver: Keras' backend there.
+
+    Raises:
+        ConfigError: if the worker's Keras has another backend.
     """
 
-    def __init__(self, task: KerasTask, model: Any) -> None:
-        self._task, self._model = task, model
-        model.optimizer = _keeper(model.optimizer.name)
+    def __init__(
+        self, task: KerasTask, content: Broadcast[bytes | None] | None, on_driver: str
+    ) -> None:
+        here = backend()
+        if here != on_driver:
+            raise ConfigError(
+                f"Keras runs on {on_driver} at the driver and on {here} at the executors: set "
+                "spark.executorEnv.KERAS_BACKEND to the driver's"
+            )
+        # As many threads as the task has cores; frameworks take all cores otherwise.
+        if here == "tensorflow":
+            prepare_worker(task_share())
+        elif here == "torch":
+            share_threads()
+        recipe = task.recipe
+        if content is not None and content.value is not None:
+            recipe = replace(recipe, made=content.value)
+        self._task, self._model = task, recipe.model()
+        self._model.optimizer = _keeper(self._model.optimizer.name)
         # Built now, so that its variables exist before `load` sets them.
-        model.optimizer.build(model.trainable_variables)
+        self._model.optimizer.build(self._model.trainable_variables)
         # Each random layer of Keras has such a variable, from which it draws.
-        self._seeds = [v for v in model.variables if "seed_generator_state" in v.name]
+        self._seeds = [v for v in self._model.variables if "seed_generator_state" in v.name]
 
     def load(self, state: Sequence[Array]) -> None:
-        """Set the weights."""
         assign(self._model.weights, state)
 
     def learn(
         self, batch: dict[str, Array], seed: int
     ) -> tuple[Sequence[Array], tuple[Array, ...]]:
-        """Return the gradients with the weights that are not trained, and the metrics' states."""
         for place, variable in enumerate(self._seeds):
             # Half the range, so that the numbers fit into signed types, too.
             state = np.random.SeedSequence([seed, place]).generate_state(2) >> 1
@@ -111,23 +91,29 @@ class KerasLearner:
         return as_arrays(learned), as_arrays(self._model.metrics_variables)
 
     def evaluate(self, batch: dict[str, Array]) -> tuple[Array, ...]:
-        """Evaluate some rows."""
         self._model.reset_metrics()
         self._model.test_on_batch(*batch_of(self._task, self._model, batch))
         return as_arrays(self._model.metrics_variables)
 
 
 def batch_of(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[Any, ...]:
-    """Return `(x, y)` or `(x, y, weight)`, as the model's methods take them."""
-    columns = task.columns
-    weight = () if columns.weight is None else (batch[columns.weight],)
-    return (*arranged(columns, model, batch, _joined), *weight)
+    """Return `(x, y)` or `(x, y, weight)`, as the model's methods take them.
+
+    Raises:
+        FeedTypeError: see `Fitting`.
+        ConfigError: if rows have another size than the model's input.
+    """
+    columns, fits = task.columns, Fitting.of(task, model)
+    for names in by_tensor(fits.inputs).values():
+        if len(names) == 1:
+            check_size(names[0], prod(batch[names[0]].shape[1:]), fits.inputs[names[0]])
+    found = fits(batch)
+    weight = () if columns.weight is None else (found[columns.weight],)
+    return (*arranged(columns, model, found, _joined), *weight)
 
 
 def _joined(columns: list[Array], tensor: Tensor) -> Array:
-    if len(columns) == 1:
-        return columns[0]
-    values = np.stack(columns, axis=1)
+    values = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
     dims = tensor.shape[1:] if tensor.shape else (None,)
     return values if None in dims else values.reshape(-1, *(n or 0 for n in dims))
 
@@ -137,15 +123,6 @@ def backend() -> str:
     import keras
 
     return str(keras.backend.backend())
-
-
-def signature_of(model: Any) -> Signature:
-    """Return what a Keras model takes and gives, as `predict.keras_predictor` finds by TensorFlow.
-
-    Raises:
-        ConfigError: if its outputs are unknown.
-    """
-    return Signature(inputs_of(model), outputs_of(model))
 
 
 def as_arrays(variables: Sequence[Any]) -> tuple[Array, ...]:
@@ -201,43 +178,16 @@ class KerasMaster(Master):
             epochs=task.epochs,
         )
 
-    def columns(self) -> tuple[Column, ...]:
-        """Return the columns to store, and their inputs and dtypes."""
-        columns = self.task.columns
-        by_column = keras_inputs_by_column(columns.features, inputs_of(self.model))
-        parts = {name for name, several in by_tensor(by_column).items() if len(several) > 1}
-        found = [
-            Column(name, replace(tensor, shape=(None,)) if tensor.name in parts else tensor)
-            for name, tensor in by_column.items()
-        ]
-        classes = class_columns(self.task, self.model)
-        others = [Column(name, has_classes=name in classes) for name in columns.labels]
-        if columns.weight:
-            others.append(Column(columns.weight, is_weight=True))
-        # One column may be several things; the first, with the model's input, says its type.
-        by_name = {column.name: column for column in found}
-        for each in others:
-            same = by_name.setdefault(each.name, each)
-            by_name[each.name] = replace(
-                same,
-                has_classes=same.has_classes or each.has_classes,
-                is_weight=same.is_weight or each.is_weight,
-            )
-        return tuple(by_name.values())
-
     def begin(self, sample: dict[str, Array]) -> None:
-        """Build all, from one row."""
         # A batch through the model builds layers, loss and metrics without a training step.
         self.model.test_on_batch(*batch_of(self.task, self.model, sample))
         self.model.optimizer.build(self.model.trainable_variables)
         self._list.on_train_begin()
 
     def state(self) -> list[Array]:
-        """Return what workers need."""
         return list(as_arrays(self.model.weights))
 
     def apply(self, learned: Sequence[Array]) -> None:
-        """Take a step by the averaged gradients."""
         import keras
 
         trained = self.model.trainable_variables
@@ -247,22 +197,18 @@ class KerasMaster(Master):
         assign(self.model.non_trainable_weights, learned[len(trained) :])
 
     def metrics(self, states: Sequence[Array]) -> dict[str, float]:
-        """Return the values that metrics have by the sum of their states."""
         self.model.reset_metrics()
         assign(self.model.metrics_variables, states)
         return {name: float(value) for name, value in self.model.get_metrics_result().items()}
 
     def epoch_begins(self, epoch: int) -> None:
-        """Call the callbacks."""
         self._list.on_epoch_begin(epoch)
 
     def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        """Call the callbacks; return whether to stop."""
         self._list.on_epoch_end(epoch, dict(logs))
         return bool(self.model.stop_training)
 
     def end(self) -> None:
-        """Call the callbacks."""
         self._list.on_train_end()
 
 

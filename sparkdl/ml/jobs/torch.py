@@ -6,13 +6,12 @@ Runs in: driver, feeder
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.jobs.work import Column, Master
+from sparkdl.ml.jobs.work import Master
 from sparkdl.values.ndarrays import Array
 
 if TYPE_CHECKING:
@@ -23,25 +22,12 @@ if TYPE_CHECKING:
     ModelFn = Callable[[], torch.nn.Module]
 
 
-@dataclass(frozen=True)
-class TorchSpec:
-    """The user's functions."""
-
-    model_fn: ModelFn
-    loss_fn: LossFn
-    optimizer_fn: OptimizerFn
-
-    def learner(self) -> TorchLearner:
-        """Return a worker's model."""
-        share_threads()
-        return TorchLearner(self)
-
-
 class TorchLearner:
-    """A model, here or in a worker."""
+    """A model, in the driver or in a worker."""
 
-    def __init__(self, spec: TorchSpec) -> None:
-        self._loss_fn, self.model = spec.loss_fn, spec.model_fn()
+    def __init__(self, model_fn: ModelFn, loss_fn: LossFn) -> None:
+        share_threads()
+        self._loss_fn, self.model = loss_fn, model_fn()
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         trainable = {id(parameter) for parameter in self.trainable}
         tensors = [*self.model.parameters(), *self.model.buffers()]
@@ -49,7 +35,6 @@ class TorchLearner:
         self.others = [tensor for tensor in tensors if id(tensor) not in trainable]
 
     def load(self, state: Sequence[Array]) -> None:
-        """Set the weights."""
         set_tensors((*self.trainable, *self.others), state)
 
     def learn(
@@ -94,24 +79,21 @@ class TorchLearner:
 class TorchMaster(Master):
     """The driver's model: the weights, and the optimizer with all that it remembers."""
 
-    def __init__(self, spec: TorchSpec, columns: Sequence[str], seed: int) -> None:
+    def __init__(
+        self, here: Callable[[], TorchLearner], optimizer_fn: OptimizerFn, seed: int
+    ) -> None:
         import torch
 
-        self._columns = columns
         with torch.random.fork_rng(devices=[]):  # the driver's own random numbers stay as they are
             torch.manual_seed(seed)
-            self._here = TorchLearner(spec)
+            self._here = here()
         self.model = self._here.model
         if not self._here.trainable:
             raise ConfigError(
                 "the model of model_fn has no parameters to train: at least one must have "
                 "requires_grad=True"
             )
-        self._optimizer = spec.optimizer_fn(self._here.trainable)
-
-    def columns(self) -> tuple[Column, ...]:
-        """Return the columns to store."""
-        return tuple(map(Column, self._columns))
+        self._optimizer = optimizer_fn(self._here.trainable)
 
     def begin(self, sample: dict[str, Array]) -> None:
         """Compute the loss of a row: what is wrong with it ends the training here."""
@@ -122,11 +104,9 @@ class TorchMaster(Master):
         self.model.train()
 
     def state(self) -> list[Array]:
-        """Return what workers need."""
         return arrays_of([*self._here.trainable, *self._here.others])
 
     def apply(self, learned: Sequence[Array]) -> None:
-        """Take a step by the averaged gradients."""
         import torch
 
         for parameter, gradient in zip(self._here.trainable, learned, strict=False):

@@ -17,21 +17,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, ReadError
 from sparkdl.core.imports import quick_imports
-from sparkdl.ml.scoring.inputs import (
-    InputColumn,
-    check_classes,
-    check_weights,
-    fitting,
-    tensor_values,
-)
-from sparkdl.ml.scoring.source import Tensor
 from sparkdl.node.resources import work_root
 from sparkdl.node.task import Problem
 from sparkdl.values.columns import convert
@@ -52,44 +44,19 @@ _EVALUATION_ROWS = 256
 _MAX_LEARNERS = 4
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column that is stored.
+def values_of(name: str, column: pa.Array) -> Array:
+    """Return some rows of a column.
 
-    Attributes:
-        tensor: the model's input for it, which gives dtype and shape; None to leave it unchanged.
-        has_classes: it holds numbers of classes.
-        is_weight: it holds the weights of rows, float32.
+    Raises:
+        FeedTypeError: for nulls, text, or arrays of different lengths.
     """
-
-    name: str
-    tensor: Tensor | None = None
-    has_classes: bool = False
-    is_weight: bool = False
-
-    def values(self, column: pa.Array) -> Array:
-        """Return some rows of it.
-
-        Raises:
-            FeedTypeError: for nulls, text, arrays of different lengths, or what does not fit.
-        """
-        where = f"column {self.name!r}"
-        if self.tensor is not None:
-            values = tensor_values(column, InputColumn(self.name, self.tensor))
-        else:
-            values = convert(column, None, where)
-        if values.dtype == object:
-            raise FeedTypeError(
-                f"{where} holds {column.type}: training as Spark jobs takes numbers, and arrays of "
-                "one shape. Encode text as numbers, or train on nodes (mode='nodes')"
-            )
-        if self.has_classes:
-            check_classes(values, self.name)
-        if self.is_weight:
-            check_weights(values, self.name)
-            if self.tensor is None:
-                values = fitting(values, np.dtype(np.float32), where, "weights")
-        return values
+    values = convert(column, None, f"column {name!r}")
+    if values.dtype == object:
+        raise FeedTypeError(
+            f"column {name!r} holds {column.type}: training as Spark jobs takes numbers, and "
+            "arrays of one shape. Encode text as numbers, or train on nodes (mode='nodes')"
+        )
+    return values
 
 
 @dataclass(frozen=True)
@@ -125,7 +92,7 @@ class Rows:
         self._order: tuple[tuple[int, int], Array] | None = None
 
     def batch(
-        self, columns: Sequence[Column], step: int, steps: int, order: tuple[int, int] | None
+        self, columns: Sequence[str], step: int, steps: int, order: tuple[int, int] | None
     ) -> dict[str, Array]:
         """Return the rows of one of `steps` mini-batches: every row is in one of them.
 
@@ -150,8 +117,8 @@ class Rows:
             if first < last
         ]
         return {
-            column.name: column.values(pa.concat_arrays([part.column(place) for part in parts]))
-            for place, column in enumerate(columns)
+            name: values_of(name, pa.concat_arrays([part.column(place) for part in parts]))
+            for place, name in enumerate(columns)
         }
 
     def _places(self, order: tuple[int, int]) -> Array:
@@ -174,7 +141,7 @@ def store(
     folder: Path,
     role: str,
     part: int,
-    columns: Sequence[Column],
+    columns: Sequence[str],
     batches: Iterable[pa.RecordBatch],
 ) -> Stored:
     """Write a partition's rows into `folder`; the file appears when all are there.
@@ -183,7 +150,7 @@ def store(
         batches: each is written before the next is asked for.
 
     Raises:
-        FeedTypeError: see `Column.values`; or if rows have different shapes.
+        FeedTypeError: see `values_of`; or if rows have different shapes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"draft-{secrets.token_hex(6)}"
@@ -192,13 +159,13 @@ def store(
         with ExitStack() as stack:
             for batch in batches:
                 # By place: Spark does not find a name with a dot in it.
-                for place, column in enumerate(columns):
+                for place, name in enumerate(columns):
                     for start in range(0, batch.num_rows, _CHECKED_ROWS):
-                        values = column.values(batch.column(place)[start : start + _CHECKED_ROWS])
+                        values = values_of(name, batch.column(place)[start : start + _CHECKED_ROWS])
                         kind = f"{values.dtype} {list(values.shape[1:])}"
                         if kind != (kinds[place] or kind):
                             raise FeedTypeError(
-                                f"column {column.name!r} holds rows of {kinds[place]} and of "
+                                f"column {name!r} holds rows of {kinds[place]} and of "
                                 f"{kind}; make all rows the same shape"
                             )
                         kinds[place] = kind
@@ -225,10 +192,10 @@ def _as_sample(row: pa.RecordBatch) -> bytes:
     return bytes(sink.getvalue())
 
 
-def read_sample(content: bytes, columns: Sequence[Column]) -> dict[str, Array]:
+def read_sample(content: bytes, columns: Sequence[str]) -> dict[str, Array]:
     """Return the row that a `Stored.sample` holds, by column `[1, …]`."""
     row = pa.ipc.open_stream(content).read_next_batch()
-    return {c.name: c.values(values) for c, values in zip(columns, row.columns, strict=True)}
+    return {name: values_of(name, x) for name, x in zip(columns, row.columns, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -294,44 +261,46 @@ def added(pairs: Iterable[tuple[int, Sum]]) -> Iterator[tuple[int, Sum]]:
         yield found[0][0], total(each for _, each in found)
 
 
-class Master:
-    """The driver's model and optimizer.
+class Learner(Protocol):
+    """A model in a worker process."""
 
-    A worker's has `load(state)`; `learn(batch, seed)`, which returns the gradients with the weights
-    that are not trained, and the states of the metrics; and `evaluate(batch)`, which returns these.
-    """
+    def load(self, state: Sequence[Array]) -> None:
+        """Take over what the driver's `Master.state` has returned."""
+
+    def learn(
+        self, batch: dict[str, Array], seed: int
+    ) -> tuple[Sequence[Array], tuple[Array, ...]]:
+        """Return the gradients with the weights that are not trained, and the metrics' states."""
+
+    def evaluate(self, batch: dict[str, Array]) -> tuple[Array, ...]:
+        """Return the states of the metrics."""
+
+
+class Master(Protocol):
+    """The driver's model and optimizer."""
 
     model: Any
 
-    def columns(self) -> tuple[Column, ...]:
-        """Return the columns to store."""
-        raise NotImplementedError
-
     def begin(self, sample: dict[str, Array]) -> None:
         """Build all, from one row `[1, …]`."""
-        raise NotImplementedError
 
-    def state(self) -> list[Array]:
-        """Return what workers need."""
-        raise NotImplementedError
+    def state(self) -> list[Array]: ...
 
     def apply(self, learned: Sequence[Array]) -> None:
         """Take one step by the average of what workers have learned."""
-        raise NotImplementedError
 
     def metrics(self, states: Sequence[Array]) -> dict[str, float]:
         """Return values from the sums of the metrics' states."""
-        raise NotImplementedError
 
     def epoch_begins(self, epoch: int) -> None:
-        """Note that an epoch begins."""
+        return
 
     def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        """Note that an epoch has ended; return whether it is the last."""
+        """Return whether the epoch that has ended is the last."""
         return False
 
     def end(self) -> None:
-        """Note the end."""
+        return
 
 
 @dataclass(frozen=True)
@@ -340,7 +309,7 @@ class Store:
 
     job: str
     role: str
-    columns: tuple[Column, ...]
+    columns: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Store a partition; yield one row that describes it."""
@@ -367,10 +336,10 @@ class Work:
     """
 
     job: str
-    learner: Callable[[], Any]
+    learner: Callable[[], Learner]
     state: Broadcast[Sequence[Array]] = field(repr=False)
     role: str
-    columns: tuple[Column, ...]
+    columns: tuple[str, ...]
     rows: tuple[int, ...]
     digests: tuple[int, ...]
     epoch: int
@@ -420,7 +389,7 @@ class Work:
         batches = (rows.batch(self.columns, step, steps, None) for step in range(steps))
         return total(Sum(number, metrics=model.evaluate(batch)) for batch in batches)
 
-    def _model(self) -> Any:
+    def _model(self) -> Learner:
         """Return this process's model, with the weights of now; the oldest one is let go."""
         global _has_settled
         if self.job not in _learners:
@@ -452,7 +421,7 @@ class Forget:
         yield from ()
 
 
-_learners: dict[str, Any] = {}
+_learners: dict[str, Learner] = {}
 """By job, retained for the next task: Spark gives its Python workers no other place."""
 _has_settled = False
 _rows = lru_cache(maxsize=16)(Rows)

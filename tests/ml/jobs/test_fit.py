@@ -17,7 +17,6 @@ from pyspark.ml.linalg import DenseVector, SparseVector
 from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
 from sparkdl.ml.jobs.fit import explained
 from sparkdl.ml.jobs.work import (
-    Column,
     Rows,
     Sum,
     added,
@@ -29,7 +28,6 @@ from sparkdl.ml.jobs.work import (
     total,
     weighed,
 )
-from sparkdl.ml.scoring.source import Tensor
 from sparkdl.node.task import Problem
 from sparkdl.values.ndarrays import store_vectors
 from tests.doubles.programs import output_of
@@ -45,7 +43,7 @@ def test_every_row_is_in_one_batch_of_an_epoch_and_a_task_that_comes_again_finds
 ) -> None:
     labels = list(range(11))
     values = [[float(n), -float(n)] for n in labels]
-    columns = [Column("x", Tensor("x", "float32", (None, 2))), Column("y")]
+    columns = ["x", "y"]
     batches = [batch(values[:4], labels[:4]), batch([], []), batch(values[4:], labels[4:])]
     stored = store(tmp_path, "rows", 0, columns, batches)
     again = store(tmp_path, "rows", 0, columns, [batch(values, labels)])  # another attempt
@@ -66,7 +64,6 @@ def test_every_row_is_in_one_batch_of_an_epoch_and_a_task_that_comes_again_finds
         assert sorted(seen) == labels
         assert (list(seen) == labels) == (order is None)
         assert all(np.array_equal(each["x"][:, 0], each["y"]) for each in found)
-        assert found[0]["x"].dtype == np.float32
 
 
 @pytest.mark.parametrize("width", [4, 200_000])
@@ -74,11 +71,11 @@ def test_sparse_vectors_are_stored_without_their_zeros(tmp_path: Path, width: in
     rows = range(300)
     values: list[Any] = [SparseVector(width, {0: 1.0 + row, width - 1: -1.0}) for row in rows]
     values[3:5] = [SparseVector(width, {}), DenseVector([0.0] * (width - 2) + [5.0, 6.0])]
-    dense = np.stack([value.toArray().astype("float32") for value in values[:8]])
+    dense = np.stack([value.toArray() for value in values[:8]])
     vectors = pa.RecordBatch.from_pydict({"x": store_vectors(values), "y": [*rows]})
     tracemalloc.start()
     try:
-        columns = [Column("x", Tensor("x", "float32", (None, width))), Column("y")]
+        columns = ["x", "y"]
         stored = store(tmp_path, "rows", 0, columns, [vectors.slice(0, 100), vectors.slice(100)])
         (path,) = tmp_path.iterdir()
         found = Rows(path).batch(columns, 0, 60, None), Rows(path).batch(columns, 1, 60, (1, 1))
@@ -86,7 +83,6 @@ def test_sparse_vectors_are_stored_without_their_zeros(tmp_path: Path, width: in
     finally:
         tracemalloc.stop()
     assert stored.rows == 300
-    assert found[0]["x"].dtype == np.float32
     assert np.array_equal(found[0]["x"], dense[:5])
     firsts = [0 if y in (3, 4) else y + 1 for y in found[1]["y"]]
     assert np.array_equal(found[1]["x"][:, 0], firsts)
@@ -95,7 +91,7 @@ def test_sparse_vectors_are_stored_without_their_zeros(tmp_path: Path, width: in
 
 
 def test_rows_that_are_no_numbers_of_one_shape_are_refused(tmp_path: Path) -> None:
-    columns = [Column("x"), Column("y")]
+    columns = ["x", "y"]
     text = pa.RecordBatch.from_pydict({"x": ["a"], "y": [1]})
     with pytest.raises(FeedTypeError, match="'x' holds string: training as Spark jobs takes"):
         store(tmp_path, "rows", 0, columns, [text])
@@ -107,19 +103,6 @@ def test_rows_that_are_no_numbers_of_one_shape_are_refused(tmp_path: Path) -> No
     with pytest.raises(FeedTypeError, match="column 'x' holds 1 null "):
         store(tmp_path, "rows", 0, columns, [doubles])
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("column", "match"),
-    [
-        (Column("x", Tensor("ids", "int32", (None,))), r"'x' holds 1.5, which does not fit in int"),
-        (Column("x", has_classes=True), r"'x' holds 1.5, .*numbers of classes"),
-        (Column("x", is_weight=True), r"'x' holds the weight -1.0: .*0 or more"),
-    ],
-)
-def test_numbers_that_do_not_fit_are_refused(column: Column, match: str) -> None:
-    with pytest.raises(FeedTypeError, match=match):
-        column.values(pa.array([2.0, 1.5, -1.0]))
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 4, 5, 7])
