@@ -48,7 +48,7 @@ REFERENCE = {
         "Spark ML",
         "Stages of Spark ML pipelines.",
         ("ml.estimators.keras_estimator.KerasEstimator",
-         "ml.estimators.torch_estimator.TorchEstimator", "ml.estimators.torch_train.Epoch",
+         "ml.estimators.torch_estimator.TorchEstimator",
          "ml.estimators.torch_estimator.LightningEstimator", "ml.estimators.estimator.TFEstimator",
          "ml.scoring.model.KerasModel", "ml.scoring.model.TFModel",
          "ml.scoring.torch_model.TorchModel", "ml.scoring.predict.predict",

@@ -95,7 +95,6 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "ml/estimators/torch_batch.py": "losses and metrics of PyTorch",
     "ml/estimators/torch_module.py": "a module of PyTorch on a node",
     "ml/estimators/torch_train.py": "trains a module of PyTorch",
-    "ml/estimators/lightning_train.py": "asks for a GPU, and what a module has of its own",
     "ml/estimators/keras_model.py": "makes and compiles a Keras model",
     "ml/scoring/keras_objects.py": "saves and loads a Keras model",
     "ml/jobs/keras.py": "a Keras model in Spark jobs",

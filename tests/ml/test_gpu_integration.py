@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from pyspark.sql import functions as f
 import sparkdl
 from sparkdl import TorchEstimator, TorchModel, predict
 from tests.doubles.sessions import NO_WORKERS, SparkSessions
-from tests.ml.torch_fits import net
+from tests.ml.torch_fits import at_epochs, net
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -99,9 +100,9 @@ def test_node_trains_on_the_gpu_that_spark_has_discovered(spark: SparkSession) -
     assert found["losses"][-1] < 0.5 * found["losses"][0]
 
 
-def is_on_gpu(epoch: Any) -> None:
+def is_on_gpu(epoch: int, trainer: Any) -> None:
     """Fail the training unless its model is on a GPU."""
-    assert all(parameter.is_cuda for parameter in epoch.model.parameters())
+    assert all(parameter.is_cuda for parameter in trainer.lightning_module.parameters())
 
 
 def test_estimator_fits_on_the_gpu_and_its_model_scores(spark: SparkSession) -> None:
@@ -114,7 +115,7 @@ def test_estimator_fits_on_the_gpu_and_its_model_scores(spark: SparkSession) -> 
         batch_size=16,
         epochs=8,
         seed=1,
-        callbacks=[is_on_gpu],
+        callbacks=partial(at_epochs, is_on_gpu),
     )
     model = estimator.fit(points(spark))
     assert model.history["loss"][-1] < 0.5 * model.history["loss"][0]

@@ -9,12 +9,9 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from sparkdl.ml.estimators.torch_train import Epoch
 
 SEED, ROWS = 5, 46
 _RNG = np.random.default_rng(3)
@@ -122,35 +119,42 @@ def weights_of(module: Any) -> list[Any]:
     return [each.detach().numpy() for each in module.parameters()]
 
 
+def at_epochs(call: Any) -> list[Any]:
+    """Return a callback that calls `call(epoch, trainer)` as each epoch ends."""
+    from lightning.pytorch.callbacks import LambdaCallback
+
+    return [LambdaCallback(on_train_epoch_end=lambda tr, _: call(tr.current_epoch, tr))]
+
+
 def die_once(marker: Path, at: int) -> list[Any]:
     """Return a callback that kills the first process that ends epoch `at`, before it is saved."""
 
-    def die(epoch: Epoch) -> None:
-        if epoch.number == at:
+    def die(epoch: int, trainer: Any) -> None:
+        if epoch == at:
             with suppress(FileExistsError):
                 marker.touch(exist_ok=False)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    return [die]
+    return at_epochs(die)
 
 
 def worsen(after: int) -> list[Any]:
     """Return a callback with which the loss grows after an epoch."""
 
-    def set_rate(epoch: Epoch) -> None:
-        for group in epoch.optimizer.param_groups:
-            group["lr"] = 0.05 if epoch.number < after else 3.0
+    def set_rate(epoch: int, trainer: Any) -> None:
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = 0.05 if epoch < after else 3.0
 
-    return [set_rate]
+    return at_epochs(set_rate)
 
 
 def stop_on_one(at: int) -> list[Any]:
     """Return a callback that stops the training on one node."""
 
-    def stop(epoch: Epoch) -> None:
-        epoch.stops = epoch.number == at and epoch.ctx.rank == 1
+    def stop(epoch: int, trainer: Any) -> None:
+        trainer.should_stop = epoch == at and trainer.global_rank == 1
 
-    return [stop]
+    return at_epochs(stop)
 
 
 def line(package: str = "lightning.pytorch", weighted: bool = False, logs: Any = None) -> Any:

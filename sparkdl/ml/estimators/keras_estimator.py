@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.checks import check_fits, check_labels, check_schema
 from sparkdl.ml.estimators.keras_model import (
     NO_LOSS,
     Recipe,
@@ -21,6 +20,7 @@ from sparkdl.ml.estimators.keras_model import (
 )
 from sparkdl.ml.estimators.keras_train import KerasTask, train
 from sparkdl.ml.estimators.network import NetworkEstimator
+from sparkdl.ml.estimators.training import check_fits, check_labels, check_schema
 from sparkdl.ml.jobs.fit import Plan, check_mode, fit_keras
 from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
 from sparkdl.ml.scoring.inputs import named

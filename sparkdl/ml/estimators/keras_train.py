@@ -6,14 +6,16 @@ Runs in: child. The recipe and the callbacks in the driver and in Spark tasks as
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.datasets.keras_epochs import let_epochs_differ
 from sparkdl.frameworks.keras_checkpoint import callback_for
@@ -28,7 +30,6 @@ from sparkdl.ml.estimators.columns import (
     delivered,
     outputs_by_column,
 )
-from sparkdl.ml.estimators.keras_memory import Memory
 from sparkdl.ml.estimators.keras_model import (
     Recipe,
     as_inputs,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
 T = TypeVar("T")
+_FILE = "memory.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +276,83 @@ def _fitted(columns: list[Any], tensor: Tensor) -> Any:
     values = found[0] if len(found) == 1 else tf.stack([tf.reshape(c, [-1]) for c in found], axis=1)
     dims = tensor.shape[1:] if tensor.shape else (None,)
     return values if None in dims else tf.reshape(values, (-1, *dims))
+
+
+def _state_of(stopping: Any) -> list[Any]:
+    """Return the state of an early stopping as arrays: numbers, then its best weights."""
+    weights = stopping.best_weights or ()
+    # NaN stands for an early stopping that has seen no epoch yet.
+    best = np.nan if stopping.best is None else stopping.best
+    numbers = [best, stopping.wait, stopping.best_epoch, stopping.stopped_epoch]
+    # numpy's files do not know bfloat16, which float32 holds exactly.
+    kept = [x.astype(np.float32) if x.dtype.kind == "V" else x for x in weights]
+    return [np.array(numbers, np.float64), *kept]
+
+
+def _take_state(stopping: Any, numbers: Array, *weights: Any) -> None:
+    best, *counts = numbers
+    stopping.wait, stopping.best_epoch, stopping.stopped_epoch = map(int, counts)
+    stopping.best = None if np.isnan(best) else float(best)
+    stopping.best_weights = list(weights) or None
+
+
+class Memory:
+    """The history so far, and the early stoppings among the callbacks of a `fit`.
+
+    Keras begins both anew with every `fit`. After a restart the history would lack the epochs
+    before, and an early stopping would not know its best weights. Both are in each checkpoint.
+
+    Attributes:
+        history: metric to its values, one for each epoch, those before a restart included.
+        has_stopped: whether the training of the checkpoint had stopped early.
+
+    Raises:
+        CheckpointError: if the file of the checkpoint to resume from, in `folder`, cannot be read.
+    """
+
+    def __init__(self, callbacks: Iterable[Any], folder: Path | None) -> None:
+        self._stoppings = [each for each in callbacks if hasattr(each, "best_weights")]
+        self._folder = folder if folder is not None and (folder / _FILE).exists() else None
+        self.history: dict[str, list[float]] = {}
+        self.has_stopped = False
+        num_stoppings = 0
+        if self._folder is not None:
+            try:
+                content = json.loads((self._folder / _FILE).read_bytes())
+                self.history, self.has_stopped, num_stoppings = content
+            except (OSError, ValueError, TypeError) as error:
+                raise CheckpointError(
+                    f"{self._folder / _FILE} cannot be read: {error}. Remove this checkpoint, to "
+                    "resume from the one before it, or choose another checkpoint_dir"
+                ) from error
+        # Another number of them belongs to another program: its states would fit none.
+        self._is_same = num_stoppings == len(self._stoppings)
+
+    def restore(self) -> None:
+        """Give the early stoppings their states, which `fit` has just reset."""
+        if self._folder is None or not self._is_same:
+            return
+        for number, each in enumerate(self._stoppings):
+            with np.load(_state(self._folder, number)) as found:
+                _take_state(each, *(found[name] for name in found.files))
+
+    def add(self, logs: Mapping[str, Any] | None, *, has_stopped: bool) -> None:
+        """Add the values of an epoch, after the early stoppings have seen them."""
+        self.has_stopped = has_stopped
+        for name, value in (logs or {}).items():
+            self.history.setdefault(name, []).append(float(value))
+
+    def save(self, folder: Path) -> None:
+        """Write the files of a checkpoint."""
+        for number, each in enumerate(self._stoppings):
+            np.savez(_state(folder, number), *_state_of(each))
+        # Python's JSON has NaN and infinities.
+        content = [self.history, self.has_stopped, len(self._stoppings)]
+        (folder / _FILE).write_text(json.dumps(content))
+
+
+def _state(folder: Path, number: int) -> Path:
+    return folder / f"stopping-{number}.npz"
 
 
 def own_callbacks(task: KerasTask) -> list[Any]:

@@ -17,11 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkdl.core.errors import ConfigError, ResultError
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.tracking import tracked
-from sparkdl.ml.estimators.checks import check_rows
 from sparkdl.ml.estimators.columns import Callbacks, Columns, EarlyStopping, Task
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_model import as_config, from_config
-from sparkdl.ml.estimators.training import Training
+from sparkdl.ml.estimators.training import Training, check_rows
 from sparkdl.ml.params import HasParams
 from sparkdl.ml.persistence import (
     Contents,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -12,18 +12,18 @@ from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
-from sparkdl.ml.estimators.checks import Inputs, check_fits, check_schema
 from sparkdl.ml.estimators.columns import check_travels
-from sparkdl.ml.estimators.lightning_train import (
-    LightningTask,
-    check_trainer_args,
-    train_by_lightning,
-)
 from sparkdl.ml.estimators.network import NetworkEstimator
 from sparkdl.ml.estimators.torch_batch import check_optimizer, loss_of, metrics_of
 from sparkdl.ml.estimators.torch_module import ModuleTask, inputs_of
-from sparkdl.ml.estimators.torch_train import TorchTask, TrainFn, check_lightning, train
-from sparkdl.ml.namespace import Namespace
+from sparkdl.ml.estimators.torch_train import (
+    LightningTask,
+    TorchTask,
+    check_lightning,
+    check_trainer_args,
+    train,
+)
+from sparkdl.ml.estimators.training import Inputs, check_fits, check_schema
 from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
 from sparkdl.ml.scoring.source import NUMBER, Signature, Tensor
 from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
@@ -44,8 +44,12 @@ _SHARED = (
 class ModuleEstimator(NetworkEstimator[TorchModel]):
     """An estimator of modules of PyTorch."""
 
-    _own = ("_train_fn",)
-    _train_fn: TrainFn | None = None
+    def __init__(self, model: Any, callbacks: Any, params: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._set_params(params)
+        self.setCallbacks(callbacks)
+        if model is not None:
+            self.setModel(model)
 
     def setModel(self, model: Any) -> Any:
         """Set the model: a module, or a function without arguments that makes one on each node.
@@ -71,7 +75,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         if self._made is None:
             name = type(self).__name__
             raise ConfigError(f"{name} has no model: give it one, {name}(model=…)")
-        map_fun, task = self._work()
+        task = self._task()
         check_schema(task, dataset.schema)
         check_fits(self._inputs(task), dataset.schema)
         if SAMPLE_WEIGHT in (*task.columns.features, *task.columns.labels):
@@ -83,13 +87,21 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         if task.columns.weight == SAMPLE_WEIGHT:
             dataset = dataset.withColumnRenamed(SAMPLE_WEIGHT, _WEIGHT)
             task = replace(task, columns=replace(task.columns, weight=_WEIGHT))
-        training = self._training(map_fun, task, framework="torch")
+        training = self._training(train, task, framework="torch")
         content, signature, summary = self._trained(dataset, training)
         return self._with_values(TorchModel._of(content, signature), summary)
 
-    def _work(self) -> tuple[Callable[[Any, Any], Any], ModuleTask]:
-        """Return the nodes' function and its task, after the checks that are possible here."""
+    def _task(self) -> TorchTask | LightningTask:
+        """Return the nodes' task, after the checks that are possible here."""
         raise NotImplementedError
+
+    def _check_callbacks(self, found: Any) -> None:
+        for each in found if isinstance(found, list | tuple) else [found]:
+            if isinstance(each, type) or not hasattr(each, "on_train_epoch_end"):
+                raise ConfigError(
+                    f"callbacks={each!r}: give a list of Lightning's callbacks, or a function "
+                    "without arguments that makes it"
+                )
 
     def _task_fields(self) -> dict[str, Any]:
         return {
@@ -131,12 +143,8 @@ class TorchEstimator(
     Args:
         model: a `torch.nn.Module`, or a function without arguments that makes one on each node.
             All nodes begin with the first one's weights.
-        callbacks: functions called with an `Epoch` after each epoch, on every node; or a function
-            without arguments that makes the list.
-        train_fn: `train_fn(model, args, ctx)` trains the module in place of the `Trainer`, on every
-            node, and may return its history. `args` has all parameters. `torch.distributed` is
-            initialised where there are several nodes; wrapping the module is its own business, see
-            docs/pytorch.md.
+        callbacks: of Lightning, whose `pl_module.module` is the model; or a function without
+            arguments that makes the list. One that sets `trainer.should_stop` ends the training.
         params: parameters by name. `optimizer` may be a name, a class or a function of the
             parameters, `loss` a name, a module or a function of output and label.
 
@@ -149,35 +157,18 @@ class TorchEstimator(
     __module__ = "sparkdl"
 
     def __init__(
-        self,
-        model: Any = None,
-        *,
-        callbacks: Any = (),
-        train_fn: TrainFn | None = None,
-        **params: Unpack[TorchParams],
+        self, model: Any = None, *, callbacks: Any = (), **params: Unpack[TorchParams]
     ) -> None:
-        super().__init__()
-        self._train_fn = train_fn
-        self._set_params(params)
-        self.setCallbacks(callbacks)
-        if model is not None:
-            self.setModel(model)
+        super().__init__(model, callbacks, params)
 
-    def _check_callbacks(self, found: Any) -> None:
-        if not isinstance(found, list | tuple) or not all(map(callable, found)):
-            raise ConfigError(
-                f"callbacks={found!r}: give a list of functions that take an Epoch, or a function "
-                "without arguments that makes it"
-            )
-
-    def _work(self) -> tuple[Callable[[Any, Any], Any], TorchTask]:
-        if self.getLoss() is None and self._train_fn is None:
+    def _task(self) -> TorchTask:
+        if self.getLoss() is None:
             raise ConfigError(
                 "TorchEstimator has no loss: set loss='CrossEntropyLoss' or another of torch.nn, a "
                 "module, or a function of output and label"
             )
         # Without PyTorch on the driver, the nodes check it.
-        if self._train_fn is None and find_spec("torch"):
+        if find_spec("torch"):
             check_lightning()
         task = TorchTask(
             optimizer=self.getOptimizer(),
@@ -185,16 +176,14 @@ class TorchEstimator(
             loss=self.getLoss(),
             metrics=self.getMetrics(),
             learning_rate=self.getLearningRate(),
-            train_fn=self._train_fn,
-            args=self._values() if self._train_fn else Namespace(),
             **self._task_fields(),
         )
         # An early check, without an import of PyTorch: the nodes check again.
-        if "torch" in sys.modules and self._train_fn is None:
+        if "torch" in sys.modules:
             check_optimizer(task.optimizer)
             loss_of(task.loss)
             _check_monitor(task, metrics_of(task.metrics))
-        return train, task
+        return task
 
 
 def _check_monitor(task: TorchTask, metrics: Mapping[str, Any]) -> None:
@@ -232,22 +221,9 @@ class LightningEstimator(ModuleEstimator, params=[*_SHARED, "trainer_args"]):
     def __init__(
         self, model: Any = None, *, callbacks: Any = (), **params: Unpack[LightningParams]
     ) -> None:
-        super().__init__()
-        self._set_params(params)
-        self.setCallbacks(callbacks)
-        if model is not None:
-            self.setModel(model)
+        super().__init__(model, callbacks, params)
 
-    def _check_callbacks(self, found: Any) -> None:
-        for each in found if isinstance(found, list | tuple) else [found]:
-            if isinstance(each, type) or not hasattr(each, "on_train_epoch_end"):
-                raise ConfigError(
-                    f"callbacks={each!r}: give a list of Lightning's callbacks, or a function "
-                    "without arguments that makes it"
-                )
-
-    def _work(self) -> tuple[Callable[[Any, Any], Any], LightningTask]:
+    def _task(self) -> LightningTask:
         given = self.getTrainerArgs()
         check_trainer_args(given, () if callable(self._callbacks) else self._callbacks)
-        task = LightningTask(trainer_args=given, **self._task_fields())
-        return train_by_lightning, task
+        return LightningTask(trainer_args=given, **self._task_fields())

@@ -5,28 +5,17 @@ Runs in: child
 
 from __future__ import annotations
 
-import inspect
 import logging
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.columns import (
-    Columns,
-    Task,
-    by_tensor,
-    check_size,
-    check_travels,
-    delivered,
-    inputs_by_column,
-)
+from sparkdl.ml.estimators.columns import Columns, Task, by_tensor, check_size, inputs_by_column
 from sparkdl.ml.estimators.torch_batch import Scores
 from sparkdl.ml.scoring.inputs import check_weights
 from sparkdl.ml.scoring.source import Signature, Tensor
-from sparkdl.ml.scoring.torch import by_name, like_parameters, module_content, module_of, plain
+from sparkdl.ml.scoring.torch import by_name, like_parameters, module_of
 from sparkdl.ml.scoring.torch import module_signature as signature_of
 
 if TYPE_CHECKING:
@@ -35,7 +24,6 @@ if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
 _log = logging.getLogger(__name__)
-Fitted = tuple[Any, Mapping[str, Any], Mapping[str, Any], Scores]
 SAMPLE_ROWS = 2
 """How many rows are run to learn a model's outputs."""
 
@@ -54,20 +42,6 @@ class ModuleTask(Task):
     shapes: Mapping[str, Any] = field(default_factory=dict)
     strategy: str = "ddp"
     verbose: int = 0
-
-
-def join(ctx: NodeContext) -> torch.device:
-    """Join the process group, if there are several nodes; return this node's device."""
-    import torch
-
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        # NCCL, and user code that names no GPU, use the current one.
-        torch.cuda.set_device(device)
-    if ctx.num_workers > 1 and not torch.distributed.is_initialized():
-        torch.distributed.init_process_group()
-    return device
 
 
 def made(task: ModuleTask, ctx: NodeContext) -> Any:
@@ -207,59 +181,6 @@ def full_state(module: Any) -> dict[str, Any]:
 
 def _copied(value: Any) -> Any:
     return value.detach().to("cpu", copy=True) if hasattr(value, "detach") else value
-
-
-def say(task: ModuleTask, ctx: NodeContext, number: int, logs: Mapping[str, float]) -> None:
-    """Print a line for an epoch, from 0, if the chief is to."""
-    if task.verbose and ctx.is_chief:
-        text = " - ".join(f"{name}: {value:.4g}" for name, value in logs.items())
-        sys.stdout.write(f"Epoch {number + 1}/{task.epochs} - {text}\n")
-        sys.stdout.flush()
-
-
-def note_inputs(module: Any) -> dict[str, torch.Tensor]:
-    """Return a dict that the module's first call fills with the first rows of its inputs."""
-    noted: dict[str, torch.Tensor] = {}
-
-    def note(called: Any, args: Any, kwargs: Any) -> None:
-        if not noted:
-            given = inspect.signature(plain(called).forward).bind(*args, **kwargs).arguments
-            tensors = {name: x for name, x in given.items() if hasattr(x, "detach")}
-            noted.update({name: _copied(x[:SAMPLE_ROWS]) for name, x in tensors.items()})
-
-    module.register_forward_pre_hook(note, with_kwargs=True)
-    return noted
-
-
-def trained(
-    task: ModuleTask, ctx: NodeContext, module: Any, fit: Callable[[dict[str, Tensor]], Fitted]
-) -> dict[str, Any]:
-    """Have a module trained; return what the node returns.
-
-    Args:
-        fit: trains it, given the input of each column. Returns its history; its weights; rows of
-            its inputs, by which its outputs are found; and the kind of these.
-
-    Returns:
-        `history`; and of the chief `signature` as JSON, and `content`, the pickled module, or
-        `path` if it is in `model_dir`.
-
-    Raises:
-        ConfigError: if it could not be returned; before the training.
-    """
-    inputs = inputs_of(signature_of(module), task)
-    # Before the training, so that a module that cannot travel costs no epochs.
-    content = module_content(module)
-    check_travels(len(content), task.model_dir)
-    history, state, sample, scores = fit(inputs)
-    if not ctx.is_chief:
-        return {"history": history}
-    # A new one: the trained one has hooks, and wrappers of the training.
-    module = module_of(content)
-    module.load_state_dict(state)
-    signature = traced(module.eval(), sample, scores)
-    sent = delivered(module_content(module), "pt", signature, task, ctx)
-    return {**sent, "history": history}
 
 
 def traced(module: Any, sample: Mapping[str, torch.Tensor], scores: Scores) -> Signature:

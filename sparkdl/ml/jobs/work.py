@@ -170,14 +170,16 @@ def store(
                             )
                         kinds[place] = kind
                         # A checksum is enough: nobody has a reason to forge it.
-                        digests[place] = zlib.crc32(np.ascontiguousarray(values), digests[place])
+                        digests[place] = zlib.crc32(
+                            np.ascontiguousarray(values).data, digests[place]
+                        )
                 if batch.num_rows and not rows:
                     sample = _as_sample(batch.slice(0, 1))
                     writer = stack.enter_context(pa.ipc.new_file(str(draft), batch.schema))
                 if batch.num_rows:
                     writer.write_batch(batch)
                 rows += batch.num_rows
-        digest = zlib.crc32(np.array(digests, ">u4"))
+        digest = zlib.crc32(np.array(digests, ">u4").data)
         if rows:
             draft.rename(path_of(folder, role, part, digest))
         return Stored(rows, digest, sample)

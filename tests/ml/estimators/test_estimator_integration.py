@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ShutdownTimeoutError
+from sparkdl.core.errors import ConfigError, LaunchError, ShutdownTimeoutError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.driver.options import Observe
 from sparkdl.ml.estimators import training
@@ -78,11 +78,6 @@ def test_train_fn_that_does_not_return_is_ended_with_an_error(frame: DataFrame) 
     late = plain(train_fns.never_return).setGraceSecs(1).setShutdownTimeout(2)
     with pytest.raises(ShutdownTimeoutError, match=r"after 2 s\..* raise shutdown_timeout"):
         late.fit(frame)
-
-
-def test_error_of_train_fn_reaches_the_driver(frame: DataFrame) -> None:
-    with pytest.raises(NodeFailedError, match="the user's own mistake"):
-        plain(train_fns.fail).fit(frame)
 
 
 @pytest.mark.parametrize(

@@ -22,20 +22,17 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators import keras_estimator, network
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
-from sparkdl.ml.estimators.keras_model import inputs_of, keras_inputs_by_column, with_softmax
+from sparkdl.ml.estimators.keras_model import with_softmax
 from sparkdl.ml.scoring.keras_objects import saved
 from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
 from tests.doubles.programs import output_of
 from tests.doubles.sessions import SparkSessions
-from tests.ml.models import two_in_two_out
 from tests.ml.train_fns import (
     FEATURES,
     classifier,
-    difference,
     halving,
     read_all,
-    softmax,
     worsening,
 )
 
@@ -180,25 +177,6 @@ def test_saved_pipeline_is_loaded_in_a_process_without_its_code(trained: Trained
     assert rows.count("Row(prediction=") == 3
 
 
-def test_estimators_are_saved_and_loaded(spark_ml: SparkSession, tmp_path: Path) -> None:
-    import keras
-
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.5), keras.losses.Huber(2.0))
-    by_content: Any = KerasEstimator(
-        model, optimizer=keras.optimizers.Adam(0.1), loss=keras.losses.Huber(), epochs=4
-    )
-    by_content.write().overwrite().save(str(tmp_path / "content"))
-    found: Any = KerasEstimator.load(str(tmp_path / "content"))
-    assert (found.uid, found.getEpochs()) == (by_content.uid, 4)
-    assert found.getLoss().get_config() == by_content.getLoss().get_config()
-    assert float(found.getOptimizer().learning_rate) == pytest.approx(0.1)
-    assert found._made == by_content._made
-    by_function: Any = KerasEstimator(classifier, loss="mse")
-    by_function.save(str(tmp_path / "function"))
-    assert KerasEstimator.load(str(tmp_path / "function"))._made().input_shape == (None, FEATURES)
-
-
 def test_killed_training_has_the_history_and_the_early_stopping_of_an_undisturbed_one(
     spark_ml: SparkSession, tmp_path: Path
 ) -> None:
@@ -315,45 +293,6 @@ def test_softmax_gives_columns_that_evaluators_take_without_a_further_parameter(
         assert value == pytest.approx({"accuracy": 1.0, "logLoss": 0.5514}[metric], abs=1e-3)
 
 
-@pytest.mark.deep
-def test_softmax_of_an_unnamed_input_is_fitted_scored_and_evaluated(spark_ml: SparkSession) -> None:
-    frame = spark_ml.range(60, numPartitions=1).selectExpr(
-        "float(id % 2 = 0) as f0", "float(id % 2 = 1) as f1", "double(id % 2) as label"
-    )
-    assembler = VectorAssembler(inputCols=frame.columns[:-1], outputCol="features")
-    estimator = KerasEstimator(
-        softmax,
-        loss="sparse_categorical_crossentropy",
-        optimizer="sgd",
-        learning_rate=1.0,
-        epochs=3,
-        batch_size=10,
-        num_workers=1,
-    )
-    scored = Pipeline(stages=[assembler, estimator]).fit(frame).transform(frame).cache()
-    assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) == 1.0
-    found = BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(scored)
-    assert found == pytest.approx(1.0)
-    scored.unpersist()
-
-
-def test_inputs_without_names_are_called_the_same_in_training_and_in_scoring(
-    spark_ml: SparkSession,
-) -> None:
-    frame = spark_ml.range(40, numPartitions=1).selectExpr(
-        "float(id) as more", "float(1) as less", "float(id - 1) as label"
-    )
-    model = difference()
-    mapping = dict(zip(("more", "less"), [tensor.name for tensor in inputs_of(model)], strict=True))
-    scored = stage_of(model).setInputMapping(mapping).transform(frame)
-    assert [row.prediction for row in scored.collect()] == pytest.approx(list(range(-1, 39)))
-    advice = r"in each process\. Name each: keras\.Input"
-    with pytest.raises(ConfigError, match=f"inputs input_layer.*{advice}"):
-        keras_inputs_by_column(
-            {"more": "input_layer_98", "less": "input_layer_99"}, inputs_of(model)
-        )
-
-
 def test_columns_that_are_there_already_name_the_parameter_to_set(spark_ml: SparkSession) -> None:
     import keras
 
@@ -374,14 +313,6 @@ def stage_of(model: Any) -> Any:
     from sparkdl.ml.scoring.tensorflow import keras_predictor
 
     return KerasModel(saved(model), with_softmax(keras_predictor(model).signature, model))
-
-
-def test_model_of_several_outputs_asks_for_a_mapping(spark_ml: SparkSession) -> None:
-    stage: Any = stage_of(two_in_two_out()).setInputMapping({"l": "left", "r": "right"})
-    frame = spark_ml.range(4).selectExpr("array(id * 1.0, 1.0) as l", "id as r")
-    with pytest.raises(ConfigError, match="outputs sum, twice: setOutputMapping"):
-        stage.transform(frame)
-    assert stage.setOutputMapping({"sum": "s"}).transform(frame).columns == ["l", "r", "s"]
 
 
 def scaled() -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import CheckpointError
-from sparkdl.ml.estimators.keras_memory import Memory
+from sparkdl.ml.estimators.keras_train import Memory
 
 
 def stopping(**state: Any) -> SimpleNamespace:

@@ -121,58 +121,6 @@ def test_outputs_of_a_dict_keep_their_names_where_the_model_is_made_again() -> N
     assert shapes == {"z": (None, 1), "a": (None, 2)}
 
 
-def stateful(keras: Any) -> Any:
-    """Return a layer that holds numbers which are no weight, and saves them."""
-
-    class Table(keras.layers.Layer):  # type: ignore[misc]
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-            self.table: Any = np.zeros(3, np.float32)
-
-        def call(self, x: Any) -> Any:
-            return x * self.table
-
-        def save_own_variables(self, store: Any) -> None:
-            store["table"] = self.table
-
-        def load_own_variables(self, store: Any) -> None:
-            self.table = np.array(store["table"])
-
-    layer = Table()
-    layer.table = np.array([1, 2, 3], np.float32)
-    return layer
-
-
-def test_state_that_is_no_weight_comes_back_with_the_trained_model() -> None:
-    import keras
-
-    layers = keras.layers
-    words, table = layers.StringLookup(), stateful(keras)
-    words.set_vocabulary(["a", "b"])
-    vectors = layers.TextVectorization(output_mode="tf_idf", split="character")
-    vectors.adapt(["abc", "b"])
-    scaled, binned = layers.Normalization(), layers.Discretization(num_bins=3)
-    scaled.adapt(np.arange(6.0).reshape(2, 3))
-    binned.adapt(np.arange(6.0))
-    text = keras.Input((1,), dtype="string", name="text")
-    numbers = keras.Input((3,), name="numbers")
-    found = [
-        layers.Flatten()(layers.Embedding(3, 2)(words(text))),
-        layers.Flatten()(vectors(text)),
-        table(scaled(numbers)),
-        layers.CategoryEncoding(4, output_mode="multi_hot")(binned(numbers)),
-        layers.Flatten()(layers.Embedding(9, 2)(layers.Hashing(9)(text))),
-    ]
-    model = keras.Model([text, numbers], layers.Dense(1)(layers.Concatenate()(found)))
-    model.compile("sgd", "mse")
-    copy = loaded(Recipe(lambda: model).packed(model), {type(table).__name__: type(table)})
-    import tensorflow as tf
-
-    rows = {"text": tf.constant([["b"], ["?"]]), "numbers": tf.constant([[1.0, 2, 5]] * 2)}
-    expected, again = (each(as_inputs(each, rows)) for each in (model, copy))
-    np.testing.assert_array_equal(expected, again)
-
-
 def test_layer_that_keras_cannot_make_again_is_refused_with_the_cure() -> None:
     import keras
 

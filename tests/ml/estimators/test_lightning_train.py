@@ -9,12 +9,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import Columns, EarlyStopping
-from sparkdl.ml.estimators.lightning_train import (
-    LightningTask,
-    Watch,
-    check_trainer_args,
-    train_by_lightning,
-)
+from sparkdl.ml.estimators.torch_train import LightningTask, Watch, check_trainer_args, train
 from sparkdl.ml.scoring.torch import module_of
 from tests.doubles.lazy import Lazy
 from tests.ml.torch_fits import Alone, X, Y, line
@@ -42,9 +37,7 @@ def fit(trainer_args: dict[str, Any], ctx: Any, **fields: Any) -> dict[str, Any]
     columns = Columns({"x": ""}, {"y": ""})
     given = {"made": line, "batch_size": 4, "epochs": 4, "seed": 1, "validates": True, **fields}
     args = {"accelerator": "cpu", **trainer_args}
-    return train_by_lightning(
-        LightningTask(columns=columns, name="fit", trainer_args=args, **given), ctx
-    )
+    return train(LightningTask(columns=columns, name="fit", trainer_args=args, **given), ctx)
 
 
 @pytest.mark.parametrize(

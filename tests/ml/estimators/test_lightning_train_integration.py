@@ -16,7 +16,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import Columns, EarlyStopping
-from sparkdl.ml.estimators.lightning_train import LightningTask, train_by_lightning
+from sparkdl.ml.estimators.torch_train import LightningTask, train
 from sparkdl.ml.scoring.torch import module_of
 from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import launch
@@ -48,7 +48,7 @@ def task(weighted: bool = False, **fields: Any) -> LightningTask:
 
 
 def test_trainer_trains_as_the_module_alone_and_its_logs_are_the_history(nodes: Lab) -> None:
-    nodes.begin(train_by_lightning, task(validates=True, weighted=True))
+    nodes.begin(train, task(validates=True, weighted=True))
     validating = nodes.cluster.feed_async(SAME[:8], epochs=EPOCHS, feed="validation")
     nodes.cluster.feed(SAME, epochs=EPOCHS)
     validating.result(60.0)
@@ -76,7 +76,7 @@ def test_killed_node_costs_no_row_and_no_epoch(tmp_path: Path) -> None:
         made=partial(line, logs=die), saves=True, stopping=EarlyStopping(4), validates=True
     )
     options: dict[str, Any] = {"max_restarts": 1, "checkpoint_dir": str(tmp_path / "saved")}
-    with launch(train_by_lightning, asked, NODES, framework="torch", **options) as cluster:
+    with launch(train, asked, NODES, framework="torch", **options) as cluster:
         validating = cluster.feed_async(SAME, epochs=EPOCHS, feed="validation")
         cluster.feed(SAME, epochs=EPOCHS)
         results = cluster.results(120.0)
@@ -90,6 +90,6 @@ def test_killed_node_costs_no_row_and_no_epoch(tmp_path: Path) -> None:
 
 
 def test_module_of_another_kind_is_refused(nodes: Lab) -> None:
-    nodes.begin(train_by_lightning, task(made=net))
+    nodes.begin(train, task(made=net))
     with pytest.raises(ConfigError, match="a Sequential, and must be a LightningModule; use Torch"):
         nodes.results()
