@@ -48,12 +48,7 @@ class Row:
     accessor: str
 
     def converted(self, value: Any) -> Any:
-        """Return a value as the parameter has it.
-
-        Raises:
-            TypeError: if it is of another type; Spark ML names the parameter then.
-            ConfigError: if the parameter cannot be so; it names the parameter.
-        """
+        """Return a value as the parameter has it."""
         try:
             return self.convert(value)
         except ConfigError as error:
@@ -337,7 +332,6 @@ class HasParams(Params):
         self._setDefault(**{name: own.get(name, TABLE[name].default) for name in names})
 
     def _values(self) -> Namespace:
-        """Return all parameters as attributes."""
         return Namespace({param.name: self.getOrDefault(param) for param in self.params})
 
     if TYPE_CHECKING:

@@ -177,11 +177,7 @@ CODE = "code.pickle"
 
 
 def packed_code(*values: Any) -> dict[str, bytes]:
-    """Return the user's own functions and arguments as a content of a stage.
-
-    Raises:
-        ConfigError: if they cannot be pickled.
-    """
+    """Return the user's own functions and arguments as a content of a stage."""
     try:
         return {CODE: cloudpickle.dumps(values)}
     except Exception as error:

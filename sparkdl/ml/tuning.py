@@ -182,11 +182,7 @@ def _watch(
 
 
 def value_of(result: Any, metric: str) -> float:
-    """Return the number in what an objective returned: itself, or its entry `metric`.
-
-    Raises:
-        ResultError: if there is none.
-    """
+    """Return the number in what an objective returned: itself, or its entry `metric`."""
     value: Any = result.get(metric) if isinstance(result, Mapping) else result
     try:
         return float(value)

@@ -133,7 +133,8 @@ def faces(spark: Any, folder: Path) -> None:
 
 
 def jobs(spark: Any, _folder: Path) -> None:
-    from sparkdl.ml.jobs.fit import Jobs, Plan
+    from sparkdl.ml.jobs.fit import Jobs
+    from sparkdl.ml.jobs.work import Plan
 
     said("mode='jobs'", refusal(Jobs, spark, Plan(None, 1, 1, False, 0)))
 

@@ -97,9 +97,6 @@ def inputs_by_column(
 
     Args:
         advice: what else may be wrong, for the error.
-
-    Raises:
-        ConfigError: if an input has no column, or a column names no input.
     """
     if len(inputs) == len(set(features.values())) == 1:
         return dict.fromkeys(features, inputs[0])
@@ -113,11 +110,7 @@ def inputs_by_column(
 
 
 def outputs_by_column(labels: Mapping[str, str], outputs: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the model's output that each label column belongs to.
-
-    Raises:
-        ConfigError: if an output has none, or a column names no output.
-    """
+    """Return the model's output that each label column belongs to."""
     by_name = {tensor.name: tensor for tensor in outputs}
     if not any(labels.values()):
         if len(outputs) == 1:
@@ -141,11 +134,7 @@ def by_tensor(columns: Mapping[str, Tensor]) -> dict[str, list[str]]:
 
 
 def check_size(column: str, size: int, tensor: Tensor) -> None:
-    """Check how many values a row of a column holds.
-
-    Raises:
-        ConfigError: if the model's input takes another number.
-    """
+    """Check how many values a row of a column holds."""
     dims = (tensor.shape or (None, None))[1:]
     if None not in dims and (wanted := prod(n or 0 for n in dims)) != size:
         raise ConfigError(
@@ -155,11 +144,7 @@ def check_size(column: str, size: int, tensor: Tensor) -> None:
 
 
 def check_travels(nbytes: int, model_dir: str | None) -> None:
-    """Check that a model of so many bytes can be returned to the driver.
-
-    Raises:
-        ConfigError: if it is too large, and has no folder.
-    """
+    """Check that a model of so many bytes can be returned to the driver."""
     # A tenth is left for what stands beside the weights: configuration, history, signature.
     if model_dir is None and nbytes > MAX_VALUE_NBYTES * 9 // 10:
         raise ConfigError(
@@ -169,7 +154,6 @@ def check_travels(nbytes: int, model_dir: str | None) -> None:
 
 
 def check_board(task: Task) -> None:
-    """Raise a FrameworkMissingError if TensorBoard is to log and is not installed."""
     if task.tensorboard_dir and find_spec("tensorboard") is None:
         raise FrameworkMissingError(
             "tensorboard_dir needs TensorBoard on the executors: pip install tensorboard"

@@ -21,7 +21,8 @@ from sparkdl.ml.estimators.keras_model import (
 from sparkdl.ml.estimators.keras_train import KerasTask, train
 from sparkdl.ml.estimators.network import NetworkEstimator
 from sparkdl.ml.estimators.training import check_fits, check_labels, check_schema
-from sparkdl.ml.jobs.fit import Plan, check_mode, fit_keras
+from sparkdl.ml.jobs.fit import check_mode, fit_keras
+from sparkdl.ml.jobs.work import Plan
 from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
 from sparkdl.ml.scoring.inputs import named
 from sparkdl.ml.scoring.keras_objects import checked_file, registered

@@ -72,11 +72,7 @@ class Recipe:
     objects: Objects = field(default_factory=dict)
 
     def model(self) -> Any:
-        """Return the model, compiled with `loss` if that is not None.
-
-        Raises:
-            ConfigError: if it has no loss, or no known inputs.
-        """
+        """Return the model, compiled with `loss` if that is not None."""
         with scope(self.objects):
             model = self._made()
             if self.loss is not None:
@@ -127,11 +123,6 @@ class Recipe:
 
 
 def check_inputs(model: Any) -> None:
-    """Check that a Keras model knows its inputs.
-
-    Raises:
-        ConfigError: if it does not.
-    """
     if not getattr(model, "inputs", None):
         raise ConfigError(
             f"the {type(model).__name__} {model.name!r} has no known inputs: begin it with a "
@@ -140,7 +131,6 @@ def check_inputs(model: Any) -> None:
 
 
 def weights_nbytes(model: Any) -> int:
-    """Return the size of a Keras model's weights."""
     return sum(int(each.nbytes) for each in model.get_weights())
 
 
@@ -149,16 +139,10 @@ _UNNAMED = "input_layer"
 
 
 def inputs_of(model: Any) -> tuple[Tensor, ...]:
-    """Return what a Keras model takes."""
     return tuple(map(tensor_of, model.inputs, layer_names(model.inputs)))
 
 
 def outputs_of(model: Any) -> tuple[Tensor, ...]:
-    """Return what a Keras model gives.
-
-    Raises:
-        ConfigError: if it does not know its outputs.
-    """
     if not getattr(model, "outputs", None):
         raise ConfigError(
             f"the model {model.name!r} has no known outputs: begin it with a keras.Input, or call "
@@ -176,7 +160,6 @@ def as_inputs(model: Any, values: Mapping[str, Any]) -> Any:
 
 
 def as_outputs(model: Any, values: Mapping[str, Any]) -> Any:
-    """Return values, given by the names of a model's outputs, in the structure that it gives."""
     return _arranged(model.output, model.outputs, output_names(model, len(model.outputs)), values)
 
 
@@ -191,7 +174,6 @@ def _arranged(
 
 
 def tensor_of(tensor: Any, name: str) -> Tensor:
-    """Return an input or output of a Keras model."""
     import keras
 
     dtype = keras.backend.standardize_dtype(tensor.dtype)
@@ -261,11 +243,6 @@ def keras_inputs_by_column(
 
 
 def check_callbacks(found: Any) -> None:
-    """Check that these are callbacks of Keras.
-
-    Raises:
-        ConfigError: if they are not.
-    """
     listed = found if isinstance(found, (list, tuple)) else [found]
     for each in listed:
         if isinstance(each, type) or not hasattr(each, "on_epoch_end"):

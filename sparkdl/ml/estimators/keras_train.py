@@ -205,9 +205,6 @@ def arranged(
     Args:
         rows: columns by name.
         fitted: makes an input of its columns.
-
-    Raises:
-        ConfigError: if an input or an output has no column.
     """
     features = keras_inputs_by_column(columns.features, inputs_of(model))
     inputs = {tensor.name: tensor for tensor in features.values()}
@@ -343,7 +340,6 @@ class Memory:
             self.history.setdefault(name, []).append(float(value))
 
     def save(self, folder: Path) -> None:
-        """Write the files of a checkpoint."""
         for number, each in enumerate(self._stoppings):
             np.savez(_state(folder, number), *_state_of(each))
         # Python's JSON has NaN and infinities.
@@ -356,18 +352,12 @@ def _state(folder: Path, number: int) -> Path:
 
 
 def own_callbacks(task: KerasTask) -> list[Any]:
-    """Return the user's callbacks.
-
-    Raises:
-        ConfigError: if they are none.
-    """
     found = task.callbacks() if callable(task.callbacks) else task.callbacks
     check_callbacks(found)
     return list(found)
 
 
 def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:
-    """Return the callbacks that the task's parameters ask for."""
     import keras
 
     found: list[Any] = []

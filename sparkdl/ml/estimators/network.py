@@ -103,7 +103,6 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
     def _fitted(self, dataset: DataFrame) -> M: ...
 
     def _task_fields(self) -> dict[str, Any]:
-        """Return the fields of `Task` by name."""
         return {
             "columns": Columns(
                 features=self.getInputMapping() or named(self.getFeaturesCol()),

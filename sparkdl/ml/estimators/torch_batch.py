@@ -53,11 +53,7 @@ class Loss:
     is_own: bool = False
 
     def of(self, output: Any, label: Any, weight: torch.Tensor | None) -> torch.Tensor:
-        """Return the mean over the rows of their losses, each times its weight.
-
-        Raises:
-            ConfigError: if there are weights, and the loss is known of all rows together alone.
-        """
+        """Return the mean over the rows of their losses, each times its weight."""
         found = (self.by_row or self.call)(output, label) if weight is not None else None
         if found is None:
             # A function of the user's may return the loss of each row.
@@ -78,9 +74,6 @@ def loss_of(given: Any) -> Loss:
     Args:
         given: a name in `torch.nn` or `torch.nn.functional`, a module, its class, or
             `function(output, label)` that returns the mean, or `[rows]`.
-
-    Raises:
-        ConfigError: if it is none, or sums.
     """
     from torch import nn
 
@@ -151,9 +144,6 @@ def optimizer_of(
     Args:
         given: a name in `torch.optim`, a class, or `function(parameters, **args)`.
         learning_rate: of all groups of parameters; the optimizer's own if it is None.
-
-    Raises:
-        ConfigError: if it is none of them.
     """
     from torch import optim
 
@@ -169,11 +159,7 @@ def optimizer_of(
 
 
 def check_optimizer(given: Any) -> Callable[..., Any]:
-    """Return what makes an optimizer.
-
-    Raises:
-        ConfigError: if `given` does not.
-    """
+    """Return what makes an optimizer."""
     from torch import optim
 
     if isinstance(given, optim.Optimizer):
@@ -198,9 +184,6 @@ def fitted_label(loss: Loss, output: Any, label: torch.Tensor, column: str) -> t
     and dtype: with different shapes, broadcasting would mix the rows. A function of the user's gets
     the label as it is, floats in the output's dtype; and in the output's shape, where one of them
     is [rows] and the other [rows, 1].
-
-    Raises:
-        ConfigError: if it does not fit; it names shapes, and what to change.
     """
     dtype = getattr(output, "dtype", None)
     if dtype is None or not hasattr(label, "dtype"):  # for a function of the user's alone
@@ -266,9 +249,6 @@ def metrics_of(given: Any) -> dict[str, Any]:
     Args:
         given: a dict, or a list, of `"accuracy"`, names in `torch.nn.functional`, metrics of
             torchmetrics, and `function(output, label)` that returns the mean, or `[rows]`.
-
-    Raises:
-        ConfigError: if one is none of these.
     """
     listed = given if isinstance(given, Mapping) else {_name_of(each): each for each in given or ()}
     return {str(name): _metric(each) for name, each in listed.items()}
@@ -298,11 +278,7 @@ def is_greater_better(name: str, metric: Any) -> bool:
 
 
 def accuracy(loss: Loss, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """Return for each row, or each of its values, whether the most likely class is the label.
-
-    Raises:
-        ConfigError: if the model gives several outputs, or labels are several.
-    """
+    """Return for each row, or each of its values, whether the most likely class is the label."""
     if not hasattr(output, "ndim") or not hasattr(label, "ndim"):
         raise ConfigError(
             "the metric 'accuracy' is of one output and one label: give a function of the model's "

@@ -42,8 +42,6 @@ _SHARED = (
 
 
 class ModuleEstimator(NetworkEstimator[TorchModel]):
-    """An estimator of modules of PyTorch."""
-
     def __init__(self, model: Any, callbacks: Any, params: Mapping[str, Any]) -> None:
         super().__init__()
         self._set_params(params)

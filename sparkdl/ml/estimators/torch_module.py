@@ -45,11 +45,7 @@ class ModuleTask(Task):
 
 
 def made(task: ModuleTask, ctx: NodeContext) -> Any:
-    """Return the module: by the same random numbers on all nodes, which then have their own.
-
-    Raises:
-        ConfigError: if the function makes none.
-    """
+    """Return the module: by the same random numbers on all nodes, which then have their own."""
     import torch
 
     if task.seed is not None:
@@ -67,11 +63,7 @@ def made(task: ModuleTask, ctx: NodeContext) -> Any:
 
 
 def inputs_of(signature: Signature, task: ModuleTask) -> dict[str, Tensor]:
-    """Return the parameter of `forward` that each column feeds.
-
-    Raises:
-        ConfigError: if a parameter has no column, or a column no parameter.
-    """
+    """Return the parameter of `forward` that each column feeds."""
     features = task.columns.features
     chosen = [tensor for tensor in signature.optional if tensor.name in features.values()]
     found = inputs_by_column(features, [*signature.inputs, *chosen])
@@ -89,9 +81,6 @@ def arranged(
     """Return the columns of a batch as the parameters of `forward`, by name.
 
     Floats come as the model's parameters are; so do several columns that make one input.
-
-    Raises:
-        ConfigError: if one holds text, or another number of values than its shape.
     """
     tensors = {tensor.name: tensor for tensor in inputs.values()}
     return {
@@ -140,11 +129,7 @@ def labels_of(batch: Mapping[str, Any], columns: Columns, output: Any = None) ->
 
 
 def weights_of(batch: Mapping[str, Any], columns: Columns) -> torch.Tensor | None:
-    """Return the weights of a batch's rows, float32; None if they have none.
-
-    Raises:
-        FeedTypeError: if one is negative or not finite.
-    """
+    """Return the weights of a batch's rows, float32; None if they have none."""
     if columns.weight is None:
         return None
     found = batch[columns.weight]
@@ -154,7 +139,6 @@ def weights_of(batch: Mapping[str, Any], columns: Columns) -> torch.Tensor | Non
 
 
 def broadcast(tensors: Iterable[torch.Tensor]) -> None:
-    """Copy the chief's tensors to all nodes."""
     from torch import distributed
 
     for tensor in tensors:
@@ -162,7 +146,6 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def is_sharded(module: Any) -> bool:
-    """Whether this node has shards of the module's weights."""
     from torch.distributed.tensor import DTensor
 
     # `parameters()` would not show it: after a forward pass FSDP has whole ones there.

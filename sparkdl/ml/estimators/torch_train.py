@@ -81,7 +81,6 @@ class LightningTask(ModuleTask):
 
 
 def check_lightning() -> None:
-    """Raise a FrameworkMissingError without Lightning."""
     if find_spec("lightning") is None:
         raise FrameworkMissingError(
             "TorchEstimator trains by Lightning's Trainer, and there is no Lightning: "
@@ -173,12 +172,7 @@ def _home(module: Any) -> Any:
 
 
 def check_trainer_args(given: Mapping[str, Any], callbacks: Any = ()) -> None:
-    """Check arguments of Lightning's `Trainer`, and callbacks, against the feeds of a fit.
-
-    Raises:
-        ConfigError: if there is no such argument, as far as Lightning is imported here; or it
-            changes when or how often rows are read.
-    """
+    """Check arguments of Lightning's `Trainer`, and callbacks, against the feeds of a fit."""
     homes = [sys.modules[name] for name in TRAINERS if name in sys.modules]
     known = inspect.signature(homes[0].Trainer).parameters if homes else given
     for name, value in given.items():
@@ -266,7 +260,6 @@ class Arrange:
         self.sample: dict[str, Any] = {}
 
     def inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the inputs of the model by name."""
         x = arranged(batch, self._inputs, self._dtype, "cpu")
         self.sample = self.sample or {name: each[:SAMPLE_ROWS] for name, each in x.items()}
         return x
@@ -297,7 +290,6 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """The rows that are there."""
         return len(next(iter(self.labels.values())))
 
     def to(self, device: Any) -> Batch:
@@ -363,7 +355,6 @@ class Steps(Adopted):
         return found
 
     def logs(self) -> dict[str, float]:
-        """Return the epoch's entries of the history."""
         names = ["loss", *self.metrics]
         names += [f"val_{name}" for name in names] if self._task.validates else []
         return {name: float(self.trainer.callback_metrics[name]) for name in names}
@@ -386,7 +377,6 @@ class Steps(Adopted):
         fully_shard(self.module, mesh=mesh)
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer, of the module's parameters or shards."""
         task = self._task
         parameters = self.module.parameters()
         return optimizer_of(task.optimizer, task.optimizer_args, task.learning_rate, parameters)
@@ -404,7 +394,6 @@ class Steps(Adopted):
             broadcast(self.module.buffers())
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        """Return the loss of a batch."""
         self._begin_sum(batch.rows)
         with self._kept_norms(batch.rows):
             return self._measured(batch, "")
@@ -418,7 +407,6 @@ class Steps(Adopted):
         (loss * share.to(loss.dtype)).backward()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Measure a batch."""
         self._measured(batch, "val_")
 
     def _begin_sum(self, rows: int) -> None:
@@ -464,7 +452,6 @@ class Steps(Adopted):
         return loss
 
     def _values(self, prefix: str, output: Any, label: Any, rows: int) -> dict[str, Any]:
-        """Return what is logged of each metric."""
         import torch
 
         found: dict[str, Any] = {}
@@ -494,11 +481,6 @@ def _moved(tensors: Any, device: Any) -> Any:
 
 
 def _check_rows(output: Any, batch: Batch) -> None:
-    """Check that the model gives its outputs row by row.
-
-    Raises:
-        ConfigError: if it does not: a linear layer takes a column of numbers for one vector.
-    """
     if hasattr(output, "shape") and (not output.ndim or output.shape[0] != batch.size):
         taken = ", ".join(f"{name} {described(value)}" for name, value in batch.inputs.items())
         raise ConfigError(
@@ -523,15 +505,10 @@ class Watch:
 
     @property
     def name(self) -> str:
-        """The metric."""
         return self.stopping.monitor or ("val_loss" if self.validates else "loss")
 
     def improves(self, logs: Mapping[str, float]) -> bool:
-        """Take the values of an epoch; return whether they are the best.
-
-        Raises:
-            ConfigError: if there is no such metric.
-        """
+        """Take the values of an epoch; return whether they are the best."""
         name = self.name
         if name not in logs:
             raise ConfigError(
@@ -547,7 +524,6 @@ class Watch:
 
     @property
     def stops(self) -> bool:
-        """Whether the patience is at its end."""
         patience = self.stopping.patience
         return patience is not None and self.state[1] >= patience
 
@@ -609,7 +585,6 @@ class Notes(Checkpoint):
             self._loss = self._loss + loss.detach().double() * rows  # which waits for no GPU
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Note that this epoch has been validated."""
         self._is_validated = not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -648,7 +623,6 @@ class Notes(Checkpoint):
         return logs
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what belongs into a checkpoint."""
         return {
             "history": self.history,
             "watch": self._watch.state,
@@ -658,7 +632,6 @@ class Notes(Checkpoint):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where a checkpoint was made."""
         self.history, self.best = state_dict["history"], state_dict["best"]
         self._watch.state, self._stops = state_dict["watch"], state_dict["stops"]
         self.arrange.sample = state_dict["sample"]

@@ -115,11 +115,7 @@ class Training:
 
     @contextmanager
     def rows(self, dataset: DataFrame) -> Iterator[tuple[DataFrame, DataFrame | None]]:
-        """Give the rows to train on, and those to validate with.
-
-        Raises:
-            ConfigError: if a column is missing or of the wrong type, or `check` says so.
-        """
+        """Give the rows to train on, and those to validate with."""
         marker = self.validation_col
         names = self.columns or tuple(name for name in dataset.columns if name != marker)
         check_columns(dataset.columns, (*names, *([marker] if marker else [])))
@@ -249,11 +245,7 @@ def _own_checkpoints(dataset: DataFrame, options: Mapping[str, Any]) -> Iterator
 
 
 def check_columns(known: Sequence[str], names: Sequence[str]) -> None:
-    """Check that a DataFrame with the columns `known` has these.
-
-    Raises:
-        ConfigError: if it has not, or several of one name; it names those it has.
-    """
+    """Check that a DataFrame with the columns `known` has these."""
     if missing := [name for name in names if name not in known]:
         raise ConfigError(
             f"the DataFrame has no column {', '.join(map(repr, missing))}; its columns are "
@@ -267,11 +259,6 @@ def check_columns(known: Sequence[str], names: Sequence[str]) -> None:
 
 
 def check_schema(task: Task, schema: StructType) -> None:
-    """Check columns and their types.
-
-    Raises:
-        ConfigError: if they cannot be trained with; it names the column.
-    """
     columns, stopping = task.columns, task.stopping
     if stopping.patience and (stopping.monitor or "").startswith("val_") and not task.validates:
         raise ConfigError(
@@ -295,23 +282,13 @@ def check_schema(task: Task, schema: StructType) -> None:
 
 
 def check_fits(inputs: Inputs, schema: StructType) -> None:
-    """Check that columns can feed the model's inputs.
-
-    Raises:
-        ConfigError: if one cannot.
-    """
     mapping = {name: tensor.name for name, tensor in inputs.items()}
     tensors = {tensor.name: tensor for tensor in inputs.values()}
     input_columns(mapping, Signature(tuple(tensors.values()), ()), schema)
 
 
 def check_labels(columns: Columns, outputs: Sequence[Tensor], schema: StructType) -> None:
-    """Check that columns can be the labels of the model's outputs, as far as it knows them.
-
-    Raises:
-        ConfigError: if an output has no labels; or several that are no numbers, or not as many as
-            its elements.
-    """
+    """Check that columns can be the labels of the model's outputs, as far as it knows them."""
     if columns.has_plain_label or not outputs:
         return
     by_column = outputs_by_column(columns.labels, outputs)
@@ -326,9 +303,6 @@ def check_rows(task: Task, nodes: int, rows: DataFrame, feed: str) -> None:
 
     Args:
         feed: `VALIDATION` for the rows that are validated with.
-
-    Raises:
-        ConfigError: if there are fewer.
     """
     found = len(rows.select(functions.lit(1)).take(nodes))
     if found < nodes:
@@ -356,7 +330,6 @@ def without_nulls(field: StructField) -> Column:
 
 
 def null_advice(name: str) -> str:
-    """Return what to do about the nulls of a column."""
     return (
         f"column {name!r} holds a null, which cannot be trained with: fill it (df.fillna, or "
         f"coalesce), or leave such rows out, df.dropna(subset=[{name!r}])"

@@ -38,6 +38,8 @@ from sparkdl.ml.jobs.work import (
     Forget,
     Learner,
     Master,
+    Parts,
+    Plan,
     Store,
     Sum,
     Work,
@@ -63,23 +65,6 @@ _NODES_ONLY = (
     *("num_gpus", "max_restarts", "recovery", "feeding", "observe", "startup", "checkpoint_dir"),
     *("shutdown_timeout", "feed_reader", "class_weight", "verbose"),
 )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The settings of a training as jobs.
-
-    Attributes:
-        partitions: number of partitions of the rows; None for as many as they have.
-        batch_size: rows of a mini-batch in each of them, on average.
-        seed: of the order of the rows, and of random layers.
-    """
-
-    partitions: int | None
-    batch_size: int
-    epochs: int
-    shuffle: bool
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -154,11 +139,7 @@ def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
 
 
 def check_mode(stage: Any) -> None:
-    """Refuse parameters that were set and have no effect in the stage's mode.
-
-    Raises:
-        ConfigError: it names them.
-    """
+    """Refuse parameters that were set and have no effect in the stage's mode."""
     useless = [name for name in _NODES_ONLY if stage.isSet(name)]
     if stage.getMode() == "jobs" and useless:
         raise ConfigError(
@@ -170,12 +151,7 @@ def check_mode(stage: Any) -> None:
 def fit_keras(
     task: KerasTask, training: Training, plan: Plan, dataset: DataFrame
 ) -> tuple[bytes, Signature, TrainingSummary]:
-    """Train; return the model as a `.keras` file, its signature, and a summary of the training.
-
-    Raises:
-        ConfigError: if an argument is invalid.
-        JobFailedError: if a task failed more often than Spark repeats it.
-    """
+    """Train; return the model as a `.keras` file, its signature, and a summary of the training."""
     with (
         training.rows(dataset) as (rows, validation),
         Jobs(dataset.sparkSession, plan) as jobs,
@@ -204,16 +180,12 @@ class _Stored:
             rows: Spark schedules an iteration's task on the executor with its rows. If that is
             lost, Spark computes them again within the very task that needs them.
         again: the same records, not persisted: a task of it brings the rows along.
-        rows, digests: by partition.
         sample: the first row, see `read_sample`.
     """
 
     kept: RDD[Any]
     again: RDD[Any]
-    role: str
-    columns: tuple[str, ...]
-    rows: tuple[int, ...]
-    digests: tuple[int, ...]
+    parts: Parts
     sample: bytes
 
 
@@ -273,16 +245,13 @@ class Jobs:
 
         Args:
             learner: makes a worker's model; takes seconds, since it imports a framework.
-
-        Raises:
-            ConfigError: if it cannot work as asked; before the first iteration.
-            JobFailedError: if a job failed.
         """
         start_s = time.monotonic()
         stored = self._store(training, "training", columns)
         held = None if validation is None else self._store(validation, "validation", columns)
         master.begin(read_sample(stored.sample, columns))
-        steps = num_steps(stored.rows, self._plan.batch_size * len(stored.rows))
+        rows = stored.parts.rows
+        steps = num_steps(rows, self._plan.batch_size * len(rows))
         history: dict[str, list[float]] = {}
         iterations = 0
         for epoch in range(self._plan.epochs):
@@ -310,10 +279,9 @@ class Jobs:
         master.end()
         warn_of_no_numbers(history.get("loss", ()))
         seconds = time.monotonic() - start_s
-        return JobsResult(master.model, history, sum(stored.rows), iterations, seconds)
+        return JobsResult(master.model, history, sum(rows), iterations, seconds)
 
     def _store(self, data: DataFrame, role: str, columns: tuple[str, ...]) -> _Stored:
-        """Store the rows of a DataFrame on the executors."""
         for name in columns:
             kind = data.schema[name].dataType
             if not isinstance(leaf_type(kind), NUMBERS):
@@ -342,8 +310,8 @@ class Jobs:
                 f"the DataFrame has no {role} rows: give one with rows, or remove its filters"
             )
         rows = tuple(record.rows for record in records)
-        digests = tuple(record.digest for record in records)
-        return _Stored(kept, again, role, columns, rows, digests, samples[0])
+        parts = Parts(role, columns, rows, tuple(record.digest for record in records))
+        return _Stored(kept, again, parts, samples[0])
 
     def _iterate(
         self,
@@ -355,25 +323,11 @@ class Jobs:
         step: int | None,
         steps: int,
     ) -> Sum:
-        """Run one iteration; return the sum over all partitions."""
-        plan = self._plan
+        parts = stored.parts
         with self.sent(master.state()) as state, self._named(what):
-            work = Work(
-                self._name,
-                learner,
-                state,
-                stored.role,
-                stored.columns,
-                stored.rows,
-                stored.digests,
-                epoch,
-                step,
-                steps,
-                plan.seed,
-                plan.shuffle,
-            )
+            work = Work(self._name, self._plan, parts, learner, state, epoch, step, steps)
             found = stored.kept.mapPartitionsWithIndex(work)
-            groups = 0 if step is None else num_groups(len(stored.rows))
+            groups = 0 if step is None else num_groups(len(parts.rows))
             if groups:
                 found = found.partitionBy(groups, int).mapPartitions(added)
             try:
@@ -385,7 +339,7 @@ class Jobs:
                 return whole
             # Each of them now computes where it has just got its rows.
             moved = sorted(set(whole.missing))
-            _log.info("Moving partitions %s of the %s rows to other executors", moved, stored.role)
+            _log.info("Moving partitions %s of the %s rows to other executors", moved, parts.role)
             rest = self._context.runJob(
                 stored.again.mapPartitionsWithIndex(work), lambda pairs: pairs, moved
             )

@@ -42,9 +42,6 @@ class KerasLearner:
     Args:
         task: without the model where `content` has it.
         on_driver: Keras' backend there.
-
-    Raises:
-        ConfigError: if the worker's Keras has another backend.
     """
 
     def __init__(
@@ -97,12 +94,7 @@ class KerasLearner:
 
 
 def batch_of(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[Any, ...]:
-    """Return `(x, y)` or `(x, y, weight)`, as the model's methods take them.
-
-    Raises:
-        FeedTypeError: see `Fitting`.
-        ConfigError: if rows have another size than the model's input.
-    """
+    """Return `(x, y)` or `(x, y, weight)`, as the model's methods take them."""
     columns, fits = task.columns, Fitting.of(task, model)
     for names in by_tensor(fits.inputs).values():
         if len(names) == 1:
@@ -119,7 +111,6 @@ def _joined(columns: list[Array], tensor: Tensor) -> Array:
 
 
 def backend() -> str:
-    """Return the name of Keras' backend."""
     import keras
 
     return str(keras.backend.backend())
@@ -134,7 +125,6 @@ def as_arrays(variables: Sequence[Any]) -> tuple[Array, ...]:
 
 
 def assign(variables: Sequence[Any], values: Sequence[Array]) -> None:
-    """Set Keras' variables."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
@@ -157,11 +147,7 @@ def _keeper(name: str) -> Any:
 
 
 class KerasMaster(Master):
-    """The driver's model: the weights, and the optimizer with all that it remembers.
-
-    Raises:
-        ConfigError: if the model cannot be trained so; it says why.
-    """
+    """The driver's model: the weights, and the optimizer with all that it remembers."""
 
     def __init__(self, task: KerasTask) -> None:
         import keras

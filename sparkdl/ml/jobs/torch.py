@@ -54,7 +54,6 @@ class TorchLearner:
         return arrays_of([*gradients, *self.others]), _metrics(loss, batch)
 
     def evaluate(self, batch: dict[str, Array]) -> tuple[Array, ...]:
-        """Evaluate some rows."""
         import torch
 
         self.model.eval()
@@ -62,7 +61,6 @@ class TorchLearner:
             return _metrics(self.loss(batch), batch)
 
     def loss(self, batch: dict[str, Array]) -> torch.Tensor:
-        """Return the user's loss of a batch."""
         import torch
 
         # Copies, because PyTorch warns of arrays that cannot be written to.
@@ -130,7 +128,6 @@ def share_threads() -> None:
 
 
 def set_tensors(tensors: Sequence[Any], arrays: Sequence[Array]) -> None:
-    """Copy arrays into tensors."""
     import torch
 
     with torch.no_grad():

@@ -45,11 +45,7 @@ _MAX_LEARNERS = 4
 
 
 def values_of(name: str, column: pa.Array) -> Array:
-    """Return some rows of a column.
-
-    Raises:
-        FeedTypeError: for nulls, text, or arrays of different lengths.
-    """
+    """Return some rows of a column."""
     values = convert(column, None, f"column {name!r}")
     if values.dtype == object:
         raise FeedTypeError(
@@ -128,7 +124,6 @@ class Rows:
 
 
 def folder_of(job: str) -> Path:
-    """Return where an executor stores the rows of a training."""
     return work_root() / f"sparkdl-jobs-{job}"
 
 
@@ -148,9 +143,6 @@ def store(
 
     Args:
         batches: each is written before the next is asked for.
-
-    Raises:
-        FeedTypeError: see `values_of`; or if rows have different shapes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"draft-{secrets.token_hex(6)}"
@@ -257,7 +249,6 @@ def num_groups(partitions: int) -> int:
 
 
 def added(pairs: Iterable[tuple[int, Sum]]) -> Iterator[tuple[int, Sum]]:
-    """Add up a group's sums."""
     found = list(pairs)
     if found:
         yield found[0][0], total(each for _, each in found)
@@ -306,6 +297,38 @@ class Master(Protocol):
 
 
 @dataclass(frozen=True)
+class Plan:
+    """The settings of a training as jobs.
+
+    Attributes:
+        partitions: number of partitions of the rows; None for as many as they have.
+        batch_size: rows of a mini-batch in each of them, on average.
+        seed: of the order of the rows, and of random layers.
+    """
+
+    partitions: int | None
+    batch_size: int
+    epochs: int
+    shuffle: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Stored rows.
+
+    Attributes:
+        role: `training`, or another, whose rows are evaluated.
+        rows, digests: by partition.
+    """
+
+    role: str
+    columns: tuple[str, ...]
+    rows: tuple[int, ...]
+    digests: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Store:
     """For `DataFrame.mapInArrow`: stores each partition's rows on its executor."""
 
@@ -330,40 +353,33 @@ class Work:
 
     Attributes:
         learner: makes the model in a worker that has none for this training yet.
-        role: of the rows: `training`, or others, which are evaluated.
-        rows, digests: expected of each partition.
         step: of the epoch; None to evaluate all rows.
         num_steps: that the epoch has.
-        seed: of the order of the rows, and of random layers.
     """
 
     job: str
+    plan: Plan
+    parts: Parts
     learner: Callable[[], Learner]
     state: Broadcast[Sequence[Array]] = field(repr=False)
-    role: str
-    columns: tuple[str, ...]
-    rows: tuple[int, ...]
-    digests: tuple[int, ...]
     epoch: int
     step: int | None
     num_steps: int
-    seed: int
-    shuffle: bool
 
     def __call__(self, number: int, records: Iterable[Any]) -> Iterator[tuple[int, Sum]]:
         """Yield what this partition adds, with its number; or that its rows are not here."""
         for record in records:  # all are to be read, or Spark gives this worker up
-            if record.digest != self.digests[number]:
+            if record.digest != self.parts.digests[number]:
                 raise ReadError(
-                    f"Spark computed partition {number} of the {self.role} rows again, and they "
-                    "are not those of before: make the DataFrame deterministic, or write it to "
-                    "Parquet and read that"
+                    f"Spark computed partition {number} of the {self.parts.role} rows again, and "
+                    "they are not those of before: make the DataFrame deterministic, or write it "
+                    "to Parquet and read that"
                 )
-        path = path_of(folder_of(self.job), self.role, number, self.digests[number])
+        path = path_of(folder_of(self.job), self.parts.role, number, self.parts.digests[number])
         found = Sum(number)
-        if self.rows[number] and not path.exists():
+        if self.parts.rows[number] and not path.exists():
             found = Sum(number, missing=(number,))
-        elif self.rows[number]:
+        elif self.parts.rows[number]:
             try:
                 found = (self._evaluate if self.step is None else self._learn)(number, _rows(path))
             except ConfigError as error:
@@ -374,21 +390,21 @@ class Work:
     def _learn(self, number: int, rows: Rows) -> Sum:
         assert self.step is not None
         # numpy takes no negative seeds.
-        order = ((self.seed + number) % 2**32, self.epoch) if self.shuffle else None
-        batch = rows.batch(self.columns, self.step, self.num_steps, order)
+        order = ((self.plan.seed + number) % 2**32, self.epoch) if self.plan.shuffle else None
+        batch = rows.batch(self.parts.columns, self.step, self.num_steps, order)
         if not batch:
             return Sum(number)
         model = self._model()
         # Another seed for each partition and step, the same one in a repeated task.
-        seeds = np.random.SeedSequence([self.seed % 2**32, self.epoch, self.step, number])
+        seeds = np.random.SeedSequence([self.plan.seed % 2**32, self.epoch, self.step, number])
         found = model.learn(batch, int(seeds.generate_state(1)[0]))
         _settle()
         return weighed(number, len(next(iter(batch.values()))), *found)
 
     def _evaluate(self, number: int, rows: Rows) -> Sum:
         model = self._model()
-        steps = num_steps([self.rows[number]], _EVALUATION_ROWS)
-        batches = (rows.batch(self.columns, step, steps, None) for step in range(steps))
+        steps = num_steps([self.parts.rows[number]], _EVALUATION_ROWS)
+        batches = (rows.batch(self.parts.columns, step, steps, None) for step in range(steps))
         return total(Sum(number, metrics=model.evaluate(batch)) for batch in batches)
 
     def _model(self) -> Learner:
