@@ -111,24 +111,24 @@ LONG_FILES = {  # longest each may become, and why it is one file
 }
 
 CEILINGS = {  # lines of each folder: lowered by each commit that takes something out, never raised
-    "": 1_690,
+    "": 1_450,
     "collectives": 1_240,
     "control": 2_710,
     "core": 2_220,
     "dashboard": 1_150,
     "data": 1_420,
     "datasets": 2_240,
-    "diagnosis": 1_390,
+    "diagnosis": 1_210,
     "driver": 10_470,
     "feed": 5_890,
     "frameworks": 1_480,
-    "horovod": 6_810,
-    "ml": 10_270,
-    "mlflow": 410,
+    "horovod": 6_790,
+    "ml": 9_480,
+    "mlflow": 380,
     "node": 6_010,
-    "petastorm": 690,
-    "storage": 1_360,
-    "tfos": 1_750,
+    "petastorm": 560,
+    "storage": 1_280,
+    "tfos": 1_640,
     "values": 2_010,
 }
 
