@@ -1,4 +1,7 @@
-"""The charts of a page: one axis of time for all of them, with marks of what happened."""
+"""The charts of a page: one axis of time for all of them, with marks of what happened.
+
+Below them, what pages show besides: boxes of HTML, and their style.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,44 @@ from bokeh.models import (
     ColumnDataSource,
     CrosshairTool,
     DataRange1d,
+    Div,
     HoverTool,
     NumeralTickFormatter,
-    RadioButtonGroup,
     Range1d,
     Span,
     TimedeltaTickFormatter,
 )
 from bokeh.plotting import figure
 
-from sparkdl.dashboard.widgets import CSS, SOFT, duration, show_data, show_text, text_box
 from sparkdl.driver.history import TRAINING, History
 from sparkdl.driver.history import Span as NodeSpan
 
+SOFT = "#7d8794"
+"""Readable on white and on black."""
+CSS = """
+:host { color: var(--text); font: 15px/1.45 system-ui, sans-serif; }
+.bk-clearfix { font: inherit; width: 100%; }
+h2 { font-size: 1em; display: inline; margin: 0 1em 0 0; }
+table { border-collapse: collapse; min-width: min(100%, 40em); }
+.scroll { overflow-x: auto; margin-bottom: .6em; }
+th, td { text-align: left; vertical-align: top; padding: .3em 1.2em .3em 0;
+  border-bottom: 1px solid var(--line); } th { color: var(--soft); font-weight: 500; }
+p { margin: .2em 0; } h2, p, .tiles div { overflow-wrap: anywhere; }
+.soft, i { color: var(--soft); font-style: normal; }
+.good { color: var(--good); } .busy { color: var(--busy); } .bad { color: var(--bad); }
+.wait { color: var(--wait); } b { font-weight: 650; font-variant-numeric: tabular-nums; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5em, 1fr)); gap: .6em; }
+.tiles div { background: var(--card); border-radius: 8px; padding: .5em .8em; }
+.tiles span { color: var(--soft); display: block; font-size: .87em; } .tiles b { font-size: 1.3em; }
+.chips { display: inline-flex; flex-wrap: wrap; gap: 0 1em; color: var(--soft); }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.4 ui-monospace, monospace;
+  background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .6em;
+  margin: .3em 0; max-height: 32em; overflow-y: auto; }
+summary { cursor: pointer; }
+input, select, button, .bk-btn { background: var(--card) !important; color: var(--text) !important;
+  border-color: var(--line) !important; } .bk-btn.bk-active { color: var(--busy) !important; }
+:focus-visible { outline: 2px solid var(--busy) !important; outline-offset: 1px; }
+"""
 _MS = 1000.0
 """In a second; the axis of time is in these."""
 _LEFT, _RIGHT = 84, 14
@@ -43,7 +71,6 @@ PHASES = {  # a phase's label here, and its color
     "stopping": ("stopping", "#c9a227"),
     "stopped": ("stopped", "#5d6675"),
 }
-_WINDOWS_S = {"Whole run": math.inf, "Last 10 min": 600.0, "Last minute": 60.0}
 _MAX_MARKS = 40
 """Marks of a kind: of more, only every second, third and so on is drawn."""
 _MANY = 40
@@ -56,30 +83,23 @@ _PLOT_CSS = """
 
 
 class TimeAxis:
-    """The time axis, points and marks that all charts of a page share.
-
-    Dragging over a chart shows that time in all charts, until the reader chooses another.
-    """
+    """The time axis, points and marks that all charts of a page share."""
 
     def __init__(self) -> None:
         self.points = ColumnDataSource({"time_s": []})
         self.marks = ColumnDataSource({name: [] for name in ("x", "color", "dash", "what")})
-        self.windows = RadioButtonGroup(labels=list(_WINDOWS_S), active=0, stylesheets=[CSS])
-        self.windows.on_change("active", self._choose)
-        self._range = Range1d(start=0, end=_MS, bounds=(0, _MS))
-        self._shown = (0.0, _MS)
+        self._range = Range1d(start=0, end=_MS)
         self._clock = TimedeltaTickFormatter()
         self._cross = Span(dimension="height", line_color=SOFT, line_width=1, line_alpha=0.7)
         self._version = -1
 
     def figure(self, height: int, **options: Any) -> Any:
-        """Return an empty figure over this axis."""
         plot = figure(
             height=height,
             sizing_mode="stretch_width",
             x_axis_type="timedelta",
             x_range=self._range,
-            tools="xbox_zoom",
+            tools="",
             toolbar_location=None,
             output_backend="canvas",
             window_axis="x",
@@ -108,32 +128,18 @@ class TimeAxis:
         return plot
 
     def reset(self) -> None:
-        """Forget all points."""
         self._version = -1
 
     def update(self, history: History) -> None:
-        """Show the points and marks that have come, and the time until now."""
         self._stream(history)
         show_data(self.marks, _marks(history))
-        # Another range than the one set here: the reader has chosen it.
-        if (self._range.start, self._range.end) != self._shown:
-            self.windows.active = None
         end_s = max(1.0, history.now_s - history.launched.time_s)
-        self._range.bounds = (0, _MS * end_s)
-        if self.windows.active is not None:
-            clock = "%M:%S" if end_s < 3600 else "%H:%M:%S"
-            self._clock.update(seconds=clock, minsec=clock, minutes=clock, hourmin=clock)
-            window_s = list(_WINDOWS_S.values())[self.windows.active]
-            self._shown = (_MS * max(0.0, end_s - window_s), _MS * end_s)
-            if (self._range.start, self._range.end) != self._shown:
-                self._range.update(start=self._shown[0], end=self._shown[1])
-
-    def _choose(self, _attr: str, _old: int | None, new: int | None) -> None:
-        if new is not None:
-            self._shown = (self._range.start, self._range.end)
+        clock = "%M:%S" if end_s < 3600 else "%H:%M:%S"
+        self._clock.update(seconds=clock, minsec=clock, minutes=clock, hourmin=clock)
+        if self._range.end != _MS * end_s:
+            self._range.end = _MS * end_s
 
     def _stream(self, history: History) -> None:
-        """Copy the points of the series into the source; only new ones are sent to the browser."""
         series = history.samples.series
         have = len(self.points.data["time_s"])
         # The series was rewritten, so what the browser has is no beginning of it any more.
@@ -143,7 +149,7 @@ class TimeAxis:
         for name in series.columns.keys() - self.points.data.keys():
             # A new column has no values for the points before it.
             self.points.data[name] = [math.nan] * have
-        new = {name: _values(series.columns, name)[have:] for name in series.columns}
+        new = {name: list(column)[have:] for name, column in series.columns.items()}
         for name in self.points.data.keys() - new.keys():
             # All columns of a source must have one length.
             new[name] = [math.nan] * len(new["time_s"])
@@ -156,10 +162,10 @@ class Chart:
     """Curves over time, below a line with their names and current values.
 
     Args:
-        lines: columns of a history's series, and their labels. A single line is a mean, drawn with
-            a band from the lowest node to the highest.
+        lines: columns of a history's series, and their labels. Where a line is a mean, the head
+            says the lowest and the highest node beside it.
         unit: of the values, behind a space.
-        is_from_zero: the axis begins there; otherwise, only if values are near it.
+        is_from_zero: the axis begins there.
     """
 
     def __init__(
@@ -171,22 +177,20 @@ class Chart:
         is_from_zero: bool = True,
     ) -> None:
         self._title, self.lines, self._unit = title, lines, unit
-        self._is_from_zero, self._is_fixed = is_from_zero, False
         self._head = text_box()
-        self._range = DataRange1d(range_padding=0.08, default_span=2)
+        values = DataRange1d(range_padding=0.08, default_span=2)
+        if is_from_zero:
+            values.start = 0
         if unit == " %":
-            self._range.end = 102
-        plot = axis.figure(150, y_range=self._range)
-        edges = [f"{which} {name}" for which in ("least", "most") for name in lines]
-        for name in (*lines, *edges):
+            values.end = 102
+        plot = axis.figure(150, y_range=values)
+        for name in lines:
             if name not in axis.points.data:
                 axis.points.data[name] = [math.nan] * len(axis.points.data["time_s"])
-        curves: list[Any] = []
-        for color, (name, label) in zip(_COLORS, lines.items(), strict=False):
-            band = {"y1": f"least {name}", "y2": f"most {name}"}
-            plot.varea("time_s", source=axis.points, color=color, alpha=0.22, **band)
-            curve = plot.line("time_s", name, source=axis.points, color=color, width=2, name=label)
-            curves.append(curve)
+        curves: list[Any] = [
+            plot.line("time_s", name, source=axis.points, color=color, width=2, name=label)
+            for color, (name, label) in zip(_COLORS, lines.items(), strict=False)
+        ]
         tips = [("", "$name $snap_y{0,0.[0000]}"), ("after", "$snap_x{%H:%M:%S}")]
         formatters: Any = {"$snap_x": "datetime"}
         plot.add_tools(
@@ -195,27 +199,18 @@ class Chart:
         self.root = Column(self._head, plot, sizing_mode="stretch_width")
 
     def update(self, history: History) -> None:
-        """Say how the curves stand."""
         columns = history.samples.series.columns
         self.root.visible = any(name in columns for name in self.lines)
-        said, lowest, highest = [], math.inf, -math.inf
+        said = []
         for color, (name, label) in zip(_COLORS, self.lines.items(), strict=False):
             now = [_last(columns.get(f"{which}{name}", ())) for which in ("", "least ", "most ")]
             spread = f" <i>({now[1]} to {now[2]})</i>" if now[1] else ""
             chip = f'<span style="color:{color}">&#9632;</span>'
             said.append(f"{chip} {escape(label)} <b>{now[0]}{self._unit}</b>{spread}")
-            found = [value for value in columns.get(name, ()) if math.isfinite(value)]
-            lowest, highest = min(found, default=lowest), max(found, default=highest)
-        if self._is_from_zero or 0 <= lowest <= highest / 2:
-            self._range.start, self._is_fixed = 0, True
-        elif self._is_fixed:  # it fell below 0
-            self._range.start = lowest - 0.08 * (highest - lowest)
         show_text(self._head, f"<h2>{escape(self._title)}</h2> {' &ensp; '.join(said)}")
 
 
 class Stream:
-    """Each node's phases over time: one lane a node, with a legend of the colors."""
-
     def __init__(self, axis: TimeAxis) -> None:
         self._legend = text_box()
         names = ("y", "left", "right", "color", "what", "height")
@@ -231,7 +226,6 @@ class Stream:
         self.root = Column(self._legend, plot, sizing_mode="stretch_width")
 
     def update(self, history: History) -> None:
-        """Show what nodes have done since."""
         names, start_s = history.launched.nodes, history.launched.time_s
         size = max(1, len(names))
         height = min(_MAX_HEIGHT, max(70, 26 * size))
@@ -276,7 +270,6 @@ def failures(history: History) -> dict[int, tuple[float, str]]:
 
 
 def _marks(history: History) -> dict[str, Any]:
-    """Return failures in red, other restarts and checkpoints."""
     failed = failures(history)
     marks = [(at, _BAD, "solid", why) for at, why in failed.values()]
     for begun in history.begun:
@@ -300,19 +293,6 @@ def _thinned(marks: Iterable[Any]) -> list[Any]:
     return found[:: max(1, -(-len(found) // _MAX_MARKS))]
 
 
-def _values(columns: Mapping[str, Sequence[float]], name: str) -> list[float]:
-    """Return a column; of the edges of a band, without gaps, which an area cannot have."""
-    which, _, of = name.partition(" ")
-    if which not in ("least", "most"):
-        return list(columns[name])
-    filled, before = [], math.nan
-    for value, mean in zip(columns[name], columns[of], strict=True):
-        is_end = math.isnan(value) or math.isnan(before)
-        filled.append((before if math.isnan(mean) else mean) if is_end else value)
-        before = mean
-    return filled
-
-
 def _legend(phases: set[str]) -> str:
     shown = {word: color for phase, (word, color) in PHASES.items() if phase in phases}
     chips = [f'<span style="color:{c}">&#9632;</span> {escape(w)}' for w, c in shown.items()]
@@ -332,3 +312,45 @@ def _last(column: Sequence[float]) -> str:
     """Return the last known value in digits; empty for none."""
     last = next((value for value in reversed(column) if not math.isnan(value)), math.nan)
     return "" if math.isnan(last) else f"{last:,.0f}" if abs(last) >= 1000 else f"{last:.3g}"
+
+
+def text_box(text: str = "") -> Div:
+    return Div(text=text, sizing_mode="stretch_width", stylesheets=[CSS], disable_math=True)
+
+
+def show_text(div: Div, text: str) -> None:
+    if div.text != text:
+        div.text = text
+
+
+def show_data(source: ColumnDataSource, data: Mapping[str, Any]) -> None:
+    """Replace a source's data; only changed columns are sent to the browser."""
+    then = source.data
+    changed = {
+        name: column
+        for name, column in data.items()
+        if type(column) is not type(then[name]) or not _is_same(column, then[name])
+    }
+    if not changed:
+        return
+    # Columns of a source must have one length at any moment, so another length replaces all.
+    if {len(column) for column in then.values()} == {len(column) for column in data.values()}:
+        then.update(changed)
+    else:
+        source.data = dict(data)
+
+
+def _is_same(column: Any, other: Any) -> bool:
+    if isinstance(column, np.ndarray):
+        # NaN stands for an unknown value, and would differ from itself.
+        return np.array_equal(column, other, equal_nan=True)
+    return bool(column == other)
+
+
+def duration(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, rest = divmod(rest, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -7,12 +7,12 @@ changes. Texts of nodes and programs become text, never HTML: they are escaped h
 from __future__ import annotations
 
 import math
-from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jinja2
 import numpy as np
@@ -22,23 +22,27 @@ from bokeh.models import Column as Stacked
 from bokeh.models import (
     ColumnDataSource,
     DataTable,
+    NumberFormatter,
     Select,
+    StringFormatter,
+    TableColumn,
     UIElement,
 )
 
-from sparkdl.dashboard.charts import PHASES, Chart, Stream, TimeAxis, failures
-from sparkdl.dashboard.widgets import (
+from sparkdl.dashboard.charts import (
     CSS,
+    PHASES,
     SOFT,
-    TABLE_CSS,
-    Column,
+    Chart,
+    Stream,
+    TimeAxis,
     duration,
-    html_table,
+    failures,
     show_data,
     show_text,
     text_box,
 )
-from sparkdl.driver.history import ENDED, TRAINING, Clusters, History, NodeRow
+from sparkdl.driver.history import ENDED, Clusters, History, NodeRow
 
 _PERIOD_MS = 1000
 _MAX_METRICS = 12
@@ -50,9 +54,56 @@ _TONES = {
     "failed": "bad",
     "finished": "good",
 }
+TABLE_CSS = """
+:host { color: var(--text); --sans: 14px system-ui, sans-serif; font: var(--sans); }
+.bk-data-table, .slick-viewport, .slick-pane, .grid-canvas, .slick-header, .slick-header-columns,
+.slick-header-column.ui-state-default { background: var(--back) !important; border: none !important;
+  color: var(--text) !important; font: var(--sans); }
+.slick-header-column.ui-state-default { color: var(--soft) !important; }
+.slick-cell { border: none !important; border-bottom: 1px solid var(--line) !important;
+  background: var(--back) !important; font: var(--sans); line-height: 26px !important; }
+.slick-row:hover .slick-cell { background: var(--card) !important; }
+"""
 _template = jinja2.Environment(autoescape=True).from_string(
     Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 )
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, and what a row has there. One of numbers is hidden while all are 0.
+
+    Attributes:
+        value: of a row; NaN where it is not known.
+        format: of a number, as Numbro writes it; empty for text.
+        color: the column with its color, if it has one.
+    """
+
+    name: str
+    title: str
+    width: int
+    value: Callable[[Any], Any]
+    format: str = ""
+    color: str | None = None
+
+    def model(self) -> TableColumn:
+        color: dict[str, Any] = {"text_color": self.color} if self.color else {}
+        formatter = (
+            NumberFormatter(format=self.format, nan_format="", **color)
+            if self.format
+            else StringFormatter(**color)
+        )
+        return TableColumn(
+            field=self.name,
+            title=self.title,
+            width=self.width,
+            formatter=formatter,
+            visible=not self.format,
+        )
+
+    def values(self, rows: Sequence[Any]) -> Any:
+        values = [self.value(row) for row in rows]
+        return np.array(values, float) if self.format else values  # which travel as bytes
 
 
 class Page:
@@ -86,18 +137,15 @@ class Page:
 
     @classmethod
     def build(cls, doc: Document, clusters: Clusters) -> None:
-        """Fill a reader's document."""
         cls(doc, clusters)
 
     def _models(self) -> Sequence[UIElement]:
-        """Return what the page consists of, empty."""
         raise NotImplementedError
 
     def _reset(self, history: History) -> None:
         """Begin to show another cluster."""
 
     def _update(self, history: History) -> None:
-        """Show the history's current state."""
         raise NotImplementedError
 
     def _choose(self, _attr: str, _old: str, new: str) -> None:
@@ -130,8 +178,6 @@ class Page:
 
 
 class Overview(Page):
-    """The overview: figures, the nodes' phases, metrics, the feed, attempts, failures."""
-
     path, title = "overview", "Overview"
 
     def _models(self) -> Sequence[UIElement]:
@@ -146,8 +192,7 @@ class Overview(Page):
         ]
         self._metrics: dict[str, Chart] = {}
         self._curves = Stacked(sizing_mode="stretch_width")
-        windows = self._axis.windows
-        return (self._tiles, windows, self._stream.root, self._curves, self._past)
+        return (self._tiles, self._stream.root, self._curves, self._past)
 
     def _update(self, history: History) -> None:
         for name in _metric_names(history)[:_MAX_METRICS]:
@@ -161,13 +206,10 @@ class Overview(Page):
         if self._curves.children != roots:
             self._curves.children = roots
         show_text(self._tiles, _tiles(history))
-        tables = (_attempts(history), _problems(history), _feeds(history))
-        show_text(self._past, "".join(tables))
+        show_text(self._past, _attempts(history) + _problems(history))
 
 
 class Nodes(Page):
-    """A row for each node."""
-
     path, title = "nodes", "Nodes"
 
     def _models(self) -> Sequence[UIElement]:
@@ -194,7 +236,7 @@ class Nodes(Page):
             Chart(self._axis, "GPU memory of a node", {"gpu_nbytes": "mean"}, " GiB"),
         ]
         charts = [chart.root for chart in self._charts]
-        return (self._counts, self._table, self._axis.windows, *charts, text_box(_NETWORK_NOTE))
+        return (self._counts, self._table, *charts, text_box(_NOTE))
 
     def _reset(self, history: History) -> None:
         for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
@@ -265,7 +307,7 @@ _NODE_COLUMNS = (
     Column("pid", "Process", 60, lambda row: _known(row.pid, 1), "0"),
     Column("metrics", "Metrics", 420, lambda row: _metrics(row.metrics)),
 )
-_NETWORK_NOTE = (
+_NOTE = (
     '<p class="soft">The time of a step is a mean of the last minute. Rows used: of all epochs. '
     "Waits: shares of the last minute in which the node waited for rows, and for the other nodes "
     "in collectives, which is not known of nodes with GPUs. In and out: what crosses the network "
@@ -307,13 +349,11 @@ def _headline(history: History) -> str:
 
 
 def _metric_names(history: History) -> list[str]:
-    """Return the columns of metrics, losses first."""
     found = [name for name in history.samples.series.columns if name.startswith("metric ")]
     return sorted(found, key=lambda name: "loss" not in name)
 
 
 def _tiles(history: History) -> str:
-    """Return the figures that a reader wants first."""
     rows, columns = history.rows(), history.samples.series.columns
     counts = Counter(_word(row) for row in rows)
     word, count = counts.most_common(1)[0] if counts else ("", 0)
@@ -340,45 +380,29 @@ def _tiles(history: History) -> str:
 
 
 def _attempts(history: History) -> str:
-    """Return a table of the attempts: from when to when, which steps, and how each ended."""
     start_s, lines = history.launched.time_s, []
     failed = failures(history)
     begun_s = [begun.time_s for begun in history.begun]
-    steps: dict[int, list[int]] = {}
-    for span in history.spans():
-        if span.phase == TRAINING and span.first_step >= 0:
-            taken = steps.setdefault(bisect(begun_s, span.start_s), [])
-            taken += [span.first_step, span.last_step]
-    steps.get(len(begun_s), []).extend(row.step for row in history.rows() if row.step >= 0)
     for number, begun in enumerate(history.begun, 1):
         next_s = [*begun_s, history.ended_s or history.now_s][number]
         again = f"attempt {begun.generation + 2}" if number < len(begun_s) else history.state
         end_s, why = failed.get(begun.generation, (next_s, again))
-        taken = steps.get(number, [])
         lines.append(
             (
                 f"Attempt {begun.generation + 1}",
                 duration(begun.time_s - start_s),
                 duration(end_s - begun.time_s),
-                f"{min(taken):,} to {max(taken):,}" if taken else "",
                 why,
             )
         )
-    return html_table("Attempts", ("", "Began after", "Lasted", "Steps", "How it ended"), lines)
+    head = ("", "Began after", "Lasted", "How it ended")
+    rows = "".join(_html_row("td", cells) for cells in lines)
+    table = f'<div class="scroll" tabindex="0"><table>{_html_row("th", head)}{rows}</table></div>'
+    return f"<p><h2>Attempts</h2></p>{table}" if rows else ""
 
 
-def _feeds(history: History) -> str:
-    """Return a table of what has come through each feed, and how much of it was used."""
-    sample = history.samples.last
-    lines = []
-    for name, feed in sorted(sample.feeds.items()) if sample else ():
-        least, most = min(feed.epochs), max(feed.epochs)
-        epochs = f"{least}" if least == most else f"{least} to {most}"
-        received, used = sum(feed.received), sum(feed.used)
-        times = f"{used / received:.3g}" if received else ""
-        lines.append((name, f"{received:,}", times, f"{used:,}", epochs))
-    head = "Feed", "Rows received", "Uses per row", "Rows used", "Epochs completed"
-    return html_table(f"Feeds of attempt {history.changed.generation + 1}", head, lines)
+def _html_row(tag: str, cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 def _problems(history: History) -> str:

@@ -57,8 +57,6 @@ _LOGIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>sparkdl<
 
 
 class _Token(AuthProvider):
-    """Authenticates requests by the token."""
-
     get_user_async = login_url = login_handler = logout_url = logout_handler = None
 
     def __init__(self, token: str) -> None:
@@ -90,8 +88,6 @@ class _Token(AuthProvider):
 
 
 class _Login(RequestHandler):
-    """Says where the address with the token is."""
-
     def get(self) -> None:
         self.set_status(403)
         self.finish(_LOGIN)
@@ -108,8 +104,6 @@ class _Root(RequestHandler):
 
 
 class _Headers(OutputTransform):
-    """Adds the headers to each answer."""
-
     def __init__(self, request: Any) -> None:
         self._is_static = "/static/" in request.path
 
@@ -132,7 +126,6 @@ class _Tornado(BokehTornado):
 def serve(
     loop: IOLoop, listener: socket.socket, prefix: str, token: str, clusters: Clusters
 ) -> None:
-    """Serve the pages on a listening socket, once the loop runs."""
     auth = _Token(token)
     applications = {
         f"/{page.path}": Application(FunctionHandler(partial(page.build, clusters=clusters)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from sparkdl.driver import events
@@ -65,31 +64,6 @@ def test_chart_says_the_mean_and_the_spread_of_the_nodes() -> None:
     said = chart.root.children[0].text
     assert "&lt;b&gt;loss" in said
     assert "mean of the nodes <b>3</b> <i>(2 to 4)</i>" in said
-    assert axis.points.data["most metric loss"][-1] == 4.0
-
-
-def test_band_of_the_nodes_has_no_width_where_attempts_are_apart() -> None:
-    axis, made = charts.TimeAxis(), history()
-    charts.Chart(axis, "loss", {"metric loss": "mean"})
-    made.add(sample(16.0, [None, None]))
-    for second in (17.0, 18.0):
-        made.add(sample(second, [1.0, 3.0]))
-    axis.update(made)
-    least, most = (axis.points.data[f"{which} metric loss"][-4:] for which in ("least", "most"))
-    assert (least, most) == ([2.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 3.0])
-
-
-def test_points_begin_again_with_another_cluster() -> None:
-    axis, made = charts.TimeAxis(), history()
-    axis.update(made)
-    other = History("d", 100.0)
-    other.add(events.Launched("d", 100.0, "plain", ("worker:0",)))
-    other.add(sample(101.0, [7.0]))
-    axis.reset()
-    axis.update(other)
-    assert axis.points.data["time_s"] == [1000]
-    assert axis.points.data["metric loss"] == [7.0]
-    assert math.isnan(axis.points.data["most metric loss"][0])
 
 
 def test_lanes_say_in_words_what_a_node_did_and_why_it_failed() -> None:
