@@ -17,7 +17,6 @@ from queue import SimpleQueue
 from typing import Any
 
 from sparkdl.core.errors import FrameworkMissingError, NodeFailedError
-from sparkdl.core.scratch import scratch_folder
 from sparkdl.core.tracking import Kind, track_by
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Changed, Ended, Report
@@ -34,7 +33,7 @@ _MAX_WAITING = 50_000
 _log = logging.getLogger(__name__)
 
 
-def autolog(disable: bool = False, log_models: bool = True) -> None:
+def autolog(disable: bool = False) -> None:
     """Record each training from now on as a run of MLflow, in its active experiment.
 
     Launches, fits of estimators and trials of searches are runs. Trials are nested in the run of
@@ -43,8 +42,6 @@ def autolog(disable: bool = False, log_models: bool = True) -> None:
 
     Args:
         disable: stop tracking; waits for pending writes, as `flush` does.
-        log_models: save the model that an estimator returns, by `mlflow.keras` or
-            `mlflow.pytorch`.
 
     Raises:
         FrameworkMissingError: without MLflow: pip install mlflow-skinny.
@@ -58,7 +55,7 @@ def autolog(disable: bool = False, log_models: bool = True) -> None:
         raise FrameworkMissingError(
             "sparkdl.mlflow.autolog: MLflow is not installed: pip install mlflow-skinny"
         ) from error
-    _program.begin(log_models)
+    _program.begin()
 
 
 def flush(timeout_s: float | None = None) -> bool:
@@ -194,23 +191,6 @@ class Run:
         self.write_tag("sparkdl.failure", headline[:MAX_TEXT])
         self.client.log_text(self.run_id, f"{text}\n", "failure.txt")
 
-    def save_model(self, model: Any) -> None:
-        """Save a model that an estimator returned, as MLflow's own flavours do: `runs:/…/model`."""
-        if not hasattr(model, "getModel"):
-            _log.info("The model of %s is a folder of its own, and not in MLflow", model.uid)
-            return
-        found = model.getModel()
-        if any(kind.__module__.startswith("torch.") for kind in type(found).__mro__):
-            import mlflow.pytorch as flavour
-        else:
-            import mlflow.keras as flavour
-        with scratch_folder() as scratch:
-            folder = str(scratch / "model")
-            # Named here: otherwise MLflow loads the model in another process, for its imports.
-            wanted = flavour.get_default_pip_requirements()
-            flavour.save_model(found, folder, pip_requirements=wanted)
-            self.client.log_artifacts(self.run_id, folder, "model")
-
     def end(self, status: str, time_s: float) -> None:
         self.client.set_terminated(self.run_id, status, int(time_s * 1000))
 
@@ -229,7 +209,6 @@ class _Tracker:
     """Reports trainings to MLflow; see `sparkdl.core.tracking.Tracker`."""
 
     writer: Writer
-    logs_models: bool
 
     def begin(self, kind: Kind, within: _Span | None, facts: dict[str, Any]) -> _Span:
         estimator = facts.get("estimator")
@@ -276,8 +255,6 @@ class _Tracker:
                 for epoch, value in enumerate(values):
                     if value is not None:
                         self.writer.metrics(run, {key: value}, epoch, now_s)
-            if self.logs_models:
-                self.writer.do(run, run.save_model, model)
 
     def end(self, span: _Span | None, error: BaseException | None) -> None:
         if span is None:
@@ -348,13 +325,13 @@ class _Follower:
 class _Program:
     writer: Writer | None = None
 
-    def begin(self, logs_models: bool) -> None:
+    def begin(self) -> None:
         if self.writer is None:
             self.writer = Writer()
             self.writer.start()
             # The writing thread is a daemon, so waiting writes would be lost at the program's end.
             atexit.register(self.end)
-        track_by(_Tracker(self.writer, logs_models))
+        track_by(_Tracker(self.writer))
 
     def end(self) -> None:
         track_by(None)

@@ -12,14 +12,13 @@ import re
 import time
 import uuid
 from collections import namedtuple
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
 from sparkdl.core.errors import ConfigError, WriteError
@@ -43,7 +42,6 @@ _ROW_GROUP_NBYTES = 32 * 1024 * 1024
 _THREADS = 4
 _OPTIONS = {
     "cur_shard": None,
-    "schema_fields": None,
     "seed": None,
     "shard_count": None,
     "shard_seed": None,
@@ -108,8 +106,8 @@ class SparkDatasetConverter:
             shuffling_queue_capacity: shuffle within so many rows.
             petastorm_reader_kwargs: `cur_shard` and `shard_count`, by default those of the
                 process: of its node, or as Horovod, MPI or torchrun say; `cur_shard=0,
-                shard_count=1` reads all rows. `schema_fields` (names or patterns), `seed`,
-                `shard_seed`, `shuffle_row_groups` (True), `shuffle_rows`, `transform_spec`.
+                shard_count=1` reads all rows. `seed`, `shard_seed`, `shuffle_row_groups` (True),
+                `shuffle_rows`, `transform_spec`.
 
         Returns:
             Elements are named tuples of all columns: tensors `[rows, …]`.
@@ -215,11 +213,10 @@ class SparkDatasetConverter:
         for name, value in (("batch_size", batch_size), ("num_epochs", epochs)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value}: must be at least 1")
-        source = _with_fields(self.source, options["schema_fields"])
         shard = _shard(options["cur_shard"], options["shard_count"])
         window = window or (_MIXED_ROWS if options["shuffle_rows"] else 0)
         most = (batch_size, epochs, window, threads or _THREADS)
-        return partial(read_batches, source, shard, *most, options)
+        return partial(read_batches, self.source, shard, *most, options)
 
 
 def make_spark_converter(
@@ -342,17 +339,3 @@ def _shard(cur_shard: int | None, shard_count: int | None) -> tuple[int, int]:
             "cur_shard from 0 to shard_count - 1"
         )
     return cur_shard, shard_count
-
-
-def _with_fields(source: ParquetSource, wanted: Sequence[str] | None) -> ParquetSource:
-    """Return the source with those columns whose names match one of the patterns."""
-    if wanted is None:
-        return source
-    patterns = [str(getattr(each, "name", each)) for each in wanted]
-    kept = [each for each in source.schema if any(re.fullmatch(p, each.name) for p in patterns)]
-    if not kept:
-        raise ConfigError(
-            f"schema_fields={patterns}: no column has such a name; choose from "
-            f"{', '.join(map(repr, source.schema.names))}"
-        )
-    return replace(source, schema=pa.schema(kept))

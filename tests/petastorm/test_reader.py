@@ -86,7 +86,7 @@ def test_batches_are_dicts_of_tensors_over_the_ends_of_epochs(
 
 @pytest.mark.tensorflow
 def test_elements_of_tensorflow_are_named_tuples(converter: SparkDatasetConverter) -> None:
-    with converter.make_tf_dataset(30, num_epochs=1, schema_fields=["id", "x.*"]) as dataset:
+    with converter.make_tf_dataset(30, num_epochs=1) as dataset:
         pairs = list(dataset.map(lambda row: (row.id, row.x)).as_numpy_iterator())
     assert [len(i) for i, _ in pairs] == [30, 30, 30, 10]
     assert sorted(i for part, _ in pairs for i in part.tolist()) == list(range(100))
@@ -141,7 +141,6 @@ def test_shard_is_the_rank_that_the_launcher_gave(
         ({"cur_shard": 1}, "cur_shard=1, shard_count=None: give both or neither"),
         ({"cur_shard": 2, "shard_count": 2}, "cur_shard from 0 to shard_count - 1"),
         ({"batch_size": 0}, "batch_size=0: must be at least 1"),
-        ({"schema_fields": ["y"]}, r"schema_fields=\['y'\]: no column"),
     ],
 )
 def test_bad_arguments_are_refused(
