@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 from typing import TextIO
@@ -175,11 +174,8 @@ def _explain(options: argparse.Namespace) -> int:
         if name.lower() == wanted:
             print(f"{name}\n\n{text}")
             return 0
-    near = get_close_matches(wanted, map(str.lower, found), 1)
-    hint = next((f"; did you mean {name}?" for name in found if name.lower() in near), "")
     raise ConfigError(
-        f"no error of sparkdl is called {options.name!r}{hint or '.'} Run `sparkdl explain` for "
-        "all names"
+        f"no error of sparkdl is called {options.name!r}. Run `sparkdl explain` for all names"
     )
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError, SparkConfigError
-from sparkdl.core.jobs import context_of
 from sparkdl.core.options import Feeding
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
@@ -28,7 +27,6 @@ from sparkdl.frameworks.tensorflow import InStrategy
 from sparkdl.torch_program import Program, script_of, value_of
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
@@ -285,11 +283,6 @@ class MirroredStrategyRunner(_Distributor):
             self._num_gpus = 0
         elif self.spark is not None and not local_mode:
             self._num_tasks, self._num_gpus = _shared_out(self.spark, num_slots)
-
-    @property
-    def sc(self) -> SparkContext | None:
-        """The SparkContext; `None` with `local_mode`, and over Spark Connect."""
-        return None if self.local_mode or self.spark is None else context_of(self.spark)
 
     def get_num_tasks(self) -> int:
         """Return how many nodes train, each in a task of Spark."""

@@ -59,11 +59,6 @@ def test_errors_are_explained_without_the_documentation(
     assert "\n#" not in told, "one section"
 
 
-def test_unknown_error_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "FeedTimoutError"]) == 1
-    assert "did you mean FeedTimeoutError?" in capsys.readouterr().err
-
-
 @pytest.mark.torch
 def test_program_runs_in_several_processes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -71,7 +71,7 @@ _template = jinja2.Environment(autoescape=True).from_string(
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, and what a row has there. One of numbers is hidden while all are 0.
+    """A column of a table, and what a row has there.
 
     Attributes:
         value: of a row; NaN where it is not known.
@@ -93,13 +93,7 @@ class Column:
             if self.format
             else StringFormatter(**color)
         )
-        return TableColumn(
-            field=self.name,
-            title=self.title,
-            width=self.width,
-            formatter=formatter,
-            visible=not self.format,
-        )
+        return TableColumn(field=self.name, title=self.title, width=self.width, formatter=formatter)
 
     def values(self, rows: Sequence[Any]) -> Any:
         values = [self.value(row) for row in rows]
@@ -142,9 +136,6 @@ class Page:
     def _models(self) -> Sequence[UIElement]:
         raise NotImplementedError
 
-    def _reset(self, history: History) -> None:
-        """Begin to show another cluster."""
-
     def _update(self, history: History) -> None:
         raise NotImplementedError
 
@@ -169,7 +160,6 @@ class Page:
         if history is not self._shown:
             self._shown = history
             self._axis.reset()
-            self._reset(history)
         show_text(self._head, _headline(history))
         self._axis.update(history)
         self._update(history)
@@ -216,10 +206,9 @@ class Nodes(Page):
         names = ("tone", "pace", *(column.name for column in _NODE_COLUMNS))
         self._source = ColumnDataSource({name: [] for name in names})
         self._counts = text_box()
-        self._columns = [column.model() for column in _NODE_COLUMNS]
         self._table = DataTable(
             source=self._source,
-            columns=self._columns,
+            columns=[column.model() for column in _NODE_COLUMNS],
             index_position=None,
             height=_table_height(1),
             sizing_mode="stretch_width",
@@ -238,10 +227,6 @@ class Nodes(Page):
         charts = [chart.root for chart in self._charts]
         return (self._counts, self._table, *charts, text_box(_NOTE))
 
-    def _reset(self, history: History) -> None:
-        for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
-            model.visible = not column.format
-
     def _update(self, history: History) -> None:
         rows = history.rows()
         data = {column.name: column.values(rows) for column in _NODE_COLUMNS}
@@ -249,9 +234,6 @@ class Nodes(Page):
         data["pace"] = [PHASES["failed"][1] if row.is_slow else "inherit" for row in rows]
         if self._table.height != _table_height(len(rows)):
             self._table.height = _table_height(len(rows))
-        for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
-            # Once shown it stays, or the table would jump with each sample.
-            model.visible = model.visible or bool(np.nan_to_num(data[column.name]).any())
         show_data(self._source, data)
         self._table.view.tags = [history.now_s]  # Bokeh's table looks again when its view changes
         counts = Counter(_word(row) for row in rows)
