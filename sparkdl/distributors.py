@@ -136,17 +136,6 @@ class TorchDistributor(_Distributor):
         self.num_processes, self.use_gpu, self.ssl_conf = num_processes, use_gpu, _ssl_conf
         self._feed, self._epochs = feed, epochs
 
-    @property
-    def num_tasks(self) -> int:
-        """How many Spark tasks there are: one for each process."""
-        return self.num_processes
-
-    @property
-    def input_params(self) -> dict[str, Any]:
-        """The arguments, by pyspark's names."""
-        names = ("local_mode", "num_processes", "use_gpu", "num_tasks")
-        return {name: getattr(self, name) for name in names}
-
     def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
         """Run it in all processes, and return what the first one returned.
 

@@ -106,10 +106,3 @@ def test_bad_arguments_are_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         sparkdl.DeepspeedTorchDistributor(useGpu=False, **options)
-
-
-def test_arguments_are_pysparks() -> None:
-    asked = sparkdl.DeepspeedTorchDistributor(2, 3, useGpu=False, deepspeedConfig={"a": 1})
-    assert asked.num_processes == 6
-    assert asked.deepspeed_config == {"a": 1}
-    assert asked.ssl_conf == "deepspeed.spark.distributor.ignoreSsl"

@@ -72,14 +72,9 @@ class Report:
         return all(check.verdict != "problem" for check in self.checks)
 
     def summary(self) -> str:
-        """Return how many checks had which verdict, the worst first."""
-        counts = Counter(check.verdict for check in self.checks)
-        words = [
-            f"{many} {verdict}{'s' if verdict in ('problem', 'warning') and many > 1 else ''}"
-            for verdict in ("problem", "warning", "ok", "skipped")
-            if (many := counts[verdict])
-        ]
-        return f"{', '.join(words) or 'nothing was checked'}, in {self.seconds:.1f} s"
+        """Return how many checks had which verdict."""
+        counts = Counter(check.verdict for check in self.checks).most_common()
+        return f"{', '.join(f'{n} {verdict}' for verdict, n in counts)}, in {self.seconds:.1f} s"
 
     def __str__(self) -> str:
         width = max((len(check.name) for check in self.checks), default=0)

@@ -215,7 +215,7 @@ def test_report_is_text_html_and_json() -> None:
     assert lines[1] == "problem  slots   4 nodes <need> 4"
     assert lines[2].startswith(" " * 17 + "-> ask for fewer")
     assert lines[3].startswith(" " * 20 + "fewer")
-    assert lines[-1] == "1 problem, 1 ok, in 1.2 s"
+    assert lines[-1] == "1 ok, 1 problem, in 1.2 s"
     assert max(map(len, lines)) <= 100
     assert "4 nodes &lt;need&gt; 4" in report._repr_html_()
     made = json.loads(report.to_json())

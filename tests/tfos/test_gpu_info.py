@@ -69,12 +69,3 @@ def test_host_without_a_driver_has_no_gpu(nvml: Any, monkeypatch: pytest.MonkeyP
     assert not gpu_info.is_gpu_available()
     with pytest.raises(FrameworkMissingError, match="pip install nvidia-ml-py"):
         gpu_info.get_gpus(1)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [({"format": "tuple"}, "choose gpu_info.AS_STRING"), ({"num_gpu": -1}, "must be 0 or more")],
-)
-def test_wrong_arguments_are_refused(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        gpu_info.get_gpus(**options)

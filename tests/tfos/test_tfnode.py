@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import sparkdl
-from sparkdl.core.errors import ConfigError, RemovedError
+from sparkdl.core.errors import ConfigError
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFManager, TFNode, TFSparkNode, marker
 from sparkdl.tfos.TFSparkNode import TFNodeContext
@@ -37,24 +36,6 @@ def test_path_with_any_scheme_is_left_alone_and_others_are_completed(
 
 
 # what only TensorFlow 1 had
-
-
-@pytest.mark.parametrize(
-    ("call", "instead"),
-    [
-        (lambda: TFNode.start_cluster_server(TFNodeContext(), 1), "MultiWorkerMirroredStrategy"),
-        (lambda: TFNodeContext().start_cluster_server(1, rdma=True), "MultiWorkerMirroredStrategy"),
-        (lambda: TFNode.export_saved_model(None, "m", "serve", {}), "compat.export_saved_model"),
-        (lambda: TFNodeContext().export_saved_model(None, "m"), "compat.export_saved_model"),
-        (lambda: TFManager.connect(("a", 1), b"key"), r"cluster\.train"),
-    ],
-)
-def test_calls_that_are_gone_say_what_to_write_instead(
-    call: Callable[[], Any], instead: str
-) -> None:
-    with pytest.raises(RemovedError, match=instead) as caught:
-        call()
-    assert isinstance(caught.value, NotImplementedError)
 
 
 # the context

@@ -96,14 +96,6 @@ def test_fewer_row_groups_are_cut_than_there_are_nodes(
     assert all(len(set(share)) == len(share) for share in shares)
 
 
-@given(GROUPS, NODES)
-def test_without_a_seed_nodes_read_on_from_one_another_in_the_files_order(
-    groups: list[list[int]], num_nodes: int
-) -> None:
-    parts = [part for share in plan(groups, num_nodes) for part in share]
-    assert parts == sorted(parts, key=lambda part: (part.file, part.row_group, part.start))
-
-
 def test_a_seed_shuffles_row_groups_the_same_everywhere() -> None:
     groups = [[1] * 8]
 
@@ -112,16 +104,6 @@ def test_a_seed_shuffles_row_groups_the_same_everywhere() -> None:
 
     assert order(7) == [6, 3, 2, 1, 7, 0, 4, 5]
     assert order(8) != order(7)
-
-
-def test_a_hundred_thousand_row_groups_fit_into_one_message(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet", {"x": [1]})
-    one = list_files(str(tmp_path))
-    many = ParquetSource(
-        one.storage, one.schema, (), one.files * 100, tuple([(1000,) * 1000] * 100)
-    )
-    nbytes = [len(msgspec.json.encode(share)) for share in many.shares(2)]
-    assert max(nbytes) < 2 * 1024 * 1024
 
 
 # Finding files
