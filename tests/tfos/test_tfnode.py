@@ -35,9 +35,6 @@ def test_path_with_any_scheme_is_left_alone_and_others_are_completed(
     assert TFNode.hdfs_path(context, "/a") == context.absolute_path("/a") == f"{default_fs}/a"
 
 
-# what only TensorFlow 1 had
-
-
 # the context
 
 
