@@ -74,14 +74,14 @@ def run(
     if num_executors < 1:
         raise ConfigError(f"num_executors={num_executors} must be at least 1")
     pickle_user_code(map_fn, tf_args)  # which names what cannot be pickled
-    one = Run(map_fn, num_executors)
+    session = session_of(sc)
+    one = Run(map_fn, num_executors, default_fs(session), os.getcwd())
     if use_barrier:
         options: dict[str, Any] = {"num_gpus": num_gpus(tf_args), "feeding": Feeding(fed=False)}
-        _check_slots(session_of(sc), num_executors, **options)
+        _check_slots(session, num_executors, **options)
         with launch(sc, one, tf_args, num_executors, framework="plain", **options) as cluster:
             return _values(cluster.results())
-    session = session_of(sc)
-    task = RunTask(one, tf_args, default_fs(session), os.getcwd())
+    task = RunTask(one, tf_args)
     tasks = session.range(num_executors, numPartitions=num_executors)
     try:
         with named_jobs(session, "sparkdl", f"{num_executors} runs of TFParallel"):
@@ -103,16 +103,16 @@ class Run:
 
     map_fn: Callable[[Any, Any], Any]
     num_workers: int
+    default_fs: str
+    working_dir: str
     index: int | None = None
-    default_fs: str | None = None
-    working_dir: str | None = None
 
     def __call__(self, args: Any, ctx: NodeContext) -> dict[str, Any]:
         """Run it; return its `value`, or as `problem` why that cannot travel."""
         alone = TFNodeContext(
             executor_id=ctx.executor_id if self.index is None else self.index,
-            defaultFS=self.default_fs or ctx.defaultFS,
-            working_dir=self.working_dir or ctx.working_dir,
+            defaultFS=self.default_fs,
+            working_dir=self.working_dir,
         )
         alone.num_workers = self.num_workers
         returned = {"value": self.map_fn(args, alone)}
@@ -130,18 +130,11 @@ class RunTask:
 
     run: Run
     args: Any
-    default_fs: str
-    working_dir: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run each as a cluster of one node on this executor; give what each returned."""
         for number in chain.from_iterable(batch["id"].to_pylist() for batch in batches):
-            one = replace(
-                self.run,
-                index=number,
-                default_fs=self.default_fs,
-                working_dir=self.working_dir,
-            )
+            one = replace(self.run, index=number)
             options: dict[str, Any] = {"executor": "local", "framework": "plain"}
             options |= {"feeding": Feeding(fed=False), "num_gpus": num_gpus(self.args)}
             try:

@@ -51,8 +51,8 @@ def told(folder: Path) -> dict[str, str]:
 
 def test_task_runs_each_of_its_numbers_in_a_process_of_its_own(tmp_path: Path) -> None:
     """As a Spark task does, without Spark."""
-    one = TFParallel.Run(tell, 5)
-    task = TFParallel.RunTask(one, {"folder": str(tmp_path)}, "file://", os.getcwd())
+    one = TFParallel.Run(tell, 5, "file://", os.getcwd())
+    task = TFParallel.RunTask(one, {"folder": str(tmp_path)})
     rows = [row for batch in task(numbers(3, 4)) for row in batch.to_pylist()]
     returned = {row["run"]: decode_value(row["returned"]) for row in rows}
     assert returned == {number: {"value": {"run": number}} for number in (3, 4)}
@@ -68,7 +68,7 @@ def test_task_hands_on_the_gpus_that_spark_assigned(
     monkeypatch.setattr(local, "assigned_gpus", lambda: ("2", "3", "5"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     args = {"folder": str(tmp_path), "num_gpus": 2}
-    list(TFParallel.RunTask(TFParallel.Run(gpus, 1), args, "file://", "/")(numbers(0)))
+    list(TFParallel.RunTask(TFParallel.Run(gpus, 1, "file://", "/"), args)(numbers(0)))
     assert told(tmp_path) == {"gpus": "2,3"}
 
 
