@@ -258,7 +258,6 @@ def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
 
 
 def _before_launch(spark: SparkSession, asked: Asked) -> Iterator[Check]:
-    from sparkdl.driver.slots.advice import costly_settings
     from sparkdl.driver.slots.placement import read_topology
 
     driver = msgspec.convert(probe.basics(), Facts)
@@ -276,8 +275,6 @@ def _before_launch(spark: SparkSession, asked: Asked) -> Iterator[Check]:
     yield from _guarded(
         "executors", _judge_way, spark, min(_MOST_TASKS, tasks), asked.limit_s, driver
     )
-    advice = costly_settings(spark.conf.get, spark.version)
-    yield from _guarded("settings", judges.judge_settings, advice)
 
 
 def _judge_spark(spark: SparkSession, driver: Facts) -> Check:

@@ -16,7 +16,6 @@ from sparkdl.core.errors import in_words
 from sparkdl.core.listing import count, listed
 from sparkdl.diagnosis.look import Facts, Machine
 from sparkdl.diagnosis.probe import PACKAGES
-from sparkdl.driver.slots.advice import Advice
 from sparkdl.node.task import cannot_reach_driver
 
 T = TypeVar("T")
@@ -187,13 +186,6 @@ def judge_spark(driver: Facts, version: str, master: str) -> Check:
             f"Install pyspark {version} at the driver",
         )
     return Check("Spark", "ok", f"{version} at {master}")
-
-
-def judge_settings(found: Sequence[Advice]) -> Iterator[Check]:
-    for advice in sorted(found, key=lambda each: -each.level):
-        yield Check("settings", "warning", advice.why, f"Set {advice.setting}")
-    if not found:
-        yield Check("settings", "ok", "none that costs speed")
 
 
 # Executors and nodes.

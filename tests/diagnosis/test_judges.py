@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable
 
 import pytest
@@ -13,7 +12,6 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.diagnosis import judges
 from sparkdl.diagnosis.judges import Check, Report
 from sparkdl.diagnosis.look import Facts, Imported, Machine
-from sparkdl.driver.slots.advice import Advice
 
 GIB = 1 << 30
 VERSIONS = {"Python": "3.11.7", "sparkdl": "0.1.0", "pyspark": "4.0.1", "numpy": "2.1.0"}
@@ -191,16 +189,6 @@ def test_path_that_one_executor_lacks_is_named() -> None:
     assert "found from 1 of 2 executors" in found(checks, "ok")[0]
     unasked = judges.judge_storage([good, bad], ["file:///data"], "file:///data")
     assert "b (10.0.0.2): gone" in found(unasked, "warning")[0]
-
-
-def test_settings_are_those_that_a_launch_logs() -> None:
-    advice = [
-        Advice("spark.speculation=false", "twice", logging.WARNING),
-        Advice("spark.dynamicAllocation.minExecutors to those you need", "removed"),
-    ]
-    checks = list(judges.judge_settings(advice))
-    assert [(c.name, c.verdict) for c in checks] == [("settings", "warning")] * 2
-    assert [c.verdict for c in judges.judge_settings([])] == ["ok"]
 
 
 # The report.
