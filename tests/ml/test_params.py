@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import pickle
 from dataclasses import asdict
 from typing import Any
 
-import cloudpickle
 import pytest
 from pyspark.ml.param.shared import HasLabelCol, HasRawPredictionCol
 from pyspark.ml.tuning import ParamGridBuilder
 
-import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.driver.launch import launch
@@ -75,14 +72,6 @@ def test_stages_answer_to_the_names_of_sparks_columns() -> None:
     assert issubclass(KerasEstimator, HasLabelCol)
     assert issubclass(TorchModel, HasRawPredictionCol)
     assert not issubclass(TFModel, HasLabelCol)
-
-
-@pytest.mark.parametrize("kind", [TFEstimator, TFModel, KerasEstimator, KerasModel, TorchModel])
-def test_stages_are_found_by_a_module_that_does_not_move(kind: type[Any]) -> None:
-    assert kind.__module__ == "sparkdl"
-    assert getattr(sparkdl, kind.__name__) is kind
-    assert pickle.loads(pickle.dumps(kind)) is kind  # noqa: TID251 (as Spark ships a closure)
-    assert cloudpickle.loads(cloudpickle.dumps(kind)) is kind
 
 
 def test_set_parameters_beat_arguments_which_beat_defaults() -> None:

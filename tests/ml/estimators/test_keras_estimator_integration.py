@@ -239,13 +239,10 @@ unchecked: Any = KerasEstimator
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: unchecked(classifier, gone=1), "no parameter 'gone'"),
         (lambda: unchecked(classifier, batchSize=1), "did you mean 'batch_size'"),
         (lambda: KerasEstimator(classifier, validation_split=1.0), "at least 0 and below 1"),
         (lambda: unchecked(classifier, verbose=3), "verbose=3 must be 0"),
         (lambda: KerasEstimator(classifier, features_col=[]), "features_col=.* must name a column"),
-        (lambda: KerasEstimator(classifier, epochs=-1), "epochs=-1 must be at least 1"),
-        (lambda: unchecked(classifier, mode="job"), "mode='job' cannot be: choose one of"),
         (
             lambda: KerasEstimator(classifier, callbacks=[Unpicklable]),
             "callbacks=<class .*give a list",

@@ -66,7 +66,6 @@ def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
             {"label_col": "text"},
             r"column 'text' is of type string, and labels must be .*StringIndexer",
         ),
-        ({"label_col": "map"}, r"column 'map' is of type map<string,double>, and labels must be"),
         ({"weight_col": "text"}, "column 'text' is of type string, and weights must be numbers"),
         ({"features_col": "text"}, "column 'text' is of type string, which cannot feed .*input x"),
         ({"features_col": "map"}, "'map' is of type map<string,double>, and features must be"),
@@ -118,8 +117,3 @@ def test_empty_data_is_an_error_at_once(frame: DataFrame) -> None:
     unmarked = TFEstimator(print, {"validation_indicator_col": "none"})
     with pytest.raises(ConfigError, match="no rows to validate with: validation_indicator_col='no"):
         unmarked.fit(frame)
-
-
-def test_models_of_functions_are_made_on_the_nodes(frame: DataFrame) -> None:
-    with pytest.raises(AssertionError, match="nodes were started"):
-        KerasEstimator(network, features_col="good").fit(frame)

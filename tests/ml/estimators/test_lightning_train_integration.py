@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import Columns, EarlyStopping
 from sparkdl.ml.estimators.torch_train import LightningTask, train
 from sparkdl.ml.scoring.torch import module_of
 from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import launch
-from tests.ml.torch_fits import DATA, ROWS, SEED, alone, line, net, weights_of
+from tests.ml.torch_fits import DATA, ROWS, SEED, alone, line, weights_of
 
 pytestmark = [
     *(pytest.mark.torch, pytest.mark.deep, pytest.mark.timeout(300)),
@@ -87,9 +86,3 @@ def test_killed_node_costs_no_row_and_no_epoch(tmp_path: Path) -> None:
     losses = alone(EPOCHS, rows=[0] * ROWS)[0]
     assert history["loss"] == pytest.approx(losses, rel=1e-4)
     assert history["val_loss"][:-1] == pytest.approx(losses[1:], rel=1e-4)
-
-
-def test_module_of_another_kind_is_refused(nodes: Lab) -> None:
-    nodes.begin(train, task(made=net))
-    with pytest.raises(ConfigError, match="a Sequential, and must be a LightningModule; use Torch"):
-        nodes.results()

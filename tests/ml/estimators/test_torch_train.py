@@ -77,7 +77,6 @@ def test_module_and_function_train_alike() -> None:
         ({"x": X}, {"made": list}, "returned a list: must be a torch.nn.Module"),
         ({"x": X}, {"made": two_in_two_out}, "has the inputs left, right, and input_mapping="),
         ({"x": X}, {"shapes": {"x": [1, 2]}}, r"'x' holds 3 values in a row, and .*takes 2"),
-        ({"x": X}, {"metrics": ["accuracie"]}, "did you mean"),
         (
             {"x": X},
             {"stopping": EarlyStopping(2, "val_loss")},
