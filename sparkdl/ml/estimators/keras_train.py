@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,7 +51,7 @@ from sparkdl.values.ndarrays import Array
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
-T = TypeVar("T")
+_X, _Y, _WEIGHT = "x ", "y ", "weight"
 _FILE = "memory.json"
 
 
@@ -130,8 +130,6 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
     is_training = feed == DEFAULT_FEED
     # Keras weighs classes in the training alone.
     class_weight = task.class_weight if is_training else {}
-    fits = Fitting.of(task, model)
-    parts = by_tensor(fits.inputs)
     let_epochs_differ()
     rows = ctx.batches(
         task.batch_size,
@@ -140,14 +138,11 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
         shuffle=task.shuffle and is_training,
         seed=task.seed or 0,
     )
-    batches = tf_dataset(replace(rows, convert=fits), None, None, ahead=2)
-    for column, tensor in fits.inputs.items():
-        is_part = len(parts[tensor.name]) > 1
-        _check_spec(column, batches.element_spec[column], tensor, is_part)
+    batches = tf_dataset(replace(rows, convert=Fitting.of(task, model)), None, None, ahead=2)
 
     def arrange(rows: dict[str, Any]) -> Any:
-        x, y = arranged(task.columns, model, rows, _fitted)
-        weight = _weight(rows, task.columns, class_weight)
+        x, y = arranged(model, rows)
+        weight = _weight(rows.get(_WEIGHT), y, class_weight)
         return (x, y) if weight is None else (x, y, weight)
 
     return batches.map(arrange)
@@ -155,91 +150,104 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
 
 @dataclass(frozen=True)
 class Fitting:
-    """Gives the numbers of a batch the dtypes of the model's inputs.
+    """Makes arrays as the model takes them of the columns of a batch, for `arranged`.
 
     Attributes:
         inputs: column to the model's input.
+        outputs: column of labels to the model's output; empty for a plain label.
         classes: the columns of labels that are numbers of classes.
-        weight: the column of the rows' weights.
     """
 
+    columns: Columns
     inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
     classes: Sequence[str]
-    weight: str | None
 
     @classmethod
     def of(cls, task: KerasTask, model: Any) -> Fitting:
+        columns = task.columns
         outputs = [tensor.name for tensor in outputs_of(model)] if model.outputs else [""]
         return cls(
-            keras_inputs_by_column(task.columns.features, inputs_of(model)),
-            class_labels(model.loss, task.columns.labels, outputs),
-            task.columns.weight,
+            columns,
+            keras_inputs_by_column(columns.features, inputs_of(model)),
+            {} if columns.has_plain_label else outputs_by_column(columns.labels, outputs_of(model)),
+            class_labels(model.loss, columns.labels, outputs),
         )
 
     def __call__(self, columns: Mapping[str, Array]) -> dict[str, Array]:
-        """Return a batch, with values `[rows, …]` as they are or of the inputs' dtypes.
+        """Return the arrays of a batch, with values as they are or of the inputs' dtypes.
 
         Raises:
+            ConfigError: for text in place of numbers, and arrays of other lengths than the input's.
             FeedTypeError: for a value that does not fit, see `inputs.fitting`, a class that is no
                 whole number, or a weight below 0.
         """
-        found = dict(columns)
-        for column, tensor in self.inputs.items():
-            # Text, and arrays of different lengths, are refused by the spec that they have.
-            if tensor.dtype != "string" and found[column].dtype != object:
-                what = f"the model's input {tensor}"
-                dtype = np.dtype(tensor.dtype)
-                found[column] = fitting(found[column], dtype, f"column {column!r}", what)
+        found = {}
+        for name, several in by_tensor(self.inputs).items():
+            tensor, is_part = self.inputs[several[0]], len(several) > 1
+            values = [_values(each, columns[each], tensor, is_part) for each in several]
+            found[f"{_X}{name}"] = _joined(values, tensor)
         for column in self.classes:
             check_classes(columns[column], column)
-        if self.weight:
-            check_weights(columns[self.weight], self.weight)
+        if self.columns.has_plain_label:
+            found[_Y] = columns[next(iter(self.columns.labels))]
+        for name, several in by_tensor(self.outputs).items():
+            values = [columns[each] for each in several]
+            is_part = len(several) > 1
+            found[f"{_Y}{name}"] = (
+                _joined(values, self.outputs[several[0]]) if is_part else values[0]
+            )
+        if weight := self.columns.weight:
+            check_weights(columns[weight], weight)
+            found[_WEIGHT] = columns[weight]
         return found
 
 
-def arranged(
-    columns: Columns, model: Any, rows: Mapping[str, T], fitted: Callable[[list[T], Tensor], T]
-) -> tuple[Any, Any]:
-    """Return `(x, y)` as a model takes it.
-
-    Args:
-        rows: columns by name.
-        fitted: makes an input of its columns.
-    """
-    features = keras_inputs_by_column(columns.features, inputs_of(model))
-    inputs = {tensor.name: tensor for tensor in features.values()}
-    x = {
-        name: fitted([rows[column] for column in names], inputs[name])
-        for name, names in by_tensor(features).items()
-    }
-    labels = _labels(columns, model, rows, fitted)
-    return as_inputs(model, x) if len(x) > 1 else next(iter(x.values())), labels
+def arranged(model: Any, rows: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return what a `Fitting` has made as `(x, y)`, in the structures of the model."""
+    x = {name.removeprefix(_X): each for name, each in rows.items() if name.startswith(_X)}
+    y = {name.removeprefix(_Y): each for name, each in rows.items() if name.startswith(_Y)}
+    return (
+        as_inputs(model, x) if len(x) > 1 else next(iter(x.values())),
+        as_outputs(model, y) if len(y) > 1 else next(iter(y.values())),
+    )
 
 
-def _labels(
-    columns: Columns, model: Any, rows: Mapping[str, T], fitted: Callable[[list[T], Tensor], T]
-) -> Any:
-    if columns.has_plain_label:
-        return rows[next(iter(columns.labels))]
-    labels = outputs_by_column(columns.labels, outputs_of(model))
-    outputs = {tensor.name: tensor for tensor in labels.values()}
-    y = {
-        name: fitted([rows[column] for column in names], outputs[name])
-        if len(names) > 1
-        else rows[names[0]]
-        for name, names in by_tensor(labels).items()
-    }
-    return as_outputs(model, y) if len(y) > 1 else next(iter(y.values()))
+def _values(column: str, values: Array, tensor: Tensor, is_part: bool) -> Array:
+    """Return a column in the dtype of the model's input."""
+    first = values.reshape(-1)[0] if values.dtype == object and values.size else None
+    is_text = isinstance(first, str | bytes)
+    if first is not None and not is_text:
+        raise ConfigError(
+            f"column {column!r} holds arrays of different lengths; all rows must have as many"
+        )
+    if is_text != (tensor.dtype == "string"):
+        raise ConfigError(
+            f"column {column!r} holds {'text' if is_text else 'numbers'}, and the model's input "
+            f"needs {tensor}. Cast the column, or feed another one"
+        )
+    if not is_part:
+        check_size(column, prod(values.shape[1:]), tensor)
+    if is_text:
+        return values
+    what = f"the model's input {tensor}"
+    return fitting(values, np.dtype(tensor.dtype), f"column {column!r}", what)
 
 
-def _weight(rows: Mapping[str, Any], columns: Columns, class_weight: Mapping[int, float]) -> Any:
+def _joined(columns: list[Array], tensor: Tensor) -> Array:
+    """Return an input's rows: of a column of any shape, or of several columns of numbers."""
+    values = columns[0] if len(columns) == 1 else np.stack([c.reshape(-1) for c in columns], axis=1)
+    dims = tensor.shape[1:] if tensor.shape else (None,)
+    return values if None in dims else values.reshape(-1, *(n or 0 for n in dims))
+
+
+def _weight(weight: Any, label: Any, class_weight: Mapping[int, float]) -> Any:
     """Return the weights of rows, those of their classes included; None if there are none."""
     import tensorflow as tf
 
-    weight = tf.cast(rows[columns.weight], tf.float32) if columns.weight else None
+    weight = None if weight is None else tf.cast(weight, tf.float32)
     if not class_weight:
         return weight
-    label = rows[next(iter(columns.labels))]
     if label.shape.rank == 2 and label.shape[1] > 1:  # one-hot
         label = tf.argmax(label, axis=1)
     label = tf.cast(tf.round(tf.reshape(label, [-1])), tf.int64)
@@ -247,32 +255,6 @@ def _weight(rows: Mapping[str, Any], columns: Columns, class_weight: Mapping[int
     for number, each in class_weight.items():
         of_class = tf.where(label == number, tf.constant(each, tf.float32), of_class)
     return of_class if weight is None else of_class * tf.reshape(weight, [-1])
-
-
-def _check_spec(column: str, spec: Any, tensor: Tensor, is_part: bool) -> None:
-    """Check what the feed brings, where the driver could not: see `keras_estimator`."""
-    if hasattr(spec, "ragged_rank"):
-        raise ConfigError(
-            f"column {column!r} holds arrays of different lengths; all rows must have as many"
-        )
-    is_text = spec.dtype.name == "string"
-    if is_text != (tensor.dtype == "string"):
-        raise ConfigError(
-            f"column {column!r} holds {'text' if is_text else 'numbers'}, and the model's input "
-            f"needs {tensor}. Cast the column, or feed another one"
-        )
-    if spec.shape.rank is not None and None not in spec.shape[1:] and not is_part:
-        check_size(column, prod(spec.shape[1:]), tensor)
-
-
-def _fitted(columns: list[Any], tensor: Tensor) -> Any:
-    """Return columns as the model's input takes them: one of any shape, or several of numbers."""
-    import tensorflow as tf
-
-    found = [c if c.dtype == tensor.dtype else tf.cast(c, tensor.dtype) for c in columns]
-    values = found[0] if len(found) == 1 else tf.stack([tf.reshape(c, [-1]) for c in found], axis=1)
-    dims = tensor.shape[1:] if tensor.shape else (None,)
-    return values if None in dims else tf.reshape(values, (-1, *dims))
 
 
 def _state_of(stopping: Any) -> list[Any]:

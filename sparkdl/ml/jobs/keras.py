@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.columns import by_tensor, check_size
 from sparkdl.ml.estimators.keras_train import (
     Fitting,
     KerasTask,
@@ -24,7 +22,6 @@ from sparkdl.ml.estimators.keras_train import (
 from sparkdl.ml.jobs.torch import share_threads
 from sparkdl.ml.jobs.work import Master
 from sparkdl.ml.scoring.share import task_share
-from sparkdl.ml.scoring.source import Tensor
 from sparkdl.ml.scoring.tensorflow import prepare_worker
 from sparkdl.values.ndarrays import Array
 
@@ -95,19 +92,9 @@ class KerasLearner:
 
 def batch_of(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[Any, ...]:
     """Return `(x, y)` or `(x, y, weight)`, as the model's methods take them."""
-    columns, fits = task.columns, Fitting.of(task, model)
-    for names in by_tensor(fits.inputs).values():
-        if len(names) == 1:
-            check_size(names[0], prod(batch[names[0]].shape[1:]), fits.inputs[names[0]])
-    found = fits(batch)
-    weight = () if columns.weight is None else (found[columns.weight],)
-    return (*arranged(columns, model, found, _joined), *weight)
-
-
-def _joined(columns: list[Array], tensor: Tensor) -> Array:
-    values = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
-    dims = tensor.shape[1:] if tensor.shape else (None,)
-    return values if None in dims else values.reshape(-1, *(n or 0 for n in dims))
+    fits = Fitting.of(task, model)
+    weight = task.columns.weight
+    return (*arranged(model, fits(batch)), *([batch[weight]] if weight else []))
 
 
 def backend() -> str:

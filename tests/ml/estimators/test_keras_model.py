@@ -18,8 +18,7 @@ from sparkdl.ml.estimators.keras_model import (
     from_config,
     inputs_of,
 )
-from sparkdl.ml.estimators.keras_train import Fitting, _weight, arranged
-from sparkdl.ml.jobs.keras import _joined
+from sparkdl.ml.estimators.keras_train import Fitting, KerasTask, _weight, arranged
 from sparkdl.ml.persistence import CODE, packed_code
 from sparkdl.ml.scoring.keras_objects import checked_file, loaded, registered, saved, trained
 from sparkdl.ml.scoring.source import Tensor
@@ -168,27 +167,31 @@ def test_labels_are_in_the_structure_of_the_outputs() -> None:
     x = keras.Input((2,), name="x")
     parts = {"z": keras.layers.Dense(1)(x), "a": keras.layers.Dense(2)(x)}
     rows = {name: np.full(4, value) for value, name in enumerate(("f", "g", "l", "m", "n"))}
-    model = keras.Model(x, parts)
-    columns = Columns({"f": "x", "g": "x"}, {"l": "z", "n": "a", "m": "a"})
-    values, labels = arranged(columns, model, rows, _joined)
+
+    def made(outputs: Any, columns: Columns) -> tuple[Any, Any]:
+        model = keras.Model(x, outputs)
+        model.compile("sgd", "mse")
+        task = KerasTask(recipe=Recipe(b""), columns=columns, batch_size=4, epochs=1, name="n")
+        return arranged(model, Fitting.of(task, model)(rows))
+
+    values, labels = made(parts, Columns({"f": "x", "g": "x"}, {"l": "z", "n": "a", "m": "a"}))
     assert values.tolist() == [[0, 1]] * 4
     assert labels["z"].tolist() == [2] * 4
     assert labels["a"].tolist() == [[4, 3]] * 4
-    model = keras.Model(x, list(parts.values()))
-    found = arranged(Columns({"f": "", "g": ""}, {"l": "", "m": ""}), model, rows, _joined)[1]
+    heads = list(parts.values())
+    found = made(heads, Columns({"f": "", "g": ""}, {"l": "", "m": ""}))[1]
     assert [each.tolist() for each in found] == [[2] * 4, [3] * 4]
     with pytest.raises(ConfigError, match=r"outputs dense_.*label_col={'l': '', 'm': '', 'n': ''}"):
-        arranged(Columns({"f": "", "g": ""}, dict.fromkeys("lmn", "")), model, rows, _joined)
+        made(heads, Columns({"f": "", "g": ""}, dict.fromkeys("lmn", "")))
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2], [[1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0], [1], [2]]])
 def test_rows_have_the_weight_of_their_class_and_their_own(labels: Any) -> None:
     import tensorflow as tf
 
-    rows = {"y": tf.constant(labels), "w": tf.constant([1, 2, 3])}
-    found = _weight(rows, Columns({}, {"y": ""}, "w"), {0: 0.5, 2: 10.0})
+    found = _weight(tf.constant([1, 2, 3]), tf.constant(labels), {0: 0.5, 2: 10.0})
     assert found.numpy().tolist() == [0.5, 2.0, 30.0]
-    assert _weight(rows, Columns({}, {"y": ""}), {}) is None
+    assert _weight(None, tf.constant(labels), {}) is None
 
 
 @pytest.mark.parametrize(
@@ -220,10 +223,14 @@ def test_labels_of_classes_are_known_by_the_loss(loss: Any, expected: list[str])
 def test_training_refuses_the_numbers_that_scoring_refuses(column: str, match: str) -> None:
     whole = {"ids": np.array([1.0, 2]), "y": np.array([0.0, 1]), "w": np.array([0.0, 1.5])}
     broken = {**whole, column: np.array([1.0, -12.5 if column == "w" else 12.5])}
-    tensor = Tensor("x", "int32", (None, 1))
-    fitting = Fitting({"ids": tensor}, ["y"], "w")
-    first = fitting(whole)
-    assert first["ids"].dtype == np.int32
-    assert first["y"] is whole["y"]
+    columns = Columns({"ids": ""}, {"y": ""}, "w")
+    fitting = Fitting(columns, {"ids": Tensor("x", "int32", (None, 1))}, {}, ["y"])
+    x, y, w = fitting(whole).values()
+    assert (x.dtype, x.shape) == (np.int32, (2, 1))
+    assert (y is whole["y"], w is whole["w"]) == (True, True)
+    with pytest.raises(ConfigError, match="column 'ids' holds text, and the model's input needs x"):
+        fitting({**whole, "ids": np.array(["a", "b"], object)})
+    with pytest.raises(ConfigError, match="column 'ids' holds 2 values in a row"):
+        fitting({**whole, "ids": np.ones((2, 2))})
     with pytest.raises(FeedTypeError, match=match):
         fitting(broken)
