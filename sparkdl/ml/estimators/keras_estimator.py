@@ -79,8 +79,7 @@ class KerasEstimator(
         **params: Unpack[KerasParams],
     ) -> None:
         super().__init__()
-        self._set_params(params)
-        self.setCallbacks(callbacks)
+        self._begin(callbacks, params)
         self.setCustomObjects(custom_objects or {})
         if model is not None:
             self.setModel(model)

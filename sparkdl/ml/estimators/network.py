@@ -52,7 +52,7 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
     _made: bytes | Callable[[], Any] | None = None
     _callbacks: Callbacks = ()
 
-    def _set_params(self, params: Mapping[str, Any]) -> None:
+    def _begin(self, callbacks: Any, params: Mapping[str, Any]) -> None:
         self._set_table_defaults(batch_size=_BATCH_ROWS)
         if unknown := [name for name in params if not self.hasParam(name)]:
             known = ["model", "callbacks", *(param.name for param in self.params)]
@@ -62,6 +62,7 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
                 f"{', '.join(known)}{advice}"
             )
         self._set(**params)
+        self.setCallbacks(callbacks)
 
     def setCallbacks(self, callbacks: Callbacks) -> Any:
         """Set callbacks of the framework: a list, or a function without arguments that makes it.

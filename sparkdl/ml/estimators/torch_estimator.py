@@ -44,8 +44,7 @@ _SHARED = (
 class ModuleEstimator(NetworkEstimator[TorchModel]):
     def __init__(self, model: Any, callbacks: Any, params: Mapping[str, Any]) -> None:
         super().__init__()
-        self._set_params(params)
-        self.setCallbacks(callbacks)
+        self._begin(callbacks, params)
         if model is not None:
             self.setModel(model)
 

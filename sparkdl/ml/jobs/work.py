@@ -55,20 +55,6 @@ def values_of(name: str, column: pa.Array) -> Array:
     return values
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Facts about a partition's stored rows.
-
-    Attributes:
-        digest: of all values; it shows whether they are the same when Spark computes them again.
-        sample: the first row, as `read_sample` takes it; empty if there is none.
-    """
-
-    rows: int
-    digest: int
-    sample: bytes
-
-
 def num_steps(rows: Sequence[int], batch_rows: int) -> int:
     """Return the mini-batches of an epoch, so that none has more than `batch_rows` on average."""
     return max(1, -(-sum(rows) // batch_rows))
@@ -138,11 +124,15 @@ def store(
     part: int,
     columns: Sequence[str],
     batches: Iterable[pa.RecordBatch],
-) -> Stored:
+) -> tuple[int, int, bytes]:
     """Write a partition's rows into `folder`; the file appears when all are there.
 
     Args:
         batches: each is written before the next is asked for.
+
+    Returns:
+        The number of rows; a digest of all values, which shows whether they are the same when Spark
+        computes them again; and the first row for `read_sample`, empty if there is none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"draft-{secrets.token_hex(6)}"
@@ -174,7 +164,7 @@ def store(
         digest = zlib.crc32(np.array(digests, ">u4").data)
         if rows:
             draft.rename(path_of(folder, role, part, digest))
-        return Stored(rows, digest, sample)
+        return rows, digest, sample
     finally:
         draft.unlink(missing_ok=True)
 
@@ -187,7 +177,7 @@ def _as_sample(row: pa.RecordBatch) -> bytes:
 
 
 def read_sample(content: bytes, columns: Sequence[str]) -> dict[str, Array]:
-    """Return the row that a `Stored.sample` holds, by column `[1, …]`."""
+    """Return the row that `store` has taken as a sample, by column `[1, …]`."""
     row = pa.ipc.open_stream(content).read_next_batch()
     return {name: values_of(name, x) for name, x in zip(columns, row.columns, strict=True)}
 
@@ -343,8 +333,8 @@ class Store:
         context = TaskContext.get()
         assert context is not None
         part = context.partitionId()
-        stored = store(folder_of(self.job), self.role, part, self.columns, batches)
-        yield pa.RecordBatch.from_pylist([{"part": part, **vars(stored)}], _STORED)
+        stored = part, *store(folder_of(self.job), self.role, part, self.columns, batches)
+        yield pa.RecordBatch.from_pylist([dict(zip(_STORED.names, stored, strict=True))], _STORED)
 
 
 @dataclass(frozen=True)
