@@ -31,7 +31,7 @@ from sparkdl.driver.slots.spark_errors import raised_in_task
 from sparkdl.ml.estimators.keras_model import inputs_of, outputs_of, with_softmax
 from sparkdl.ml.estimators.keras_train import KerasTask
 from sparkdl.ml.estimators.training import Training, check_columns, warn_of_no_numbers
-from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster, backend
+from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster
 from sparkdl.ml.jobs.torch import TorchLearner, TorchMaster
 from sparkdl.ml.jobs.work import (
     STORED_SCHEMA,
@@ -161,7 +161,7 @@ def fit_keras(
         if content.value is not None:
             # As a broadcast: within the task it would travel again in every iteration.
             small = replace(task, recipe=replace(task.recipe, made=b""))
-        learner = partial(KerasLearner, small, content, backend())
+        learner = partial(KerasLearner, small, content)
         outcome = jobs.train(
             master := KerasMaster(task), learner, task.columns.names, rows, validation
         )

@@ -1,4 +1,4 @@
-"""Keras models in a training as Spark jobs: the workers', and the driver's. Any backend.
+"""Keras models in a training as Spark jobs: the workers', and the driver's.
 
 Runs in: driver, feeder
 """
@@ -19,7 +19,6 @@ from sparkdl.ml.estimators.keras_train import (
     callbacks_of,
     own_callbacks,
 )
-from sparkdl.ml.jobs.torch import share_threads
 from sparkdl.ml.jobs.work import Master
 from sparkdl.ml.scoring.share import task_share
 from sparkdl.ml.scoring.tensorflow import prepare_worker
@@ -38,23 +37,12 @@ class KerasLearner:
 
     Args:
         task: without the model where `content` has it.
-        on_driver: Keras' backend there.
     """
 
-    def __init__(
-        self, task: KerasTask, content: Broadcast[bytes | None] | None, on_driver: str
-    ) -> None:
-        here = backend()
-        if here != on_driver:
-            raise ConfigError(
-                f"Keras runs on {on_driver} at the driver and on {here} at the executors: set "
-                "spark.executorEnv.KERAS_BACKEND to the driver's"
-            )
-        # As many threads as the task has cores; frameworks take all cores otherwise.
-        if here == "tensorflow":
-            prepare_worker(task_share())
-        elif here == "torch":
-            share_threads()
+    def __init__(self, task: KerasTask, content: Broadcast[bytes | None] | None) -> None:
+        _check_backend()
+        # As many threads as the task has cores; TensorFlow takes all cores otherwise.
+        prepare_worker(task_share())
         recipe = task.recipe
         if content is not None and content.value is not None:
             recipe = replace(recipe, made=content.value)
@@ -74,11 +62,7 @@ class KerasLearner:
         for place, variable in enumerate(self._seeds):
             # Half the range, so that the numbers fit into signed types, too.
             state = np.random.SeedSequence([seed, place]).generate_state(2) >> 1
-            variable.assign(state.astype(str(variable.dtype)))  # its type differs by backend
-        if backend() == "torch":
-            import torch
-
-            torch.manual_seed(seed)  # which Keras' dropout draws from there
+            variable.assign(state.astype(str(variable.dtype)))
         self._model.reset_metrics()
         self._model.train_on_batch(*batch_of(self._task, self._model, batch))
         learned = [*self._model.optimizer.gradients, *self._model.non_trainable_weights]
@@ -97,17 +81,21 @@ def batch_of(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[A
     return (*arranged(model, fits(batch)), *([batch[weight]] if weight else []))
 
 
-def backend() -> str:
+def _check_backend() -> None:
     import keras
 
-    return str(keras.backend.backend())
+    if (found := keras.backend.backend()) != "tensorflow":
+        raise ConfigError(
+            f"Keras runs on {found}, and KerasEstimator trains on TensorFlow: set KERAS_BACKEND to "
+            "tensorflow, and spark.executorEnv.KERAS_BACKEND"
+        )
 
 
 def as_arrays(variables: Sequence[Any]) -> tuple[Array, ...]:
     """Return the values of Keras' variables."""
     import keras
 
-    # A copy: on the CPU some backends share the memory, which the next step changes.
+    # A copy: on the CPU the memory may be shared, and the next step changes it.
     return tuple(np.array(keras.ops.convert_to_numpy(variable)) for variable in variables)
 
 
@@ -139,6 +127,7 @@ class KerasMaster(Master):
     def __init__(self, task: KerasTask) -> None:
         import keras
 
+        _check_backend()
         # Before the model is made, whose initial weights it decides.
         if task.seed is not None:
             keras.utils.set_random_seed(task.seed)

@@ -26,7 +26,13 @@ class TorchLearner:
     """A model, in the driver or in a worker."""
 
     def __init__(self, model_fn: ModelFn, loss_fn: LossFn) -> None:
-        share_threads()
+        from pyspark import TaskContext
+
+        # As many threads as the task has cores; PyTorch takes all cores otherwise.
+        if (context := TaskContext.get()) is not None:
+            import torch
+
+            torch.set_num_threads(context.cpus())
         self._loss_fn, self.model = loss_fn, model_fn()
         self.trainable = [p for p in self.model.parameters() if p.requires_grad]
         trainable = {id(parameter) for parameter in self.trainable}
@@ -115,16 +121,6 @@ class TorchMaster(Master):
     def metrics(self, states: Sequence[Array]) -> dict[str, float]:
         """Return the mean loss by its sum over rows."""
         return {"loss": float(states[0][0] / states[0][1])}
-
-
-def share_threads() -> None:
-    """In a Spark task: as many threads as it has cores; PyTorch takes all cores otherwise."""
-    import torch
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    if context is not None:
-        torch.set_num_threads(context.cpus())
 
 
 def set_tensors(tensors: Sequence[Any], arrays: Sequence[Array]) -> None:

@@ -1,11 +1,8 @@
-"""Rows of a partition, sums of partitions, and what Keras' backends learn of them; no Spark."""
+"""Rows of a partition, sums of partitions, and what Keras learns of them; no Spark."""
 
 from __future__ import annotations
 
-import sys
 import tracemalloc
-from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,11 @@ import pytest
 from pyspark.ml.linalg import DenseVector, SparseVector
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
+from sparkdl.ml.estimators.columns import Columns
+from sparkdl.ml.estimators.keras_model import Recipe
+from sparkdl.ml.estimators.keras_train import KerasTask
 from sparkdl.ml.jobs.fit import explained
+from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster, batch_of
 from sparkdl.ml.jobs.work import (
     Rows,
     Sum,
@@ -28,10 +29,9 @@ from sparkdl.ml.jobs.work import (
     total,
     weighed,
 )
+from sparkdl.ml.scoring.keras_objects import saved
 from sparkdl.node.task import Problem
 from sparkdl.values.ndarrays import store_vectors
-from tests.doubles.programs import output_of
-from tests.ml import jobs_backend
 
 
 def batch(values: list[Any], labels: list[int]) -> pa.RecordBatch:
@@ -142,19 +142,77 @@ def test_what_a_task_raised_is_told_without_sparks_trace() -> None:
     assert str(wrong) == "set it"
 
 
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(24, 5)).astype(np.float32)
+Y = (X.sum(1) > 0).astype(np.float32)
+W = RNG.uniform(0.5, 2.0, 24).astype(np.float32)
+
+
+def made_model(dropout: float = 0.0) -> Any:
+    import keras
+
+    made = keras.Sequential(
+        [
+            keras.Input((5,), name="x"),
+            keras.layers.Dense(6, activation="tanh", kernel_regularizer="l2"),
+            keras.layers.Dropout(dropout),
+            keras.layers.Dense(1, activation="sigmoid", name="y"),
+        ]
+    )
+    made.compile(
+        keras.optimizers.Adam(0.05, clipnorm=0.5),
+        "binary_crossentropy",
+        metrics=["accuracy", keras.metrics.AUC()],
+    )
+    return made
+
+
+def task(made: Any) -> KerasTask:
+    columns = Columns({"f": ""}, {"l": ""}, "w")
+    recipe = Recipe(saved(made))
+    return KerasTask(recipe=recipe, columns=columns, batch_size=8, epochs=1, name="n", seed=1)
+
+
+def rows(*places: int) -> dict[str, Any]:
+    chosen = list(range(*places))
+    return {"f": X[chosen], "l": Y[chosen], "w": W[chosen]}
+
+
 @pytest.mark.tensorflow
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
-@pytest.mark.parametrize("proof", jobs_backend.PROOFS)
-def test_partitions_learn_with_keras_what_one_process_does(proof: Callable[[], None]) -> None:
-    proof()
+def test_gradients_of_two_partitions_are_those_of_all() -> None:
+    alone = made_model()
+    asked = task(alone)
+    master = KerasMaster(asked)
+    master.begin(rows(1))
+    learner = KerasLearner(asked, None)
+    for start in (0, 12):
+        cuts = [rows(start, start + 3), rows(start + 3, start + 12)]  # uneven
+        found = []
+        for number, cut in enumerate(cuts):
+            learner.load(master.state())
+            found.append(weighed(number, len(cut["l"]), *learner.learn(cut, seed=7)))
+        whole = total(found)
+        master.apply(whole.averages())
+        logs = alone.train_on_batch(
+            *batch_of(asked, alone, rows(start, start + 12)), return_dict=True
+        )
+        measured = master.metrics(whole.metrics)
+        assert np.isclose(measured["accuracy"], logs["accuracy"])
+        alone.reset_metrics()
+        for mine, theirs in zip(master.model.get_weights(), alone.get_weights(), strict=True):
+            assert np.allclose(mine, theirs, atol=2e-5), np.abs(mine - theirs).max()
 
 
-@pytest.mark.deep
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_partitions_learn_likewise_with_other_backends(backend: str) -> None:
-    if find_spec(backend) is None or find_spec("keras") is None:
-        pytest.skip(f"{backend} is not installed")
-    env = {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": ""}
-    command = (sys.executable, "-m", "tests.ml.jobs_backend")
-    output_of(*command, env=env, cwd=Path(__file__).parents[2], timeout_s=280)
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
+def test_random_layers_draw_by_the_seed() -> None:
+    asked = task(made_model(dropout=0.5))
+    learner = KerasLearner(asked, None)
+    state = KerasMaster(asked).state()
+    vectors = []
+    for seed in (1, 2, 1):
+        learner.load(state)
+        vectors.append(learner.learn(rows(0, 8), seed)[0][0])
+    assert np.array_equal(vectors[0], vectors[2])
+    assert not np.array_equal(vectors[0], vectors[1])
