@@ -23,7 +23,6 @@ NAMES = {
     "limit": "limit: one process, Parquet and predict_on_batch",
     "sparkdl": "sparkdl TFModel, scores used",
     "kept": "sparkdl TFModel, all columns used",
-    "through": "sparkdl TFModel, scores used, parquet_reader='spark'",
     "udf": "predict_batch_udf",
     "tfos": "TensorFlowOnSpark 2.2.5 TFModel",
 }

@@ -153,7 +153,7 @@ FORBIDDEN_BUT = {
     ("ml/scoring/describe.py", "cloudpickle.load"): "the user's function, from its own driver",
     ("ml/scoring/describe.py", "cloudpickle.loads"): "the answer of a process of one's own",
     (
-        "ml/scoring/function.py",
+        "ml/scoring/predictor.py",
         "cloudpickle.loads",
     ): "the user's function, from the Spark task's payload",
     ("collectives/seal.py", "cloudpickle.loads"): "sealed with the group's secret",

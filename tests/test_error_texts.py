@@ -31,12 +31,11 @@ FIXES = (
 )
 FIX = rf"(^|[.:;,({HOLE}] |\b(or|and|to|then) )({FIXES})\b"  # where a clause begins
 
-QUOTED = "says why nodes or Python do not read a DataFrame; the error that quotes it has the fix"
+QUOTED = "says why nodes do not read a DataFrame; the error that quotes it has the fix"
 EXCEPTIONS = {  # files, and beginnings of texts in them, that need neither value nor fix: why
     "driver/executors/parquet_scan.py": QUOTED,
     "driver/executors/plan.py": QUOTED,
     "storage/parquet/scan.py": QUOTED,
-    "ml/scoring/transform.py": QUOTED,
     "control/messages.py": "quoted in the ProtocolError about the message",
     "control/values.py": "quoted in the ProtocolError about the result",
     "values/ndarrays.py": "quoted in the FeedTypeError that names column and rule",

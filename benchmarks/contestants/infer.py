@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 CLASSES = 10
-MODES = ("sparkdl", "kept", "through", "udf", "tfos", "limit")
+MODES = ("sparkdl", "kept", "udf", "tfos", "limit")
 Action = Callable[[], int]
 
 
@@ -54,8 +54,6 @@ def by_sparkdl(data: DataFrame, args: argparse.Namespace) -> Action:
 
     model = TFModel().setExportDir(f"{args.model}/saved_model").setBatchSize(args.batch)
     model.setInputMapping({"x": "image"}).setOutputMapping({"output_0": "scores"})
-    if args.mode == "through":
-        model.setParquetReader("spark")
     if args.mode != "kept":
         return scores(model.transform(data))
     everything = model.transform(data)
@@ -124,7 +122,6 @@ def on_spark(args: argparse.Namespace) -> Iterator[Action]:
     ways = {
         "sparkdl": by_sparkdl,
         "kept": by_sparkdl,
-        "through": by_sparkdl,
         "udf": by_udf,
         "tfos": by_tfos,
     }

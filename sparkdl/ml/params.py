@@ -19,7 +19,6 @@ from sparkdl.driver.options import Observe
 from sparkdl.ml.namespace import Namespace
 from sparkdl.ml.scoring.share import MODEL_PER
 from sparkdl.ml.scoring.source import STRATEGIES
-from sparkdl.ml.scoring.transform import READERS
 
 T = TypeVar("T")
 INVALID = ("error", "skip", "keep")
@@ -223,8 +222,6 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "or those named"),
     ("handle_invalid", "error", _one_of(*INVALID), "A row with a null in an input column: 'error', "
      "'skip' leaves it out, 'keep' gives it null outputs"),
-    ("parquet_reader", "auto", _one_of(*READERS), "Reader of the input columns of a DataFrame over "
-     "Parquet files: 'python' (without the JVM), 'spark', or 'auto': 'python' for local files"),
     ("model_per", "auto", _one_of(*MODEL_PER), "Where copies of the model are: one in each task "
      "'slot'; one in each 'executor', there each of its GPUs, for all of its slots; 'auto': each "
      "GPU where an executor has more slots than GPUs, else each slot"),
@@ -291,9 +288,7 @@ TRAINING = (
     *("max_restarts", "checkpoint_dir"),
 )
 """Training parameters that TensorFlowOnSpark does not have."""
-SCORING = (
-    *("output_mapping", "output_types", "keep", "handle_invalid", "parquet_reader", "model_per"),
-)
+SCORING = (*("output_mapping", "output_types", "keep", "handle_invalid", "model_per"),)
 """Parameters of `transform` that all models have."""
 COLUMNS = ("features_col", "prediction_col", "probability_col", "raw_prediction_col")
 """Spark ML's usual columns."""

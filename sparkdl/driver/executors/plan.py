@@ -4,7 +4,7 @@ A plan is followed from its columns down to the files, through nodes that keep r
 
     Project [x AS z, y]    Filter (z > 3)    LogicalRelation [x, y] parquet
 
-Scoring uses it, and feeding where there is no filter. A `ConfigError` has the reason against it,
+Feeding uses it where there is no filter. A `ConfigError` has the reason against it,
 for use in a sentence.
 """
 

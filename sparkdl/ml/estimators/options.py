@@ -42,7 +42,6 @@ class NetworkParams(TypedDict, total=False):
     observe: Observe | None
     output_mapping: Mapping[str, Any]
     output_types: Mapping[str, Any]
-    parquet_reader: Literal["auto", "python", "spark"]
     prediction_col: str
     probability_col: str | None
     raw_prediction_col: str | None

@@ -1,8 +1,20 @@
-"""A task's calls of the scorer of its executor, which the first task starts."""
+"""A task's calls of the scorer of its executor, which the first task starts.
+
+They go by Arrow Flight over a Unix socket. `DoExchange` without a command lasts as long as a task:
+a scorer with such a call is in use. Each piece of a task's rows is a `DoExchange` of its own, with
+a `Piece` as the command: a batch in, and a batch or a `Failed` back. The action `leave` asks a
+scorer to end for another.
+
+A scorer holds its name as that of an abstract socket: the kernel gives the name to one process, and
+takes it back when that ends, however it ends (unix(7)). The socket of Flight is a file that only
+its user may connect to.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
 import os
 import select
 import socket
@@ -10,12 +22,14 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pyarrow as pa
 import pyarrow.flight as flight
 
@@ -24,14 +38,18 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
 from sparkdl.core.paths import python_path
 from sparkdl.core.settings import EXECUTORS_GPUS
-from sparkdl.ml.scoring import protocol
-from sparkdl.ml.scoring.columns import OutputColumn
+from sparkdl.ml.scoring.columns import OutputColumn, type_decoded, type_encoded
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.share import task_share
 from sparkdl.ml.scoring.source import ModelSource
 from sparkdl.node.resources import executor_jvm_pid, oom_kills
-from sparkdl.values.ndarrays import Array
+from sparkdl.values.columns import convert
+from sparkdl.values.ndarrays import Array, nest
 
+LEAVE = "leave"
+_PREFIX = "sparkdl-scorer-"
+# Not TMPDIR, which may be too long for a socket's path: on YARN it is.
+_FOLDER = Path("/tmp")
 _MAX_PIECES = 2
 """A task's unanswered pieces: one being scored, one waiting. It bounds the memory."""
 _START_S = 120.0
@@ -45,30 +63,146 @@ _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 _LOST = (pa.ArrowException, OSError, StopIteration)
 
 
+class Start(msgspec.Struct, frozen=True):
+    """The configuration of a scorer, which it is started with.
+
+    Attributes:
+        owners: processes whose end is also the scorer's.
+        cores: threads that the model may use.
+        is_on_gpu: its CUDA_VISIBLE_DEVICES names one.
+    """
+
+    name: str
+    source: ModelSource
+    owners: tuple[int, ...]
+    cores: int
+    is_on_gpu: bool
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The scorer's process, and the number that it gives to the task."""
+
+    pid: int
+    task: int
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What to do with a batch.
+
+    Attributes:
+        task: see `Welcome`.
+        outputs: the columns of the answer.
+    """
+
+    task: int
+    batch_size: int
+    outputs: tuple[OutputColumn, ...]
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The model failed on the rows from `start` to before `stop`; on none: it was not loaded."""
+
+    text: str
+    start: int = 0
+    stop: int = 0
+
+
+encode_piece = msgspec.msgpack.Encoder(enc_hook=type_encoded).encode
+decode_piece = msgspec.msgpack.Decoder(Piece, dec_hook=type_decoded).decode
+
+
+def name_of(executor: int, device: str, source: ModelSource) -> str:
+    """Return the name of the scorer for a model on a device of an executor, a process."""
+    # With its start time, because the number of a process is used again.
+    where = _digest(os.geteuid(), executor, psutil.Process(executor).create_time(), device)
+    model = _digest(*(getattr(source, each.name) for each in fields(source) if each.compare))
+    return f"{_PREFIX}{where}-{model}"
+
+
+def claim(name: str) -> socket.socket | None:
+    """Return a socket that holds a scorer's name until it is closed; None if a scorer holds it."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(f"\0{name}")
+    except OSError as error:
+        sock.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return sock
+
+
+def path_of(name: str) -> Path:
+    """Return the file of a scorer's socket."""
+    return _FOLDER / name
+
+
+def uri_of(name: str) -> str:
+    """Return the address of a scorer."""
+    return f"grpc+unix://{path_of(name)}"
+
+
+def siblings(name: str) -> Iterator[str]:
+    """Yield the names of other scorers of the same executor and device that run.
+
+    Delete the sockets of all scorers of this user that were killed.
+    """
+    for path in _FOLDER.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if path.name == name or path.lstat().st_uid != os.geteuid():
+                continue
+            if (free := claim(path.name)) is not None:
+                with free:
+                    path.unlink()
+            elif path.name.startswith(name.rpartition("-")[0] + "-"):
+                yield path.name
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
+def inputs_batch(values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Return a piece as it travels.
+
+    Args:
+        values: the model's inputs, by name.
+        given: their columns, without nulls; a column that is no plain array of numbers travels
+            unconverted.
+    """
+    columns = []
+    for name, array in values.items():
+        if array.dtype.kind in "biuf" and array.dtype.isnative and 0 not in array.shape:
+            columns.append(nest(array))
+        else:
+            columns.append(given[name])
+    return pa.RecordBatch.from_arrays(columns, list(values))
+
+
+def inputs_of(batch: pa.RecordBatch) -> dict[str, Array]:
+    """Return a piece's inputs, by name, as `inputs_batch` was given them."""
+    return {
+        field.name: convert(column, None, f"column {field.name!r}")
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    }
+
+
 class ScorerClient:
     """A task's calls; `connect` makes one, `close` it in any case.
 
     Args:
         name: of the scorer.
-        is_slow: see below.
 
     Raises:
         ArrowException, OSError, StopIteration: if there is no scorer, or it is about to end.
 
     Attributes:
         pid: the scorer's process.
-        is_waited_for: the task has its core to itself while the scorer computes.
-        is_slow: a batch may take long, so no more rows are sent at once.
     """
 
-    is_waited_for = True
-
-    def __init__(
-        self, name: str, batch_size: int, outputs: Sequence[OutputColumn], is_slow: bool
-    ) -> None:
-        if (user := protocol.path_of(name).lstat().st_uid) != os.geteuid():
+    def __init__(self, name: str, batch_size: int, outputs: Sequence[OutputColumn]) -> None:
+        if (user := path_of(name).lstat().st_uid) != os.geteuid():
             raise InferenceError(f"the scorer's name is taken by a process of user {user}")
-        self.is_slow = is_slow
         self._batch_size = batch_size
         self._outputs = tuple(outputs)
         self._oom_kills = oom_kills()
@@ -76,7 +210,7 @@ class ScorerClient:
         self._pieces: deque[tuple[Any, Any]] = deque()
         with ExitStack() as stack:
             self._client = stack.enter_context(
-                flight.FlightClient(protocol.uri_of(name), generic_options=_OPTIONS)
+                flight.FlightClient(uri_of(name), generic_options=_OPTIONS)
             )
             # A call that lasts as long as the task: until then the scorer does not end.
             call = self._client.do_exchange(flight.FlightDescriptor.for_command(b""))
@@ -87,7 +221,7 @@ class ScorerClient:
                 first = call[1].read_chunk()
             finally:
                 too_late.cancel()
-            welcome = msgspec.msgpack.decode(first.app_metadata, type=protocol.Welcome)
+            welcome = msgspec.msgpack.decode(first.app_metadata, type=Welcome)
             self.pid = welcome.pid
             self._task = welcome.task
             # The scorer's error stream, which is read after a crash.
@@ -116,8 +250,8 @@ class ScorerClient:
         """
         parent = os.getppid()
         executor = executor or executor_jvm_pid() or parent
-        name = protocol.name_of(executor, device, source)
-        start = protocol.Start(
+        name = name_of(executor, device, source)
+        start = Start(
             name,
             source,
             tuple({executor, parent}),
@@ -128,7 +262,7 @@ class ScorerClient:
         # Repeated: a scorer that was found or started may end before this task has joined.
         while not deadline.has_passed:
             with suppress(*_LOST):
-                return cls(name, batch_size, outputs, source.format == "function")
+                return cls(name, batch_size, outputs)
             _start(start, device, deadline)
         raise InferenceError(f"no scorer can be connected to within {_START_S:g} s")
 
@@ -138,14 +272,14 @@ class ScorerClient:
         return len(self._pieces) >= _MAX_PIECES
 
     def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> None:
-        """Send a piece, see `protocol.inputs_batch`.
+        """Send a piece, see `inputs_batch`.
 
         Raises:
             ScorerLostError: if the scorer ends.
         """
-        batch = protocol.inputs_batch(values, given)
-        piece = protocol.Piece(self._task, self._batch_size, self._outputs)
-        command = flight.FlightDescriptor.for_command(protocol.encode_piece(piece))
+        batch = inputs_batch(values, given)
+        piece = Piece(self._task, self._batch_size, self._outputs)
+        command = flight.FlightDescriptor.for_command(encode_piece(piece))
         try:
             self._pieces.append(self._client.do_exchange(command))
             writer, _ = self._pieces[-1]
@@ -174,7 +308,7 @@ class ScorerClient:
         if answer.data is not None:
             self._number += 1
             return list(answer.data.columns)
-        failed = msgspec.msgpack.decode(answer.app_metadata, type=protocol.Failed)
+        failed = msgspec.msgpack.decode(answer.app_metadata, type=Failed)
         if not failed.stop:
             raise InferenceError(failed.text)
         raise RowsFailedError(failed.text, self._number, failed.start, failed.stop)
@@ -204,7 +338,7 @@ def _cancel(writer: Any, reader: Any) -> None:
         writer.close()
 
 
-def _start(start: protocol.Start, device: str, deadline: Deadline) -> None:
+def _start(start: Start, device: str, deadline: Deadline) -> None:
     """Start a scorer, and wait until it can be connected to, or another has been first.
 
     Raises:

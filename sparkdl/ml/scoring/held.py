@@ -8,16 +8,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from sparkdl.core.errors import in_words
 from sparkdl.core.imports import quick_imports
 from sparkdl.ml.scoring.columns import OutputColumn
-from sparkdl.ml.scoring.function import load_function
-from sparkdl.ml.scoring.predictor import Predictor, RowsFailedError, check_rows
+from sparkdl.ml.scoring.predictor import Predictor, load_function
 from sparkdl.ml.scoring.share import Share, task_share
 from sparkdl.ml.scoring.source import TORCH, ModelSource
 from sparkdl.ml.scoring.tensorflow import load_tensorflow
@@ -26,6 +22,22 @@ from sparkdl.values.ndarrays import Array
 
 _held: dict[ModelSource, Predictor] = {}
 """The one model of this process: Spark gives its Python workers no other place to keep one."""
+
+
+def load(source: ModelSource, share: Share | None = None) -> Predictor:
+    """Load a model and its signature.
+
+    Args:
+        share: the cores and GPUs that it may use; None for all.
+
+    Raises:
+        ConfigError: if this kind of model is not supported; it says what to change.
+    """
+    if source.format == "function":
+        return load_function(source, share)
+    if source.format in TORCH:
+        return load_torch(source, share)
+    return load_tensorflow(source, share)
 
 
 def predictor(source: ModelSource) -> Predictor:
@@ -46,17 +58,12 @@ def predictor(source: ModelSource) -> Predictor:
 
 
 class OwnModel:
-    """This Python worker's model, with the methods of a `ScorerClient`: it answers at once.
-
-    Attributes:
-        is_waited_for: see `Predictor`.
-        is_slow: a batch may take long, so no more rows are converted at once.
-    """
+    """This Python worker's model, with the methods of a `ScorerClient`: it answers at once."""
 
     def __init__(
         self, source: ModelSource, batch_size: int, outputs: Sequence[OutputColumn]
     ) -> None:
-        self.is_waited_for = self.is_slow = predictor(source).is_waited_for
+        predictor(source)
         self._source = source
         self._batch_size = batch_size
         self._outputs = outputs
@@ -72,9 +79,6 @@ class OwnModel:
         """Take a piece."""
         self._values = values
 
-    def close(self) -> None:
-        """Leave the model to the next partition."""
-
     def receive(self) -> list[pa.Array]:
         """Return the answer to the piece.
 
@@ -84,62 +88,9 @@ class OwnModel:
         values, number = self._values, self._number
         self._values = {}
         self._number += 1
+        # Asked for again: rows may come from another model's partition of this worker.
         model = predictor(self._source)
-        return outputs_of(model, values, self._batch_size, self._outputs, number)
+        return model.columns(values, self._batch_size, self._outputs, number)
 
-
-def outputs_of(
-    model: Predictor,
-    values: Mapping[str, Array],
-    batch_size: int,
-    outputs: Sequence[OutputColumn],
-    number: int,
-) -> list[pa.Array]:
-    """Return the columns of outputs for a piece of rows, scored in batches.
-
-    Args:
-        values: the model's inputs, by name.
-        number: of the piece, for the error.
-
-    Raises:
-        RowsFailedError: if the model fails.
-    """
-    wanted = [output.tensor for output in outputs]
-    found: list[dict[str, Any]] = []
-    start = stop = 0
-    try:
-        rows = len(next(iter(values.values())))
-        for start in range(0, rows, batch_size):
-            stop = min(start + batch_size, rows)
-            found.append(model({name: x[start:stop] for name, x in values.items()}, wanted))
-            check_rows(found[-1], stop - start)
-        start, stop = 0, rows
-        return [_column(each, [part[each.tensor] for part in found]) for each in outputs]
-    # A function of the user's may exit, which would end the worker without a reason.
-    except (Exception, SystemExit) as error:
-        raise RowsFailedError(in_words(error), number, start, stop) from error
-
-
-def _column(output: OutputColumn, parts: Sequence[Any]) -> pa.Array:
-    """Return an output of several batches as one column."""
-    if len({getattr(part, "shape", (0,))[1:] for part in parts}) == 1 and all(
-        isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts
-    ):
-        return output.column(parts[0] if len(parts) == 1 else np.concatenate(parts))
-    return pa.concat_arrays([output.column(part) for part in parts])
-
-
-def load(source: ModelSource, share: Share | None = None) -> Predictor:
-    """Load a model and its signature.
-
-    Args:
-        share: the cores and GPUs that it may use; None for all.
-
-    Raises:
-        ConfigError: if this kind of model is not supported; it says what to change.
-    """
-    if source.format == "function":
-        return load_function(source, share)
-    if source.format in TORCH:
-        return load_torch(source, share)
-    return load_tensorflow(source, share)
+    def close(self) -> None:
+        """Leave the model to the next partition."""

@@ -28,7 +28,7 @@ from sparkdl.ml.scoring.columns import OutputColumn, class_outputs, mapped_outpu
 from sparkdl.ml.scoring.describe import signature_of
 from sparkdl.ml.scoring.inputs import TEXT, input_columns, named
 from sparkdl.ml.scoring.keras_objects import Objects, loaded, registered
-from sparkdl.ml.scoring.predict import SCORE_ROWS
+from sparkdl.ml.scoring.predict import SCORE_ROWS, scored
 from sparkdl.ml.scoring.source import (
     ModelSource,
     Signature,
@@ -37,7 +37,6 @@ from sparkdl.ml.scoring.source import (
     with_keys,
 )
 from sparkdl.ml.scoring.task import Score
-from sparkdl.ml.scoring.transform import scored
 from sparkdl.ml.summary import History, TrainingSummary
 
 MODEL = "model"
@@ -63,7 +62,6 @@ class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size
             Score(source, model, inputs, columns, args.batch_size, invalid),
             results,
             self.getKeep(),
-            self.getParquetReader(),
             self.getModelPer(),
             self._named_by,
         )

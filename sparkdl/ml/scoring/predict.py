@@ -6,23 +6,33 @@ Runs in: driver
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, functions
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.executors.scored import Keep, arrow_schema, result_schema
+from sparkdl.driver.executors.scored import (
+    Keep,
+    arrow_schema,
+    by_place,
+    check_names,
+    kept_columns,
+    result_schema,
+    tells_cases,
+)
 from sparkdl.driver.payload import culprits, dumps
 from sparkdl.ml.params import TABLE
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.inputs import input_columns
+from sparkdl.ml.scoring.share import sharing_of
 from sparkdl.ml.scoring.source import ANY, Signature, Tensor, source_of_content
-from sparkdl.ml.scoring.task import Score
-from sparkdl.ml.scoring.transform import scored
+from sparkdl.ml.scoring.task import Score, ScoreBatches
 from sparkdl.values.ndarrays import Array
 
 Columns = dict[str, Array]
+_STRUCT = "outputs"
 SCORE_ROWS = 1024
 """Rows that a function is given at once, if nothing else is said."""
 
@@ -37,7 +47,6 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     keep: Keep = True,
     handle_invalid: str = "error",
-    parquet_reader: str = "auto",
     model_per: str = "auto",
 ) -> DataFrame:
     """Return the DataFrame with columns of results; lazy, no job runs.
@@ -66,15 +75,12 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         schema: the columns of results, for example `"label int, score float"`. The function
             returns a dict (or DataFrame of pandas) with a value for each of them: an array
             [rows, …] or a list; where one is declared, its values alone will do.
-        batch_size: rows that the function gets at once, at most. Texts come by length, within 4,096
-            rows.
+        batch_size: rows that the function gets at once, at most.
         input_shapes: column to the shape of its rows, for arrays that are stored flat:
             `{"image": [3, 224, 224]}`.
         keep: the columns of the DataFrame that stay: all, none, or the named ones.
         handle_invalid: how to treat a row with a null in an input column: `error` fails, `skip`
             leaves it out, `keep` gives it null results.
-        parquet_reader: `auto`, `python` or `spark`: reads the input columns of a DataFrame over
-            Parquet files, see `TFModel.setParquetReader`.
         model_per: where `make` is called: `slot`: once in each task slot's Python worker;
             `executor`: in one process for each GPU of an executor (or one for the executor), which
             gets the rows of all its slots; `auto`: `executor` where an executor has GPUs but fewer
@@ -88,7 +94,6 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     for name, value in (
         ("batch_size", batch_size),
         ("handle_invalid", handle_invalid),
-        ("parquet_reader", parquet_reader),
         ("model_per", model_per),
     ):
         _checked(name, value)
@@ -106,7 +111,7 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         batch_size,
         handle_invalid,
     )
-    return scored(frame, score, results, keep, parquet_reader, model_per)
+    return scored(frame, score, results, keep, model_per)
 
 
 def _checked(name: str, value: Any) -> None:
@@ -150,3 +155,48 @@ def _pickled(make: Any, names: Sequence[str]) -> bytes:
 
 def _name(make: Any) -> str:
     return f"{make.__qualname__}()" if hasattr(make, "__qualname__") else repr(make)
+
+
+def scored(
+    frame: DataFrame,
+    score: Score,
+    results: StructType,
+    keep: Keep,
+    model_per: str,
+    named_by: Callable[[str], str] = lambda _: "schema",
+) -> DataFrame:
+    """Return `frame` with the outputs' columns; starts no job.
+
+    Spark 4.1 and later hand the inputs' columns alone to Python. Spark 4.0 hands over all columns.
+
+    Args:
+        results: the columns that are added.
+        keep: which columns of the DataFrame stay.
+        model_per: one of `MODEL_PER`.
+        named_by: see `check_names`.
+
+    Raises:
+        ConfigError: if a column is missing, or two would have one name.
+    """
+    score = replace(score, sharing=sharing_of(frame.sparkSession, model_per))
+    kept = kept_columns(frame.columns, keep)
+    names = [frame.columns[place] for place in kept]
+    check_names(names, results.names, named_by, tells_cases(frame))
+    places = tuple(frame.columns.index(column.name) for column in score.inputs)
+    if not hasattr(functions, "arrow_udf"):
+        task = ScoreBatches(score, places, kept)
+        fields = [*(frame.schema.fields[place] for place in kept), *results.fields]
+        return by_place(frame).mapInArrow(task, StructType(fields))
+    # Spark 4.3 would pass on a scan's columns without making rows: slow for kept columns, and
+    # an error for vectors. All rows pass this filter, but Spark makes rows for it.
+    placed = by_place(frame).where(functions.spark_partition_id() >= 0)
+    inputs = [functions.col(f"c{place}") for place in places]
+    # Otherwise Spark's optimizer may copy the call: into a filter, once for each output.
+    structs = functions.arrow_udf(score.structs, results).asNondeterministic()
+    placed = placed.withColumn(_STRUCT, structs(*inputs))
+    if score.handle_invalid == "skip":
+        placed = placed.where(functions.col(_STRUCT).isNotNull())
+    return placed.select(
+        *(functions.col(f"c{p}").alias(name) for p, name in zip(kept, names, strict=True)),
+        *(functions.col(_STRUCT)[name].alias(name) for name in results.names),
+    )

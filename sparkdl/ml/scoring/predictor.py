@@ -1,4 +1,4 @@
-"""A loaded model, whichever framework runs it.
+"""A loaded model, whichever framework runs it, or a function of the user's.
 
 Runs in: feeder, child. Also in the process that describes a model to the driver.
 """
@@ -8,8 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sparkdl.core.errors import InferenceError
-from sparkdl.ml.scoring.source import Signature
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.core.errors import InferenceError, in_words
+from sparkdl.core.imports import advice_on_missing
+from sparkdl.ml.scoring.columns import OutputColumn
+from sparkdl.ml.scoring.share import Share, take_share
+from sparkdl.ml.scoring.source import ModelSource, Signature
 from sparkdl.values.ndarrays import Array
 
 
@@ -32,8 +39,6 @@ class Predictor:
 
     Attributes:
         signature: its inputs and outputs.
-        is_waited_for: whether a call may wait for something other than this process's core: a GPU,
-            or a service that the user's function calls.
     """
 
     def __init__(
@@ -41,10 +46,8 @@ class Predictor:
         signature: Signature,
         run: Callable[[Mapping[str, Array]], Mapping[str, Any]],
         to_values: Callable[[Any], Any],
-        is_waited_for: bool = False,
     ) -> None:
         self.signature = signature
-        self.is_waited_for = is_waited_for
         self._run = run
         self._to_values = to_values
 
@@ -70,13 +73,39 @@ class Predictor:
         # Only the wanted outputs: each costs a copy from the device.
         return {name: self._to_values(found[name]) for name in names}
 
+    def columns(
+        self,
+        values: Mapping[str, Array],
+        batch_size: int,
+        outputs: Sequence[OutputColumn],
+        number: int,
+    ) -> list[pa.Array]:
+        """Return the columns of outputs for a piece of rows, scored in batches.
 
-def check_rows(found: Mapping[str, Any], rows: int) -> None:
-    """Check that outputs have one value for each row.
+        Args:
+            values: the model's inputs, by name.
+            number: of the piece, for the error.
 
-    Raises:
-        InferenceError: if they have not.
-    """
+        Raises:
+            RowsFailedError: if the model fails.
+        """
+        wanted = [output.tensor for output in outputs]
+        found: list[dict[str, Any]] = []
+        start = stop = 0
+        try:
+            rows = len(next(iter(values.values())))
+            for start in range(0, rows, batch_size):
+                stop = min(start + batch_size, rows)
+                found.append(self({name: x[start:stop] for name, x in values.items()}, wanted))
+                _check_rows(found[-1], stop - start)
+            start, stop = 0, rows
+            return [_column(each, [part[each.tensor] for part in found]) for each in outputs]
+        # A function of the user's may exit, which would end the worker without a reason.
+        except (Exception, SystemExit) as error:
+            raise RowsFailedError(in_words(error), number, start, stop) from error
+
+
+def _check_rows(found: Mapping[str, Any], rows: int) -> None:
     for name, values in found.items():
         shape = list(values.shape) if hasattr(values, "shape") else [len(values)]
         if shape[:1] != [rows]:
@@ -84,3 +113,46 @@ def check_rows(found: Mapping[str, Any], rows: int) -> None:
                 f"the model's output {name!r} has shape {shape} for {rows} rows; it must have one "
                 "value for each row"
             )
+
+
+def _column(output: OutputColumn, parts: Sequence[Any]) -> pa.Array:
+    """Return an output of several batches as one column."""
+    if len({getattr(part, "shape", (0,))[1:] for part in parts}) == 1 and all(
+        isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts
+    ):
+        return output.column(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    return pa.concat_arrays([output.column(part) for part in parts])
+
+
+def load_function(source: ModelSource, share: Share | None) -> Predictor:
+    """Call `make`, and return the predictor that calls its result with columns.
+
+    Raises:
+        InferenceError: if `make` returns no function, or a module is missing here.
+    """
+    if share is not None:
+        take_share(share)
+    assert source.content is not None
+    try:
+        make, names = cloudpickle.loads(source.content)
+        fn = make()
+    except ModuleNotFoundError as error:
+        raise InferenceError(f"{error}. {advice_on_missing(error)}") from error
+    if not callable(fn):
+        raise InferenceError(
+            f"the function that makes the model returned a {type(fn).__name__}, not a function of "
+            "columns"
+        )
+
+    def run(columns: Mapping[str, Array]) -> dict[str, Any]:
+        found = fn(dict(columns))
+        if hasattr(found, "keys"):  # a dict, a DataFrame of pandas
+            return {str(name): found[name] for name in found.keys()}  # noqa: SIM118
+        if len(names) == 1:
+            return {names[0]: found}
+        raise InferenceError(
+            f"the function returned a {type(found).__name__}, and schema= declares several "
+            f"columns: return a dict of {', '.join(names)}"
+        )
+
+    return Predictor(Signature((), ()), run, lambda values: values)

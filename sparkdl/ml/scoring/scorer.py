@@ -28,8 +28,8 @@ import pyarrow.flight as flight
 
 from sparkdl.core.errors import in_words
 from sparkdl.core.imports import quick_imports
-from sparkdl.ml.scoring import protocol
-from sparkdl.ml.scoring.held import load, outputs_of
+from sparkdl.ml.scoring import client
+from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.predictor import Predictor, RowsFailedError
 from sparkdl.ml.scoring.share import Share
 from sparkdl.values.ndarrays import Array
@@ -47,7 +47,7 @@ _STDOUT, _STDERR = 1, 2
 class _Rows(NamedTuple):
     """Rows of one task, and where the batch that answers them goes, a `Failed`, or None."""
 
-    piece: protocol.Piece
+    piece: client.Piece
     values: Mapping[str, Array]
     call: flight.ServerCallContext
     answer: queue.SimpleQueue[Any]
@@ -60,9 +60,9 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
         claim: holds the scorer's name.
     """
 
-    def __init__(self, start: protocol.Start, claim: socket.socket) -> None:
+    def __init__(self, start: client.Start, claim: socket.socket) -> None:
         usual = os.umask(0o077)  # no other user may connect
-        super().__init__(protocol.uri_of(start.name))
+        super().__init__(client.uri_of(start.name))
         os.umask(usual)
         self._start = start
         self._claim = claim
@@ -80,29 +80,29 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
         threading.Thread(target=self._watch, name="sparkdl-watch", daemon=True).start()
         # Before loading, because two models may not fit into the memory of one GPU.
         self._make_room()
-        model: Predictor | protocol.Failed
+        model: Predictor | client.Failed
         try:
             share = Share(self._start.cores, ("0",) if self._start.is_on_gpu else None)
             with quick_imports():
                 model = load(self._start.source, share)
         except (Exception, SystemExit) as error:  # noqa: BLE001 (each task raises it)
             self._close()
-            model = protocol.Failed(f"it cannot be loaded: {in_words(error)}")
+            model = client.Failed(f"it cannot be loaded: {in_words(error)}")
         while rows := self._rows.get():
             has_gone = rows.call.is_cancelled()
             rows.answer.put(None if has_gone else self._answer(model, rows))
 
-    def _answer(self, model: Predictor | protocol.Failed, rows: _Rows) -> Any:
-        if isinstance(model, protocol.Failed):
+    def _answer(self, model: Predictor | client.Failed, rows: _Rows) -> Any:
+        if isinstance(model, client.Failed):
             return model
         task, batch_size, outputs = rows.piece.task, rows.piece.batch_size, rows.piece.outputs
         try:
-            columns = outputs_of(model, rows.values, batch_size, outputs, 0)
+            columns = model.columns(rows.values, batch_size, outputs, 0)
         except RowsFailedError as error:
             self._failed.add(task)
             if len(self._failed) >= _MAX_FAILED:  # the model's state may be broken, or the GPU's
                 self._close()
-            return protocol.Failed(str(error), error.start, error.stop)
+            return client.Failed(str(error), error.start, error.stop)
         # An answer in between shows that the model is well, and that those tasks' rows were not.
         self._failed.clear()
         return pa.RecordBatch.from_arrays(columns, list(map(str, range(len(columns)))))
@@ -120,12 +120,12 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
         if not descriptor.command:
             self._join(reader, writer)
             return
-        piece = protocol.decode_piece(descriptor.command)
-        values = protocol.inputs_of(reader.read_chunk().data)
+        piece = client.decode_piece(descriptor.command)
+        values = client.inputs_of(reader.read_chunk().data)
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._rows.put(_Rows(piece, values, context, answer))
         found = answer.get()
-        if isinstance(found, protocol.Failed):
+        if isinstance(found, client.Failed):
             writer.write_metadata(msgspec.msgpack.encode(found))
         elif found is not None:
             writer.begin(found.schema)
@@ -139,7 +139,7 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
             task = self._count
             self._tasks.add(task)
         try:
-            writer.write_metadata(msgspec.msgpack.encode(protocol.Welcome(os.getpid(), task)))
+            writer.write_metadata(msgspec.msgpack.encode(client.Welcome(os.getpid(), task)))
             for _ in reader:  # there is none: until the task ends, however it ends
                 pass
         finally:
@@ -165,19 +165,19 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
         with self._changed:
             if not self._is_closed:
                 self._is_closed = True
-                protocol.path_of(self._start.name).unlink(missing_ok=True)
+                client.path_of(self._start.name).unlink(missing_ok=True)
                 self._claim.close()  # from here on the name is free
             self._changed.notify_all()
 
     def _make_room(self) -> None:
         """Ask idle scorers of other models to end, and wait until they have."""
         options = flight.FlightCallOptions(timeout=_END_S)
-        for name in protocol.siblings(self._start.name):
+        for name in client.siblings(self._start.name):
             with (
                 suppress(pa.ArrowException, OSError),
-                flight.FlightClient(protocol.uri_of(name)) as client,
+                flight.FlightClient(client.uri_of(name)) as other,
             ):
-                list(client.do_action(protocol.LEAVE, options))
+                list(other.do_action(client.LEAVE, options))
 
     def _watch(self) -> None:
         """Copy printed output to the executor's log, and see when the scorer is to end."""
@@ -224,10 +224,10 @@ def main() -> None:
 
     The argument is the descriptor of a pipe, which gets a byte once tasks can connect.
     """
-    start = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=protocol.Start)
+    start = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=client.Start)
     faulthandler.enable(all_threads=False)
     # Several tasks may start one at once: the kernel gives the name to the first.
-    claim = protocol.claim(start.name)
+    claim = client.claim(start.name)
     scorer = None if claim is None else Scorer(start, claim)
     with os.fdopen(int(sys.argv[1]), "wb") as ready:
         # Also if another was first, because tasks can connect to that one.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.settings import visible_gpus
+from sparkdl.core.settings import ALL_GPUS, EXECUTORS_GPUS, visible_gpus
 from sparkdl.node.gpus import owned_gpus
 
 MODEL_PER = ("auto", "slot", "executor")
@@ -137,3 +137,27 @@ def seen_gpus() -> tuple[str, ...]:
     if visible is not None:
         return visible
     return tuple(str(number) for number, _ in enumerate(_DEVICES.glob(_NUMBERED)))
+
+
+def take_share(share: Share) -> None:
+    """Limit every framework's cores and GPUs to this worker's share.
+
+    Otherwise a framework takes all of them in each of Spark's workers. Other variables that are
+    set already stay.
+    """
+    own = {
+        "OMP_NUM_THREADS": str(share.cores),
+        "TF_NUM_INTRAOP_THREADS": str(share.cores),
+        "TF_NUM_INTEROP_THREADS": "1",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "TQDM_DISABLE": "1",  # a bar for each batch, in an executor's log
+    }
+    if share.gpus and EXECUTORS_GPUS not in os.environ:
+        own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        # What the executor sees is kept: Spark's next addresses count by it.
+        owned = owned_gpus(share.gpus)
+        os.environ[EXECUTORS_GPUS] = os.environ.get("CUDA_VISIBLE_DEVICES", ALL_GPUS)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(owned)
+    for name, value in own.items():
+        # Before `make` runs: libraries read these when they are imported.
+        os.environ.setdefault(name, value)

@@ -35,15 +35,6 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
         ConfigError: if this kind of model is not supported; it says what to change.
     """
     prepare_worker(share)
-    found = _loaded(source)
-    import tensorflow as tf
-
-    # A CPU's work is this process's own; only a GPU works beside it.
-    found.is_waited_for = bool(tf.config.list_logical_devices("GPU"))
-    return found
-
-
-def _loaded(source: ModelSource) -> Predictor:
     if source.format == "saved_model":
         return _saved_model(source)
     import keras

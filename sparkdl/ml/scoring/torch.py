@@ -136,7 +136,7 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
             tensors = {name: _tensor(x, dtypes[name], device) for name, x in inputs.items()}
             return by_name(call(tensors))
 
-    return Predictor(signature, run, _numpy, is_waited_for=device.type != "cpu")
+    return Predictor(signature, run, _numpy)
 
 
 def _exported(source: ModelSource, device: Any) -> tuple[Signature, Call, dict[str, Any]]:

@@ -13,8 +13,8 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.ml.scoring.describe import signature_of
-from sparkdl.ml.scoring.function import load_function
 from sparkdl.ml.scoring.held import load, predictor
+from sparkdl.ml.scoring.predictor import load_function
 from sparkdl.ml.scoring.source import (
     ModelSource,
     Signature,

@@ -19,15 +19,14 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
-from sparkdl.ml.scoring.client import ScorerClient, _start
+from sparkdl.ml.scoring.client import ScorerClient, Start, _start
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.inputs import InputColumn
 from sparkdl.ml.scoring.predictor import RowsFailedError
-from sparkdl.ml.scoring.protocol import Start
 from sparkdl.ml.scoring.share import Share, Sharing
 from sparkdl.ml.scoring.source import ANY, ModelSource, Tensor, source_of_content
-from sparkdl.ml.scoring.task import Score, ScoreStructs
+from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.torch import module_content
 from tests.ml import torch_models
 
@@ -286,12 +285,12 @@ def test_nulls_and_errors_are_those_of_a_model_of_ones_own(
     columns = [pa.array(values, pa.int64()) for values in given]
 
     def found(score: Score, *extra: pa.Array) -> list[Any]:
-        answers = ScoreStructs(score).structs(iter([*columns, *extra]))
+        answers = score.structs(iter([*columns, *extra]))
         return [row for array in answers for row in array.to_pylist()]
 
     expected = [x and {"y": 2 * x} for values in given for x in values]
     assert found(shared) == found(own) == expected
-    assert list(ScoreStructs(shared).structs(iter([]))) == [pa.array([], shared.struct_type)]
+    assert list(shared.structs(iter([]))) == [pa.array([], shared.struct_type)]
     text = r"(?m)^the model failed on rows 28 to 31: ValueError: thirteen$"
     for score in (own, shared):
         with pytest.raises(InferenceError, match=text):

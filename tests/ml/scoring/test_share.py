@@ -9,8 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from sparkdl.ml.scoring.function import take_share
-from sparkdl.ml.scoring.share import Share, Sharing, sharing_of
+from sparkdl.ml.scoring.share import Share, Sharing, sharing_of, take_share
 from sparkdl.node.gpus import owned_gpus
 
 TASK = Share(1, None, 5)

@@ -23,7 +23,7 @@ from sparkdl.ml.scoring.source import (
     source_of_content,
     torch_source,
 )
-from sparkdl.ml.scoring.task import Score, ScoreStructs
+from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.torch import module_content
 from tests.ml.torch_models import KINDS, named, two_in_two_out
 
@@ -83,9 +83,7 @@ def test_scores_are_those_of_the_plain_module(
         )
         for part in parts
     ]
-    found = [
-        row for array in ScoreStructs(score).structs(iter(batches)) for row in array.to_pylist()
-    ]
+    found = [row for array in score.structs(iter(batches)) for row in array.to_pylist()]
     assert len(found) == len(rows)
     for (left, right), outputs in zip(rows, found, strict=True):
         if left is None or right is None:
