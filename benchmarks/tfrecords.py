@@ -19,8 +19,7 @@ import runner
 from contestants.tfrecord_data import PIXELS, schema
 from runner import Figure
 
-from sparkdl.data.columns import columns_of
-from sparkdl.data.examples import encode
+from sparkdl.data.examples import columns_of, encode
 from sparkdl.data.framing import frame
 
 FILES = 4

@@ -22,20 +22,6 @@ if TYPE_CHECKING:
 
 IS_SPARK_3 = pyspark.__version__.startswith("3.")
 
-if TYPE_CHECKING or not IS_SPARK_3:
-    from pyspark.sql import datasource as datasource
-else:
-    from types import SimpleNamespace
-
-    class _Plain:
-        """Anything of a data source in Python, which Spark 3.5 has not: `sparkdl.data` asks it."""
-
-        def __init__(self, given: Any = None) -> None:
-            self.options = self.value = given
-
-    _NAMES = "DataSource DataSourceArrowWriter DataSourceReader InputPartition WriterCommitMessage"
-    datasource = SimpleNamespace(**dict.fromkeys(_NAMES.split(), _Plain))
-
 
 def parsed_type(text: str) -> t.DataType:
     """Return the type that `text` declares, or the schema of several columns; or raise as Spark."""

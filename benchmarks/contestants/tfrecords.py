@@ -57,18 +57,15 @@ def tensorflow(path: str, kind: str, threads: int) -> Callable[[], int]:
 
 def sparkdl(path: str, kind: str, threads: int) -> Callable[[], int]:
     """Return a function that counts the rows of sparkdl's reader, in one thread."""
-    from sparkdl.data.columns import columns_of
-    from sparkdl.data.examples import decode
-    from sparkdl.data.files import Options, find, read_file
+    from sparkdl.data.examples import columns_of, decode
+    from sparkdl.data.framing import find, read_file
 
     columns = columns_of(schema(kind))
 
     def read() -> int:
-        data = find(Options((path,)))
+        storage, files = find([path], {})
         return sum(
-            len(decode(chunk, columns)[0])
-            for file in data.files
-            for chunk in read_file(data.storage, file.path)
+            len(decode(chunk, columns)[0]) for file in files for chunk in read_file(storage, file)
         )
 
     return read
@@ -79,11 +76,10 @@ def spark(path: str, kind: str, threads: int) -> Iterator[Callable[[], int]]:
     """Give a function that has Spark read the files in so many tasks at a time."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from sparkdl.data import TFRecordDataSource
+    from sparkdl.data import read_tfrecords
 
     with session("bench-tfrecords", slots=threads, executors=1) as active:
-        active.dataSource.register(TFRecordDataSource)
-        frame = active.read.format("tfrecord").schema(from_arrow_schema(schema(kind))).load(path)
+        frame = read_tfrecords(active, path, from_arrow_schema(schema(kind)))
         rows = frame.count()
 
         def read() -> int:

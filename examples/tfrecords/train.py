@@ -82,12 +82,11 @@ def main() -> None:
     args.data, args.model = (str(Path(path).absolute()) for path in (args.data, args.model))
 
     spark = SparkSession.builder.appName("sparkdl TFRecords").getOrCreate()
-    spark.dataSource.register(sparkdl.data.TFRecordDataSource)
     try:
         if not Path(args.data).exists():
             for name, rows in zip(("train", "test"), digits(spark), strict=True):
-                rows.write.format("tfrecord").mode("append").save(f"{args.data}/{name}")
-        rows = spark.read.format("tfrecord").load(f"{args.data}/train")
+                sparkdl.data.write_tfrecords(rows, f"{args.data}/{name}")
+        rows = sparkdl.data.read_tfrecords(spark, f"{args.data}/train")
         print(f"TFRecords: {rows.count()} training rows of {rows.schema.simpleString()}")
         args.steps = rows.count() // (args.nodes * args.batch_size)
         accuracies = sparkdl.run(

@@ -88,7 +88,7 @@ class RecordError(ReadError):
 
     Attributes:
         path: of the file.
-        offset: of the record in it, in bytes; counted decompressed if the file is compressed.
+        offset: of the record in it, in bytes.
     """
 
     def __init__(self, path: str, offset: int, reason: str) -> None:

@@ -1,17 +1,14 @@
-"""TFRecord files as a data source of Spark, without a jar.
+"""TFRecord files as DataFrames, without a jar and without TensorFlow.
 
 Runs in: driver, feeder
 
-    spark.dataSource.register(sparkdl.data.TFRecordDataSource)
-    spark.read.format("tfrecord").load("s3://bucket/train")
-    df.write.format("tfrecord").mode("append").save("s3://bucket/copy")
+    sparkdl.data.read_tfrecords(spark, "s3://bucket/train")
+    sparkdl.data.write_tfrecords(df, "s3://bucket/copy")
 
-Spark 3.5 has no data sources in Python: `read_tfrecords` and `write_tfrecords` are for any version.
-`docs/tfrecords.md` has the options and the table of types. TensorFlow is not needed.
+`docs/tfrecords.md` has the table of types.
 """
 
-from sparkdl.data.frames import read_tfrecords, write_tfrecords
+from sparkdl.data.files import read_tfrecords, write_tfrecords
 from sparkdl.data.infer import infer_schema
-from sparkdl.data.source import TFRecordDataSource
 
-__all__ = ["TFRecordDataSource", "infer_schema", "read_tfrecords", "write_tfrecords"]
+__all__ = ["infer_schema", "read_tfrecords", "write_tfrecords"]

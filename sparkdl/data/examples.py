@@ -1,26 +1,144 @@
-"""Columns become `Example` messages, and come back.
+"""Columns become `Example` messages, and come back; TensorFlow is not needed.
 
-Runs in: feeder
+Runs in: driver, feeder
 
 If a column's type cannot hold a value exactly, the error names record and feature; nothing is cut,
 rounded or left out, but for doubles, which are written as floats. `docs/tfrecords.md` has the
-table.
+table. The messages are classes of protobuf with TensorFlow's numbers, names and bytes:
+https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/example/feature.proto
+https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/example/example.proto
 """
 
 from __future__ import annotations
 
+import enum
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+from pyspark.sql import types as spark
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from sparkdl.core.errors import RecordError, WriteError
-from sparkdl.data.columns import Column, Kind, list_type
+from sparkdl.core.errors import ConfigError, RecordError, WriteError
 from sparkdl.data.framing import Chunk
-from sparkdl.data.protos import example_class
+
+_NO_PLACE = (
+    "which a TFRecord cannot hold. Cast it: decimals to double or string, dates and timestamps to "
+    "bigint or string, ML vectors by vector_to_array, structs, maps and arrays of arrays to "
+    "columns of their own or to JSON"
+)
+_LEAVES = (*(spark.NumericType, spark.BooleanType, spark.StringType, spark.BinaryType),)
+_PACKAGE = "tensorflow"
+_SCALARS = {
+    "bytes": FieldDescriptorProto.TYPE_BYTES,
+    "float": FieldDescriptorProto.TYPE_FLOAT,
+    "int64": FieldDescriptorProto.TYPE_INT64,
+    "string": FieldDescriptorProto.TYPE_STRING,
+}
+_MESSAGES = {  # message: its fields, by their numbers
+    "BytesList": {1: "repeated bytes value"},
+    "FloatList": {1: "repeated float value"},
+    "Int64List": {1: "repeated int64 value"},
+    "Feature": {
+        1: "oneof BytesList bytes_list",
+        2: "oneof FloatList float_list",
+        3: "oneof Int64List int64_list",
+    },
+    "Features": {1: "map Feature feature"},
+    # TensorFlow's has no field 2: a SequenceExample has its feature lists there.
+    "Example": {1: "optional Features features", 2: "optional bytes feature_lists"},
+}
+
+
+class Kind(enum.IntEnum):
+    """The type of a feature's values, numbered like the fields of `Feature`.
+
+    https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/example/feature.proto
+    """
+
+    BYTES = 1
+    FLOAT = 2
+    INT64 = 3
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column, and the feature that it is.
+
+    Attributes:
+        leaf: the type of a value; `type` is that of the column: of one value, or of a list.
+    """
+
+    name: str
+    kind: Kind
+    leaf: pa.DataType
+    type: pa.DataType
+    is_nullable: bool
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the column holds lists of values."""
+        return self.leaf is not self.type
+
+
+def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
+    """Return what each column is written as and read from.
+
+    Raises:
+        ConfigError: for a type that such records cannot hold, or a duplicate name.
+    """
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise ConfigError(
+            f"column {twice[0]!r} is there twice, and a record holds each name once. Rename one "
+            "of them"
+        )
+    return tuple(map(_column, schema))
+
+
+def _column(field: pa.Field) -> Column:
+    leaf = field.type.value_type if pa.types.is_list(field.type) else field.type
+    kind = kind_of(leaf)
+    if kind is None:
+        raise ConfigError(f"column {field.name!r} is {field.type}, {_NO_PLACE}")
+    return Column(field.name, kind, leaf, field.type, field.nullable)
+
+
+def kind_of(leaf: pa.DataType) -> Kind | None:
+    """Return what values of this type are held as, or None if they cannot be."""
+    if pa.types.is_signed_integer(leaf) or pa.types.is_boolean(leaf):
+        return Kind.INT64
+    if leaf in (pa.float32(), pa.float64()):
+        return Kind.FLOAT
+    return Kind.BYTES if leaf in (pa.string(), pa.binary()) else None
+
+
+def list_type(leaf: pa.DataType) -> pa.DataType:
+    """Return the type of a column of lists, named as Spark names its parts."""
+    return pa.list_(pa.field("element", leaf))
+
+
+def arrow_schema(schema: spark.StructType) -> pa.Schema:
+    """Return the schema of the Arrow batches that Spark takes and gives for rows of `schema`.
+
+    Raises:
+        ConfigError: for a type that no TFRecord can hold.
+    """
+    for each in schema:
+        kind = each.dataType
+        leaf = kind.elementType if isinstance(kind, spark.ArrayType) else kind
+        if isinstance(leaf, spark.DecimalType) or not isinstance(leaf, _LEAVES):
+            raise ConfigError(f"column {each.name!r} is {kind.simpleString()}, {_NO_PLACE}")
+    return to_arrow_schema(schema)
+
 
 _STORED = {Kind.BYTES: pa.binary(), Kind.FLOAT: pa.float32(), Kind.INT64: pa.int64()}
 _LISTS = {Kind.BYTES: "bytes_list", Kind.FLOAT: "float_list", Kind.INT64: "int64_list"}
@@ -33,6 +151,49 @@ _SPARK_NAMES = {
     pa.int64(): "bigint",
     pa.bool_(): "boolean",
 }
+
+
+@cache
+def example_class() -> Any:
+    """Return the class of `Example`."""
+    pool = DescriptorPool()  # not the default one, where TensorFlow registers its own
+    pool.Add(_file())
+    return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Example"))
+
+
+def _file() -> FileDescriptorProto:
+    file = FileDescriptorProto(name="sparkdl/messages.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for number, line in fields.items():
+            label, kind, field_name = line.split()
+            if label == "map":
+                label, kind = "repeated", f"{name}.{_add_entry(message, field_name, kind)}"
+            elif label == "oneof" and not message.oneof_decl:
+                message.oneof_decl.add(name="kind")
+            _add_field(message, field_name, number, label, kind)
+    return file
+
+
+def _add_entry(message: Any, field_name: str, kind: str) -> str:
+    """Add the message that an entry of a map is; return its name."""
+    entry = f"{field_name.title().replace('_', '')}Entry"
+    nested = message.nested_type.add(name=entry)
+    nested.options.map_entry = True
+    _add_field(nested, "key", 1, "optional", "string")
+    _add_field(nested, "value", 2, "optional", kind)
+    return entry
+
+
+def _add_field(message: Any, name: str, number: int, label: str, kind: str) -> None:
+    field = message.field.add(name=name, number=number)
+    is_repeated = label == "repeated"
+    field.label = field.LABEL_REPEATED if is_repeated else field.LABEL_OPTIONAL
+    field.type = _SCALARS.get(kind, field.TYPE_MESSAGE)
+    if kind not in _SCALARS:
+        field.type_name = f".{_PACKAGE}.{kind}"
+    if label == "oneof":
+        field.oneof_index = 0
 
 
 # Writing

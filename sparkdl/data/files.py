@@ -1,172 +1,264 @@
-"""The files of a data set and the options that they are read and written with."""
+"""TFRecord files as DataFrames, with any version of Spark.
+
+A write is atomic: all of its files appear, or none:
+
+1. The driver makes a hidden folder `_staging-…` within the folder that is written to.
+2. Each task writes a file of its own there. The driver never renames files of failed or repeated
+   tasks.
+3. The driver renames the files of successful tasks into the folder. If one cannot be renamed, it
+   deletes the renamed ones.
+4. To overwrite, the driver now removes the previous files; `_SUCCESS` comes last.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from sparkdl.control.rows import Storage
-from sparkdl.core.errors import ConfigError, ReadError
-from sparkdl.data.framing import (
-    AUTO,
-    CHUNK_NBYTES,
-    HEAD_NBYTES,
-    SUFFIXES,
-    Chunk,
-    Inflated,
-    Readable,
-    compression_of,
-    read_chunks,
-)
-from sparkdl.storage.parquet.source import partition_fields
-from sparkdl.storage.systems import find_files, locate, open_storage
+from sparkdl.core.errors import ConfigError, WriteError
+from sparkdl.core.jobs import named_jobs
+from sparkdl.data.examples import Column, arrow_schema, columns_of, decode, encode
+from sparkdl.data.framing import find, frame, read_file
+from sparkdl.data.infer import infer_schema
+from sparkdl.spark_versions import parsed_type
+from sparkdl.storage.systems import locate, open_storage
 
-_NAMES = ("path", "paths", "compression", "inferRecords", "storageOptions")
+_SUCCESS = "_SUCCESS"
+_FAILURES = (OSError, pa.ArrowException)
 
 
-@dataclass(frozen=True)
-class Options:
-    """The user's options for reading and writing files.
+def read_tfrecords(
+    spark: SparkSession,
+    path: str | Sequence[str],
+    schema: StructType | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> DataFrame:
+    """Return the records of TFRecord files as a DataFrame, a partition for each file.
 
-    Attributes:
-        compression: `auto`, `none` or `gzip`.
-        infer_records: how many records of each file to infer a schema from, from its start; None
-            means all.
-        storage: keyword arguments of the storage's class in `pyarrow.fs`. They may hold
-            credentials, so that they are not shown.
-    """
-
-    paths: tuple[str, ...]
-    compression: str = AUTO
-    infer_records: int | None = None
-    storage: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-
-def options_of(options: Mapping[str, str]) -> Options:
-    """Return the options of `spark.read` and `df.write`; their names may be in any case.
+    Args:
+        path: folders, files or patterns.
+        schema: by default the result of `infer_schema`; a job then reads all files once.
+        storage_options: arguments of the storage's class in `pyarrow.fs`.
 
     Raises:
-        ConfigError: for an unknown option, or an invalid value.
+        ConfigError: for an unknown type, or a missing path.
     """
-    known = {name.lower(): name for name in _NAMES}
-    given = {key.lower(): value for key, value in options.items()}
-    for key in given.keys() - known.keys():
-        raise ConfigError(f"there is no option {key!r}; choose one of {', '.join(_NAMES)}")
-    paths = _json(given, "paths", list) if "paths" in given else [given.get("path", "")]
-    if not all(paths) or not paths:
-        raise ConfigError('no path was given: load("folder"), or save("folder")')
-    compression = given.get("compression", AUTO).lower()
-    if compression not in (AUTO, *SUFFIXES):
-        raise ConfigError(
-            f"compression={compression!r} must be one of {', '.join((AUTO, *SUFFIXES))}"
-        )
-    storage = _json(given, "storageoptions", dict) if "storageoptions" in given else {}
-    limit = given.get("inferrecords", "all")
-    if limit != "all" and not (limit.isdigit() and int(limit)):
-        raise ConfigError(f"inferRecords={limit!r} must be a number above 0, or 'all'")
-    count = None if limit == "all" else int(limit)
-    return Options(tuple(paths), compression, count, storage)
+    paths = [path] if isinstance(path, str) else list(path)
+    if schema is None:
+        schema = infer_schema(spark, paths, storage_options)
+    kind: Any = parsed_type(schema) if isinstance(schema, str) else schema
+    arrow = arrow_schema(kind)
+    columns_of(arrow)  # whose types are checked here, before anything is read
+    storage, files = find(paths, storage_options or {})
+    numbers = spark.range(0, len(files), 1, max(len(files), 1))
+    return numbers.mapInArrow(_Read(storage, tuple(files), arrow), kind)
 
 
-def _json(given: Mapping[str, str], name: str, kind: type) -> Any:
+@dataclass(frozen=True)
+class _Read:
+    """The Spark task that reads the files with the given numbers."""
+
+    storage: Storage
+    files: tuple[str, ...]
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        columns = columns_of(self.schema)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for chunk in read_file(self.storage, self.files[number]):
+                    found = decode(chunk, columns)
+                    yield pa.RecordBatch.from_arrays(found, schema=self.schema)
+
+
+def write_tfrecords(
+    frame: DataFrame,
+    path: str,
+    mode: str = "append",
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a DataFrame as TFRecord files, one for each task that has rows: all appear, or none.
+
+    Args:
+        mode: `append`, or `overwrite` for a folder that is to hold nothing else.
+        storage_options: arguments of the storage's class in `pyarrow.fs`.
+
+    Raises:
+        ConfigError: for an unknown type or mode, or a place that cannot be written to.
+        WriteError: if the files cannot be made the folder's.
+    """
+    if mode not in ("append", "overwrite"):
+        raise ConfigError(f"mode={mode!r} must be 'append' or 'overwrite'")
+    columns = columns_of(arrow_schema(frame.schema))
+    to = Destination.at(path, dict(storage_options or {}))
+    to.begin()
+    numbered = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))  # no dots
     try:
-        value = json.loads(given[name])
-    except json.JSONDecodeError:
-        value = None
-    if not isinstance(value, kind):
-        raise ConfigError(f"{name} must be a JSON {'object' if kind is dict else 'array'}")
-    return value
+        with named_jobs(frame.sparkSession, "sparkdl", "write TFRecords"):
+            rows = numbered.mapInArrow(_Write(to, columns), "name string").collect()
+        to.commit([row.name for row in rows], mode == "overwrite")
+    except BaseException:
+        # An interrupt too: the tasks' files would stay in the hidden folder.
+        to.abort()
+        raise
 
 
 @dataclass(frozen=True)
-class DataFile:
-    """A file.
+class _Write:
+    """The Spark task that writes a file, and yields its name, if there are rows."""
 
-    Attributes:
-        path: within the storage.
-        values: of the partition columns, as the folders spell them; None is null.
-    """
+    to: Destination
+    columns: tuple[Column, ...]
 
-    path: str
-    values: Mapping[str, str | None]
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        batches = (batch for batch in batches if batch.num_rows)
+        first = next(batches, None)
+        if first is None:
+            return
+        context = TaskContext.get()
+        with self.to.part(context.partitionId() if context else 0) as (name, file):
+            file.write(frame(encode(first, self.columns)))
+            for batch in batches:
+                file.write(frame(encode(batch, self.columns)))
+        yield pa.record_batch({"name": pa.array([name])})
 
 
 @dataclass(frozen=True)
-class DataSet:
-    """Files, sorted by their paths.
+class Destination:
+    """A folder, and the hidden one in it that files are first written to.
 
     Attributes:
-        partitions: the columns whose values are in the names of folders.
+        folder: within the storage, as is `staging`.
     """
 
     storage: Storage
-    files: tuple[DataFile, ...]
-    partitions: pa.Schema
+    folder: str
+    staging: str
 
+    @classmethod
+    def at(cls, path: str, options: dict[str, Any]) -> Destination:
+        """Return the destination `path`; nothing is made yet.
 
-def find(options: Options) -> DataSet:
-    """List the files that the paths mean, see `sparkdl.storage.systems.find_files`.
+        Raises:
+            ConfigError: for a storage that there is not, or a pattern.
+        """
+        storage, folder = locate(path, options)
+        return cls(storage, folder, f"{folder}/_staging-{uuid.uuid4().hex}")
 
-    Raises:
-        ConfigError: if a path is not there or cannot be listed, paths are in different storages,
-            or files lie in folders with different partition columns.
-    """
-    located = [locate(path, dict(options.storage)) for path in options.paths]
-    storage = located[0][0]
-    if any(other.uri != storage.uri for other, _ in located):
-        raise ConfigError(
-            f"{', '.join(options.paths)} are in different storages; load them one by one"
-        )
-    system = open_storage(storage)
-    # By path, because two patterns may find the same file, which counts once.
-    found: dict[str, Mapping[str, str | None]] = {}
-    for asked, (_, path) in zip(options.paths, located, strict=True):
-        here = dict(find_files(system, path))
-        if not here and not _is_folder(system, path):
+    def begin(self) -> None:
+        """Make the folders. Runs in the driver, first.
+
+        Raises:
+            ConfigError: if there is a file of that name, or folders cannot be made.
+        """
+        system = open_storage(self.storage)
+        try:
+            if system.get_file_info(self.folder).type == pafs.FileType.File:
+                raise ConfigError(f"{self.folder} is a file: save to a folder")
+            system.create_dir(self.staging, recursive=True)
+        except _FAILURES as error:
             raise ConfigError(
-                f"{asked}: there is no such file or folder. Give a path that the driver and all "
-                "executors reach"
+                f"{self.folder} cannot be written to: {error}. Give a folder that the driver and "
+                "all executors may write to"
+            ) from error
+
+    @contextmanager
+    def part(self, number: int) -> Iterator[tuple[str, Any]]:
+        """Open a new file of a task; it is removed again if the block fails. Runs in tasks.
+
+        Args:
+            number: of the partition, for the file's name.
+
+        Raises:
+            WriteError: if it cannot be written.
+        """
+        # A repeated or speculative task has the same number.
+        name = f"part-{number:05}-{uuid.uuid4().hex}.tfrecord"
+        system, path = open_storage(self.storage), f"{self.staging}/{name}"
+        try:
+            with system.open_output_stream(path, compression=None) as sink:
+                yield name, sink
+        except BaseException as error:
+            with suppress(*_FAILURES):
+                system.delete_file(path)
+            if isinstance(error, _FAILURES):
+                raise WriteError(f"{path} cannot be written: {error}") from error
+            raise
+
+    def commit(self, names: Sequence[str], is_overwrite: bool) -> None:
+        """Make the files of these names the folder's, or its only ones. Runs in the driver.
+
+        Raises:
+            WriteError: if one cannot be moved, and then none is; or if old ones cannot be removed.
+        """
+        system = open_storage(self.storage)
+        # Listed before the move, after which old files could not be told from new ones.
+        old = self._present(system) if is_overwrite else []
+        self._move(system, names)
+        try:
+            _delete(system, old)
+            system.delete_dir(self.staging)
+            # Last, as Hadoop's committers do: its presence says that the write is complete.
+            with system.open_output_stream(f"{self.folder}/{_SUCCESS}", compression=None):
+                pass
+        except _FAILURES as error:
+            raise WriteError(
+                f"{self.folder}: the new files are complete, but the previous files could "
+                f"not all be removed: {error}. Remove them: they have other names"
+            ) from error
+
+    def abort(self) -> None:
+        """Remove the files that tasks have written. Runs in the driver.
+
+        Raises:
+            WriteError: if that fails; readers ignore the remaining files.
+        """
+        try:
+            open_storage(self.storage).delete_dir(self.staging)
+        # After a failed `commit`, which may have removed it.
+        except FileNotFoundError:
+            return
+        except _FAILURES as error:
+            raise WriteError(f"{self.staging} could not be removed: {error}") from error
+
+    def _present(self, system: pafs.FileSystem) -> list[pafs.FileInfo]:
+        """Return the entries of the folder before the write."""
+        infos = system.get_file_info(pafs.FileSelector(self.folder))
+        own = self.staging.rpartition("/")[2]
+        return [info for info in infos if info.base_name != own]
+
+    def _move(self, system: pafs.FileSystem, names: Iterable[str]) -> None:
+        moved: list[str] = []
+        try:
+            for name in names:
+                system.move(f"{self.staging}/{name}", f"{self.folder}/{name}")
+                moved.append(name)
+        except _FAILURES as error:
+            for name in moved:
+                with suppress(*_FAILURES):
+                    system.delete_file(f"{self.folder}/{name}")
+            hint = (
+                ". The executors wrote files that the driver does not see: write to a storage "
+                "that all share"
+                if isinstance(error, FileNotFoundError)
+                else ""
             )
-        found.update(here)
-    files = tuple(DataFile(path, values) for path, values in sorted(found.items()))
-    return DataSet(storage, files, partition_fields(found) if found else pa.schema([]))
+            raise WriteError(f"{self.folder}: nothing was written: {error}{hint}") from error
 
 
-def _is_folder(system: pafs.FileSystem, path: str) -> bool:
-    return bool(system.get_file_info(path).type == pafs.FileType.Directory)
-
-
-def read_file(
-    storage: Storage, path: str, compression: str = AUTO, nbytes: int = CHUNK_NBYTES
-) -> Iterator[Chunk]:
-    """Yield the records of a file, checksums verified.
-
-    Args:
-        compression: `auto` goes by the file's first bytes.
-        nbytes: about how much is read at a time.
-
-    Raises:
-        ConfigError: if the storage cannot be opened here.
-        RecordError: if the file is damaged or ends within a record.
-        ReadError: if it cannot be read.
-    """
-    system = open_storage(storage)
-    try:
-        with system.open_input_file(path) as stream:
-            if compression == AUTO:
-                compression = compression_of(stream.read(HEAD_NBYTES))
-                stream.seek(0)
-            source: Readable = stream
-            if SUFFIXES[compression]:
-                source = Inflated(stream, path)
-            yield from read_chunks(source, path, nbytes)
-    except (OSError, pa.ArrowException) as error:
-        raise ReadError(
-            f"{path} cannot be read: {error}. Is it on a storage that all executors reach, and "
-            "still there?"
-        ) from error
+def _delete(system: pafs.FileSystem, infos: Iterable[pafs.FileInfo]) -> None:
+    for info in infos:
+        if info.type == pafs.FileType.Directory:
+            system.delete_dir(info.path)
+        else:
+            system.delete_file(info.path)

@@ -1,36 +1,33 @@
-"""TFRecord files: records one after another, each with its length and two checksums.
+"""TFRecord files: which there are, and their records, one after another.
 
     uint64 length | uint32 masked CRC-32C of the length | data | uint32 masked CRC-32C of the data
 
-All numbers are little-endian. Whole files may be compressed with gzip, as TensorFlow does.
+All numbers are little-endian. Compressed files are not read: their first record is refused.
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
-https://www.tensorflow.org/api_docs/python/tf/io/TFRecordOptions
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import google_crc32c
 import pyarrow as pa
+import pyarrow.fs as pafs
 
-from sparkdl.core.errors import RecordError
+from sparkdl.control.rows import Storage
+from sparkdl.core.errors import ConfigError, ReadError, RecordError
+from sparkdl.storage.systems import find_files, locate, open_storage
 
-CHUNK_NBYTES = 4 * 1024 * 1024
+_CHUNK_NBYTES = 4 * 1024 * 1024
 _READ_NBYTES = 64 * 1024 * 1024
 """The largest read, so that memory grows with the data in a file, not with a length it claims."""
-HEAD_NBYTES = 12
+_HEAD_NBYTES = 12
 _LENGTH, _FOOT = struct.Struct("<Q"), struct.Struct("<I")
 # TensorFlow's kMaskDelta (tensorflow/core/lib/hash/crc32c.h).
 _MASK_DELTA = 0xA282EAD8
-
-AUTO = "auto"
-NONE = "none"
-GZIP = "gzip"
-SUFFIXES = {NONE: "", GZIP: ".gz"}
 
 
 class Readable(Protocol):
@@ -45,7 +42,7 @@ class Chunk:
     """Records that were read together.
 
     Attributes:
-        places: of each record in the file, in bytes; counted decompressed if it is compressed.
+        places: of each record in the file, in bytes.
     """
 
     path: str
@@ -57,16 +54,59 @@ class Chunk:
         return RecordError(self.path, self.places[record], reason)
 
 
-def read_chunks(stream: Readable, path: str, nbytes: int = CHUNK_NBYTES) -> Iterator[Chunk]:
-    """Yield all records, checksums verified.
+def find(paths: Sequence[str], options: Mapping[str, Any]) -> tuple[Storage, list[str]]:
+    """Return the storage of the files that the paths mean, and their sorted paths within it.
 
     Args:
-        path: for messages.
+        paths: folders, files or patterns, see `sparkdl.storage.systems.find_files`.
+        options: keyword arguments of the storage's class in `pyarrow.fs`.
+
+    Raises:
+        ConfigError: if a path is not there or cannot be listed, or paths are in different storages.
+    """
+    if not paths or not all(paths):
+        raise ConfigError(f"path={list(paths)}: must name folders, files or patterns")
+    located = [locate(path, dict(options)) for path in paths]
+    storage = located[0][0]
+    if any(other.uri != storage.uri for other, _ in located):
+        raise ConfigError(f"{', '.join(paths)} are in different storages; load them one by one")
+    system = open_storage(storage)
+    # A set, because two patterns may find the same file, which counts once.
+    found: set[str] = set()
+    for asked, (_, path) in zip(paths, located, strict=True):
+        here = [file for file, _ in find_files(system, path)]
+        if not here and system.get_file_info(path).type != pafs.FileType.Directory:
+            raise ConfigError(
+                f"{asked}: there is no such file or folder. Give a path that the driver and all "
+                "executors reach"
+            )
+        found.update(here)
+    return storage, sorted(found)
+
+
+def read_file(storage: Storage, path: str, nbytes: int = _CHUNK_NBYTES) -> Iterator[Chunk]:
+    """Yield the records of a file, checksums verified.
+
+    Args:
         nbytes: about how much is read at a time; a longer record comes alone.
 
     Raises:
-        RecordError: if a checksum is wrong, or the file ends within a record.
+        ConfigError: if the storage cannot be opened here.
+        RecordError: if the file is damaged or ends within a record.
+        ReadError: if it cannot be read.
     """
+    try:
+        with open_storage(storage).open_input_file(path) as stream:
+            yield from read_chunks(stream, path, nbytes)
+    except (OSError, pa.ArrowException) as error:
+        raise ReadError(
+            f"{path} cannot be read: {error}. Is it on a storage that all executors reach, and "
+            "still there?"
+        ) from error
+
+
+def read_chunks(stream: Readable, path: str, nbytes: int) -> Iterator[Chunk]:
+    """Yield the records of a stream; see `read_file`."""
     rest, offset, wanted = b"", 0, nbytes
     while True:
         data, is_end = _fill(stream, rest, wanted)
@@ -103,15 +143,15 @@ def _walk(data: bytes, path: str, offset: int) -> tuple[list[bytes], list[int], 
     """Return the whole records and their places, where the last one ends, what the next needs."""
     records: list[bytes] = []
     places: list[int] = []
-    at, needed = 0, HEAD_NBYTES + _FOOT.size
-    while at + HEAD_NBYTES <= len(data):
-        if not is_head(data[at : at + HEAD_NBYTES]):
+    at, needed = 0, _HEAD_NBYTES + _FOOT.size
+    while at + _HEAD_NBYTES <= len(data):
+        if data[at + 8 : at + _HEAD_NBYTES] != _masked(data[at : at + 8]):
             raise RecordError(path, offset + at, _wrong_checksum("length", offset + at == 0))
-        stop = at + HEAD_NBYTES + _LENGTH.unpack_from(data, at)[0]
+        stop = at + _HEAD_NBYTES + _LENGTH.unpack_from(data, at)[0]
         if stop + _FOOT.size > len(data):
             needed = stop + _FOOT.size - at
             break
-        record = data[at + HEAD_NBYTES : stop]
+        record = data[at + _HEAD_NBYTES : stop]
         if data[stop : stop + _FOOT.size] != _masked(record):
             raise RecordError(path, offset + at, _wrong_checksum("data", offset + at == 0))
         records.append(record)
@@ -122,13 +162,8 @@ def _walk(data: bytes, path: str, offset: int) -> tuple[list[bytes], list[int], 
 
 def _wrong_checksum(what: str, is_first: bool) -> str:
     # A file of another kind fails at its first record, as a damaged one may: it gets a hint.
-    hint = " Is it a TFRecord file, and compressed as the option `compression` says?"
+    hint = " Is it a TFRecord file, and not compressed? Decompress it first, for example by gunzip"
     return f"the checksum of the record's {what} is wrong: the file is damaged.{hint * is_first}"
-
-
-def is_head(head: bytes) -> bool:
-    """Return whether these 12 bytes are the head of a record: a length and its checksum."""
-    return head[8:] == _masked(head[:8])
 
 
 def frame(records: Iterable[bytes]) -> bytes:
@@ -144,44 +179,3 @@ def _masked(data: bytes) -> bytes:
     """Return the checksum as it is stored, so that none is that of data with checksums in it."""
     found = google_crc32c.value(data)
     return _FOOT.pack(((found >> 15 | found << 17) + _MASK_DELTA) & 0xFFFFFFFF)
-
-
-def compression_of(head: bytes) -> str:
-    """Return how a file is compressed, by its first `HEAD_NBYTES` bytes.
-
-    A file that begins with a length and its checksum is not compressed, whatever its name is.
-    """
-    if len(head) == HEAD_NBYTES and is_head(head):
-        return NONE
-    return GZIP if head.startswith(b"\x1f\x8b") else NONE
-
-
-class Inflated:
-    """A stream compressed with gzip, which `read` decompresses.
-
-    Args:
-        path: for messages.
-    """
-
-    def __init__(self, stream: Readable, path: str) -> None:
-        self._stream = pa.CompressedInputStream(stream, "gzip")
-        self._path = path
-        self._offset = 0
-
-    def read(self, nbytes: int, /) -> bytes:
-        """Return up to `nbytes` bytes; none at the end.
-
-        Raises:
-            RecordError: if it is damaged or ends too early.
-        """
-        try:
-            data: bytes = self._stream.read(nbytes)
-        except OSError as error:
-            raise RecordError(
-                self._path,
-                self._offset,
-                f"it cannot be decompressed (bytes are counted decompressed): {error}. Was it "
-                "copied whole, and had its writer closed it?",
-            ) from error
-        self._offset += len(data)
-        return data

@@ -1,4 +1,4 @@
-"""Infer the schema of files from all their records, or from the first ones of each file.
+"""Infer the schema of files from all their records.
 
 The summary of a file, or of a part of it, is small and adds up, so files are read in parallel.
 """
@@ -6,8 +6,7 @@ The summary of a file, or of a part of it, is small and adds up, so files are re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,10 +16,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import named_jobs
-from sparkdl.data.columns import Kind, list_type
-from sparkdl.data.examples import KINDS, parsed
-from sparkdl.data.files import Options, find, options_of, read_file
-from sparkdl.data.framing import Chunk
+from sparkdl.data.examples import KINDS, Kind, list_type, parsed
+from sparkdl.data.framing import Chunk, find, read_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,20 +106,19 @@ class Rules:
         return leaf if is_single else list_type(leaf)
 
 
-def see(chunks: Iterable[Chunk], limit: int | None = None) -> Features:
-    """Return the summary of all records, or of the first `limit` ones.
+def see(chunks: Iterable[Chunk]) -> Features:
+    """Return the summary of all records.
 
     Raises:
         RecordError: if a record is no Example.
     """
-    records = (
-        (f"{chunk.path} at byte {chunk.places[number]}", features)
+    return add_up(
+        {
+            name: _seen(f"{chunk.path} at byte {chunk.places[number]}", feature)
+            for name, feature in features.items()
+        }
         for chunk in chunks
         for number, features in parsed(chunk)
-    )
-    return add_up(
-        {name: _seen(place, feature) for name, feature in features.items()}
-        for place, features in islice(records, limit)
     )
 
 
@@ -146,36 +142,41 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-def infer_schema(spark: SparkSession, path: str | Sequence[str], **options: str) -> StructType:
-    """Return the schema of files, looked up by a Spark job that reads them all.
-
-    `spark.read.format("tfrecord").load(path)` finds the same schema, but reads the files in one
-    process on the driver; for large data give it this one: `.schema(infer_schema(spark, path))`.
+def infer_schema(
+    spark: SparkSession,
+    path: str | Sequence[str],
+    storage_options: Mapping[str, Any] | None = None,
+) -> StructType:
+    """Return the schema of files, inferred from all their records by a Spark job.
 
     Args:
         path: folders, files or patterns.
-        options: as for `spark.read`, see `docs/tfrecords.md`.
+        storage_options: arguments of the storage's class in `pyarrow.fs`.
 
     Raises:
-        ConfigError: see `Rules.schema` and `files.find`; and if there are no records.
+        ConfigError: see `Rules.schema` and `framing.find`; and if there are no records.
     """
-    paths = [path] if isinstance(path, str) else list(path)
-    asked = options_of({"path": paths[0], **options})
-    return infer_by_job(spark, replace(asked, paths=tuple(paths)), Rules())
+    return infer_by(spark, [path] if isinstance(path, str) else path, Rules(), storage_options)
 
 
-def infer_by_job(spark: SparkSession, options: Options, rules: Rules) -> StructType:
+def infer_by(
+    spark: SparkSession,
+    paths: Sequence[str],
+    rules: Rules,
+    storage_options: Mapping[str, Any] | None = None,
+) -> StructType:
     """Return the schema of files by these rules, looked up by a Spark job, a task for each file."""
-    data = find(options)
-    count = len(data.files)
-    if not count:
-        raise no_records(options)
-    look = _LookTask(data.storage, tuple(file.path for file in data.files), options)
-    frame = spark.range(0, count, 1, count).mapInArrow(look, "seen binary")
+    storage, files = find(paths, storage_options or {})
+    frame = spark.range(0, len(files), 1, max(len(files), 1))
     with named_jobs(spark, "sparkdl", "schema of TFRecords"):
-        rows = frame.collect()
-    parts = [msgspec.json.decode(bytes(row.seen), type=Features) for row in rows]
-    return from_arrow_schema(whole_schema(rules, add_up(parts), data.partitions, options))
+        rows = frame.mapInArrow(_LookTask(storage, tuple(files)), "seen binary").collect()
+    seen = add_up(msgspec.json.decode(bytes(row.seen), type=Features) for row in rows)
+    if not seen:
+        raise ConfigError(
+            f"{', '.join(paths)}: there is no record with a feature, so that no schema can be "
+            "inferred. Give one: read_tfrecords(spark, path, schema)"
+        )
+    return from_arrow_schema(rules.schema(seen))
 
 
 @dataclass(frozen=True)
@@ -183,45 +184,12 @@ class _LookTask:
     """The Spark task that summarizes the files with the given numbers."""
 
     storage: Storage
-    paths: tuple[str, ...]
-    options: Options
+    files: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             seen = [
-                msgspec.json.encode(see_file(self.storage, self.paths[number], self.options))
+                msgspec.json.encode(see(read_file(self.storage, self.files[number])))
                 for number in batch.column(0).to_pylist()
             ]
             yield pa.record_batch({"seen": pa.array(seen, pa.binary())})
-
-
-def see_file(storage: Storage, path: str, options: Options) -> Features:
-    """Return the summary of one file."""
-    chunks = read_file(storage, path, options.compression)
-    return see(chunks, options.infer_records)
-
-
-def whole_schema(
-    rules: Rules, seen: Features, partitions: pa.Schema, options: Options
-) -> pa.Schema:
-    """Return the columns of features and of folders.
-
-    Raises:
-        ConfigError: if there are none, or a feature is called like a folder's column.
-    """
-    if not seen:
-        raise no_records(options)
-    for name in seen.keys() & set(partitions.names):
-        raise ConfigError(
-            f"{name!r} is both a feature and a partition column of the folders. Give a schema, in "
-            "which it is the folders', or load the files of one folder by a pattern"
-        )
-    return pa.schema([*rules.schema(seen), *partitions])
-
-
-def no_records(options: Options) -> ConfigError:
-    """Return the error for data that a schema cannot be inferred from."""
-    return ConfigError(
-        f"{', '.join(options.paths)}: there is no record with a feature, so that no schema can be "
-        "inferred. Give one: spark.read.schema(...)"
-    )

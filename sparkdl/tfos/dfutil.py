@@ -22,12 +22,9 @@ from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.core.paths import absolute_url
-from sparkdl.data.columns import arrow_schema, columns_of
-from sparkdl.data.examples import encode
-from sparkdl.data.files import Options
-from sparkdl.data.frames import read_tfrecords, write_tfrecords
-from sparkdl.data.infer import Rules, infer_by_job
-from sparkdl.data.protos import example_class
+from sparkdl.data.examples import arrow_schema, columns_of, encode, example_class
+from sparkdl.data.files import read_tfrecords, write_tfrecords
+from sparkdl.data.infer import Rules, infer_by
 from sparkdl.driver.executors.sessions import default_fs, session_of
 from sparkdl.storage.systems import locate, open_storage
 
@@ -91,7 +88,7 @@ def loadTFRecords(
     folder = _url(session, input_dir)
     # TensorFlowOnSpark's types: null for an empty list, doubles for floats.
     rules = Rules(is_empty_null=True, floats=pa.float64(), binary=tuple(binary_features))
-    schema = infer_by_job(session, Options((folder,)), rules)
+    schema = infer_by(session, [folder], rules)
     df = read_tfrecords(session, folder, schema)
     loadedDF[df] = input_dir
     return df

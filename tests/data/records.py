@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkdl.data.columns import Kind
+from sparkdl.data.examples import Kind, example_class
 from sparkdl.data.framing import Chunk, frame
-from sparkdl.data.protos import example_class
 
 LISTS = {Kind.BYTES: "bytes_list", Kind.FLOAT: "float_list", Kind.INT64: "int64_list"}
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError, RecordError, WriteError
-from sparkdl.data.columns import Kind, columns_of, list_type
-from sparkdl.data.examples import decode, encode
+from sparkdl.data.examples import Kind, columns_of, decode, encode, list_type
 from tests.data.records import Features, chunk, example, read_example
 
 INT64, FLOAT, BYTES = Kind.INT64, Kind.FLOAT, Kind.BYTES

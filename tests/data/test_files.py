@@ -1,80 +1,39 @@
-"""Options, files and folders: what is asked for is found, and what cannot be is said at once."""
+"""Files and folders: what is asked for is found, and what cannot be is said at once."""
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, ReadError, WriteError
-from sparkdl.data.files import Options, find, options_of, read_file
-from sparkdl.data.source import Destination
+from sparkdl.data.files import Destination
+from sparkdl.data.framing import find, read_file
 from sparkdl.storage.systems import locate
 from tests.data.records import framed, write
 
 LOCAL = locate("/")[0]
 
 
-def test_options_have_names_in_any_case() -> None:
-    given = {
-        "PATH": "a",
-        "Compression": "GZIP",
-        "inferRecords": "7",
-        "storageOptions": '{"region": "x"}',
-    }
-    assert options_of(given) == Options(("a",), "gzip", 7, {"region": "x"})
-    assert options_of({"paths": '["a", "b"]'}) == Options(("a", "b"))
-    assert options_of({"path": "a", "inferRecords": "all"}).infer_records is None
-    assert "key" not in repr(Options(("a",), storage={"access_key": "key"}))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "no path"),
-        ({"path": "a", "header": "true"}, "no option 'header'; choose one of path"),
-        ({"path": "a", "recordType": "SequenceExample"}, "no option 'recordtype'"),
-        (
-            {"path": "a", "compression": "zlib"},
-            "compression='zlib' must be one of auto, none",
-        ),
-        ({"path": "a", "inferRecords": "0"}, "inferRecords"),
-        ({"path": "a", "storageOptions": "region"}, "JSON object"),
-        ({"paths": "a"}, "JSON array"),
-    ],
-)
-def test_wrong_options_are_refused(given: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        options_of(given)
-
-
 def test_files_are_those_that_spark_reads(tmp_path: Path) -> None:
-    for name in ("b", "a", "_SUCCESS", ".a.crc", "_staging-1/part", "day=1/c", "day=2/d"):
+    for name in ("b", "a", "_SUCCESS", ".a.crc", "_staging-1/part", "day=1/c", "other/d"):
         write(tmp_path / name, [])
-    with pytest.raises(ConfigError, match="folders of different kinds"):
-        find(Options((str(tmp_path),)))
-    data = find(Options((f"{tmp_path}/day=*",)))
-    assert [Path(file.path).name for file in data.files] == ["c", "d"]
-    assert [file.values for file in data.files] == [{"day": "1"}, {"day": "2"}]
-    assert data.partitions == pa.schema([("day", pa.int32())])
-    data = find(Options((f"{tmp_path}/[ab]", f"file://{tmp_path}/a")))
-    assert [Path(file.path).name for file in data.files] == ["a", "b"]
+
+    def found(*paths: str) -> list[str]:
+        return [Path(path).name for path in find(paths, {})[1]]
+
+    assert found(str(tmp_path)) == ["a", "b", "c"]
+    assert found(f"{tmp_path}/[ab]", f"file://{tmp_path}/a") == ["a", "b"]
     with pytest.raises(ConfigError, match="no such file or folder"):
-        find(Options((f"{tmp_path}/none*",)))
+        found(f"{tmp_path}/none*")
     with pytest.raises(ConfigError, match="different storages"):
-        find(Options((str(tmp_path), "s3://bucket/data")))
-
-
-def test_files_without_records_have_none(tmp_path: Path) -> None:
-    path = write(tmp_path / "empty", [])
-    assert list(read_file(LOCAL, str(path))) == []
-    path.write_bytes(gzip.compress(b""))
-    assert list(read_file(LOCAL, str(path))) == []
+        found(str(tmp_path), "s3://bucket/data")
+    with pytest.raises(ConfigError, match="must name folders"):
+        found("")
 
 
 def test_a_file_that_is_gone_is_an_error_that_names_it(tmp_path: Path) -> None:
+    assert list(read_file(LOCAL, str(write(tmp_path / "empty", [])))) == []
     with pytest.raises(ReadError, match=f"{tmp_path}/gone cannot be read"):
         list(read_file(LOCAL, f"{tmp_path}/gone"))
 
@@ -83,7 +42,7 @@ def test_a_file_that_is_gone_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 
 def put(to: Destination, data: bytes, number: int = 0) -> str:
-    with to.part(number, "none") as (name, file):
+    with to.part(number) as (name, file):
         file.write(data)
     return name
 
@@ -141,7 +100,7 @@ def test_a_task_that_fails_leaves_no_half_file(tmp_path: Path) -> None:
     to.begin()
 
     def fail() -> None:
-        with to.part(0, "gzip") as (_, file):
+        with to.part(0) as (_, file):
             file.write(b"half")
             raise ValueError("of the user")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.data.columns import Kind, list_type
+from sparkdl.data.examples import Kind, list_type
 from sparkdl.data.infer import Features as Looks
 from sparkdl.data.infer import Rules, add_up, see
 from tests.data.records import Feature, chunk, example
@@ -59,12 +59,6 @@ def test_features_come_sorted_whichever_record_has_them() -> None:
 def test_values_of_two_kinds_are_an_error_that_names_both_places() -> None:
     with pytest.raises(ConfigError, match=r"'f' holds .* in file at byte 0 .* in file at byte"):
         kind_of([(INT64, [1]), (FLOAT, [1])])
-
-
-def test_only_so_many_records_are_looked_at() -> None:
-    chunks = [chunk([example({name: (INT64, [1])})] * 3) for name in "abc"]
-    for limit, names in [(1, "a"), (3, "a"), (4, "ab"), (9, "abc"), (99, "abc"), (None, "abc")]:
-        assert "".join(see(chunks, limit)) == names
 
 
 LISTS = st.none() | st.one_of(

@@ -12,8 +12,7 @@ import pytest
 from pyspark.sql import Row
 
 from sparkdl.core.errors import ConfigError, ReadError
-from sparkdl.data.columns import Kind
-from sparkdl.data.protos import example_class
+from sparkdl.data.examples import Kind, example_class
 from sparkdl.tfos import dfutil
 from tests.data.records import example, read_example
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.data.columns import Kind
+from sparkdl.data.examples import Kind
 from sparkdl.tfos import dfutil
 from tests.doubles.sessions import jobs_of
 

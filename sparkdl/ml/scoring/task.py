@@ -203,7 +203,8 @@ class Score:
     def _nulls(self, chunk: Chunk) -> list[pa.Array]:
         return [pa.nulls(len(chunk.columns[0]), output.type) for output in self.outputs]
 
-    def structs(self, given: Iterator[pa.Array | Columns]) -> Iterator[pa.Array]:
+    # Spark reads these types, to find out what it has to give.
+    def structs(self, given: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Yield a struct of the outputs for each row, null where it could not be scored.
 
         For `arrow_udf`: Spark keeps the other columns to itself, so they cost nothing. A single
